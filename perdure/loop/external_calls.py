@@ -94,7 +94,7 @@ def set_external_result(pending: ToolCallState, result: NewResult, error_type: s
 
 
 def measure_hook_payload(pending: ToolCallState) -> int:
-    """Measure, in bytes of JSON, the changed arguments and the returned result, which the call's activities are given."""
+    """Measure what hooks changed or are to see, which the call's activities are given: bytes of JSON."""
     changed = pending.cleared.arguments if pending.cleared is not None else None
     returned = pending.returned.text if pending.returned is not None else None
     return sum(measure_json(one) for one in (changed, returned) if one is not None)
