@@ -145,7 +145,7 @@ EXTERNAL_RUN_GONE = "ExternalWorkflowExecutionNotFound"
 
 
 class BackgroundChildren:
-    """Starts, messages, probes and stops the background runs of an execution; in a background run, probes its parent."""
+    """Starts, signals, probes and stops the background runs of a run; in a background run, probes its parent."""
 
     def __init__(self, state: RunState, guard: Guard) -> None:
         self._state = state
@@ -307,7 +307,7 @@ class BackgroundChildren:
 
 
 async def report_to_parent(state: RunState, step: loop.ReportToParent, guard: Guard) -> None:
-    """Report the end of this background run to its parent by signal. A failed signal is ignored: the parent has ended."""
+    """Report the end of this background run to its parent by signal; ignore a failure, as the parent has ended then."""
     assert state.parent is not None, "somebody started it"
     op, parent = state.op, state.parent.context_id
     ended = guard.change_or_pause(

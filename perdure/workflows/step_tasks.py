@@ -28,7 +28,7 @@ class TaskSource(Protocol):
 
 
 class StepTasks:
-    """Runs the tasks of steps. Create it in the workflow's main task. ``interrupted``: whether the turn is interrupted."""
+    """Runs the work of steps. Created in the workflow's main task. ``interrupted``: whether the turn is interrupted."""
 
     def __init__(self, interrupted: Callable[[], bool], guard: Guard) -> None:
         self.guard = guard
@@ -100,7 +100,7 @@ def _raise_task_error(task: asyncio.Task[None], stopped: list[asyncio.Task[None]
 
 
 async def _wait_through_cancellation(wait: Callable[[], Awaitable[None]]) -> None:
-    """Wait, and wait again after a cancellation: a run may be cancelled while it handles an interrupt, but only once."""
+    """Wait, and wait again after a cancellation: a run may be cancelled while an interrupt settles, at most once."""
     try:
         await wait()
     except asyncio.CancelledError:

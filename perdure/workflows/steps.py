@@ -107,7 +107,7 @@ def _apply_model_output(
 
 
 async def compact_conversation(state: RunState, step: loop.CompactConversation, work: StepTasks) -> None:
-    """Have the conversation up to the head rewritten, shorter. Items since the head wait for the model call after it."""
+    """Have the conversation up to the head rewritten, shorter. Items since the head wait for the next model call."""
     task = work.guard.change_or_pause(
         state,
         "the input of a compaction",
