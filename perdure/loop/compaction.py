@@ -105,7 +105,7 @@ def find_tail_start(messages: Sequence[Message], keep: int) -> int:
 
 def _get_preceding_head(state: RunState) -> str:
     """Return the head that the next call's messages come after for a client that follows: where the conversation ended
-    before it was rewritten. Empty if only the store knows it (a conversation that is opened again)."""
+    before it was rewritten. Empty if only the store has it (a conversation that is opened again)."""
     found = state.compaction
     return found.behind if found is not None and found.behind is not None else state.head or ""
 

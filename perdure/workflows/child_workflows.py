@@ -1,7 +1,7 @@
 """Child workflows: subagents, branches, and subagents in background.
 
-A run does not wait for its background runs; they outlive its executions, but not the run. The execution that started
-one learns from Temporal when it closes. A later execution learns of its end only by a signal, so it probes the runs
+A run does not wait for its background runs; they outlive its executions, but not the run. Temporal notifies the
+execution that started one of its close. A later execution learns of its end only by a signal, so it probes the runs
 that a call waits for: a signal to a closed run fails. In the same way a background run probes its parent: a terminated
 parent could not stop it.
 """

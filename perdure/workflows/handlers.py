@@ -193,7 +193,7 @@ class WorkflowHandlers:
     @workflow.query
     @accept_raw_argument
     def turn(self, task_id: Any = None, *_: Any) -> dict[str, Any]:
-        """Return the state of a turn, and its answer: a ``TurnStatus``. Without ``task_id``, the present or last turn."""
+        """Return the state and answer of a turn: a ``TurnStatus``. Without ``task_id``, the present or last turn."""
         value = decode_argument(task_id)
         asked = value if isinstance(value, str) else None
         return loop.build_turn_status(self._require_state(), asked).model_dump(mode="json", exclude_none=True)
