@@ -258,9 +258,7 @@ def is_repeated_decision(said: ApprovalDecision | CallAnswer, past: DecidedAppro
         return (past.state, past.hash) == ("answered", hash_answer(said))
     comment = clean_text(said.comment) if said.comment else None
     made = "approved" if said.decision == "approve" else "denied"
-    always = (
-        said.always and not past.standing
-    )  # a standing approval decided this call: `always` was sent with another call
+    always = said.always and not past.standing  # under a standing approval, `always` came with another call
     if by is None or (made, comment, always) != (past.state, past.comment, past.always):
         return False
     if said.arguments is not None:
@@ -297,9 +295,8 @@ def _check(
     waits = (wait for wait in pending_waits(state) if wait.pending.call.id == said.call_id)
     wait = next((wait for wait in waits if (wait.kind == "approval") == approval), None)
     meant = wait is not None and _is_meant(wait, said)
-    if not meant and (
-        wait is None or not approval
-    ):  # a decision applies to the waiting call of its id, if there is one
+    # A decision applies to the waiting call of its id, if there is one.
+    if not meant and (wait is None or not approval):
         blind = isinstance(said, ApprovalDecision) and said.decision == "approve" and said.hash is None
         if not blind and (past := find_repeated(state.decided, said)) is not None:
             return past

@@ -266,7 +266,7 @@ def _convert_child_outcome(branch: PendingBranch, ended: ChildOutcome) -> Branch
 def _check_outcome_size(
     state: RunState, step: BranchingStep, branch: PendingBranch, outcome: BranchOutcome
 ) -> BranchOutcome:
-    """Return ``outcome``, or an error if its answer is too long: Temporal ends a run for too large an activity input."""
+    """Return ``outcome``, or an error if its answer is too long: an activity input has at most 2 MB."""
     given = [*state.carry, *state.inbox[: step.taken], *list_branch_outcomes(state)]
     left = payload_limits.STEP_BYTES - sum(
         measure_json(one.model_dump(mode="json", exclude_none=True)) for one in given

@@ -158,7 +158,7 @@ class AgentWorkflow(WorkflowHandlers):
             host.continue_as_new(carried)
 
     def _is_history_long(self, state: RunState) -> bool:
-        """Whether the history is so long that the run is to continue as new, and its state is not too large for that."""
+        """Whether the history is so long that the run should continue as new, and its state is not too large for it."""
         if self._is_carry_over_too_large:
             return False
         info, most = host.info(), state.max_history_events

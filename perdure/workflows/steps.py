@@ -305,7 +305,7 @@ def _apply_close_output(
 
 
 def _read_compaction_ways(error: BaseException) -> list[str]:
-    """Read the ways to shorten a too long conversation from the activity's error (``Verdict.details``)."""
+    """Read the ways to shorten a too long conversation from the activity's error (``RetryDecision``)."""
     cause = error.__cause__
     details = cause.details if isinstance(cause, ApplicationError) else ()
     said = details[0] if details else None
