@@ -1,7 +1,7 @@
 """The loop's decisions: pure functions over plain data. No I/O, no clock, no Temporal.
 
-:func:`decide` says what comes next for a state; the ``apply`` functions say what the state is after it
-happened. Whoever drives the loop (a workflow, or a test in process) only carries messages between the two.
+:func:`decide` returns the next step of a state; the ``apply`` functions change the state after a step's outcome. The
+driver of the loop (the workflow, or a test in process) carries out the steps and passes their outcomes back.
 """
 
 from .apply import apply_abort, apply_closing, apply_external_result, apply_model, apply_result, fail_run_after_calls

@@ -1,4 +1,4 @@
-"""What the state is after something happened. Each function changes the state in place."""
+"""Apply the outcomes of steps (model calls, tool calls, recorded endings) to the state, in place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .turns import keep_overrides, record_unanswered_messages
 
 
 def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
-    """The model answered ``step`` with ``output``; or the step waits for branches, and has not happened yet."""
+    """Apply ``output``, the outcome of the model call ``step``; with branches in it, only open the branches."""
     turn = state.turn
     assert turn is not None, "a model call without a turn"
     if output.branches:
@@ -71,12 +71,12 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
 
 
 def apply_abort(state: RunState, text: str) -> None:
-    """A tool, or a hook of it, ended the run (``raise Abort``)."""
+    """Fail the run: a tool, or one of its hooks, raised ``Abort``."""
     fail_run_after_calls(state, "AbortError", text.removeprefix("AbortError: "))
 
 
 def fail_run_after_calls(state: RunState, type: str, message: str) -> None:
-    """The run fails at a tool call. Calls under way are let end; no other one begins."""
+    """Fail the run at a tool call. Calls in flight run to their end; no further call begins."""
     turn = state.turn
     if turn is None or state.cancelled or turn.failure is not None:
         return
@@ -89,7 +89,7 @@ def fail_run_after_calls(state: RunState, type: str, message: str) -> None:
 
 
 def _apply_forced_reply(state: RunState, turn: TurnState, output: ModelOutput) -> None:
-    """A reply that had to be the answer; one that will not do is asked for again."""
+    """Apply a reply that had to be the answer; after a rejected one the model is called again."""
     calls = [call for call in output.calls if not isinstance(call.disposition, AnsweredCall)]
     if output.failed is not None:
         turn.failure = TurnFailure(type=output.failed.type, message=output.failed.message)
@@ -109,7 +109,7 @@ def _build_reminder_message(output: ModelOutput) -> NewMessage:
 
 
 def _count_model_call(state: RunState, turn: TurnState, output: ModelOutput) -> None:
-    """Every call of the reply gets an operation number right behind the model call's own."""
+    """Count the model call. Each call of the reply gets an operation number right after the model call's own."""
     state.op += 1 + len(output.calls)
     turn.iteration += 1
     turn.unasked += output.unasked
@@ -128,7 +128,7 @@ def _consume_inbox(state: RunState, taken: int) -> None:
 
 
 def _build_immediate_result(call: Call) -> NewItem | None:
-    """The result of a call that needs no activity."""
+    """Build the result of a refused or inline call, which needs no activity; None for other calls."""
     match call.disposition:
         case RefusedCall(text=text):
             return NewResult(call_id=call.id, name=call.name, text=text, is_error=True)
@@ -163,7 +163,7 @@ def _set_turn_answer(turn: TurnState, finish: FinalAnswer, output: ModelOutput, 
 
 
 def _mark_iteration_limit(state: RunState, turn: TurnState, output: ModelOutput) -> None:
-    """Mark a turn that has used its iterations without an answer; calls that are asked for still run."""
+    """Mark a turn that has used its iterations without an answer; the calls of its last reply still run."""
     limits = output.limits
     if limits.on_limit == "return" and (limits.run or limits.turn):  # a budget may be used up before the next call
         turn.last_text, turn.last_blob = output.text, output.blob
@@ -177,7 +177,7 @@ def _mark_iteration_limit(state: RunState, turn: TurnState, output: ModelOutput)
 
 
 def end_turn_at_limit(state: RunState) -> None:
-    """End a marked turn once its last calls have their results."""
+    """End a turn marked as at its iteration limit once its last calls have their results."""
     turn = state.turn
     if turn is None or not turn.at_limit or state.calls:
         return
@@ -192,12 +192,12 @@ def end_turn_at_limit(state: RunState) -> None:
 
 
 def drop_reminder(state: RunState) -> None:
-    """The turn is over: nobody is left to be reminded."""
+    """Drop the reminder to the model from the carried items: the turn is over."""
     state.carry = [new for new in state.carry if isinstance(new, NewResult) or new.id != REMINDER_ID]
 
 
 def apply_external_result(state: RunState, op: int, result: NewResult, error_type: str = "") -> None:
-    """The call of operation ``op`` was run elsewhere, and came to ``result``; where it failed, with ``error_type``."""
+    """Apply the result of the external call of operation ``op``; ``error_type`` names the error of a failed one."""
     for call in state.calls:
         if call.op == op and call.result is None and call.returned is None:
             set_external_result(call, result, error_type)
@@ -206,16 +206,16 @@ def apply_external_result(state: RunState, op: int, result: NewResult, error_typ
 
 
 def apply_result(state: RunState, op: int, result: NewItem) -> None:
-    """The call of operation ``op`` has a result. A second result of the same call is dropped."""
+    """Set the result of the call of operation ``op``. A second result of the same call is dropped."""
     for call in state.calls:
         if call.op == op and call.result is None:
-            call.result, call.returned = result, None  # what it came to elsewhere is not carried on beside it
+            call.result, call.returned = result, None  # the result that hooks were still to see is dropped
     collect_results(state)
     end_turn_at_limit(state)
 
 
 def collect_results(state: RunState) -> None:
-    """When every call has its result, the next model call gets them in the order of the calls."""
+    """Once every call has its result, carry the results to the next model call, in the order of the calls."""
     results = [call.result for call in state.calls]
     if state.calls and all(result is not None for result in results):
         state.carry = [result for result in results if result is not None]
@@ -223,7 +223,7 @@ def collect_results(state: RunState) -> None:
 
 
 def apply_closing(state: RunState, step: RecordClosing, head: str | None) -> None:
-    """The ending is recorded under ``head``; None when the store could not, and the run ends all the same."""
+    """Apply a recorded ending. ``head`` is its head; None if the store could not record it: the run ends anyway."""
     state.op += 1
     state.head = head or state.head
     state.resume = state.resume and head is None
@@ -232,12 +232,12 @@ def apply_closing(state: RunState, step: RecordClosing, head: str | None) -> Non
         return
     state.carry = state.carry[len(step.new) - step.taken :]
     state.inbox = state.inbox[step.taken :]
-    # Closed meanwhile: that the session waits is not its ending.
+    # If the session was closed meanwhile, the record that it waits is not that of its ending.
     state.recorded = step.closing.status != "waiting" or not state.closed
 
 
 def _apply_limit_pause(state: RunState, step: RecordClosing, *, recorded: bool) -> None:
-    """The run waits for somebody to raise a limit. What could not be recorded is for the model call that follows."""
+    """Apply the pause at a limit. Items that could not be recorded are left to the next model call."""
     if recorded:
         state.carry = state.carry[len(step.new) :]
     if state.turn is not None and not (recorded and state.carry):

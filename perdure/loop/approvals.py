@@ -1,7 +1,7 @@
-"""What people decide on calls that wait for approval, and answer to calls that wait for an answer.
+"""Decisions on calls that wait for approval, answers to calls that wait for one, and standing approvals.
 
-Both updates take one way: the same checks in the same order, then one of two changes of the call. What is sent twice
-gives back what it came to.
+``decide_approval`` and ``answer_call`` run the same checks in the same order, and then change the call. A repeated
+update returns the outcome of the first.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def _parse(model: type[Model], raw: Any, whole: str, hint: str | None) -> Model:
-    """``raw`` as ``model``. Raises ``InvalidInputError`` with the first problem; ``whole`` names all of ``raw``."""
+    """Parse ``raw`` as ``model``. Raises ``InvalidInputError`` with the first problem; ``whole`` names ``raw``."""
     try:
         return model.model_validate(raw)
     except ValidationError as error:
@@ -59,14 +59,14 @@ def _parse(model: type[Model], raw: Any, whole: str, hint: str | None) -> Model:
 
 
 # ---
-# Standing approvals: somebody has approved every call of a tool in this conversation.
+# Standing approvals: an approver has approved every call of a tool in this conversation.
 
 
 REVOCATION_HINT = 'Send {"tool": "<name>", "by": "<name>"}.'
 
 
 def check_standing_approval(state: RunState, decision: ApprovalDecision, pending: ToolCallState) -> None:
-    """Raise ``InvalidInputError`` for a standing approval that cannot be kept."""
+    """Raise ``InvalidInputError`` if ``decision`` asks for a standing approval that cannot be kept."""
     if not decision.always:
         return
     if decision.arguments is not None and decision.arguments != pending.call.arguments:
@@ -85,12 +85,12 @@ def check_standing_approval(state: RunState, decision: ApprovalDecision, pending
 
 
 def grant_standing_approval(state: RunState, tool: str, by: str, at: str) -> None:
-    """Keep that ``by`` approves every call of ``tool``."""
+    """Record that ``by`` approves every call of ``tool``; replaces an earlier standing approval of this approver."""
     state.standing = [*_list_other_standing_approvals(state, tool, by), StandingApproval(tool=tool, by=by, at=at)]
 
 
 def find_standing_decision(state: RunState, pending: ToolCallState, now: datetime) -> ApprovalOutcome | None:
-    """What standing approvals decide on a call that waits; None where somebody has to be asked."""
+    """Return the decision of a standing approval on a waiting call; None if no standing approval covers the call."""
     terms = pending.call.approval
     assert terms is not None, "it asks"
     asked = list_requesters(state) if terms.separate else []
@@ -101,14 +101,17 @@ def find_standing_decision(state: RunState, pending: ToolCallState, now: datetim
 
 
 def remove_standing_approvals(state: RunState, tool: str) -> list[StandingApproval]:
-    """Nobody approves every call of ``tool`` any more; what had stood."""
+    """Remove the standing approvals of ``tool``, and return those removed."""
     gone = [one for one in state.standing if one.tool == tool]
     state.standing = [one for one in state.standing if one.tool != tool]
     return gone
 
 
 def check_revocation(state: RunState | None, raw: Any) -> Revocation:
-    """Which standing approvals are to go. Raises ``InvalidInputError``, also where there are none of that tool."""
+    """Parse and check a revocation. Raises ``InvalidInputError``, also if the tool has no standing approvals.
+
+    With ``state`` None (the input is not read yet) only ``raw`` is checked.
+    """
     given = _parse(Revocation, raw, "the revocation", REVOCATION_HINT)
     if state is not None and not any(one.tool == given.tool for one in state.standing):
         there = "; ".join(map(str, state.standing))
@@ -120,7 +123,7 @@ def check_revocation(state: RunState | None, raw: Any) -> Revocation:
 
 
 def revoke_standing_approval(state: RunState, raw: Any, now: datetime) -> list[StandingApproval]:
-    """Take the standing approvals of a tool back; which they were. Raises as :func:`check_revocation`."""
+    """Revoke the standing approvals of a tool, and return them. Raises as :func:`check_revocation`."""
     given = check_revocation(state, raw)
     gone = remove_standing_approvals(state, given.tool)
     names = tuple(dict.fromkeys(one.by for one in gone))
@@ -131,7 +134,7 @@ def revoke_standing_approval(state: RunState, raw: Any, now: datetime) -> list[S
 
 
 def drop_recorded_revocations(state: RunState, told: Sequence[RevokedApproval]) -> None:
-    """``told`` are said; what was taken back meanwhile is not."""
+    """Drop the revocations ``told``, which are recorded; later ones stay."""
     state.revoked = [one for one in state.revoked if one not in told]
 
 
@@ -140,12 +143,12 @@ def _list_other_standing_approvals(state: RunState, tool: str, by: str | None) -
 
 
 # ---
-# What waits, as time goes on.
+# Pending approvals: deadlines, standing approvals and reminders.
 
 
 def update_approval_waits(state: RunState, now: datetime) -> None:
-    """Note since when new calls wait and of which somebody is to be reminded, and end the wait of those that nobody
-    decided on in time, or has to."""
+    """Begin the wait of new calls, end the waits that have expired or that a standing approval covers, and mark due
+    reminders. Also updates the waits for answers (:func:`~.questions.update_answer_waits`)."""
     for wait in pending_waits(state):
         pending, terms = wait.pending, wait.pending.call.approval
         if wait.kind != "approval" or terms is None:
@@ -168,7 +171,7 @@ def update_approval_waits(state: RunState, now: datetime) -> None:
 
 
 def list_pending_approvals(state: RunState) -> list[PendingApproval]:
-    """What waits, as ``status`` shows it: approvals first."""
+    """List the waits for a person as ``status`` shows them: approvals first."""
     waits = sorted(pending_waits(state), key=lambda wait: wait.kind != "approval")
     return [wait.show() for wait in waits]
 
@@ -184,7 +187,7 @@ _SEND = "To answer that, send its `hash`, as `status` shows it."
 
 
 def read_decision(raw: Any, hint: str | None = DECISION) -> ApprovalDecision:
-    """The argument of ``decide_approval``. Raises ``InvalidInputError`` for one that fits no call at all."""
+    """Parse the argument of ``decide_approval``. Raises ``InvalidInputError`` if it is valid for no call at all."""
     decision = _parse(ApprovalDecision, raw, "the decision", hint)
     if decision.always and decision.decision == "deny":
         raise InvalidInputError("always: only an approval can stand", hint="A rule of the agent denies every call.")
@@ -199,27 +202,28 @@ def read_decision(raw: Any, hint: str | None = DECISION) -> ApprovalDecision:
 
 
 def read_answer(raw: Any, hint: str | None = ANSWER) -> CallAnswer:
-    """The argument of ``answer_call``. Raises ``InvalidInputError``."""
+    """Parse the argument of ``answer_call``. Raises ``InvalidInputError``."""
     return _parse(CallAnswer, raw, "the answer", hint)
 
 
 def check_approval(state: RunState | None, raw: Any, now: datetime) -> None:
-    """Raise ``InvalidInputError`` for a decision that does not fit, names no waiting call or approves without a hash,
-    ``ApprovalDecidedError`` unless the same person has decided the same before, ``ApprovalExpiredError``;
-    ``NotWaitingYetError`` where the call may still come to wait; ``RunClosedError`` where the run is ending.
+    """Check a decision without changing the state; a repeated decision of the same approver passes.
 
-    Of a run whose input is not read yet (None) only what is sent is looked at.
+    With ``state`` None (the input is not read yet) only ``raw`` is checked. Raises ``InvalidInputError`` for a decision
+    that is invalid, names no waiting call or approves without a hash; ``ApprovalDecidedError``,
+    ``ApprovalExpiredError``; ``NotWaitingYetError`` if the call may still come to wait; ``RunClosedError`` if the run
+    is ending.
     """
     _check(state, read_decision(raw), now)
 
 
 def check_answer(state: RunState | None, raw: Any, now: datetime) -> None:
-    """The same of an answer. See :func:`check_approval`."""
+    """Check an answer without changing the state. See :func:`check_approval`."""
     _check(state, read_answer(raw), now)
 
 
 def decide_approval(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
-    """Carry a decision out; one that was carried out before is given back. Raises as :func:`check_approval`."""
+    """Apply a decision, or return the record of a repeated one. Raises as :func:`check_approval`."""
     update_approval_waits(state, now)
     decided = _resolve(state, read_decision(raw), now)
     update_approval_waits(state, now)
@@ -227,7 +231,7 @@ def decide_approval(state: RunState, raw: Any, now: datetime) -> DecidedApproval
 
 
 def answer_call(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
-    """Take an answer; one that was taken before is given back. Raises as :func:`check_answer`."""
+    """Apply an answer, or return the record of a repeated one. Raises as :func:`check_answer`."""
     questions.update_answer_waits(state, now)
     answered = _resolve(state, read_answer(raw), now)
     collect_results(state)
@@ -246,7 +250,7 @@ def _resolve(state: RunState, said: ApprovalDecision | CallAnswer, now: datetime
 
 
 def is_repeated_decision(said: ApprovalDecision | CallAnswer, past: DecidedApproval) -> bool:
-    """Whether ``past`` is what came of ``said``, sent again by the same person who had no answer."""
+    """Whether ``said`` repeats the decision or answer recorded in ``past``, from the same sender."""
     by = hash_name(said.by)
     if (past.call_id, hash_name(past.by)) != (said.call_id, by):
         return False
@@ -254,7 +258,7 @@ def is_repeated_decision(said: ApprovalDecision | CallAnswer, past: DecidedAppro
         return (past.state, past.hash) == ("answered", hash_answer(said))
     comment = clean_text(said.comment) if said.comment else None
     made = "approved" if said.decision == "approve" else "denied"
-    always = said.always and not past.standing  # said of another call, it holds for this one
+    always = said.always and not past.standing  # under a standing approval, `always` came with another call
     if by is None or (made, comment, always) != (past.state, past.comment, past.always):
         return False
     if said.arguments is not None:
@@ -263,15 +267,15 @@ def is_repeated_decision(said: ApprovalDecision | CallAnswer, past: DecidedAppro
 
 
 def find_repeated(decided: Sequence[DecidedApproval], said: ApprovalDecision | CallAnswer) -> DecidedApproval | None:
-    """What came of ``said`` before, among what was ``decided`` (the latest last)."""
+    """Return the latest record in ``decided`` (the latest last) that ``said`` repeats; None if there is none."""
     return next((past for past in reversed(decided) if is_repeated_decision(said, past)), None)
 
 
 def build_late_error(
     decided: Sequence[DecidedApproval], said: ApprovalDecision | CallAnswer, hint: str | None = None
 ) -> PerdureError | None:
-    """The error for somebody who comes too late, which names who was quicker; None where nobody was. A call that was
-    approved may still be answered."""
+    """Build the error for a decision or answer that comes too late, which names who decided first; None if the call is
+    undecided. A call that was approved may still be answered."""
     past = next((one for one in reversed(decided) if one.call_id == said.call_id), None)
     if past is None or (isinstance(said, CallAnswer) and past.state == "approved"):
         return None
@@ -283,7 +287,7 @@ def build_late_error(
 def _check(
     state: RunState | None, said: ApprovalDecision | CallAnswer, now: datetime
 ) -> PendingWait | DecidedApproval | None:
-    """The wait that ``said`` ends, or what it came to before; None where the state is not known yet. Raises as
+    """Return the wait that ``said`` ends, or the record of what it repeats; None without a state. Raises as
     :func:`check_approval`."""
     if state is None:
         return None
@@ -291,7 +295,8 @@ def _check(
     waits = (wait for wait in pending_waits(state) if wait.pending.call.id == said.call_id)
     wait = next((wait for wait in waits if (wait.kind == "approval") == approval), None)
     meant = wait is not None and _is_meant(wait, said)
-    if not meant and (wait is None or not approval):  # a decision is on what waits under its id, if anything does
+    # A decision applies to the waiting call of its id, if there is one.
+    if not meant and (wait is None or not approval):
         blind = isinstance(said, ApprovalDecision) and said.decision == "approve" and said.hash is None
         if not blind and (past := find_repeated(state.decided, said)) is not None:
             return past
@@ -321,8 +326,8 @@ def _check_decision(state: RunState, pending: ToolCallState, decision: ApprovalD
 
 
 def _is_meant(wait: PendingWait, said: ApprovalDecision | CallAnswer) -> bool:
-    """Whether the sender has looked at what waits now. Without a hash a call may be denied, and its first question be
-    answered."""
+    """Whether the sender has seen the present wait, by its hash. Without a hash a call may be denied, and its first
+    question answered."""
     if said.hash is not None:
         return said.hash == wait.hash
     return said.decision == "deny" if isinstance(said, ApprovalDecision) else not wait.pending.answers
@@ -335,7 +340,7 @@ def _take_decision(
     assert terms is not None, "it asks"
     changed = decision.arguments if decision.decision == "approve" else None
     if changed is not None and hash_arguments(call.id, call.name, changed) == terms.hash:
-        changed = None  # as they were, where 1 and true, or 3 and 3.0, are not the same
+        changed = None  # unchanged; compared by hash, since 1 == True and 3 == 3.0
     decided = _record_decision(
         state,
         pending,
@@ -369,7 +374,7 @@ def _record_decision(state: RunState, pending: ToolCallState, decided: ApprovalO
 
 
 def _build_refusal_text(pending: ToolCallState, decided: ApprovalOutcome) -> str:
-    """What the model is told."""
+    """Build the text of the call's result, which the model gets."""
     if decided.state == "expired":
         return f"Expired: nobody approved the call of {pending.call.name} in time; it was not run"
     by = f" by {decided.by}" if decided.by else ""
@@ -390,11 +395,11 @@ def _check_separate_approver(state: RunState, decision: ApprovalDecision) -> Non
 
 
 # ---
-# Why a decision or an answer is refused.
+# Errors for refused decisions and answers.
 
 
 def _build_no_wait_error(state: RunState, said: ApprovalDecision | CallAnswer) -> PerdureError:
-    """No call of that id waits for such an update."""
+    """Build the error for an update whose call id has no matching wait."""
     call_id, approval, waits = said.call_id, isinstance(said, ApprovalDecision), pending_waits(state)
     wanted, other = ("approval", "an answer") if approval else ("an answer", "approval")
     if any(wait.pending.call.id == call_id for wait in waits):
@@ -405,7 +410,7 @@ def _build_no_wait_error(state: RunState, said: ApprovalDecision | CallAnswer) -
         )
     if (late := build_late_error(state.decided, said)) is not None:
         return late
-    # A call that the run knows was let begin, and comes to wait for no approval any more.
+    # A call that the run already has was let begin, and will not wait for approval any more.
     begun = approval and any(one.call.id == call_id for one in state.calls)
     if not begun and (early := not_yet(state, call_id)) is not None:
         return early
@@ -415,7 +420,7 @@ def _build_no_wait_error(state: RunState, said: ApprovalDecision | CallAnswer) -
 
 
 def _build_other_wait_error(state: RunState, said: ApprovalDecision | CallAnswer) -> PerdureError:
-    """The call waits for something else than what was looked at."""
+    """Build the error for an update whose hash is missing, or not that of the present wait."""
     if isinstance(said, CallAnswer):
         return build_late_error(state.decided, said, f"It asks something else now. {_SEND}") or InvalidInputError(
             f"call {said.call_id!r} asks something else than what was looked at",
@@ -433,10 +438,10 @@ def _build_other_wait_error(state: RunState, said: ApprovalDecision | CallAnswer
 
 
 def not_yet(state: RunState, call_id: str) -> NotWaitingYetError | None:
-    """The error for somebody who comes too early; None where the call will not wait, as far as the run knows.
+    """Build the error for an update that comes before its call waits; None if, as far as the run knows, it will not.
 
-    The activity that comes upon a question records the event of it; the run hears of it as the activity ends: a moment
-    later, or after a crash some time later.
+    The event of a question is recorded by the tool's activity; the workflow learns of the question only when the
+    activity ends: a moment later, or after a crash some time later.
     """
     pending = next((one for one in state.calls if one.call.id == call_id), None)
     if pending is None:

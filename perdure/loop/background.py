@@ -1,6 +1,6 @@
-"""Subagents in background: started, told something, ended, collected.
+"""Subagents in background: start, message, end and collection.
 
-The model calls each by a handle. What it came to is kept in the state until the model collects it, and a while longer.
+The model names each by a handle. Its outcome is kept in the state until the model collects it, and for some time after.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from .subagents import (
 )
 
 UNCOLLECTED_BYTES = 256 * 1024
-"""Of answers, as JSON, that nobody has collected: with more of them no other subagent is started in background."""
+"""Bytes (as JSON) of answers not yet collected; above it no further subagent is started in background."""
 COLLECTED_BYTES = 128 * 1024
-"""Of answers that were collected: the oldest are not kept for another time."""
+"""Bytes (as JSON) of collected answers that are kept; the oldest beyond it are dropped."""
 MAX_BACKGROUND_ROWS = 200
-"""Rows of the table: the oldest that were collected are forgotten."""
+"""Rows of the table of background runs; beyond it the oldest collected ones are dropped."""
 
 
 def prepare_background_run(state: RunState, pending: ToolCallState) -> tuple[BackgroundRun, dict[str, Any]] | None:
-    """A row for what the call starts, and the input of the run; None where it may not begin, and the call says why."""
+    """Add the row of the run that the call starts; return it with the run's input. None if the run may not begin: the
+    call's result then has the reason."""
     how = pending.call.disposition
     assert isinstance(how, SubagentCall), "a call of another agent"
     why = _find_capacity_problem(state, how.background or 0)
@@ -65,7 +66,7 @@ def prepare_background_run(state: RunState, pending: ToolCallState) -> tuple[Bac
 
 
 def mark_background_started(state: RunState, row: BackgroundRun) -> None:
-    """It has begun. It may have ended already."""
+    """Mark the run as started, and give the call its result. The run may have ended already."""
     if row.state == "starting":
         row.state = "running"
     said = f"started as {row.handle}"
@@ -73,7 +74,7 @@ def mark_background_started(state: RunState, row: BackgroundRun) -> None:
 
 
 def fail_background_start(state: RunState, row: BackgroundRun, error: str) -> None:
-    """It could not begin."""
+    """Remove the row of a run that could not be started, and fail the call with ``error``."""
     name = _find_starting_tool_name(state, row)
     row.state = "failed"
     state.background.remove(row)
@@ -81,7 +82,8 @@ def fail_background_start(state: RunState, row: BackgroundRun, error: str) -> No
 
 
 def apply_child_ended(state: RunState, raw: Any) -> None:
-    """One says how it ended (``ChildEnding``). It may say so twice; whoever else says it is refused."""
+    """Apply a background run's report of its end (``ChildEnding``), which may come twice. Refused (``status.refused``)
+    unless it names a run that this one started, with that run's scope."""
     try:
         said = ChildEnding.model_validate(raw)
     except ValidationError as error:
@@ -92,7 +94,7 @@ def apply_child_ended(state: RunState, raw: Any) -> None:
         record_refusal(state, f"child_ended: this run has started no {said.context_id!r:.100} in background")
         return
     _count_background_usage(state, row, said.used)
-    # What was said to it as it ended may have kept it going: its last answer counts, until one is collected.
+    # A message that arrived as it ended may have kept it going: its last answer counts, until one is collected.
     if not row.is_running and (row.collected or row.stopped or said.state != "completed"):
         return
     row.state = said.state
@@ -103,9 +105,9 @@ def apply_child_ended(state: RunState, raw: Any) -> None:
 
 
 def apply_background_outcome(state: RunState, row: BackgroundRun, ended: ChildOutcome, *, lost: bool = False) -> None:
-    """Its run is closed, as Temporal says. Nearly all have said themselves how they ended, before.
+    """Apply the close of the run's workflow, as Temporal reports it. Nearly all have reported their own end before.
 
-    ``lost``: it could not say anything, nor close its transcript.
+    ``lost``: the run could neither report its end nor close its transcript.
     """
     if not row.is_running:
         return
@@ -125,13 +127,13 @@ def apply_background_outcome(state: RunState, row: BackgroundRun, ended: ChildOu
 
 
 def abandon_background_runs(state: RunState) -> None:
-    """The run ends, and cannot wait any longer for those that it has stopped."""
+    """Mark the active background runs as cancelled: the run ends without waiting for them any longer."""
     for row in list_active_background_runs(state):
         row.state, row.text = "cancelled", "RunCancelledError: stopped with the run that had started it"
 
 
 def build_child_ended(state: RunState, status: EndStatus) -> ChildEnding:
-    """What a run in background tells its parent: it ends as ``status`` says."""
+    """Build the report of a background run to its parent, for an end with ``status``."""
     assert state.parent is not None, "somebody waits for it"
     answer, failure = build_response(state), state.turn.failure if state.turn else None
     error: str | None = None
@@ -156,7 +158,8 @@ def build_child_ended(state: RunState, status: EndStatus) -> ChildEnding:
 
 
 def answer_collect_calls(state: RunState) -> None:
-    """Give the calls that wait for a subagent what it came to, and those that ask in vain an answer."""
+    """Set the results of collect calls: the outcome of a run that has ended, an error for an unknown handle or too long
+    an answer, or, for a call that does not wait, that the run is still running."""
     for pending in [one for one in state.calls if is_waiting_for_background(one)]:
         how = pending.call.disposition
         assert isinstance(how, CollectCall), "it collects"
@@ -176,7 +179,7 @@ def answer_collect_calls(state: RunState) -> None:
 
 
 def apply_tell_result(state: RunState, pending: ToolCallState, error: str | None = None) -> None:
-    """The message was delivered, or could not be."""
+    """Set the result of a call that sends a message to a background run; ``error`` if it could not be delivered."""
     call = pending.call
     if error is not None:
         apply_result(state, pending.op, build_error_result(pending, error))
@@ -185,7 +188,8 @@ def apply_tell_result(state: RunState, pending: ToolCallState, error: str | None
 
 
 def find_tell_target(state: RunState, pending: ToolCallState, handle: str) -> BackgroundRun | None:
-    """Whom the call speaks to; None where nobody would hear it, and the call says why."""
+    """Find the run that the call sends a message to; None, and an error as the call's result, if there is none or it
+    has ended."""
     row = find_background_run(state, handle)
     if row is None:
         apply_tell_result(state, pending, _build_unknown_handle_text(state, handle))
@@ -205,7 +209,7 @@ def _build_collect_result(pending: ToolCallState, row: BackgroundRun) -> NewResu
 
 
 def _find_capacity_problem(state: RunState, at_once: int) -> str | None:
-    """Why no other may be started now, if so."""
+    """Return why no further background run may be started now; None if one may."""
     busy = list_active_background_runs(state)
     if len(busy) >= at_once:
         names = ", ".join(row.handle for row in busy)
@@ -227,7 +231,7 @@ def _build_unknown_handle_text(state: RunState, handle: str) -> str:
 
 
 def _count_background_usage(state: RunState, row: BackgroundRun, used: RunUsage) -> None:
-    """What it says it has used counts for its parent: what is more than it said before."""
+    """Add to the run's usage what its background run reports as used, beyond what it reported before."""
     before = row.used
     pairs = used.usage.model_dump(), before.usage.model_dump()
     usage = Usage.model_validate({name: max(value, pairs[1][name]) for name, value in pairs[0].items()})
@@ -241,7 +245,7 @@ def _count_background_usage(state: RunState, row: BackgroundRun, used: RunUsage)
 
 
 def _prune_collected_runs(state: RunState) -> None:
-    """Of what was collected, keep the latest."""
+    """Drop the oldest collected answers and rows beyond ``COLLECTED_BYTES`` and ``MAX_BACKGROUND_ROWS``."""
     left = COLLECTED_BYTES
     for row in reversed(state.background):
         if row.collected and row.text is not None and (left := left - measure_json(row.text)) < 0:

@@ -1,4 +1,4 @@
-"""The table of subagents in background, read: who runs, what is set aside for them, which calls wait for one."""
+"""Branches of a step, and look-ups in the table of subagents in background."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from ..types.wire import ModelOutput
 from .waits import is_waiting_for_approval
 
 # ---
-# Branches of a step: its policy waits for other agents, and the step is tried again when they have answered.
+# Branches of a step: the step policy waits for other agents, and the step is tried again when they have answered.
 #
-# Nothing else of the state moves meanwhile: what the step was given it is given again, with what the branches came
-# to. A
-# turn that is stopped drops them with the step.
+# Nothing else in the state changes meanwhile: the retried step gets the same input, and the outcomes of the branches. A
+# turn that is stopped drops the branches with the step.
 
 
 def open_branches(state: RunState, taken: int, output: ModelOutput) -> None:
-    """The policy of the step that was tried waits for branches; ``taken`` messages of the inbox it was given."""
+    """Open the branches that the step's policy asks for. ``taken``: how many inbox messages the step was given."""
     found = state.branching or BranchingStep(taken=taken)
     first = state.op + 1
     asked = [PendingBranch(asked=one, op=first + at) for at, one in enumerate(output.branches)]
@@ -29,39 +28,39 @@ def open_branches(state: RunState, taken: int, output: ModelOutput) -> None:
 
 
 def list_running_branches(state: RunState) -> tuple[PendingBranch, ...]:
-    """The branches that have not ended."""
+    """List the branches that have not ended."""
     found = state.branching
     return tuple(one for one in found.branches if one.outcome is None) if found is not None else ()
 
 
 def list_branch_outcomes(state: RunState) -> tuple[BranchOutcome, ...]:
-    """What those that have ended came to, in the order in which they were asked for."""
+    """List the outcomes of the branches that have ended, in the order in which the policy asked for them."""
     found = state.branching
     return tuple(one.outcome for one in found.branches if one.outcome is not None) if found is not None else ()
 
 
 def drop_branches(state: RunState) -> None:
-    """The step is recorded, or will not be tried again."""
+    """Drop the branches of a step that is recorded, or will not be tried again."""
     state.branching = None
 
 
 def list_active_background_runs(state: RunState) -> list[BackgroundRun]:
-    """Those that have not ended, as far as is known."""
+    """List the background runs that have not ended, as far as the state knows."""
     return [row for row in state.background if row.is_running]
 
 
 def find_background_run(state: RunState, handle: str) -> BackgroundRun | None:
-    """The one that the model calls so."""
+    """Find the background run that the model names ``handle``; None if there is none."""
     return next((row for row in state.background if row.handle == handle.strip()), None)
 
 
 def build_background_run_id(state: RunState, row: BackgroundRun) -> str:
-    """Id of its run."""
+    """Build the run id of a background run: ``<context_id>/<op>``."""
     return f"{state.context_id}/{row.op}"
 
 
 def sum_reserved_budget(state: RunState, name: Literal["tokens", "cost_usd", "tool_calls"]) -> float:
-    """How much of a budget is: it counts as used until they have ended."""
+    """Sum the shares of a budget that active background runs have; each counts as used until its run has ended."""
     total: float = 0
     for row in list_active_background_runs(state):
         total += getattr(row.limits, name, None) or 0
@@ -69,13 +68,13 @@ def sum_reserved_budget(state: RunState, name: Literal["tokens", "cost_usd", "to
 
 
 def is_waiting_for_background(pending: ToolCallState) -> bool:
-    """Whether the call waits for a subagent in background, or is to be told of one."""
+    """Whether the call is a collect call without a result, which may begin (neither held nor waiting for approval)."""
     waits = pending.result is None and not pending.held and not is_waiting_for_approval(pending)
     return waits and isinstance(pending.call.disposition, CollectCall)
 
 
 def list_awaited_background_runs(state: RunState) -> list[BackgroundRun]:
-    """Those that a call waits for."""
+    """List the running background runs that a collect call waits for."""
     handles = [
         how.handle
         for one in state.calls
@@ -86,7 +85,7 @@ def list_awaited_background_runs(state: RunState) -> list[BackgroundRun]:
 
 
 def build_background_statuses(state: RunState) -> tuple[BackgroundStatus, ...]:
-    """As ``status`` shows them."""
+    """List the background runs as ``status`` shows them."""
     return tuple(
         BackgroundStatus(
             handle=row.handle,

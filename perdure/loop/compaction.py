@@ -1,11 +1,11 @@
-"""Views: what of a conversation a model is sent. They follow from the transcript alone, and change at steps.
+"""Compaction: when to summarise a conversation, and views: the part of it that the model is sent.
 
 A :class:`ConversationView` reads a conversation message by message. What it leaves out or cuts at a message depends
-only on the messages up to there, so every worker comes to the same view, and the views of two calls begin alike but
-where a step lies between them: that is what a provider's cache lives on.
+only on the messages up to there, so every worker builds the same view. It changes in steps: between two steps the views
+of successive calls have the same beginning, so the provider's prompt cache applies.
 
-What is sent stays valid for every wire format: calls keep their results, it begins with a user's message, and a
-thinking block that is cut is sent no more as its provider's own.
+What is sent stays valid for every wire format: calls keep their results, the first message is a user's, and a thinking
+block that is cut is no longer sent as its provider's own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..types.state import CompactionState, RunState
 from ..types.wire import ModelOutput
 
 # ---
-# When a conversation is compacted: before the next model call, where a reply or a refused call says it is long.
+# When to compact: before the next model call, after a reply or a refused call that reports a long conversation.
 
 
 MAX_SUMMARIES = 3
@@ -35,27 +35,27 @@ SUMMARY_ID = "perdure:summary"
 
 @dataclass(frozen=True, slots=True)
 class CompactConversation:
-    """Have the conversation up to the head written anew."""
+    """Rewrite the conversation up to the head, shorter."""
 
     tighter: int = 0
-    """How often that was done since the last reply."""
+    """How many times it was rewritten since the last reply."""
 
 
 def find_due_compaction(state: RunState) -> CompactConversation | None:
-    """The compaction that comes before the next model call, if one does."""
+    """Return the compaction to do before the next model call; None if none is due."""
     found = state.compaction
     return CompactConversation(found.done) if found is not None and found.due else None
 
 
 def update_compaction_after_reply(state: RunState, output: ModelOutput) -> None:
-    """The model has answered: what it was asked fits, and may be about to fit no more."""
+    """Reset the compaction state after a reply; ``output.compact`` makes the next compaction due."""
     if state.compaction is not None or output.compact:
         tighter = state.compaction.tighter if state.compaction else 0
         state.compaction = CompactionState(due=bool(output.compact), tighter=tighter)
 
 
 def apply_compaction(state: RunState, output: ModelOutput) -> None:
-    """The conversation was written anew, or nothing could be left out."""
+    """Apply a compaction: the conversation was rewritten, or nothing could be left out."""
     found = state.compaction or CompactionState()
     update = {"due": False, "done": found.done + 1, "behind": _get_preceding_head(state)}
     state.compaction = found.model_copy(update=update)
@@ -68,7 +68,7 @@ def apply_compaction(state: RunState, output: ModelOutput) -> None:
 
 
 def try_shorten_conversation(state: RunState, ways: Sequence[str]) -> bool:
-    """A model refused the conversation as too long. Whether it is made shorter, by one of ``ways``, and asked again."""
+    """Plan a shorter conversation after a model refused it as too long; False if none of ``ways`` is left to try."""
     found = state.compaction or CompactionState()
     if "summarise" in ways and found.done < MAX_SUMMARIES:
         update: dict[str, object] = {"due": True}
@@ -82,7 +82,7 @@ def try_shorten_conversation(state: RunState, ways: Sequence[str]) -> bool:
 
 
 def describe_shortening(state: RunState) -> str:
-    """What was done about a conversation that is too long all the same; empty where nothing was."""
+    """Describe, for an error, what was done to shorten a conversation that is still too long; empty if nothing was."""
     found = state.compaction
     done = []
     if found is not None and found.done:
@@ -93,7 +93,8 @@ def describe_shortening(state: RunState) -> str:
 
 
 def find_tail_start(messages: Sequence[Message], keep: int) -> int:
-    """Where the ``keep`` last messages begin: a call stays with its results, also with those that are still to come."""
+    """Return the index of the first of the last ``keep`` messages, or an earlier one that keeps calls and results
+    together; calls at the end, whose results are still to come, are kept too."""
     begin = max(0, len(messages) - keep)
     if begin == len(messages) and messages and messages[-1].tool_calls:
         begin -= 1
@@ -103,8 +104,8 @@ def find_tail_start(messages: Sequence[Message], keep: int) -> int:
 
 
 def _get_preceding_head(state: RunState) -> str:
-    """What the next call's messages come behind, for whoever follows: where the conversation ended before it was
-    written anew. Empty where only the store knows (a conversation that is opened again)."""
+    """Return the head that the next call's messages come after for a client that follows: where the conversation ended
+    before it was rewritten. Empty if only the store has it (a conversation that is opened again)."""
     found = state.compaction
     return found.behind if found is not None and found.behind is not None else state.head or ""
 
@@ -114,7 +115,7 @@ def _format_times(count: int) -> str:
 
 
 # ---
-# Messages made shorter: what is cut is marked, and nothing that is cut claims to be what its provider gave.
+# Shortened messages: cuts are marked, and a part that was cut carries no provider data.
 
 
 CLEARED_RESULT_NOTE = "[An old result, left out to save space: {size}.]"
@@ -122,10 +123,10 @@ _SHORT_RESULT_CHARS = 80  # characters of a result that a note would not make sh
 
 
 def truncate_message(message: Message, keep: int) -> Message:
-    """A reply with its thinking and tool-call inputs cut to ``keep`` characters; itself where none is longer.
+    """Cut the thinking and tool-call inputs of a reply to ``keep`` characters; ``message`` itself if none is longer.
 
-    A provider's signature covers what was cut. So such a reply goes out as anybody's: its texts and calls stay, and
-    nothing that only its provider understands.
+    A provider's signature covers what was cut. So such a reply is sent without its provider's data: only its texts,
+    thinking and calls stay.
     """
     parts = [_truncate_part(part, keep) for part in message.parts]
     if all(new is old for new, old in zip(parts, message.parts, strict=True)):
@@ -136,7 +137,7 @@ def truncate_message(message: Message, keep: int) -> Message:
 
 
 def clear_tool_results(message: Message) -> Message:
-    """A message of tool results with a note in the place of each that is not short already, and without files."""
+    """Replace each tool result that is not short already by a note, and drop its files."""
     parts = tuple(_clear_result_part(part) if isinstance(part, ToolResultPart) else part for part in message.parts)
     if all(new is old for new, old in zip(parts, message.parts, strict=True)):
         return message
@@ -144,7 +145,7 @@ def clear_tool_results(message: Message) -> Message:
 
 
 def truncate_text(text: str, keep: int) -> str:
-    """The first ``keep`` characters, with a mark that says how many are gone; ``text`` where that is no shorter."""
+    """Cut ``text`` to ``keep`` characters and a mark with the number cut; ``text`` itself if that is not shorter."""
     if len(text) <= keep:
         return text
     marked = f"{text[:keep]}… [{len(text) - keep:,} characters cut]"
@@ -166,7 +167,7 @@ def _truncate_part(part: Part, keep: int) -> Part:
 
 
 def _truncate_arguments(arguments: dict[str, Any], keep: int) -> dict[str, Any]:
-    """Each argument cut for itself, so that the call still reads as one; where there are many, all as one text."""
+    """Cut each argument separately, so that the call keeps its form; if there are many, cut all of them as one text."""
     whole = _dump_unescaped_json(arguments)
     if len(whole) <= keep:
         return arguments
@@ -188,9 +189,9 @@ def _dump_unescaped_json(value: Any) -> str:
 
 
 def _is_provider_bound(part: Part) -> bool:
-    """Whether its provider checks it against what stands beside it, or only its provider understands it.
+    """Whether the provider checks the part against its neighbours, or only the provider understands it.
 
-    The field in which a model's thinking came (chat completions) is no such thing.
+    The name of the field in which thinking came (chat completions) does not count.
     """
     if isinstance(part, OpaquePart):
         return True
@@ -214,22 +215,22 @@ def _clear_result_part(part: ToolResultPart) -> ToolResultPart:
 
 
 # ---
-# How many tokens something has, about: for what no provider has counted yet.
+# Token estimates, for messages that no provider has counted yet.
 
 
 BYTES_PER_TOKEN = 4
-"""Of text in UTF-8 to a token."""
-_OVERHEAD_TOKENS = 4  # tokens of what stands around a message, or a part
+"""Bytes of UTF-8 text that count as one token."""
+_OVERHEAD_TOKENS = 4  # tokens of the structure around a message or a part
 _FILE_TOKENS = 1600  # tokens of a picture, about as much as the APIs count for one of full size
 
 
 def estimate_message_tokens(message: Message) -> int:
-    """An estimate: a token for four bytes of text."""
+    """Estimate the tokens of a message: one per ``BYTES_PER_TOKEN`` bytes of text, and a fixed number per file."""
     return _OVERHEAD_TOKENS + sum(map(_estimate_part_tokens, message.parts))
 
 
 def estimate_tokens(messages: Iterable[Message]) -> int:
-    """Of all of them."""
+    """Estimate the tokens of all ``messages``."""
     return sum(map(estimate_message_tokens, messages))
 
 
@@ -251,12 +252,12 @@ def _count_utf8_bytes(text: str) -> int:
 
 
 WINDOW_NOTE_ID = "perdure:left-out"
-"""Message id of the note that stands for what a window leaves out."""
+"""Message id of the note that replaces what the window leaves out."""
 
 
 @dataclass(slots=True)
 class _AgeThreshold:
-    """How many replies from the front are old: ``after`` have followed them, in steps of ``every``."""
+    """Counts old replies from the front: those followed by ``after`` replies, in steps of ``every``."""
 
     after: int
     every: int
@@ -268,7 +269,7 @@ class _AgeThreshold:
 class ConversationView:
     """Reads a conversation (without system prompts) and keeps the view of it.
 
-    ``tighter``: how often the window was halved, because a model refused what it let through.
+    ``tighter``: how many times the window was halved, because a model refused the view as too long.
     """
 
     def __init__(self, ways: CompactionSettings, tighter: int = 0) -> None:
@@ -278,14 +279,14 @@ class ConversationView:
         self._keep = cut.keep if cut else 0
         self._window = _ConversationWindow(ways.window, tighter) if ways.window else None
         self.all_messages: list[Message] = []
-        """What it has read."""
+        """The messages read so far, unchanged."""
         self._sent: list[Message] = []
         self._replies: list[int] = []
-        """Where they stand."""
+        """Indexes of the replies in ``all_messages``."""
         self._cut_to = self._cleared_to = 0
 
     def add_messages(self, messages: Iterable[Message]) -> None:
-        """Read on."""
+        """Read further messages."""
         for message in messages:
             self.all_messages.append(message)
             self._sent.append(message)
@@ -299,7 +300,7 @@ class ConversationView:
                 self._window.slide_start()
 
     def copy(self) -> ConversationView:
-        """One that reads on for itself."""
+        """Return an independent copy."""
         other = copy.copy(self)
         other.all_messages, other._sent, other._replies = (
             self.all_messages.copy(),
@@ -310,16 +311,16 @@ class ConversationView:
         return other
 
     def build_sent_messages(self) -> list[Message]:
-        """What a model is sent now."""
+        """Return the messages to send to the model now."""
         return self._sent.copy() if self._window is None else self._window.select_messages(self._sent)
 
     @property
     def can_tighten(self) -> bool:
-        """Whether a narrower window would leave out more."""
+        """Whether a smaller window would leave out more."""
         return self._window is not None and self._window.can_slide
 
     def _shorten_old_messages(self) -> None:
-        """A reply more: what has become old by it."""
+        """Shorten the messages that the latest reply has made old."""
         count = len(self._replies)
         if self._cut is not None and (old := self._cut.count_old_replies(count)):
             end = self._replies[old - 1] + 1
@@ -342,7 +343,7 @@ class ConversationView:
 
 
 class _ConversationWindow:
-    """The window: from which message on a conversation is sent, besides the first user's."""
+    """The window: the index from which on a conversation is sent, besides the first user message."""
 
     def __init__(self, window: Window, tighter: int) -> None:
         self._most_messages = None if window.messages is None else max(2, window.messages >> tighter)
@@ -350,30 +351,30 @@ class _ConversationWindow:
         self._tighter = tighter
         self._roles: list[str] = []
         self._tokens: list[int] = []
-        """An estimate for each message, as it is sent."""
+        """Estimated tokens of each message, as it is sent."""
         self._first: int | None = None
-        """The first user's message."""
+        """Index of the first user message."""
         self._start = 0
         self._size = 0.0
-        """Tokens that a call would have now: what the last one had, and an estimate of what is new."""
+        """Tokens of a call made now: those of the last call, and an estimate for the messages since."""
         self._kept = 0
-        """The estimate for what is sent."""
+        """Estimated tokens of the messages sent."""
         self._ratio = 1.0
-        """By how much the last call had more tokens than estimated."""
+        """Tokens of the last call, divided by their estimate."""
 
     def copy(self) -> _ConversationWindow:
-        """One that slides for itself."""
+        """Return an independent copy."""
         other = copy.copy(self)
         other._roles, other._tokens = self._roles.copy(), self._tokens.copy()
         return other
 
     @property
     def can_slide(self) -> bool:
-        """Whether there is anything left to leave out."""
+        """Whether the window can start at a later message."""
         return any(True for _ in self._iter_starts())
 
     def add_message(self, message: Message) -> None:
-        """A message more."""
+        """Add a message at the end."""
         if self._first is None and message.role == "user":
             self._first = len(self._roles)
         self._roles.append(message.role)
@@ -388,12 +389,12 @@ class _ConversationWindow:
             return
         had = usage.input_tokens + usage.output_tokens
         if self._tighter and had > self._most_tokens:
-            return  # it was given more than this window lets through
+            return  # that call was made with a larger window
         self._size = had
         self._ratio = min(3.0, max(0.5, had / self._kept))
 
     def replace_message(self, place: int, message: Message) -> None:
-        """The message at ``place`` is sent in another form."""
+        """Update the estimates: the message at index ``place`` is sent as ``message``."""
         if self._most_tokens is None:
             return
         less = self._tokens[place] - estimate_message_tokens(message)
@@ -403,7 +404,7 @@ class _ConversationWindow:
             self._size = max(0.0, self._size - less)
 
     def slide_start(self) -> None:
-        """Leave out what is too much, and more, so that the next time is far off."""
+        """Once the window is full, move its start so that half of it is free and the next move is far off."""
         most = self._most_messages
         if most is not None and self._count_messages_from(self._start) > most:
             self._set_start(next((p for p in self._iter_starts() if self._count_messages_from(p) <= most // 2), None))
@@ -411,7 +412,7 @@ class _ConversationWindow:
             self._set_start(self._find_half_start(self._most_tokens))
 
     def _find_half_start(self, most_tokens: int) -> int | None:
-        """The first beginning from which there are half of ``most_tokens``."""
+        """Return the first possible start from which on there are at most half of ``most_tokens``; None if none."""
         kept, seen = self._kept, self._start
         for place in self._iter_starts():
             kept -= sum(self._tokens[p] for p in range(seen, place) if p != self._first)
@@ -421,7 +422,7 @@ class _ConversationWindow:
         return None
 
     def select_messages(self, sent: Sequence[Message]) -> list[Message]:
-        """What is in the window, of ``sent``."""
+        """Return the messages of ``sent`` in the window, with the first user message and a note of what is left out."""
         start, first = self._start, self._first
         if start == 0:
             return list(sent)
@@ -430,7 +431,7 @@ class _ConversationWindow:
         return [*head, *([_build_window_note(left_out)] if left_out else []), *sent[start:]]
 
     def _set_start(self, place: int | None) -> None:
-        """Begin at ``place``; where nothing is short enough, at the last place that there is."""
+        """Start the window at ``place``; None (no start is short enough) starts it at the last possible message."""
         last = next((p for p in range(len(self._roles) - 1, self._start, -1) if self._can_start_at(p)), self._start)
         self._start = last if place is None else place
         if self._most_tokens is not None:
@@ -442,7 +443,7 @@ class _ConversationWindow:
         return (place for place in range(self._start + 1, len(self._roles)) if self._can_start_at(place))
 
     def _can_start_at(self, place: int) -> bool:
-        """A result stays with its call."""
+        """Whether the window can start at ``place``: a tool result stays with its call."""
         return self._roles[place] != "tool"
 
     def _count_messages_from(self, start: int) -> int:

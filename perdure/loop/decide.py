@@ -1,4 +1,4 @@
-"""What comes next: for every state exactly one kind of thing."""
+"""The next step of a run: :func:`decide` returns exactly one kind of step for every state."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class CallModel:
     """How many messages of the inbox are among ``new``."""
     purpose: Literal["call", "force_finish"] = "call"
     limit: LimitUse | None = None
-    """Why the model is to finish."""
+    """The limit for which the model is to finish."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunToolCalls:
-    """Run these tool calls, all at once. Those that do not fit beside them come next."""
+    """Run these tool calls, all at once. Calls that do not fit into one batch come next."""
 
     calls: tuple[ToolCallState, ...]
 
@@ -49,14 +49,14 @@ class RunBranches:
 
 @dataclass(frozen=True, slots=True)
 class SendReminders:
-    """Tell that these calls still wait for somebody's approval."""
+    """Send reminders that these calls still wait for approval."""
 
     calls: tuple[ToolCallState, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordClosing:
-    """Record how the run ends, and what no model call was given any more."""
+    """Record the ending of the run or turn, or a pause at a limit, and the items that no model call was given."""
 
     new: tuple[NewItem, ...]
     taken: int
@@ -66,11 +66,11 @@ class RecordClosing:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait for a message, for an operator, for somebody's approval or answer, or for a subagent in background."""
+    """Wait for a message, for an operator, for an approval or answer, or for a subagent in background."""
 
     until: Literal["message", "resumed", "approval", "child"]
     deadline: float | None = None
-    """When the wait for an approval or answer ends by itself, or a reminder is due: seconds since 1970."""
+    """When the wait for an approval or answer expires, or a reminder is due: seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,14 @@ class StopChildren:
 
 @dataclass(frozen=True, slots=True)
 class ReportToParent:
-    """Tell the parent of a run in background how it ends."""
+    """Report the end of a background run to its parent."""
 
     status: Literal["completed", "failed", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
 class EndRun:
-    """The run is over, and how."""
+    """End the run with ``status``."""
 
     status: Literal["completed", "failed", "cancelled"]
 
@@ -110,7 +110,7 @@ EndStatus = Literal["completed", "failed", "cancelled"]
 
 
 def decide(state: RunState) -> NextStep:
-    """The next step of ``state``; changes nothing."""
+    """Return the next step of ``state``, which is not changed."""
     turn = state.turn
     if state.pause is not None and state.pause.fault:  # also of an ending, which would fail again at once
         return Wait("resumed")
@@ -144,9 +144,9 @@ def decide(state: RunState) -> NextStep:
 
 
 def select_joining_calls(state: RunState, flying: Collection[int]) -> tuple[ToolCallState, ...]:
-    """The calls that begin beside others (``flying``: their operations): those that a person has let go since.
+    """Select the calls that may begin while others run: those since approved or answered, or whose remote result is in.
 
-    What did not fit beside the others when they began waits for them to end.
+    ``flying``: operation numbers of the calls in flight. Calls that did not fit into their batch wait for it to end.
     """
     turn = state.turn
     if state.cancelled or state.interrupt or state.pause or turn is None or turn.failure:
@@ -165,10 +165,10 @@ def select_joining_calls(state: RunState, flying: Collection[int]) -> tuple[Tool
 def _decide_between_turns(state: RunState) -> NextStep:
     if state.turn is None:
         return _report_or_end(state, "completed") if state.closed else Wait("message")
-    # The model activity recorded the answer that it gave. That the turn ended otherwise is for us to say.
+    # The model activity recorded its answer. A turn that ended at a limit or an interrupt is still to be recorded.
     unsaid = state.turn.answer is not None and state.turn.answer.finish_reason in ("limit", "interrupted")
     if state.mode == "run" or state.closed:
-        # Of a session the activity said that it waits. And what a subagent used that ended since is not recorded yet.
+        # For a session, the activity recorded that it waits. Usage of a subagent that has ended since is not recorded.
         late = any(not row.collected for row in state.background)
         record = bool(state.carry) or bool(state.revoked) or unsaid or late or state.mode == "session"
         return _close_unless_recorded(state, "completed") if record else _report_or_end(state, "completed")
@@ -181,7 +181,7 @@ def _decide_model_call(state: RunState) -> NextStep:
     if any(isinstance(item, NewMessage) for item in state.carry) and _count_fitting_items(state.carry) < len(
         state.carry
     ):
-        return _build_closing_step(state, "waiting")  # what a stopped turn was told is more than one call is given
+        return _build_closing_step(state, "waiting")  # a stopped turn left more messages than one call is given
     limit = find_exceeded_limit(state)
     if limit is not None and state.limits.on_limit == "pause":
         return _decide_limit_pause(state, limit)
@@ -191,20 +191,20 @@ def _decide_model_call(state: RunState) -> NextStep:
     new = (*state.carry, *state.inbox[:taken])
     if limit is None:
         return CallModel(new, taken)
-    # "error" and "return" end the turn where its last outcome is applied (apply.py, settling.py). What still comes here
-    # under them is a message that joined an ended turn: it gets an answer, and no more tools.
+    # "error" and "return" end the turn in end_turn_at_limit and end_turn_at_budget (apply.py, lifecycle.py). What still
+    # comes here under them is a message that joined an ended turn: it gets an answer, and no more tools.
     order = NewMessage(content=build_force_finish_text(state.limits.protocol, limit), id=REMINDER_ID)
     return CallModel((*new, order), taken, "force_finish", limit)
 
 
 def _decide_limit_pause(state: RunState, limit: LimitUse) -> NextStep:
-    """Wait for somebody to raise ``limit``. First what there is is recorded, for whoever is to decide."""
+    """Pause until ``limit`` is raised; the carried items are recorded first, so that the operator can see them."""
     told = state.turn is not None and limit.same(state.turn.reached)
     return Wait("resumed") if told else _build_closing_step(state, "paused", limit)
 
 
 def _select_call_batch(waiting: tuple[ToolCallState, ...], state: RunState) -> tuple[ToolCallState, ...]:
-    """Those from the front of ``waiting`` that one workflow task may ask for: at least one."""
+    """Select calls from the front of ``waiting`` that one workflow task may schedule: at least one."""
     waiting = waiting[: payload_limits.CALLS_AT_ONCE]
     if len(waiting) == 1:
         return waiting
@@ -224,9 +224,9 @@ def _select_call_batch(waiting: tuple[ToolCallState, ...], state: RunState) -> t
 
 
 def _count_fitting_messages(state: RunState) -> int:
-    """How many messages from the front of the inbox one step is given behind what it must be given.
+    """Count the messages from the front of the inbox that one step is given after the carried items.
 
-    At least one, so that steps which bring more results each time cannot keep a long message out; unless it would not
+    At least one, so that steps that bring more results each time cannot keep a long message out; unless it would not
     fit at all.
     """
     if not state.inbox:
@@ -245,7 +245,8 @@ def _count_fitting_messages(state: RunState) -> int:
 
 
 def _count_fitting_items(carry: list[NewItem]) -> int:
-    """How many items from the front one step is given, at least one: an interrupt leaves messages among them."""
+    """Count the items from the front of ``carry`` that one step is given, at least one: an interrupt leaves messages
+    among them."""
     total = 0
     for index, item in enumerate(carry):
         total += _measure_item(item)
@@ -259,7 +260,7 @@ def _measure_item(item: NewItem) -> int:
 
 
 def _close_unless_recorded(state: RunState, status: EndStatus) -> NextStep:
-    if list_active_background_runs(state):  # what they have used by then is recorded, too
+    if list_active_background_runs(state):  # the ending records what they have used, too
         return StopChildren()
     if state.recorded and not state.inbox and not state.carry and not state.revoked:
         return _report_or_end(state, status)
@@ -267,7 +268,7 @@ def _close_unless_recorded(state: RunState, status: EndStatus) -> NextStep:
 
 
 def _report_or_end(state: RunState, status: EndStatus) -> ReportToParent | EndRun:
-    """A run in background says so first, and again if it went on meanwhile."""
+    """End the run; a background run reports to its parent first, and again if it went on meanwhile."""
     waited = state.parent is not None and state.parent.background
     return ReportToParent(status) if waited and state.reported != state.op else EndRun(status)
 
@@ -293,7 +294,7 @@ def _build_closing_step(
 
 
 def _find_ending_limit(state: RunState) -> LimitUse | None:
-    """The limit that the turn ended at, if it did."""
+    """Return the limit that the turn ended at; None if it ended otherwise."""
     turn = state.turn
     if turn is None or turn.reached is None:
         return None

@@ -1,4 +1,4 @@
-"""Calls that are run elsewhere: when the worker is to look at one before it is handed over, and at what it came to."""
+"""External calls (remote tools and callbacks): the hooks before and after them, their arguments and their results."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from ..types.wire import OUTPUT_BYTES, REMOTE_BYTES, NewResult
 
 
 def needs_before_activity(pending: ToolCallState) -> bool:
-    """Whether the worker is to look at the call before it is handed over.
+    """Whether an activity is to check the call before it is handed over.
 
-    It is where hooks want to see it; and where it has waited, since its rules may be others now.
+    It is if the call has hooks before it, or has waited (for approval, or held at a limit): its rules may have changed
+    since.
     """
     around = _get_hooks_around(pending)
     if around is None or pending.cleared or pending.returned or pending.result:
@@ -31,20 +32,20 @@ def needs_before_activity(pending: ToolCallState) -> bool:
 
 
 def needs_after_activity(pending: ToolCallState) -> bool:
-    """Whether hooks are to see what it came to, before anybody else does."""
+    """Whether hooks are to see the result that has come back, before it becomes the call's result."""
     returned = pending.returned
     return returned is not None and pending.result is None and _has_hooks_after(pending, returned)
 
 
 def can_begin_external_call(state: RunState, pending: ToolCallState) -> bool:
-    """Whether it may be handed over, after the worker has looked at it: much may have happened meanwhile."""
+    """Whether the call may be handed over after the activity before it: the run may have been stopped meanwhile."""
     turn = state.turn
     stops = state.cancelled or state.interrupt or state.pause or turn is None or turn.failure
     return pending.result is None and not stops
 
 
 def build_before_input(pending: ToolCallState) -> BeforeExternalCall:
-    """What the worker is told of a call that it is to look at."""
+    """Build the input of the activity before the call."""
     how = pending.call.disposition
     return (
         BeforeExternalCall(client=True, form=how.form, expires=how.expires)
@@ -54,7 +55,7 @@ def build_before_input(pending: ToolCallState) -> BeforeExternalCall:
 
 
 def build_after_input(pending: ToolCallState) -> AfterExternalCall:
-    """What it is told of what the call came to."""
+    """Build the input of the activity after the call: its result, and the arguments as hooks changed them."""
     returned = pending.returned
     assert returned is not None, "it has come back"
     said = returned.model_dump(include={"text", "is_error", "answered_by"})
@@ -63,19 +64,19 @@ def build_after_input(pending: ToolCallState) -> AfterExternalCall:
 
 
 def get_final_arguments(pending: ToolCallState) -> dict[str, Any] | None:
-    """What it is made with: as hooks have left it, where it is run elsewhere."""
+    """Return the arguments that the call is made with; those of an external call as the hooks left them."""
     changed = pending.cleared.arguments if pending.cleared is not None else None
     return get_approved_arguments(pending) if changed is None else changed
 
 
 def get_approved_arguments(pending: ToolCallState) -> dict[str, Any] | None:
-    """The model's arguments, unless whoever approved the call has changed them."""
+    """Return the arguments as the approver changed them, else those of the model."""
     changed = pending.decided.arguments if pending.decided else None
     return pending.call.arguments if changed is None else changed
 
 
 def set_clearance(state: RunState, pending: ToolCallState, cleared: Clearance) -> None:
-    """Note that the call may be handed over, and with what."""
+    """Set the clearance of the call, with the arguments as hooks left them; an error result if these are too long."""
     others = [one.cleared.arguments for one in state.calls if one.cleared and one.cleared.arguments]
     if cleared.arguments and sum(map(measure_json, others)) + measure_json(cleared.arguments) > OUTPUT_BYTES:
         text = f"not run: hooks have made the arguments of {pending.call.name} longer than fit beside the other calls'"
@@ -85,7 +86,7 @@ def set_clearance(state: RunState, pending: ToolCallState, cleared: Clearance) -
 
 
 def set_external_result(pending: ToolCallState, result: NewResult, error_type: str = "") -> None:
-    """The call came to ``result``; hooks see it first, where there are some."""
+    """Set the result of the call; if hooks are to see it first, keep it in ``pending.returned``."""
     if _has_hooks_after(pending, result):
         pending.returned, pending.error_type = result, error_type[:200]
     else:
@@ -93,14 +94,15 @@ def set_external_result(pending: ToolCallState, result: NewResult, error_type: s
 
 
 def measure_hook_payload(pending: ToolCallState) -> int:
-    """Bytes of what hooks have changed or are to see, which its activities are given."""
+    """Measure what hooks changed or are to see, which the call's activities are given: bytes of JSON."""
     changed = pending.cleared.arguments if pending.cleared is not None else None
     returned = pending.returned.text if pending.returned is not None else None
     return sum(measure_json(one) for one in (changed, returned) if one is not None)
 
 
 def describe_withheld_result(pending: ToolCallState) -> str:
-    """What is added to why a call has no result, where it has one that nobody may see: hooks have not."""
+    """Build the note, for an error text, that the call ran but its result is withheld since hooks have not seen it;
+    empty if there is no such result."""
     ran = "failed" if pending.returned is not None and pending.returned.is_error else "was run"
     return f"\n({pending.call.name} {ran}, and its result cannot be shown)" if pending.returned is not None else ""
 
@@ -116,15 +118,16 @@ def _has_hooks_after(pending: ToolCallState, result: NewResult) -> bool:
 
 
 # ---
-# Results of remote tools: they come as plain JSON, and travel whole.
+# Results of remote tools: they come as plain JSON, and are carried inline, not through the store.
 
 
 REPLY_RESULTS_BYTES = 1024 * 1024
-"""Of all results of one reply that travel whole, as JSON: the next model call is given them at once."""
+"""Bytes of JSON of all inline results of one reply: the next model call is given them at once."""
 
 
 def build_remote_result(state: RunState, pending: ToolCallState, value: Any) -> NewResult:
-    """What a remote tool has returned, as the model is told of it."""
+    """Build the call's result from the value that a remote tool returned; an error result if it is not plain JSON, or
+    too long."""
     name = pending.call.name
     try:
         text = clean_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False))
@@ -143,13 +146,13 @@ def build_remote_result(state: RunState, pending: ToolCallState, value: Any) -> 
 
 
 def can_fit_result(state: RunState, text: str | None) -> bool:
-    """Whether ``text`` may travel whole with the other results of its reply, as far as these are there."""
+    """Whether ``text`` fits inline beside the other results of its reply, as far as these are in."""
     there = [call.returned if call.result is None else call.result for call in state.calls]
     others = sum(measure_json(result.text) for result in there if isinstance(result, NewResult))
     return others + measure_json(text) <= REPLY_RESULTS_BYTES
 
 
 def build_remote_failure(pending: ToolCallState, text: str) -> NewResult:
-    """What it failed with."""
+    """Build the error result of a remote call."""
     shown = clean_text(text[: REMOTE_BYTES // 8])
     return NewResult(call_id=pending.call.id, name=pending.call.name, text=shown, is_error=True)

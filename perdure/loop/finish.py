@@ -1,4 +1,4 @@
-"""Finish protocols: how a reply is told from the answer, and what a model is told about it."""
+"""The response of a turn, and finish protocols: how the answer is found in a reply, and the texts that ask for it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..types.state import RunState, TurnAnswer
 from ..types.wire import FinalAnswer
 
 # ---
-# What the outside sees of a state.
+# The response of a turn.
 
 
 def build_response(state: RunState) -> Response:
-    """The answer of the turn, with what it took."""
+    """Build the response of the present turn: its answer, usage and cost."""
     turn = state.turn
     answer = turn.answer if turn else None
     usage, cost_usd = compute_turn_usage(state)
@@ -40,7 +40,7 @@ def build_response(state: RunState) -> Response:
 
 
 def compute_turn_usage(state: RunState) -> tuple[Usage, float | None]:
-    """Tokens of the turn, and US dollars: None where no price is known."""
+    """Return the usage of the turn in tokens, and its cost in US dollars: None if no price is known."""
     turn, cost = state.turn, state.cost_usd
     if turn is None:
         return state.usage, cost
@@ -55,14 +55,14 @@ def _build_answer_output(state: RunState, answer: TurnAnswer | None) -> Any:
 
 
 def build_output(content: str, *, typed: bool, called: bool, protocol: FinishProtocol) -> Any:
-    """The output of an answer. Under ``finish="tool"`` a text that was not given by the tool is none."""
+    """Build the output of an answer; None under ``finish="tool"`` for a text that did not come from the tool."""
     if typed:
         return parse_output(content)
     return content if called or protocol != "tool" else None
 
 
 REMINDER_ID = "perdure:reminder"
-"""Message id of everything that the engine itself says to the model as a user message."""
+"""Message id of every user message that the engine itself sends to the model."""
 
 TAG_PROMPT = (
     "You work in a loop: you may call tools as often as you need, and you see their results before you go on."
@@ -72,17 +72,17 @@ TAG_PROMPT = (
 """Default system prompt of ``finish="tag"``."""
 
 NO_ANSWER_REASONS: frozenset[FinishReason] = frozenset(["refusal", "content_filter", "veto"])
-"""How a reply ends that says why there is no answer: it stands in the answer's place, whatever it has to be like."""
+"""Finish reasons of replies without an answer: the reply's text is used as the answer, whatever form was required."""
 
 _FINISH_TAG = re.compile(r"<finish>((?:(?!<finish>).)*?)</finish>", re.DOTALL)
-"""From the nearest opening tag: models like to name the tag before they use it."""
+"""Matches from the nearest opening tag: models often mention the tag before they use it."""
 
 
 def extract_answer(protocol: FinishProtocol, reply: Message, reason: FinishReason) -> FinalAnswer | None:
-    """The answer in ``reply``, or None when the loop goes on.
+    """Extract the answer from ``reply``; None if the loop goes on.
 
-    A reply that calls tools is never the answer: what it asks for is done first. A refusal is the answer, and
-    so is a veto; ``finish_reason`` says what it is.
+    A reply that calls tools is never the answer: its calls run first. A refusal, a filtered reply or a veto is the
+    answer; ``finish_reason`` says which it is.
     """
     if reply.tool_calls:
         return None
@@ -95,13 +95,13 @@ def extract_answer(protocol: FinishProtocol, reply: Message, reason: FinishReaso
         case "tag":
             return _extract_tagged_answer(text, reason)
         case "tool":
-            return None  # what is the answer, only the agent's output type can say
+            return None  # the agent's output type decides what is the answer
         case _:
             assert_never(protocol)
 
 
 def _extract_tagged_answer(text: str, reason: FinishReason) -> FinalAnswer | None:
-    """The last ``<finish>`` element; an unclosed one counts only if the model stopped by itself."""
+    """Extract the last ``<finish>`` element; an unclosed one counts only if the model stopped by itself."""
     if closed := _FINISH_TAG.findall(text):
         return FinalAnswer(content=closed[-1].strip(), called=True)
     _, opened, rest = text.rpartition("<finish>")
@@ -109,13 +109,13 @@ def _extract_tagged_answer(text: str, reason: FinishReason) -> FinalAnswer | Non
 
 
 def extract_forced_answer(protocol: FinishProtocol, text: str) -> FinalAnswer:
-    """The answer of a reply that had to be one: the tag's content if it is there, else all of it."""
+    """Extract the answer from a reply that had to be one: the content of the tag, else the whole text."""
     found = _extract_tagged_answer(text, "stop") if protocol == "tag" else None
     return found or FinalAnswer(content=text)
 
 
 def build_reminder_text(protocol: FinishProtocol) -> str:
-    """What the model is told after a reply with neither answer nor tool calls."""
+    """Build the message to the model after a reply with neither answer nor tool calls."""
     match protocol:
         case "text":
             return "Your last reply was empty. Call a tool, or write the answer."
@@ -131,7 +131,7 @@ def build_reminder_text(protocol: FinishProtocol) -> str:
 
 
 def build_force_finish_text(protocol: FinishProtocol, limit: LimitUse) -> str:
-    """What the model is told when a limit is used up."""
+    """Build the message to the model that a limit is used up and it must answer now."""
     where = {"text": "", "tag": " inside <finish></finish>", "tool": f" by calling {FINISH_TOOL}"}[protocol]
     tools = "other tools" if protocol == "tool" else "tools"
     used = f"You have used all {limit.allowed:g} steps of this task"

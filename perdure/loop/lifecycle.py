@@ -1,4 +1,4 @@
-"""What stops a step, a turn or the run: failures, cancellation, interrupts, pauses, closing."""
+"""Start, continuation and end of a run: its first state, raised limits, failures, cancellation, interrupts, pauses."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ from .turns import record_unanswered_messages
 from .waits import get_callback_approval, is_waiting_for_approval
 
 # ---
-# A turn at a limit: it ends, or its run waits for a person, who may raise the limit.
+# A turn at a limit: it ends, or its run pauses until an operator raises the limit.
 
 
 def end_turn_at_budget(state: RunState) -> None:
-    """End the turn where a budget is used up and nobody is to be asked: neither the model nor a person.
+    """End the turn if a budget is used up and neither a last answer of the model nor a pause is due.
 
-    Nothing may be in flight. ``on_limit="finish"`` asks the model once: a turn that finds the run's budget used up, or
-    goes on after it was told to finish, ends as it stands.
+    Nothing may be in flight. ``on_limit="finish"`` asks the model for its answer once: a turn that begins with the
+    run's budget used up, or goes on after it was told to finish, ends as it stands. Also lets held calls begin, as many
+    as are allowed.
     """
     release_held_calls(state)
     turn = state.turn
@@ -66,9 +67,10 @@ def end_turn_at_budget(state: RunState) -> None:
 
 
 def raise_limits(state: RunState, raw: Any) -> bool:
-    """Take the limits of ``{"limits": {"cost_usd": 5}, "by": …}``; False if they cannot be taken.
+    """Raise limits from ``{"limits": {"cost_usd": 5}, "by": …}``; False, with a refusal recorded, if they are invalid.
 
-    They hold for the run, those of a turn for the present one. Of several people who raise a limit the highest counts.
+    They hold for the run, those under ``turn`` for the present turn. If a limit is raised several times, the highest
+    value counts.
     """
     given = raw.get("limits") if isinstance(raw, dict) else None
     if given is None:
@@ -85,7 +87,7 @@ def raise_limits(state: RunState, raw: Any) -> bool:
 
 
 def parse_run_limits(raw: Any) -> RunLimits:
-    """Limits as somebody sends them. Raises ``InvalidInputError`` that names what is wrong."""
+    """Parse limits that a client sent. Raises ``InvalidInputError`` that names the wrong field."""
     try:
         return RunLimits.model_validate(raw)
     except ValidationError as error:
@@ -103,16 +105,16 @@ def _merge_higher_bounds(one: Bounds | None, other: dict[str, Any]) -> Bounds | 
 
 
 OPS_PER_REPLY = 1000
-"""Operation numbers that a model call which was stopped may have used: a worker that was taken for lost may still be
-running inline tools of its reply, each under a number behind the call's own."""
+"""Operation numbers that a stopped model call may have used: a worker that was taken for lost may still be running
+inline tools of its reply, each under a number after the call's own."""
 PAUSING_ERRORS = frozenset({"TranscriptCorruptedError", "StoreVersionError"})
-"""Failures that an operator can mend, after which the same step succeeds: the run waits instead of failing."""
+"""Failures that an operator can repair, after which the same step succeeds: the run pauses instead of failing."""
 RUN_FAILING_ERRORS = frozenset({"AgentNotFoundError"})
-"""Failures of a tool call that the next model call would have too, after its own wait: the run fails with the first."""
+"""Failures of a tool call that the next model call would have too, after waiting itself: the run fails at the first."""
 
 
 def fail_run(state: RunState, type: str, message: str) -> None:
-    """The run cannot go on: it ends as failed, with its transcript closed."""
+    """Fail the run: it ends as failed, with its transcript closed."""
     if state.turn is None:
         open_turn(state)
     assert state.turn is not None
@@ -121,13 +123,13 @@ def fail_run(state: RunState, type: str, message: str) -> None:
 
 
 def cancel_run(state: RunState) -> None:
-    """Somebody cancelled the run: finished results stay, every other call gets one that says so."""
+    """Cancel the run: finished results stay, every other call gets a result that says so."""
     state.cancelled = True
     _prepare_ending(state, "Cancelled: the run was cancelled before this call had finished")
 
 
 def _prepare_ending(state: RunState, text: str) -> None:
-    """Record the ending, over an earlier one too. A model call in flight has used up its operation number."""
+    """Have the ending recorded, also after an earlier one. A model call in flight has used up its operation number."""
     state.op += 1
     state.recorded = False
     state.pause = None
@@ -138,7 +140,7 @@ def _prepare_ending(state: RunState, text: str) -> None:
 
 
 def _close_open_calls(state: RunState, text: str) -> None:
-    """A result for every call that has none: a provider refuses a transcript with an open call."""
+    """Give every open call an error result: a provider refuses a transcript with an open call."""
     for pending in state.calls:
         if pending.result is None:
             if is_waiting_for_approval(pending):
@@ -155,9 +157,9 @@ def _close_open_calls(state: RunState, text: str) -> None:
 
 
 def request_interrupt(state: RunState, raw: Any = None) -> None:
-    """Somebody interrupts, to say something (``raw``, a message) or to stop the turn (None, or an empty object).
+    """Record an interrupt, with a message (``raw``) or to stop the turn (``raw`` None, empty, or without content).
 
-    Only noted here: whoever drives the loop stops what is in flight, and then calls :func:`apply_interrupt`.
+    The driver of the loop then stops what is in flight, and calls :func:`apply_interrupt`.
     """
     says = not (raw is None or raw == "" or (isinstance(raw, dict) and not (raw.get("content") or raw.get("input"))))
     running = state.turn is not None and (state.turn.answer is None or bool(state.inbox))
@@ -168,7 +170,8 @@ def request_interrupt(state: RunState, raw: Any = None) -> None:
 
 
 def apply_interrupt(state: RunState) -> None:
-    """Nothing is in flight any more: close what was interrupted, and end the turn unless there is something to say."""
+    """Apply a recorded interrupt once nothing is in flight: close the open calls, and end the turn unless the interrupt
+    came with a message."""
     how, state.interrupt = state.interrupt, None
     turn = state.turn
     if turn is not None and turn.failure is not None and state.calls:
@@ -186,7 +189,7 @@ def apply_interrupt(state: RunState) -> None:
         if turn.answer is None:
             last = (turn.last_text, turn.last_blob) if turn.at_limit else ("", None)
             turn.answer = TurnAnswer(content=last[0], blob=last[1], finish_reason="interrupted")
-        elif state.inbox:  # an answer, but not to what was said since
+        elif state.inbox:  # an answer, but not to the messages since
             turn.answer.finish_reason = "interrupted"
         state.carry += state.inbox
         state.inbox = []
@@ -195,25 +198,26 @@ def apply_interrupt(state: RunState) -> None:
 
 
 def pause_run(state: RunState, reason: str, since: str, *, fault: bool = False) -> None:
-    """The run waits for an operator; ``fault``: for an engine without the fault that it came upon."""
+    """Pause the run until it is resumed. ``since``: ISO 8601. ``fault``: it met a fault of the engine, and waits for an
+    engine without it."""
     state.pause = Pause(reason=reason, since=since, fault=fault)
 
 
 def resume_run(state: RunState, raw: Any = None) -> None:
-    """The operator says that the cause is gone, or raises limits: ``{"limits": {"cost_usd": 5}}``."""
+    """Resume a paused run: the cause is gone, or limits are raised with ``{"limits": {"cost_usd": 5}}``."""
     if raise_limits(state, raw):
         state.pause = None
         state.resend = True
 
 
 def close_run(state: RunState) -> None:
-    """A session ends after its current turn; a run that waits for its first message ends at once."""
+    """Close the run: a session ends after its current turn, a run that waits for its first message at once."""
     state.closed = True
     state.recorded = False
 
 
 # ---
-# From a start's JSON to the first state.
+# The first state of an execution, from its JSON input.
 
 
 STATE_KEY, CONTINUED_RUN_KEY = "state", "continues"
@@ -225,13 +229,14 @@ continues is known to that execution alone.
 
 
 def is_continuation_input(raw: Any, continued_run_id: str | None) -> bool:
-    """Whether ``raw`` was written by ``continued_run_id``, the execution that this one continues, as Temporal says."""
+    """Whether ``raw`` was written by ``continued_run_id``, the execution that, according to Temporal, this one
+    continues."""
     is_carried = isinstance(raw, dict) and raw.keys() == {STATE_KEY, CONTINUED_RUN_KEY}
     return is_carried and continued_run_id is not None and raw[CONTINUED_RUN_KEY] == continued_run_id
 
 
 def read_continued_state(raw: dict[str, Any], context_id: str) -> RunState:
-    """The state in the input of an execution that continues an earlier one (:func:`is_continuation_input`).
+    """Read the state from the input of an execution that continues an earlier one (:func:`is_continuation_input`).
 
     Raises ``NewerStateError``, ``InvalidInputError``.
     """
@@ -242,14 +247,14 @@ def read_continued_state(raw: dict[str, Any], context_id: str) -> RunState:
 
 
 def create_run_state(raw: Any, context_id: str, scope: str, parent_id: str | None = None) -> RunState:
-    """The state of a new run. ``parent_id`` is the workflow that started it as its child, as Temporal says.
+    """Create the state of a new run. ``parent_id``: the parent workflow that Temporal reports, if there is one.
 
     Raises ``InvalidInputError`` that names what is wrong with ``raw``.
     """
     start = parse_start(raw)
     is_child = start.parent is not None and start.parent.context_id == parent_id
     parent = start.parent
-    if parent is not None and not is_child:  # opened again by a client: what restricts it holds, and no more
+    if parent is not None and not is_child:  # reopened by a client: only its restrictions hold
         parent = parent.model_copy(update={"background": False})
     state = RunState(
         context_id=context_id,
@@ -270,19 +275,19 @@ def create_run_state(raw: Any, context_id: str, scope: str, parent_id: str | Non
     )
     if start.message is not None:
         message = _build_start_message(start.message)
-        state.resend = start.resume and message.content is None  # opened again by ``Run.resume``
+        state.resend = start.resume and message.content is None  # reopened by ``Run.resume``
         accept_message(state, message)
     return state
 
 
 def build_continuation_input(state: RunState, run_id: str) -> dict[str, Any]:
-    """The input of the execution that goes on from ``state`` of ``run_id``; read back by
+    """Build the input of the execution that continues from ``state`` of ``run_id``; read back by
     :func:`read_continued_state`."""
     return {STATE_KEY: state.model_dump(mode="json", exclude_none=True), CONTINUED_RUN_KEY: run_id}
 
 
 def parse_start(raw: Any) -> Start:
-    """The start of a run. Raises ``InvalidInputError`` that names the wrong field and what is expected."""
+    """Parse the input of a run. Raises ``InvalidInputError`` that names the wrong field and what is expected."""
     expected = 'Start it with {"agent": "<name>", "message": "<text>"}.'
     if not isinstance(raw, dict):
         raise InvalidInputError(f"the input must be one JSON object, not {type(raw).__name__}", hint=expected)
@@ -296,7 +301,8 @@ def parse_start(raw: Any) -> Start:
 
 
 def _check_start_sizes(start: Start) -> None:
-    """What came in at one size may go out at three times of it; a run that cannot be carried on must not begin."""
+    """Refuse a start that is too large: input may be three times as large on its way out, and a run that cannot be
+    continued as new must not begin."""
     found = measure_json(start.context)
     if found > CONTEXT_BYTES:
         raise InvalidInputError(

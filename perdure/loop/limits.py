@@ -1,7 +1,7 @@
-"""Limits: what a run and its turn have used, what they may, and what happens when that is not enough.
+"""Limits: what a run and its turn have used and are allowed, and what happens at a limit.
 
-Looked at before a model call, never within one: a limit is exceeded by the step that was in flight at most. Time is
-counted while the run is at work (:func:`update_work_time`): the loop itself has no clock.
+Limits are checked before a model call, never within one: a limit is exceeded by at most the step that was in flight.
+Time is counted while the run is at work (:func:`update_work_time`): the loop itself has no clock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UsedAmounts = dict[str, float]
 
 
 def list_limit_uses(state: RunState) -> list[LimitUse]:
-    """Every limit that is set, those of the run first; the turn's iterations last."""
+    """List every limit that is set with its use, those of the run first; ``max_iterations`` of the turn last."""
     found = []
     for scope, bounds, raised, used in _iter_limit_scopes(state):
         found += [
@@ -36,17 +36,17 @@ def list_limit_uses(state: RunState) -> list[LimitUse]:
 
 
 def get_max_iterations(state: RunState) -> int:
-    """Model calls that the turn may make."""
+    """Return how many model calls the turn may make."""
     raised = state.turn.raised if state.turn else None
     return max(state.limits.max_iterations, (raised and raised.iterations) or 0)
 
 
 def find_exceeded_limit(state: RunState) -> LimitUse | None:
-    """The limit that forbids another model call, if one does."""
+    """Return the first limit that forbids another model call; None if none does."""
     turn = state.turn
     if turn is None:
         return None
-    if not _has_limits(state, turn):  # as most runs are
+    if not _has_limits(state, turn):  # the usual case
         spent = turn.iteration >= get_max_iterations(state)
         return list_limit_uses(state)[-1] if spent else None
     wanted = turn.denied or any(call.held for call in state.calls)
@@ -57,7 +57,7 @@ def find_exceeded_limit(state: RunState) -> LimitUse | None:
 
 
 def count_calls_left(state: RunState) -> int | None:
-    """Tool calls that may still begin; None where there is no limit of them."""
+    """Return how many tool calls may still begin; None if they are not limited."""
     if state.turn is None or not _has_limits(state, state.turn):
         return None
     left = [use.allowed - use.used for use in list_limit_uses(state) if use.name == "tool_calls"]
@@ -65,9 +65,9 @@ def count_calls_left(state: RunState) -> int | None:
 
 
 def compute_remaining_budget(state: RunState) -> Bounds | None:
-    """What is left of the budgets of run and turn together: what a subagent may use. None where there are none.
+    """Return what is left of the budgets of run and turn together, which a subagent may use; None without budgets.
 
-    Of iterations nothing is inherited: they are counted by each agent for itself.
+    Iterations are not inherited: each agent counts its own.
     """
     least: dict[str, float] = {}
     for use in list_limit_uses(state):
@@ -77,7 +77,7 @@ def compute_remaining_budget(state: RunState) -> Bounds | None:
 
 
 def has_inherited_cost_limit(state: RunState) -> bool:
-    """Whether the parent of a subagent has a limit of cost."""
+    """Whether the run is a subagent that its parent gave a cost limit."""
     limits = state.parent.limits if state.parent is not None else None
     return limits is not None and limits.cost_usd is not None
 
@@ -90,9 +90,9 @@ def _has_limits(state: RunState, turn: TurnState) -> bool:
 
 
 def _iter_limit_scopes(state: RunState) -> Iterator[tuple[LimitScope, UsedAmounts, Bounds | None, UsedAmounts]]:
-    """Of run and turn: what the agent allows, what somebody raised, and what is used."""
+    """Yield, for run and turn: the bounds of the agent, the raised bounds, and the amounts used."""
     turn, limits = state.turn, state.limits
-    # The model call behind the message that brought these has not told of them yet.
+    # The turn's overrides; ``state.limits`` has them only after the first model call that was given them.
     over = (turn.overrides or {}).get("limits") or {} if turn else {}
     whole: UsedAmounts = {
         "iterations": state.iterations,
@@ -115,7 +115,7 @@ def _iter_limit_scopes(state: RunState) -> Iterator[tuple[LimitScope, UsedAmount
 
 
 def _apply_parent_limits(state: RunState, bounds: dict[str, Any]) -> dict[str, Any]:
-    """``bounds``, and no more than what the parent of a subagent had left for it."""
+    """Lower ``bounds`` to what the parent of a subagent left for it."""
     if state.parent is None or state.parent.limits is None:
         return bounds
     left: dict[str, Any] = {name: getattr(state.parent.limits, name) for name in BUDGET_NAMES}
@@ -126,9 +126,9 @@ def _apply_parent_limits(state: RunState, bounds: dict[str, Any]) -> dict[str, A
 
 
 def _compute_reserve(state: RunState) -> dict[str, float]:
-    """Of what its parent had left for a subagent: room for the call that exceeds a limit, and for its answer.
+    """Compute what a subagent reserves of its parent's share: room for the call that exceeds a limit, and the answer.
 
-    Its siblings run at the same time: if each went one call too far, the tree would go as many too far.
+    Siblings run at the same time: if each exceeded its share by one call, the tree would exceed it by as many calls.
     """
     assert state.parent is not None, "a subagent"
     call, calls = state.largest, 2 if state.limits.on_limit == "finish" else 1
@@ -138,7 +138,7 @@ def _compute_reserve(state: RunState) -> dict[str, float]:
 
 
 def compute_largest_call(state: RunState, tokens: int, cost_usd: float | None) -> Bounds:
-    """The largest model call so far, one of ``tokens`` and ``cost_usd`` included."""
+    """Return the largest tokens and cost of a model call so far, one of ``tokens`` and ``cost_usd`` included."""
     before = state.largest or Bounds()
     return Bounds(tokens=max(before.tokens or 0, tokens), cost_usd=max(before.cost_usd or 0.0, cost_usd or 0.0))
 
@@ -156,7 +156,7 @@ def _compute_allowance(limit: float | None, raised: float | None) -> float | Non
 
 
 def update_work_time(state: RunState, now: datetime, *, working: bool = True) -> None:
-    """It is ``now``; what passed since the last time counts if the run was ``working``."""
+    """Set the clock to ``now``; the time since it was last set counts as work if the run was ``working``."""
     at = round(now.timestamp(), 3)
     if working and state.clock is not None:
         state.worked = round(state.worked + max(0.0, at - state.clock), 3)
@@ -167,7 +167,7 @@ def update_work_time(state: RunState, now: datetime, *, working: bool = True) ->
 
 
 def admit_calls(state: RunState) -> None:
-    """Of the calls of a reply that are still to run, refuse those beyond what is left, or hold them back."""
+    """Count the calls of a reply that are still to run; refuse those beyond what is left, or hold them back."""
     turn = state.turn
     assert turn is not None, "calls without a turn"
     room = count_calls_left(state)
@@ -187,13 +187,13 @@ def admit_calls(state: RunState) -> None:
 
 
 def uncount_tool_call(state: RunState, pending: ToolCallState) -> None:
-    """A call that was let begin, and waited for a person, will not run: it does not count."""
+    """Uncount a call that was admitted and waited for approval, but will not run."""
     if pending.call.approval is not None and not pending.held:
         state.tool_calls -= 1
 
 
 def release_held_calls(state: RunState) -> None:
-    """Let calls begin that were held back, as many as are allowed by now."""
+    """Let held calls begin, as many as the limits now allow."""
     room = count_calls_left(state)
     for pending in state.calls:
         if pending.held and pending.result is None and (room is None or room > 0):
@@ -202,11 +202,11 @@ def release_held_calls(state: RunState) -> None:
             room = None if room is None else room - 1
 
 
-# --- said
+# --- texts
 
 
 def build_limit_failure(state: RunState, use: LimitUse) -> TurnFailure:
-    """What a turn fails with at ``use``, under ``on_limit="error"``."""
+    """Build the failure of a turn at ``use``, under ``on_limit="error"``."""
     if use.name == "max_iterations":
         message = f"agent {state.agent} did not finish within {use.allowed:g} iterations"
         message += describe_unanswered_messages(state.turn)
@@ -221,5 +221,5 @@ def build_limit_failure(state: RunState, use: LimitUse) -> TurnFailure:
 
 
 def build_pause_reason(use: LimitUse) -> str:
-    """Why a run is paused at ``use``, and the way out."""
+    """Build the reason for a pause at ``use``, with the way out."""
     return f"{use}; it goes on when somebody raises the limit: resume with {use.key}=<more>"

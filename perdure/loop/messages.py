@@ -1,4 +1,4 @@
-"""Messages: taken, refused, or known already; and the turns that they open."""
+"""Messages to a run: checks, the inbox, repeated ids, the turns that they open, and whose authority they carry."""
 
 from __future__ import annotations
 
@@ -23,23 +23,22 @@ from .turns import remember_turn
 from .waits import list_requesters
 
 # ---
-# On whose behalf a run acts: who started it, until a message that the model is given brings somebody else.
+# The auth context that a run acts with: that of its start, until a message that the model is given brings another.
 #
-# Calls of a reply to an earlier message still run as before: what a message brings counts from the step on that takes
-# it.
+# Calls of a reply to an earlier message run as before: a message's auth context counts from the step on that takes it.
 
 
 AuthSource = Start | UserMessage | NewMessage
 
 
 def set_auth(state: RunState, message: AuthSource) -> None:
-    """The run acts as ``message`` says, if it says so."""
+    """Set the run's auth context and reference to those of ``message``, if it has any."""
     if message.auth_context is not None or message.auth_ref is not None:
         state.auth_context, state.auth_ref = message.auth_context, message.auth_ref
 
 
 def take_message_auth(state: RunState, new: Sequence[NewItem]) -> tuple[NewItem, ...]:
-    """``new`` as a step is given it. The run acts as its messages say from now on, and every activity is told so."""
+    """Move the auth context of the messages in ``new`` to the run, and return ``new`` without it."""
     return tuple(_strip_message_auth(state, item) if isinstance(item, NewMessage) else item for item in new)
 
 
@@ -51,7 +50,7 @@ def _strip_message_auth(state: RunState, message: NewMessage) -> NewMessage:
 
 
 def redact_message(raw: Any) -> str:
-    """A message that is refused, as an error says it: without what somebody may have sent in the clear."""
+    """Format a refused message for an error text, without its auth context, which may have been sent in the clear."""
     hidden = isinstance(raw, Mapping) and raw.get("auth_context") is not None
     try:
         return str({**raw, "auth_context": "…"} if hidden else raw)
@@ -60,14 +59,14 @@ def redact_message(raw: Any) -> str:
 
 
 # ---
-# What a message may consist of: text, or parts, each a text or a file.
+# Content of a message: text, or parts, each a text or a file.
 
 
 MessageContent = str | BlobRef | tuple[ContentPart, ...]
 
 
 def find_content_problem(content: MessageContent | None) -> str | None:
-    """Why ``content`` is none that can be given to a model, if so."""
+    """Return why ``content`` cannot be given to a model; None if it can."""
     if content is None or isinstance(content, str | BlobRef):
         return None
     if not content:
@@ -87,7 +86,7 @@ def _find_text_problem(part: TextPart) -> str | None:
 
 
 def clean_content(content: MessageContent) -> MessageContent:
-    """``content`` as it can be carried on: text without lone surrogates, media types in lower case."""
+    """Return ``content`` in the form that is kept: text without lone surrogates, media types in lower case."""
     if isinstance(content, str):
         return clean_text(content)
     return content if isinstance(content, BlobRef) else tuple(_clean_content_part(part) for part in content)
@@ -101,7 +100,7 @@ def _clean_content_part(part: ContentPart) -> ContentPart:
 
 
 def convert_message_input(message: UserMessage) -> UserMessage:
-    """``message`` as a run carries it: an input is its JSON, a text like others."""
+    """Return ``message`` in the form that a run keeps: an ``input`` becomes its JSON as the content."""
     if message.input is None:
         return message
     text = json.dumps(message.input, ensure_ascii=False)
@@ -109,20 +108,20 @@ def convert_message_input(message: UserMessage) -> UserMessage:
 
 
 def has_stored_content(content: MessageContent | None) -> bool:
-    """Whether some of it is in a store."""
+    """Whether some of ``content`` is in a store."""
     if content is None or isinstance(content, str):
         return False
     return isinstance(content, BlobRef) or any(part.blob is not None for part in content)
 
 
 REFUSED_CHARS = 300
-"""Of what ``status`` says of a message that was refused."""
+"""Characters of a refusal that ``status.refused`` keeps."""
 
 
 def receive_message(state: RunState, raw: Any) -> bool:
-    """Take a message: a string, or ``{"content", "id"}``. False if it was seen before or cannot be taken.
+    """Accept a message from a signal: a string, or ``{"content", "id"}``. False if it was seen before or is refused.
 
-    Why it cannot is kept, shortened, for ``status``: a signal has nobody to raise an error to.
+    The reason of a refusal is kept, shortened, in ``status.refused``: a signal has no error to raise.
     """
     try:
         message = parse_message(raw)
@@ -139,21 +138,24 @@ def receive_message(state: RunState, raw: Any) -> bool:
 
 
 def record_refusal(state: RunState, why: str) -> None:
-    """Keep why something that was signalled was not taken."""
+    """Keep the reason why a signal was refused, for ``status.refused``: the latest 10."""
     state.refused = [*state.refused, clean_text(why)[:REFUSED_CHARS]][-10:]
 
 
 def accept_message(state: RunState, raw: Any) -> str:
-    """Take a message from somebody who waits for its answer: the ``task_id`` of its turn, also when it was seen before.
+    """Accept a message from an update; return the ``task_id`` of its turn, also if the message was seen before.
 
-    Raises ``InvalidInputError`` for one that cannot be taken, ``RunClosedError`` where nobody would answer it.
+    Raises ``InvalidInputError`` for an invalid message, ``RunClosedError`` if the run is ending.
     """
     message = check_message(state, raw)
     return _find_known_turn(state, message) or _add_to_inbox(state, message)
 
 
 def check_message(state: RunState | None, raw: Any) -> UserMessage:
-    """What :func:`accept_message` would take; None where the state is not known yet. Raises as it does."""
+    """Parse and check a message as :func:`accept_message` does, without accepting it. Raises as it does.
+
+    With ``state`` None (the input is not read yet) only ``raw`` is checked.
+    """
     message = parse_message(raw)
     if state is None:
         return message
@@ -168,7 +170,7 @@ def check_message(state: RunState | None, raw: Any) -> UserMessage:
 
 
 def parse_message(raw: Any) -> UserMessage:
-    """A message as it is sent: a string, or an object. Raises ``InvalidInputError`` that names what is wrong."""
+    """Parse a message: a string, or an object. Raises ``InvalidInputError`` that names what is wrong."""
     try:
         message = convert_message_input(
             UserMessage(content=raw) if isinstance(raw, str) else UserMessage.model_validate(raw)
@@ -182,7 +184,7 @@ def parse_message(raw: Any) -> UserMessage:
 
 
 def find_message_problem(message: UserMessage) -> str | None:
-    """Why Temporal could not carry ``message`` on, if so."""
+    """Return why ``message`` cannot be accepted (its sizes, override or content); None if it can."""
     for name in ("id", "task_id", "by"):
         if (found := measure_json(getattr(message, name))) > MESSAGE_ID_BYTES:
             return f"{name}: it has {found:,} bytes as JSON and may have {MESSAGE_ID_BYTES:,}"
@@ -198,7 +200,7 @@ def find_message_problem(message: UserMessage) -> str | None:
 
 
 def find_override_problem(override: Override | None) -> str | None:
-    """Why every model call could not be told of ``override``, if so."""
+    """Return why ``override`` is too large to be given to every model call; None if it is not."""
     found = measure_json(override.model_dump(mode="json", exclude_none=True)) if override is not None else 0
     if found <= OVERRIDE_BYTES:
         return None
@@ -206,7 +208,7 @@ def find_override_problem(override: Override | None) -> str | None:
 
 
 def _check_message_store(state: RunState, message: UserMessage) -> None:
-    """Refuse a message whose text is in a store that is not the run's."""
+    """Refuse a message with content in a store that is not the run's."""
     if not has_stored_content(message.content) or None in (message.store_id, state.store_id):
         return
     if message.store_id != state.store_id:
@@ -217,7 +219,7 @@ def _check_message_store(state: RunState, message: UserMessage) -> None:
 
 
 def _check_message_sender(state: RunState, message: UserMessage) -> None:
-    """Refuse a message of one person more than can be remembered."""
+    """Refuse a message of a new sender once ``MAX_SENDERS`` are remembered."""
     sender, known = hash_name(message.by), [] if _will_open_turn(state) else list_requesters(state)
     if sender is not None and sender not in known and len(known) >= MAX_SENDERS:
         raise InvalidInputError(
@@ -227,7 +229,7 @@ def _check_message_sender(state: RunState, message: UserMessage) -> None:
 
 
 def _check_inbox_room(state: RunState, message: UserMessage) -> None:
-    """Refuse a message that does not fit beside those that wait: the run could not be continued as new with them."""
+    """Refuse a message that does not fit beside the waiting ones: the run could not be continued as new with them."""
     count, waiting = _count_waiting_messages(state)
     found = waiting + measure_json(message.model_dump(mode="json", exclude_none=True))
     if found > INBOX_BYTES and count:
@@ -240,10 +242,10 @@ def _check_inbox_room(state: RunState, message: UserMessage) -> None:
 
 
 def _count_waiting_messages(state: RunState) -> tuple[int, int]:
-    """The messages that no model was given, some perhaps in a step that was interrupted: how many, and their bytes.
+    """Count the messages that no model call was given, some perhaps of an interrupted step: number, and bytes of JSON.
 
-    They are measured anew only where some were taken out since the last was taken: thousands may wait. Changes nothing,
-    as an update's validator asks, which does not run in replay.
+    They are measured anew only if some were taken out since the last was added: thousands may wait. The state is not
+    changed: an update's validator calls this, and does not run in replay.
     """
     messages = [item for item in state.carry if isinstance(item, NewMessage)]
     if len(messages) + len(state.inbox) == state.waiting:
@@ -253,12 +255,13 @@ def _count_waiting_messages(state: RunState) -> tuple[int, int]:
 
 
 def _find_known_turn(state: RunState, message: UserMessage) -> str | None:
-    """The turn of a message that was taken before. An empty id is none: it would make all such messages one."""
+    """Return the turn of a message that was accepted before. An empty id counts as none, else all such messages would
+    be one."""
     return state.seen.get(clean_text(message.id)) if message.id else None
 
 
 def _add_to_inbox(state: RunState, message: UserMessage) -> str:
-    """Put ``message`` into the inbox; the turn that it joins or opens."""
+    """Put ``message`` into the inbox; return the ``task_id`` of the turn that it joins or opens."""
     if _will_open_turn(state):
         open_turn(state, message.task_id)
     turn = state.turn
@@ -288,7 +291,7 @@ def _add_to_inbox(state: RunState, message: UserMessage) -> str:
         state.waiting = count + 1
         state.waiting_bytes = found + measure_json(new.model_dump(mode="json", exclude_none=True))
         state.inbox.append(new)
-        if state.interrupt == "stop":  # whoever interrupted has something to say after all
+        if state.interrupt == "stop":  # a message follows the interrupt: the turn goes on with it
             state.interrupt = "go on"
     else:
         set_auth(state, message)
@@ -307,7 +310,7 @@ def open_turn(state: RunState, task_id: str | None = None) -> None:
     """Open the next turn, under ``task_id`` unless a turn has that already."""
     remember_turn(state)
     if state.turn is not None and (state.turn.overrides or {}).get("limits"):
-        # They were for that turn. Kept, they could end this one before a model call says what the agent allows.
+        # They were the last turn's. Kept, they could end this one before a model call reports what the agent allows.
         state.limits = state.limits.model_copy(update={"run": None, "turn": None})
     state.turns += 1
     state.recorded = False
@@ -321,7 +324,7 @@ def open_turn(state: RunState, task_id: str | None = None) -> None:
 
 
 def _claim_task_id(state: RunState, task_id: str) -> str | None:
-    """``task_id``, unless it is empty, or the id of another turn: in the store it would take the place of that one."""
+    """Return ``task_id``, or None if it is empty, or may be another turn's, which it would replace in the store."""
     name = hashlib.sha256(task_id.encode()).hexdigest()[:16]
     known = {past.task_id for past in state.past} | set(state.seen.values())
     if not task_id or task_id in known or name in state.named or task_id.startswith(_build_task_id_prefix(state)):
@@ -331,6 +334,6 @@ def _claim_task_id(state: RunState, task_id: str) -> str | None:
 
 
 def _build_task_id_prefix(state: RunState) -> str:
-    """Of the ids that turns get here: the end of the scope, as run ids begin with the time, and a conversation may have
-    several executions a minute."""
+    """Build the prefix of generated turn ids: the end of the scope, as run ids begin with the time, and a conversation
+    may have several executions a minute."""
     return f"{state.scope[-12:]}-"

@@ -1,4 +1,4 @@
-"""Calls that wait for an answer: to their tool's question, or in the place of their result."""
+"""Calls that wait for an answer: questions of a tool, and callbacks, whose answer is the result of the call."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from .waits import PendingWait, get_callback_approval, pending_waits, remember
 
 
 def apply_question(state: RunState, op: int, question: Question, now: datetime) -> None:
-    """The tool of the call of operation ``op`` asks; the call is run again when somebody has answered."""
+    """Set the question of the call of operation ``op``; the call is run again once the question is answered."""
     open_now = sum(measure_json(one.question.model_dump()) for one in state.calls if one.question is not None)
     for pending in state.calls:
         if pending.op != op or pending.result is not None:
             continue
-        if open_now + measure_json(question.model_dump()) > OUTPUT_BYTES:  # ``status`` could not be told any more
+        if open_now + measure_json(question.model_dump()) > OUTPUT_BYTES:  # ``status`` could no longer show it
             text = f"ToolError: {pending.call.name} asks, and too much is asked at once: call it again later"
             pending.result = _build_answer_result(pending, text, is_error=True)
         else:
@@ -43,7 +43,7 @@ def apply_question(state: RunState, op: int, question: Question, now: datetime) 
 
 
 def apply_clearance(state: RunState, op: int, cleared: Clearance, now: datetime) -> None:
-    """The worker has looked at the call of operation ``op``: it may be handed over, or a client is to run it now."""
+    """Apply the clearance of the call of operation ``op``: it may be handed over, or waits for a client to run it."""
     for pending in state.calls:
         if pending.op == op and pending.result is None:
             set_clearance(state, pending, cleared)
@@ -57,9 +57,9 @@ def _settle(state: RunState, now: datetime) -> None:
 
 
 def update_answer_waits(state: RunState, now: datetime) -> None:
-    """Note since when calls wait for an answer, and end the wait of those that nobody answered in time.
+    """Begin the wait of new calls that wait for an answer, and end the waits that have expired.
 
-    Whoever calls this collects the results.
+    The caller collects the results.
     """
     for wait in pending_waits(state):
         if wait.kind == "approval":
@@ -76,7 +76,7 @@ def update_answer_waits(state: RunState, now: datetime) -> None:
 
 
 def take_answer(state: RunState, pending: ToolCallState, said: CallAnswer, now: datetime) -> DecidedApproval:
-    """Give the call its answer, which is checked. Whoever calls this collects the results."""
+    """Give the call its answer, which is already checked. The caller collects the results."""
     by = clean_text(said.by) if said.by else None
     error = clean_text(said.error) if said.error is not None else None
     if pending.question is not None:
@@ -93,18 +93,18 @@ def take_answer(state: RunState, pending: ToolCallState, said: CallAnswer, now: 
 
 
 def hash_answer(said: CallAnswer) -> str:
-    """Names what is said (hexadecimal), whoever says it."""
+    """Hash value, error and blob of an answer, without its sender: 32 hexadecimal digits."""
     what = said.model_dump(mode="json", include={"value", "error", "blob"})
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def as_text(value: Any) -> str:
-    """``value`` as the model is told of a callback's result."""
+    """Format the value of a callback's answer as the model gets it: a string as it is, else its JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def check_value(state: RunState, wait: PendingWait, said: CallAnswer) -> None:
-    """Raise ``InvalidInputError`` for a value that is no answer to what ``wait`` asks."""
+    """Raise ``InvalidInputError`` for a value that does not fit what ``wait`` asks for: its form, size or store."""
     pending, terms = wait.pending, wait.terms
     assert isinstance(terms, Question | CallbackCall), "it waits for an answer"
     form = terms.form
@@ -128,7 +128,7 @@ def check_value(state: RunState, wait: PendingWait, said: CallAnswer) -> None:
 
 
 def _check_callback_result(state: RunState, value: Any) -> None:
-    """Of a callback: it travels whole, as a remote tool's, with those of the other calls."""
+    """Refuse a callback result that is too large to be carried inline with the other results of its reply."""
     text = as_text(value)
     if (found := measure_json(text)) > REMOTE_BYTES:
         raise InvalidInputError(

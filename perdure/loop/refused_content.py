@@ -1,7 +1,7 @@
-"""What a model's API refuses is withheld, so that one bad image or message does not end a conversation.
+"""Withhold content that a model's API refuses, so that one bad image or message does not end a conversation.
 
-A reply records what the model was not given (``Message.withheld``), and the next call goes out without it too. So the
-set is part of the transcript: forks, compactions and executions that come later have it, and no message is edited.
+A reply records what the model was not given (``Message.withheld``), and the next call leaves it out too. So the set is
+part of the transcript: forks, compactions and later executions have it, and no message is edited.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from .compaction import SUMMARY_ID
 from .finish import REMINDER_ID
 
 MAX_WITHHOLD_TRIES = 8
-"""How often one model call is made again without something. Refused requests cost nothing but time."""
+"""How many times one model call is retried with content withheld. Refused requests cost nothing but time."""
 REASON_CHARS = 200
-"""Of the API's message, as the transcript keeps it."""
+"""Characters of the API's message that the transcript keeps."""
 _REFUSAL_ERRORS = (BadRequestError, ContentFilterError)
-"""Not what derives from them: a conversation that is too long is compacted instead."""
+"""Errors that are refusals; not their subclasses: a conversation that is too long is compacted instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class WithholdableUnit:
-    """Something that can be withheld."""
+    """A file, message or tool result that can be withheld."""
 
     withheld: Withheld
     digests: frozenset[str]
-    """SHA-256 of its text or its bytes, by which an error names it (``ProviderError.refused``)."""
+    """SHA-256 of its text or bytes, by which an error names it (``ProviderError.refused``)."""
 
 
 class ContentWithholder:
-    """What one model call leaves out. Given an error, :meth:`withhold` says whether to ask again, and without what.
+    """What one model call leaves out. After an error, :meth:`withhold` chooses what to leave out of a retry.
 
-    Only what no reply stands behind is withheld: a model has answered everything else. First what the error names; else
-    each file alone, the newest first, and then all of them. What a content filter refused may also be a message of the
-    user or the result of a tool: they are tried behind the files, the newest first. ``resend`` begins with everything
-    that was withheld before; what is refused again is withheld again.
+    Only content after the last reply is withheld: a model has answered everything before it. First what the error
+    names; else each file alone, the newest first, and then all of them. A content filter may also have refused a user
+    message or a tool result: they are tried after the files, the newest first. ``resend`` first sends everything that
+    was withheld before; what is refused again is withheld again.
     """
 
     def __init__(
@@ -53,23 +53,23 @@ class ContentWithholder:
         self._trial: dict[str, Withheld] = {}
         self._queue: Iterator[Sequence[WithholdableUnit]] | None = None
         self._named = False
-        """Whether the queue is of what an error has named: a message of several files, for instance."""
+        """Whether the queue has only what an error named: a message of several files, for instance."""
         self._texts = texts
         self._tries = 0
 
     @property
     def messages(self) -> Sequence[Message]:
-        """The request's, with placeholders for what is withheld."""
+        """The request's messages, with placeholders for what is withheld."""
         keys = {*self._base, *self._trial}
         return [withhold_from_message(message, keys) for message in self._messages] if keys else self._messages
 
     @property
     def withheld(self) -> tuple[Withheld, ...]:
-        """What the request is made without."""
+        """What the request leaves out."""
         return (*self._base.values(), *self._trial.values())
 
     def withhold(self, error: ProviderError) -> bool:
-        """Choose what to leave out after ``error``; False where it is not a refusal, or nothing is left to try."""
+        """Choose what to leave out after ``error``; False if it is not a refusal, or nothing is left to try."""
         if type(error) not in _REFUSAL_ERRORS or self._tries >= MAX_WITHHOLD_TRIES:
             return False
         self._tries += 1
@@ -82,7 +82,7 @@ class ContentWithholder:
             named = [unit for unit in named if unit.withheld.kind == "file"] or named
             if not named and self._queue is None:
                 return False
-            if named:  # an error that begins to name something has lost what the trial left out
+            if named:  # the error names something for the first time: what the trial left out was refused too
                 self._base |= self._trial | (_build_withheld(named, error) if len(named) == 1 else {})
                 self._trial, self._named = {}, len(named) > 1
                 self._queue = self._iter_trials(named) if self._named else None
@@ -95,7 +95,7 @@ class ContentWithholder:
         return bool(trial)
 
     def _list_new_units(self) -> list[WithholdableUnit]:
-        """What no reply stands behind, the newest first."""
+        """List the units after the last reply, the newest first."""
         replied = max((at for at, message in enumerate(self._messages) if _is_model_reply(message)), default=-1)
         return [
             unit
@@ -104,7 +104,7 @@ class ContentWithholder:
         ]
 
     def _list_suspects(self, units: Sequence[WithholdableUnit], error: ProviderError) -> Sequence[WithholdableUnit]:
-        """What to try where the error names nothing."""
+        """List the units to try if the error names none."""
         suspects = [unit for unit in units if unit.withheld.kind == "file"]
         if self._texts and isinstance(error, ContentFilterError):
             suspects += [unit for unit in units if unit.withheld.kind != "file"]
@@ -118,12 +118,12 @@ class ContentWithholder:
 
 
 def find_last_withheld(messages: Sequence[Message]) -> tuple[Withheld, ...]:
-    """What the latest reply in ``messages`` was given without."""
+    """Return what the model call of the latest reply in ``messages`` left out."""
     return next((message.withheld for message in reversed(messages) if _is_model_reply(message)), ())
 
 
 def filter_present_withheld(withheld: Sequence[Withheld], messages: Iterable[Message]) -> tuple[Withheld, ...]:
-    """Those of ``withheld`` that are in ``messages``; the others were summed up, or left out by the author's code."""
+    """Select those of ``withheld`` that are in ``messages``; the others were summarised, or removed by author code."""
     if not withheld:
         return ()
     keys = {unit.withheld.key for message in messages for unit in _iter_withholdable_units(message)}
@@ -131,7 +131,7 @@ def filter_present_withheld(withheld: Sequence[Withheld], messages: Iterable[Mes
 
 
 def withhold_from_message(message: Message, keys: Collection[str]) -> Message:
-    """``message`` with a placeholder for each of its parts that ``keys`` name; itself where there are none."""
+    """Replace each part of ``message`` that ``keys`` name by a placeholder; ``message`` itself if there are none."""
     parts: list[Part]
     if message.role == "user":
         if _build_message_key(message) in keys:
@@ -168,12 +168,12 @@ def _build_withheld_placeholder(what: str) -> str:
 
 
 def _is_model_reply(message: Message) -> bool:
-    """Whether a model gave it, so that its API has accepted what is before it."""
+    """Whether a model wrote the message, so that its API has accepted the messages before it."""
     return message.role == "assistant" and bool(message.model) and message.finish_reason != "veto"
 
 
 def _iter_withholdable_units(message: Message) -> Iterator[WithholdableUnit]:
-    """What of ``message`` can be withheld."""
+    """Yield the units of ``message`` that can be withheld."""
     if message.role == "user":
         for part in message.parts:
             if isinstance(part, FilePart):
@@ -215,7 +215,7 @@ def _compute_part_digests(part: Part) -> frozenset[str]:
 
 
 def _build_file_key(file: FilePart, owner: str) -> str:
-    """``owner``: the message or call that it came with, so that the same file is tried anew when it is sent anew."""
+    """Build the key of a file. ``owner`` is the id of its message or call, so that a file sent again is tried again."""
     return _hash_key_parts("file", owner, file.media_type, *_compute_part_digests(file))
 
 

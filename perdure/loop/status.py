@@ -1,4 +1,4 @@
-"""The state as the ``status`` query shows it."""
+"""The ``status`` query, and the search attributes and memo of a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from .subagents import build_branch_run_id, build_child_run_id
 from .waits import is_waiting_for_approval, pending_waits
 
 # ---
-# What Temporal is told of a run, so that one query finds all that waits, and nobody need ask the run what it is.
+# Search attributes and memo: one visibility query finds every run that waits, and for what, without a query of the run.
 
 
 SearchAttributeValue = str | int
@@ -50,10 +50,10 @@ SearchAttributeValue = str | int
 def list_changed_search_attributes(
     state: RunState, step: NextStep | None, shown: Mapping[str, object]
 ) -> dict[str, SearchAttributeValue]:
-    """The search attributes to be changed while ``step`` is under way, where ``shown`` is what visibility has.
+    """List the search attributes to change during ``step``; ``shown`` is what visibility has.
 
-    A run that never waits, for a person or for a message, is not worth an event; from its first wait on it is kept up
-    to date, but for whether a session is in a turn. Only attributes that the namespace is known to have.
+    A run that never waits for a person or a message gets none, which saves the event; from its first wait on they are
+    kept up to date, except for whether a session is in a turn. Only attributes that the namespace is known to have.
     """
     pending = len(pending_waits(state))
     idle = isinstance(step, Wait) and step.until != "child"
@@ -69,10 +69,9 @@ def list_changed_search_attributes(
 
 
 def build_waiting_key(state: RunState) -> tuple[Hashable, ...] | None:
-    """Names what waits, for who only has to know whether it is something else by now: :func:`build_waiting_memo` costs
-    more.
+    """Build a key of the present waits, to detect a change of them: :func:`build_waiting_memo` costs more.
 
-    None while a wait has only just begun, and the state does not say yet since when.
+    None while a wait has only just begun, and the state does not have its start yet.
     """
     found: list[Hashable] = []
     for wait in pending_waits(state):
@@ -83,7 +82,7 @@ def build_waiting_key(state: RunState) -> tuple[Hashable, ...] | None:
 
 
 def build_waiting_memo(state: RunState) -> list[dict[str, Any]] | None:
-    """What waits, as the memo is to have it; None where nothing does, or it does not fit: then the run is asked."""
+    """Build the memo of the present waits; None if there are none, or they do not fit: clients then query the run."""
     found = list_pending_approvals(state)
     if not found or len(found) > WAITING_MEMO_CALLS:
         return None
@@ -92,7 +91,7 @@ def build_waiting_memo(state: RunState) -> list[dict[str, Any]] | None:
 
 
 def build_status(state: RunState, since: str | None = None) -> Status:
-    """The state as the ``status`` query gives it; ``since`` (ISO 8601) is when the present step began."""
+    """Build the result of the ``status`` query; ``since`` (ISO 8601) is when the present step began."""
     step = decide(state)
     match step:
         case CallModel():
@@ -154,7 +153,7 @@ def _iter_call_statuses(state: RunState) -> Iterator[ChildStatus]:
 
 
 def _find_child_run_id(state: RunState, pending: ToolCallState) -> str | None:
-    """Id of the run that the call waits for."""
+    """Return the id of the run that the call waits for; None if it waits for none."""
     how = pending.call.disposition
     if isinstance(how, SubagentCall):
         return build_child_run_id(state, pending)

@@ -1,4 +1,4 @@
-"""Subagents: what a child run is started with, and what its end means for its parent."""
+"""Subagents and branches: the input of a child run, its share of the budgets, and what its end does to the parent."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ CHILD_CANCELLED = "RunCancelledError: the subagent was cancelled"
 CHILD_INTERRUPTED = "Interrupted: the subagent was interrupted before it had an answer"
 CHILD_AT_LIMIT = "BudgetExceededError: the subagent ended at its limit, before it had an answer"
 MAX_DEPTH = 5
-"""How deep subagents may be nested: agents that call each other by name would go on without end."""
+"""Maximum nesting of subagents: agents that call each other by name would otherwise go on without end."""
 _PAID_BUDGETS = ("tokens", "cost_usd")
 _SHARED_BUDGETS = (*_PAID_BUDGETS, "tool_calls")
-"""Budgets that children which run at the same time use up together. Time passes for all of them at once."""
+"""Budgets that children divide if they run at the same time. Time is not divided: it passes for all of them at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +37,20 @@ class ChildOutcome:
     """How a child run ended."""
 
     response: Response | None = None
-    """Of one that ended well."""
+    """Response of a child that completed."""
     error: str | None = None
-    """``Type: message`` of one that did not."""
+    """``Type: message`` of a child that did not."""
     used: Response | None = None
-    """What one that did not end well had used, as far as it could say."""
+    """Usage of a child that did not complete, if it reported any."""
 
 
 def build_child_run_id(state: RunState, pending: ToolCallState) -> str:
-    """Id of the run that answers the call."""
+    """Build the id of the child run that answers the call: ``<context_id>/<op>``."""
     return f"{state.context_id}/{pending.op}"
 
 
 def build_child_start(state: RunState, pending: ToolCallState) -> dict[str, Any] | NewResult:
-    """The input of the child run; or the result of a call that may not begin."""
+    """Build the input of the child run; or, if it may not begin, the error result of the call."""
     how = pending.call.disposition
     assert isinstance(how, SubagentCall), "a call of another agent"
     depth = (state.parent.depth if state.parent else 0) + 1
@@ -96,7 +96,7 @@ def build_child_start(state: RunState, pending: ToolCallState) -> dict[str, Any]
 
 
 def build_lineage(state: RunState, call_id: str, agent: str) -> Lineage:
-    """The way down to the run that answers the call."""
+    """Build the lineage of the run that answers the call: its path from the root run."""
     step = PathStep(agent=agent, call_id=call_id, task_id=state.turn.task_id if state.turn else None)
     if state.parent is None:
         return Lineage(root=state.context_id, path=(step,), agent=state.agent)
@@ -106,9 +106,9 @@ def build_lineage(state: RunState, call_id: str, agent: str) -> Lineage:
 
 
 def apply_child_outcome(state: RunState, pending: ToolCallState, ended: ChildOutcome, *, stopping: bool) -> None:
-    """The child run ended. What it used counts for its parent, also where its answer does not.
+    """Apply the end of a child run. Its usage counts for the parent, also if its answer does not.
 
-    ``stopping``: the parent's turn was stopped, and the child with it; its call is closed by the loop.
+    ``stopping``: the parent's turn was stopped, and the child with it; the loop closes the call.
     """
     response, call = ended.response, pending.call
     count_child_usage(state, ended)
@@ -137,7 +137,7 @@ def apply_child_outcome(state: RunState, pending: ToolCallState, ended: ChildOut
 
 
 def count_child_usage(state: RunState, ended: ChildOutcome) -> None:
-    """What a child run has used its parent has used."""
+    """Add the usage of a child run to that of its parent."""
     used = ended.response or ended.used
     if used is not None:
         state.usage += used.usage
@@ -147,33 +147,34 @@ def count_child_usage(state: RunState, ended: ChildOutcome) -> None:
 
 
 def is_unanswered_at_limit(response: Response) -> bool:
-    """Whether it ended at a limit before it could say anything."""
+    """Whether the run ended at a limit without an answer."""
     return response.finish_reason == "limit" and not response.content and response.blob is None
 
 
 def was_stopped(ended: ChildOutcome) -> bool:
-    """Whether it ended because it was stopped: what it had finished before counts."""
+    """Whether the child ended without an answer or was interrupted; an answer that it had finished before counts."""
     return ended.response is None or ended.response.finish_reason == "interrupted"
 
 
 def build_usage_details(state: RunState) -> dict[str, Any]:
-    """What a child that did not end well tells its parent."""
+    """Build the error details with which a failed child reports its usage to the parent."""
     used = Response(usage=state.usage, cost_usd=state.cost_usd, tool_calls=state.tool_calls)
     return {"used": used.model_dump(mode="json", include={"usage", "cost_usd", "tool_calls"}, exclude_none=True)}
 
 
 def parse_usage_details(details: Any) -> Response | None:
-    """What :func:`build_usage_details` said."""
+    """Parse error details built by :func:`build_usage_details`; None if there is no usage in them."""
     said = details[0] if details else None
     used = said.get("used") if isinstance(said, dict) else None
     return Response.model_validate(used) if isinstance(used, dict) else None
 
 
 def _compute_child_share(state: RunState, how: SubagentCall) -> Bounds | None:
-    """What one of the children that are to run now may use: an equal part of what is left, so that together they do
-    not use more than there is.
+    """Compute the budgets of one of the children that are to run now: an equal part of what is left, so that together
+    they do not use more.
 
-    One in background gets a part as if all that may run beside it did, and leaves one for its parent, who goes on.
+    A background run gets a part as if all runs allowed at once were started, and one part is left for the parent, which
+    goes on.
     """
     whole = compute_remaining_budget(state)
     if whole is None:
@@ -193,34 +194,35 @@ def _compute_child_share(state: RunState, how: SubagentCall) -> Bounds | None:
 
 
 def _compute_largest_above(state: RunState) -> Bounds | None:
-    """The largest model call of this run and of those above it."""
+    """Return the largest model call of this run and of the runs above it."""
     above = state.parent.largest if state.parent else None
     return state.largest if above is None else compute_largest_call(state, above.tokens or 0, above.cost_usd)
 
 
 def _compute_child_scope(state: RunState, pending: ToolCallState, how: SubagentCall) -> str:
-    """Of the call: what it is asked is part of it, as with every effect that is paid once."""
+    """Compute the child's scope: a hash of the call and its whole input, as for every effect that is paid once."""
     asked = {"call_id": pending.call.id, "how": how.model_dump(exclude_defaults=True)}
     text = json.dumps([state.scope, pending.op, "subagent", asked], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def build_error_result(pending: ToolCallState, text: str) -> NewResult:
-    """An error, which the model is told."""
+    """Build the error result of the call, which the model gets."""
     return NewResult(call_id=pending.call.id, name=pending.call.name, text=text, is_error=True)
 
 
 # ---
-# The runs of branches: what each is started with, and what its end means for the step. As with subagents.
+# The runs of branches: the input of each, and the effect of its end on the step. As with subagents.
 
 
 def build_branch_run_id(state: RunState, branch: PendingBranch) -> str:
-    """Id of the branch's run."""
+    """Build the id of the branch's run."""
     return build_child_run_id(state, _build_branch_call(branch))
 
 
 def build_branch_start(state: RunState, branch: PendingBranch) -> dict[str, Any] | BranchOutcome:
-    """The input of the branch's run: that of a subagent, behind the forked conversation. Or why it may not begin."""
+    """Build the input of the branch's run: a subagent's, after the forked conversation; or the error outcome of a
+    branch that may not begin."""
     asked = branch.asked
     start = build_child_start(state, _build_branch_call(branch))
     if isinstance(start, NewResult):
@@ -235,7 +237,7 @@ def build_branch_start(state: RunState, branch: PendingBranch) -> dict[str, Any]
 
 
 def apply_branch_outcome(state: RunState, branch: PendingBranch, ended: ChildOutcome, *, stopping: bool) -> None:
-    """The branch's run ended. What it used counts, also where nobody hears its answer any more (``stopping``)."""
+    """Apply the end of the branch's run. Its usage counts, also if its answer is dropped (``stopping``)."""
     count_child_usage(state, ended)
     if not stopping and state.branching is not None:
         set_branch_outcome(
@@ -244,7 +246,7 @@ def apply_branch_outcome(state: RunState, branch: PendingBranch, ended: ChildOut
 
 
 def set_branch_outcome(branch: PendingBranch, outcome: BranchOutcome) -> None:
-    """The branch has an outcome. What it was asked is needed no more."""
+    """Set the outcome of the branch, and drop its message, which is no longer needed."""
     branch.outcome = outcome
     branch.asked = branch.asked.model_copy(update={"message": None, "blob": None})
 
@@ -264,7 +266,7 @@ def _convert_child_outcome(branch: PendingBranch, ended: ChildOutcome) -> Branch
 def _check_outcome_size(
     state: RunState, step: BranchingStep, branch: PendingBranch, outcome: BranchOutcome
 ) -> BranchOutcome:
-    """``outcome``, or that its answer is too long: Temporal ends a run that asks for an activity with too much."""
+    """Return ``outcome``, or an error if its answer is too long: an activity input has at most 2 MB."""
     given = [*state.carry, *state.inbox[: step.taken], *list_branch_outcomes(state)]
     left = payload_limits.STEP_BYTES - sum(
         measure_json(one.model_dump(mode="json", exclude_none=True)) for one in given
@@ -282,7 +284,7 @@ def _build_branch_outcome(branch: PendingBranch, **came: Any) -> BranchOutcome:
 
 
 def _build_branch_call(branch: PendingBranch) -> ToolCallState:
-    """The branch as a call of a subagent."""
+    """Build the subagent call that stands for the branch."""
     asked = branch.asked
     how = SubagentCall(agent=asked.agent, message=asked.message or "", blob=asked.blob, typed=asked.typed)
     return ToolCallState(call=Call(id=f"branch-{branch.op}", name="branch", disposition=how), op=branch.op)

@@ -1,5 +1,4 @@
-"""Tool calls of a reply: each gets an id that no other call of the conversation has, and a clear refusal where it
-cannot run."""
+"""Transcripts: unique ids of tool calls, sanitised parts, open calls, and checks of conversations edited by authors."""
 
 from __future__ import annotations
 
@@ -14,26 +13,26 @@ from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart, 
 from ..types.plain_json import find_json_flaw, parse_json
 
 _PORTABLE_CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
-"""Ids that every wire format takes as they are."""
+"""Ids that every wire format accepts unchanged."""
 
 
 @dataclass(slots=True)
 class _StreamedCallId:
-    """A call of which a piece was streamed: its id, and the provider's as far as that is known."""
+    """A call of which a piece was streamed: its id, and the provider's id as far as known."""
 
     id: str
     given: str
 
 
 class CallIds:
-    """The ids of one reply's calls: the provider's own where no call of the conversation has had it, else ours.
+    """The ids of one reply's calls: the provider's, or generated if an earlier call of the conversation has that id.
 
     An approval names a call by its id, and some servers repeat theirs (``call_1`` in each reply), leave them out, or
-    put a signature there. A conversation that was rewritten may lack the ids of earlier calls: then all are ours.
+    put a signature there. A conversation that was rewritten may lack the ids of earlier calls: then all are generated.
     """
 
     def __init__(self, said: Sequence[Message], scope: str, op: int, *, edited: bool = False) -> None:
-        """``said`` is the conversation so far. ``edited``: it lacks messages that it had before this call."""
+        """``said`` is the conversation so far. ``edited``: messages were removed from it before this call."""
         self._said = said
         self._taken: set[str] = set()
         self._rewritten = edited
@@ -43,7 +42,7 @@ class CallIds:
         self._final: set[str] = set()
 
     def get_streamed_id(self, index: int, given: str) -> str:
-        """The id of the call at place ``index`` of the stream. It stays the one that its first piece was shown with."""
+        """Return the id of the call at ``index`` of the stream: the same for all of its pieces."""
         known = self._streamed.get(index)
         if known is None:
             known = self._streamed[index] = _StreamedCallId(self._create_id(given), given)
@@ -51,17 +50,20 @@ class CallIds:
         return known.id
 
     def discard_streamed(self) -> None:
-        """Another model is asked; what was streamed does not count."""
+        """Forget the streamed calls: another model is called."""
         self._streamed.clear()
 
     def assign_reply_ids(self, parts: Iterable[Part], origin: str) -> list[Part]:
-        """``parts`` of the whole reply, each call under its id. ``origin`` is where a provider's id may go back to."""
+        """Return the ``parts`` of the whole reply with the final ids of its calls.
+
+        ``origin`` is the provider that a kept provider id may be sent back to.
+        """
         fixed, given = list[Part](), {""}
         for part in parts:
             if isinstance(part, ToolCallPart):
                 call_id = self._take_streamed_id(part.id) or self._create_id(part.id)
                 self._final.add(call_id)
-                # Two calls of one reply cannot go back under one id: their results would not tell which is whose.
+                # Two calls of one reply cannot be sent back under one id: their results would be ambiguous.
                 goes_back = call_id != part.id and part.id not in given
                 given.add(part.id)
                 if goes_back:
@@ -73,7 +75,7 @@ class CallIds:
         return fixed
 
     def assign_hook_ids(self, parts: Iterable[Part]) -> list[Part]:
-        """``parts`` of a reply that a hook has changed: calls that it has put in get ids too."""
+        """Return the ``parts`` of a reply that a hook has changed, with ids for the calls that it added."""
         left, fixed = set(self._final), list[Part]()
         for part in parts:
             if isinstance(part, ToolCallPart):
@@ -85,12 +87,12 @@ class CallIds:
         return fixed
 
     def _take_streamed_id(self, given: str) -> str | None:
-        """The id under which the call that the provider names ``given`` was streamed."""
+        """Take the id under which the call with the provider's id ``given`` was streamed; None if it was not."""
         index = next((index for index, one in self._streamed.items() if one.given == given), None)
         return None if index is None else self._streamed.pop(index).id
 
     def _read_taken_ids(self) -> None:
-        """Read the conversation, which may be long: a reply without calls does not need it."""
+        """Read the ids of earlier calls. Done on demand, as the conversation may be long."""
         for message in self._said:
             if message.role == "assistant":
                 self._taken.update([part.id for part in message.parts if isinstance(part, ToolCallPart)])
@@ -110,10 +112,10 @@ class CallIds:
 
 
 def sanitize_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """``parts`` as they can be stored and read back: text without lone surrogates, and plain JSON.
+    """Return ``parts`` in a form that can be stored and read back: text without lone surrogates, and plain JSON.
 
-    Whatever a provider lets through must not fail: the reply is paid for. Arguments that are not plain JSON make a
-    malformed call; what is for the provider alone is left out.
+    Nothing that a provider sends may fail here: the reply is paid for. Arguments that are not plain JSON make a
+    malformed call; provider data that is not plain JSON is dropped.
     """
     return tuple(sound for part in parts if (sound := _sanitize_part(part)) is not None)
 
@@ -141,7 +143,7 @@ def _sanitize_part(part: Part) -> Part | None:
 
 
 def _dump_malformed_arguments(arguments: dict[str, Any]) -> str:
-    """The JSON of ``arguments``, which is not plain; empty where there is none."""
+    """Dump ``arguments`` that are not plain JSON as text; empty if they cannot be dumped."""
     try:
         text = json.dumps(arguments, ensure_ascii=False)
         return text if clean_text(text) is text else json.dumps(arguments)  # which shows a lone surrogate as it is
@@ -150,13 +152,13 @@ def _dump_malformed_arguments(arguments: dict[str, Any]) -> str:
 
 
 def build_unknown_tool_text(name: str, known: Sequence[str]) -> str:
-    """What the model is told of a tool that there is not."""
+    """Build the error text for a call of an unknown tool."""
     there_is = f"there is: {', '.join(known)}" if known else "there are no tools"
     return f"tool not found: {name} ({there_is})"
 
 
 def build_malformed_arguments_text(part: ToolCallPart) -> str:
-    """What the model is told of arguments that are no JSON object."""
+    """Build the error text for arguments that are not a JSON object."""
     raw = part.malformed or ""
     shown = raw if len(raw) <= 500 else raw[:500] + "…"
     try:
@@ -167,7 +169,7 @@ def build_malformed_arguments_text(part: ToolCallPart) -> str:
 
 
 def list_open_calls(messages: Sequence[Message]) -> list[ToolCallPart]:
-    """The calls of a transcript that have no result, in order. Providers refuse a transcript that has any."""
+    """List the calls of a transcript that have no result, in order. Providers refuse a transcript that has any."""
     waiting: dict[str, ToolCallPart] = {}
     for message in messages:
         for part in message.parts:
@@ -179,9 +181,9 @@ def list_open_calls(messages: Sequence[Message]) -> list[ToolCallPart]:
 
 
 def build_closing_messages(prefix: Sequence[Message], fresh: Sequence[Message]) -> list[Message]:
-    """What closes the calls at the end of ``prefix`` that ``fresh`` has no results for.
+    """Build the messages that close the calls at the end of ``prefix`` that ``fresh`` has no results for.
 
-    Only a run that was terminated, or ran out of time, leaves any: nobody could close its transcript.
+    Only a run that was terminated or timed out leaves any: it could not close its transcript.
     """
     if not prefix or not prefix[-1].tool_calls:
         return []
@@ -193,11 +195,11 @@ def build_closing_messages(prefix: Sequence[Message], fresh: Sequence[Message]) 
 
 
 # ---
-# Conversations that an author's code has changed: whether a model can be sent them, and what was sealed in them.
+# Conversations that author code has changed: whether they can be sent to a model, and the provider data in them.
 
 
 def find_conversation_problem(messages: Sequence[Message]) -> str | None:
-    """Why no model can be sent ``messages``; None where any can."""
+    """Return why ``messages`` cannot be sent to a model; None if they can be."""
     if not messages:
         return "no message is left"
     if messages[0].role != "user":
@@ -214,7 +216,7 @@ def find_conversation_problem(messages: Sequence[Message]) -> str | None:
 
 
 def _find_order_problem(index: int, message: Message, calls: Sequence[ToolCallPart]) -> str | None:
-    """Why ``message`` cannot follow a message with ``calls``."""
+    """Return why ``message`` cannot follow a message with ``calls``; None if it can."""
     asked = [part.id for part in calls]
     given = [part.call_id for part in message.tool_results]
     if sorted(asked) != sorted(given):
@@ -233,8 +235,8 @@ def _find_order_problem(index: int, message: Message, calls: Sequence[ToolCallPa
 
 
 def adopt_edited_messages(edited: Sequence[Message], known: Sequence[Message]) -> list[Message]:
-    """``edited`` as it can be stored and sent: a reply that is none of ``known`` any more is nobody's, since what a
-    provider sealed in it covers what stood beside it."""
+    """Return ``edited`` in a form that can be stored and sent. A reply that is not among ``known`` loses its provider
+    data, since a provider's signature also covers the neighbouring parts."""
     taken, at = [], 0
     for message in edited:
         place = next((n for n in range(at, len(known)) if known[n] is message), None)
@@ -261,7 +263,7 @@ def _strip_sealed_data(part: Part) -> Part | None:
 
 
 def trim_messages(messages: Sequence[Message], keep: int) -> list[Message]:
-    """The first user's message and the last ``keep`` messages, and what these need: a result its call."""
+    """Return the first user message and the last ``keep`` messages, and the call of a result among them."""
     start = max(0, len(messages) - keep)
     while 0 < start < len(messages) and messages[start].role == "tool":
         start -= 1

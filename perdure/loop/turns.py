@@ -1,4 +1,4 @@
-"""What a run, a turn and a step change of their agent, put together."""
+"""Overrides of a run and its turns, the status of turns, and messages that a turn leaves unanswered."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .finish import REMINDER_ID, build_response
 from .payload_limits import PAST_TURNS, PAST_TURNS_BYTES, select_latest_rows
 
 OverrideFields = dict[str, Any]
-"""Plain JSON of a ``StepOverride``, without what it leaves as it is."""
+"""Plain JSON of a ``StepOverride``, without the fields that it does not change."""
 
 _MERGED_FIELDS = ("settings", "provider_options", "limits")
-"""Fields of which each piece counts for itself."""
+"""Fields that are merged key by key."""
 
 
 def get_effective_overrides(state: RunState) -> OverrideFields | None:
-    """The run's and the turn's, which counts more."""
+    """Return the overrides of the run with the turn's over them; None if there are none."""
     return merge_overrides(state.overrides or {}, (state.turn.overrides if state.turn else None) or {}) or None
 
 
 def merge_overrides(first: OverrideFields, then: OverrideFields) -> OverrideFields:
-    """``then`` over ``first``; settings, provider options and limits one by one, and so tools that came and went."""
+    """Merge ``then`` over ``first``; settings, provider options and limits by key, added and removed tools by name."""
     both = {
         name: {**first[name], **then[name]}
         for name in _MERGED_FIELDS
@@ -40,11 +40,11 @@ def merge_overrides(first: OverrideFields, then: OverrideFields) -> OverrideFiel
 
 
 def keep_overrides(state: RunState, kept: LastingOverrides) -> None:
-    """From now on the run, and its turn, have what the step policy keeps."""
+    """Merge the overrides that the step policy keeps into those of the run and the turn."""
     turn = state.turn
     if kept.run:
         state.overrides = merge_overrides(state.overrides or {}, kept.run)
-        if turn is not None and turn.overrides:  # what the turn changes counts more, and the step came later
+        if turn is not None and turn.overrides:  # the turn's overrides take precedence, and the step came later
             turn.overrides = merge_overrides(turn.overrides, kept.run)
     if kept.turn and turn is not None:
         turn.overrides = merge_overrides(turn.overrides or {}, kept.turn)
@@ -55,14 +55,15 @@ def _union_names(names: list[str], more: Any) -> list[str]:
 
 
 # ---
-# Turns as the outside asks for them: the present one, and those that have ended.
+# Status of turns: the present one, and those that have ended.
 
 
 def build_turn_status(state: RunState, task_id: str | None = None) -> TurnStatus:
-    """The turn of that id; without one the present turn, which is the last one between two turns."""
+    """Build the status of the turn ``task_id``, ``unknown`` if there is none; without an id that of the present turn
+    (between two turns: the last one)."""
     turn = state.turn
     if turn is not None and task_id in (None, turn.task_id):
-        if is_turn_answered(state) and state.carry:  # what closes its transcript is still to be recorded
+        if is_turn_answered(state) and state.carry:  # items that close its transcript are still to be recorded
             return TurnStatus(task_id=turn.task_id, state="running")
         return _build_current_turn_status(state, turn)
     for past in state.past:
@@ -81,12 +82,12 @@ def _build_current_turn_status(state: RunState, turn: TurnState) -> TurnStatus:
 
 
 def is_turn_answered(state: RunState) -> bool:
-    """Whether the present turn has its answer, and nothing extends it."""
+    """Whether the present turn has its answer, and no message in the inbox extends it."""
     return state.turn is not None and state.turn.answer is not None and not state.inbox
 
 
 def remember_turn(state: RunState) -> None:
-    """Keep how the present turn ended, before the next one takes its place: the latest turns, as many as fit."""
+    """Add the status of the present turn to the past turns, before the next one opens. Keeps the latest that fit."""
     if state.turn is None:
         return
     state.past = select_latest_rows(
@@ -99,23 +100,24 @@ def remember_turn(state: RunState) -> None:
 
 
 MAX_UNANSWERED_IDS = 20
-"""Messages that are named: the last ones."""
+"""Ids of unanswered messages that are kept: the last ones."""
 _MAX_NAMED_IDS = 3
-"""Those of them that an error names."""
+"""Ids of them that an error names."""
 
 
 def record_unanswered_messages(state: RunState) -> None:
-    """The turn ends with what waits in the inbox: it is recorded, and given to the model of the next turn, if any."""
+    """Record the ids of the messages that the turn ends without answering. The messages themselves are recorded with
+    the ending, and given to the model in the next turn, if there is one."""
     turn = state.turn
     assert turn is not None, "a turn that ends"
-    # What an interrupt has put aside comes first; a second ending of the turn has counted it already.
+    # Messages that an interrupt put into ``carry`` come first; a second ending of the turn has counted them already.
     waiting = state.inbox if turn.unanswered else [*state.carry, *state.inbox]
     left = [new.id or "" for new in waiting if isinstance(new, NewMessage) and new.id != REMINDER_ID]
     turn.unanswered = [*turn.unanswered, *left][-MAX_UNANSWERED_IDS:]
 
 
 def describe_unanswered_messages(turn: TurnState | None) -> str:
-    """What an error says of them; nothing where there are none."""
+    """Describe the unanswered messages for an error text; empty if there are none."""
     if turn is None or not turn.unanswered:
         return ""
     ids = ", ".join([one for one in turn.unanswered if one][-_MAX_NAMED_IDS:])

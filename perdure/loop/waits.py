@@ -1,4 +1,4 @@
-"""Calls that wait for a person: what each waits for, from when and until when, and its reminders.
+"""Calls that wait for a person: what each waits for, when the wait begins and expires, and its reminders.
 
 Approvals, questions and callbacks are three kinds of one wait. :class:`PendingWait` is that wait of a
 :class:`~perdure.types.state.ToolCallState`; ``decide.Wait`` is the step in which the whole run waits.
@@ -28,14 +28,14 @@ from .payload_limits import DECISIONS_BYTES, select_latest_rows
 
 @dataclass(frozen=True, slots=True)
 class PendingWait:
-    """What a call waits for. Holds nothing itself: what is known of the wait is in ``pending``."""
+    """What a call waits for. A view: the data of the wait is in ``pending``."""
 
     pending: ToolCallState
     kind: PendingKind
 
     @property
     def terms(self) -> ApprovalTerms | Question | CallbackCall:
-        """What was asked for, and how long it may take."""
+        """The terms of the wait: what is asked for, and for how long."""
         call = self.pending.call
         terms = call.approval if self.kind == "approval" else self.pending.question or call.disposition
         assert isinstance(terms, ApprovalTerms | Question | CallbackCall), "wait_kind has seen it"
@@ -43,12 +43,12 @@ class PendingWait:
 
     @property
     def period(self) -> WaitState | None:
-        """Since when and until when it waits; None until :meth:`begin`."""
+        """When the wait began and when it expires; None until :meth:`begin`."""
         return self.pending.waiting if self.kind == "approval" else self.pending.expects
 
     @property
     def hash(self) -> str:
-        """Names what a person looks at: the call and its arguments, or the call and which question of it."""
+        """Hash of what the person is shown: the call and its arguments, or the call and its present question."""
         pending, terms = self.pending, self.terms
         if isinstance(terms, ApprovalTerms):
             return terms.hash
@@ -58,7 +58,7 @@ class PendingWait:
         return hash_arguments(pending.call.id, pending.call.name, asked)
 
     def begin(self, now: datetime) -> None:
-        """Note that it waits from now on, unless it has begun before."""
+        """Begin the wait at ``now``, unless it has begun before."""
         if self.period is not None:
             return
         terms, at = self.terms, now.timestamp()
@@ -74,17 +74,17 @@ class PendingWait:
             self.pending.expects = period
 
     def ends(self) -> tuple[float | None, float | None]:
-        """When it ends by itself, and when its next reminder is due: seconds since 1970."""
+        """Return when the wait expires, and when its next reminder is due: seconds since 1970, None if never."""
         period = self.period
         return (None, None) if period is None else (period.until, period.next)
 
     def is_late(self, now: datetime) -> bool:
-        """Whether the time to decide or to answer is over."""
+        """Whether the wait has expired at ``now``."""
         until, _ = self.ends()
         return until is not None and until <= now.timestamp()
 
     def show(self) -> PendingApproval:
-        """The entry of ``Status.approvals``, and of the memo."""
+        """Build the entry of the wait in ``Status.approvals`` and in the memo."""
         pending, terms, period = self.pending, self.terms, self.period
         until = period.until if period else None
         return PendingApproval(
@@ -104,7 +104,7 @@ class PendingWait:
 
 
 # ---
-# Which calls wait for a person, and for how long.
+# Calls that wait for a person, and their deadlines.
 
 
 def is_waiting_for_approval(pending: ToolCallState) -> bool:
@@ -113,8 +113,8 @@ def is_waiting_for_approval(pending: ToolCallState) -> bool:
 
 
 def wait_kind(pending: ToolCallState) -> PendingKind | None:
-    """What the call waits for a person to give: approval, the answer to its tool's question, or its result; None for a
-    call that waits for nobody."""
+    """Return what the call waits for: approval, the answer to its tool's question, or its result (a callback); None if
+    it does not wait for a person."""
     if is_waiting_for_approval(pending):
         return "approval"
     if pending.result is not None or pending.held:
@@ -133,34 +133,34 @@ def is_waiting_for_person(pending: ToolCallState) -> bool:
 
 
 def pending_waits(state: RunState) -> list[PendingWait]:
-    """What waits for a person, in the order of the calls. Status, memo, timers and updates all read it here."""
+    """List the waits for a person, in the order of the calls. Status, memo, timers and updates all read it here."""
     return [PendingWait(one, kind) for one in state.calls if (kind := wait_kind(one)) is not None]
 
 
 def find_next_deadline(state: RunState) -> float | None:
-    """When the next wait ends by itself, or the next reminder is due: seconds since 1970."""
+    """Return when the next wait expires or the next reminder is due: seconds since 1970; None if never."""
     return min((at for wait in pending_waits(state) for at in wait.ends() if at is not None), default=None)
 
 
 def find_next_reminder_check(state: RunState) -> float | None:
-    """When it is to be looked while other calls run: seconds since 1970. None where no call has reminders."""
+    """Return when to check for reminders while other calls run: seconds since 1970; None if no call has reminders."""
     waits = [ends for wait in pending_waits(state) if (ends := wait.ends())[1] is not None]
     return min((at for ends in waits for at in ends if at is not None), default=None)
 
 
 def find_next_expiry(state: RunState) -> float | None:
-    """When the next call's wait for a person ends by itself: seconds since 1970."""
+    """Return when the next wait for a person expires: seconds since 1970; None if none does."""
     return min((at for wait in pending_waits(state) if (at := wait.ends()[0]) is not None), default=None)
 
 
 def get_callback_approval(pending: ToolCallState) -> ApprovalOutcome | None:
-    """Who has let a client run the call: its result tells so, where no activity before it has."""
+    """Return the approval of a callback, to be recorded with its result if no activity before the call recorded it."""
     callback = isinstance(pending.call.disposition, CallbackCall)
     return pending.decided if callback and pending.cleared is None else None
 
 
 def list_requesters(state: RunState) -> list[str]:
-    """``hash_name`` of who asked for what the run does now: who wrote to it in this turn, and to the runs above it."""
+    """List the ``hash_name`` of each sender of a message in this turn, of this run and of the runs above it."""
     above = state.parent.asked_by if state.parent else ()
     return list(dict.fromkeys([*above, *(state.turn.said_by if state.turn else ())]))
 
@@ -173,16 +173,16 @@ def remember(state: RunState, pending: ToolCallState, /, **facts: Any) -> Decide
 
 
 # ---
-# Reminders of calls that wait for approval: when one is due, and what is told.
+# Reminders of calls that wait for approval: when one is due, and its content.
 
 
 _INTERVAL_TOLERANCE = 1e-6
-"""Of an interval: so much of it is the error of a float, and no time."""
+"""Part of an interval that is taken for floating-point error, not for time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReminderBatch:
-    """Reminders that are told together, under an operation of their own."""
+    """Reminders that are sent together, under an operation number of their own."""
 
     op: int
     calls: tuple[ToolCallState, ...]
@@ -194,7 +194,7 @@ class ReminderBatch:
 
 
 def mark_reminder_due(pending: ToolCallState, now: datetime) -> None:
-    """Note it where a reminder of the call is due: one, however long nobody could look."""
+    """Mark a reminder of the call as due at ``now``: only one, however many intervals have passed."""
     terms, waiting = pending.call.approval, pending.waiting
     if terms is None or terms.remind is None or waiting is None or waiting.next is None:
         return
@@ -207,14 +207,14 @@ def mark_reminder_due(pending: ToolCallState, now: datetime) -> None:
 
 
 def list_calls_to_remind(state: RunState) -> tuple[ToolCallState, ...]:
-    """The calls of which somebody is to be reminded now."""
+    """List the calls whose reminder is due."""
     return tuple(
         one for one in state.calls if is_waiting_for_approval(one) and one.waiting is not None and one.waiting.due
     )
 
 
 def take_due_reminders(state: RunState, now: datetime) -> ReminderBatch:
-    """What is told now; it counts as told."""
+    """Take the reminders that are due, which then count as sent."""
     calls, reminders = list_calls_to_remind(state), []
     for pending in calls:
         waiting = pending.waiting

@@ -1,4 +1,4 @@
-"""The agent loop as a Temporal workflow. Only engine code runs in here, never an author's."""
+"""The agent loop as a Temporal workflow. Only engine code runs in it, never author code."""
 
 from .agent import AgentWorkflow
 

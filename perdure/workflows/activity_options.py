@@ -1,4 +1,4 @@
-"""Timeouts and retries of the engine's activities, in one place."""
+"""Timeouts and retries of the engine's activities and child workflows, and the common fields of activity inputs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..types.tool_calls import ActivityCall, RemoteCall
 from ..types.wire import ModelInput, ToolInput
 
 # ---
-# What every activity is told of the run, and what its failure means: for all that the workflow asks of workers.
+# Common fields of activity inputs, and how to read an activity's failure.
 
 
 def build_call_facts(state: RunState, op: int, *, calling_model: bool = False) -> dict[str, Any]:
-    """Those of ``CallFacts``."""
+    """Build the fields of ``CallFacts``, which every activity input has."""
     turn = state.turn
     return {
         "agent": state.agent,
@@ -41,15 +41,15 @@ def dump_activity_input(task: ModelInput | ToolInput) -> dict[str, Any]:
 
 
 def is_cancelled_activity(error: ActivityError) -> bool:
-    """Whether it ended because it was to stop: also one whose worker was lost, or whose store was down, just then.
+    """Whether the activity ended because it was cancelled, also if its worker was lost or its store down just then.
 
-    Such an attempt is only not made again because somebody stopped it: nothing is wrong with the run.
+    Only the cancellation prevents another attempt then: nothing is wrong with the run.
     """
     return is_cancelled_exception(error) or error.retry_state is RetryState.CANCEL_REQUESTED
 
 
 def read_activity_failure(error: BaseException) -> tuple[str, str]:
-    """Class name and message of what an activity failed with in the end."""
+    """Return class name and message of the error that an activity finally failed with."""
     cause = error.__cause__ or error
     if isinstance(cause, ApplicationError):
         return cause.type or type(cause).__name__, cause.message
@@ -57,19 +57,18 @@ def read_activity_failure(error: BaseException) -> tuple[str, str]:
 
 
 HEARTBEAT_TIMEOUT = timedelta(seconds=5)
-"""A worker that is silent for this long is lost; engine activities heartbeat twice a second."""
+"""A worker that sends no heartbeat for this long is lost; engine activities heartbeat twice a second."""
 ATTEMPT_TIMEOUT = timedelta(hours=24)
-"""What bounds an attempt in the end. Inside, everything has a limit of its own (a silent stream, a tool's timeout);
-what is left is waiting for the store with an outcome in hand, which must not be thrown away. Heartbeats tell lost
-workers."""
+"""Upper bound of an attempt. Everything in it has a limit of its own (a silent stream, a tool's timeout), except
+waiting for the store with an outcome that must not be lost. Heartbeats detect lost workers."""
 CHILD_TASK_TIMEOUT = timedelta(seconds=5)
-"""Of one workflow task of a child, as clients start their runs."""
+"""Timeout of one workflow task of a child, the same as for runs that clients start."""
 CANCELLED_CLOSE_TIMEOUT = timedelta(minutes=5)
 """How long the ending of a cancelled run waits for the store before the run ends unrecorded."""
 
 
 def model_options() -> dict[str, Any]:
-    """A model call is retried until it succeeds or fails for good; the activity says which."""
+    """Build the options of a model call. It is retried until it succeeds or raises a non-retryable error."""
     return _build_heartbeat_options(
         start_to_close_timeout=ATTEMPT_TIMEOUT,
         retry_policy=RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
@@ -77,7 +76,8 @@ def model_options() -> dict[str, Any]:
 
 
 def close_options(*, cancelled: bool) -> dict[str, Any]:
-    """The recording of an ending. It waits for the store, as everything does; a run that somebody cancels must end."""
+    """Build the options for recording an ending. It waits for the store without limit, but ``CANCELLED_CLOSE_TIMEOUT``
+    in a cancelled run, which must end."""
     return _build_heartbeat_options(
         start_to_close_timeout=ATTEMPT_TIMEOUT,
         schedule_to_close_timeout=CANCELLED_CLOSE_TIMEOUT if cancelled else None,
@@ -86,7 +86,8 @@ def close_options(*, cancelled: bool) -> dict[str, Any]:
 
 
 def tool_options(how: ActivityCall) -> dict[str, Any]:
-    """An attempt that never began, or of an idempotent tool, is run again; the journal tells the cases apart.
+    """Build the options of a tool call. An attempt that never began, or of an idempotent tool, is retried; the journal
+    tells the cases apart.
 
     So attempts are not limited here: one that found the store locked has not begun. The journal counts ``retries``.
     """
@@ -101,7 +102,8 @@ def tool_options(how: ActivityCall) -> dict[str, Any]:
 
 
 def child_options() -> dict[str, Any]:
-    """A child is stopped with its parent, and waited for: it closes its transcript. One whose parent is gone ends."""
+    """Build the options of a child. It is cancelled with its parent, which waits while it closes its transcript; if the
+    parent closes first, Temporal cancels the child."""
     return {
         "cancellation_type": workflow.ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
         "parent_close_policy": workflow.ParentClosePolicy.REQUEST_CANCEL,
@@ -110,12 +112,13 @@ def child_options() -> dict[str, Any]:
 
 
 def background_child_options() -> dict[str, Any]:
-    """A child in background runs on when its parent continues as new. When its parent ends, that stops it itself."""
+    """Build the options of a background child. It runs on when its parent continues as new; a parent that ends stops it
+    itself."""
     return {"parent_close_policy": workflow.ParentClosePolicy.ABANDON, "task_timeout": CHILD_TASK_TIMEOUT}
 
 
 def hook_options() -> dict[str, Any]:
-    """What the worker does before and after a call that is run elsewhere: each hook has a time of its own."""
+    """Build the options of the activities before and after an external call: each hook has its own timeout."""
     return _build_heartbeat_options(
         start_to_close_timeout=ATTEMPT_TIMEOUT,
         retry_policy=RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
@@ -123,7 +126,8 @@ def hook_options() -> dict[str, Any]:
 
 
 def remote_options(how: RemoteCall) -> dict[str, Any]:
-    """One attempt, which need not send heartbeats: so a run that stops it cannot wait for it."""
+    """Build the options of a remote call: one attempt, which need not heartbeat, so a run that cancels it cannot wait
+    for its end."""
     return {
         "task_queue": how.task_queue,
         "start_to_close_timeout": timedelta(seconds=how.timeout),

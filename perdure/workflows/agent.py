@@ -1,10 +1,10 @@
-"""``AgentWorkflow``: carries out what the pure loop decides, and remembers what it answers.
+"""``AgentWorkflow``: carries out the steps that the pure loop decides on, and applies their outcomes to the state.
 
     signals, updates → receive ─┐
-                                ├→ RunState → decide → CallModel · RunCalls · Remind · Close · Wait · End · …
+                                ├→ RunState → decide → CallModel · RunToolCalls · RecordClosing · Wait · EndRun · …
     outcomes → apply ───────────┘
 
-The state is all there is: continue-as-new hands it on, a query shows it, an end returns what is in it.
+All data of a run is in its state: continue-as-new carries it over, queries show it, and the result is built from it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class AgentWorkflow(WorkflowHandlers):
         super().__init__()
         self._step: loop.NextStep | None = None
         self._is_carry_over_too_large = False
-        """The state was too large to be continued as new with, when that was last due."""
+        """Whether the state was too large to continue as new with, when that was last due."""
 
     @workflow.run
     @accept_raw_argument
@@ -83,7 +83,7 @@ class AgentWorkflow(WorkflowHandlers):
                 case loop.RecordClosing():
                     await work.run_to_end(steps.record_ending(state, step, work), stop=not state.cancelled)
                 case loop.Wait():
-                    await self._continue_as_new_if_long(state)  # it may wait for months
+                    await self._continue_as_new_if_long(state)  # a run may wait for months
                     await self._wait_for_change(state, step, children.compute_next_probe(step, now.timestamp()))
                     loop.update_work_time(state, host.now(), working=step.until == "child")
                 case loop.StopChildren():
@@ -115,7 +115,7 @@ class AgentWorkflow(WorkflowHandlers):
         except Exception as error:
             why = InvalidInputError(f"the input cannot be read: {type(error).__name__}: {error}")
             raise build_application_error(why) from None
-        if state is None:  # what is wrong here fails the task, not the run: another worker may be able to go on
+        if state is None:  # an error here fails the workflow task, not the run: another worker may be able to go on
             state = loop.read_continued_state(raw, info.workflow_id)
         self._set_state(state)
         return state
@@ -126,7 +126,7 @@ class AgentWorkflow(WorkflowHandlers):
         if times:
             idle = max(min(times) - host.now().timestamp(), 0.001)
         try:
-            with suppress(asyncio.CancelledError):  # the loop is told of it before its next decision
+            with suppress(asyncio.CancelledError):  # _run_steps cancels the run before its next decision
                 await host.wait_condition(
                     lambda: (
                         state.interrupt is not None or _is_step_outdated(state, step) or self._is_history_long(state)
@@ -135,12 +135,13 @@ class AgentWorkflow(WorkflowHandlers):
                     timeout_summary=_describe_wait_timer(step) if idle else None,
                 )
         except TimeoutError:
-            # Unless a message came together with the end of the time.
+            # Not if a message came together with the timeout.
             if step.until == "message" and not _is_step_outdated(state, step):
                 loop.close_run(state)
 
     async def _continue_as_new_if_long(self, state: RunState) -> None:
-        """Nothing is in flight before a model call and in a wait, so the state is all that a new execution needs."""
+        """Continue as new if the history is long. Called before a model call and in a wait: nothing is in flight then,
+        so the state is all that the next execution needs."""
         self._is_carry_over_too_large = False
         if not self._is_history_long(state):
             return
@@ -151,13 +152,13 @@ class AgentWorkflow(WorkflowHandlers):
         carried = self._guard.change_or_pause(
             state, "the next execution", lambda: loop.build_continuation_input(state, host.info().run_id)
         )
-        # Where it is too large, the model calls first take the waiting messages in.
+        # If it is too large, model calls take the waiting messages first.
         self._is_carry_over_too_large = carried is None or measure_json(carried) > STATE_BYTES
         if carried is not None and not self._is_carry_over_too_large:
             host.continue_as_new(carried)
 
     def _is_history_long(self, state: RunState) -> bool:
-        """Whether the history is so long that the run is continued as new, where it can be."""
+        """Whether the history is so long that the run should continue as new, and its state is not too large for it."""
         if self._is_carry_over_too_large:
             return False
         info, most = host.info(), state.max_history_events
@@ -174,15 +175,15 @@ def _decide_next_step(state: RunState, now: datetime) -> loop.NextStep:
 
 
 def _is_step_outdated(state: RunState, step: loop.Wait) -> bool:
-    """Whether something else comes next than ``step``."""
+    """Whether the next step is no longer ``step``."""
     try:
         return loop.decide(state) != step
-    except Exception:  # it is for the next step to fail, where that pauses the run
+    except Exception:  # the decision on the next step fails again, and then pauses the run
         return state.pause is None
 
 
 def _build_run_result(state: RunState, ended: str) -> dict[str, Any] | ApplicationError:
-    """A ``Response`` without its messages, or what the run failed with."""
+    """Build the result of the run: a ``Response`` without its messages, or the error of a failed run."""
     failure = state.turn.failure if state.turn else None
     if ended == "failed" and failure is not None:
         details = [build_usage_details(state)] if state.parent is not None else []

@@ -1,8 +1,9 @@
-"""Subagents in background: children that the run does not wait for, and that outlive its executions, but not itself.
+"""Child workflows: subagents, branches, and subagents in background.
 
-In the execution that started one, Temporal says when it is closed. A later one hears of its end by a signal alone, so
-it looks after those that a call waits for: a signal to a closed run fails. In the same way a run in background looks
-whether its parent is still there: one that was terminated could not stop it.
+A run does not wait for its background runs; they outlive its executions, but not the run. Temporal notifies the
+execution that started one of its close. A later execution learns of its end only by a signal, so it probes the runs
+that a call waits for: a signal to a closed run fails. In the same way a background run probes its parent: a terminated
+parent could not stop it.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ from .search_attributes import build_child_search_attributes
 from .step_tasks import StepTasks
 
 # ---
-# Calls of other agents: each is a child workflow, which the run waits for, and stops when it is stopped itself.
+# Subagent calls: each is a child workflow, which the run waits for, and stops when it is stopped itself.
 
 
 async def run_subagent(state: RunState, pending: ToolCallState, work: StepTasks) -> None:
-    """Run the child to its end. An interrupt of the run interrupts the child, which then says what it has used."""
+    """Run the child to its end. An interrupt of the run interrupts the child, which then reports its usage."""
     start = work.guard.change_or_pause(state, "the start of a subagent", lambda: loop.build_child_start(state, pending))
     if isinstance(start, NewResult):
         loop.apply_result(state, pending.op, start)
@@ -59,7 +60,7 @@ async def run_subagent(state: RunState, pending: ToolCallState, work: StepTasks)
 
 
 async def run_child(state: RunState, id: str, start: dict[str, Any]) -> loop.ChildOutcome:
-    """How the child run ended that ``start`` begins. An interrupt of the run interrupts it."""
+    """Run the child with the input ``start``, and return its outcome. An interrupt of the run interrupts the child."""
     try:
         child = await _start_child(id, start, build_child_search_attributes(state, start["agent"]))
         await _wait_for_child(child, lambda: state.interrupt is not None)
@@ -71,8 +72,8 @@ async def run_child(state: RunState, id: str, start: dict[str, Any]) -> loop.Chi
 
 
 async def _start_child(id: str, start: dict[str, Any], found: TypedSearchAttributes | None) -> asyncio.Task[Any]:
-    """The child that has begun. A start that is cancelled would leave one behind that nobody waits for: it is let
-    begin, and then stopped like any other. Raises ``FailureError``."""
+    """Start the child, and return its task. A cancelled start would leave a child without a waiting parent: so the
+    start is awaited, and the child then cancelled like any other. Raises ``FailureError``."""
     given = {"memo": {"agent": start["agent"]}, "search_attributes": found} | child_options()
     starting = asyncio.create_task(host.start_child_workflow(WORKFLOW_TYPE, start, id=id, **given))
     stopped = False
@@ -88,7 +89,7 @@ async def _start_child(id: str, start: dict[str, Any], found: TypedSearchAttribu
 
 
 async def _wait_for_child(child: asyncio.Task[Any], interrupted: Callable[[], bool]) -> None:
-    """Until ``child`` has ended, however it does."""
+    """Wait until ``child`` has ended. A cancellation cancels it, an interrupt of the run interrupts it."""
     while not child.done():
         try:
             await host.wait([child])
@@ -102,12 +103,12 @@ async def _wait_for_child(child: asyncio.Task[Any], interrupted: Callable[[], bo
 async def _interrupt_child(child: asyncio.Task[Any]) -> None:
     try:
         await host.signal_child(child, "interrupt")
-    except (FailureError, asyncio.CancelledError):  # it has ended meanwhile, or is to end: waiting goes on
+    except (FailureError, asyncio.CancelledError):  # it has ended, or the run is cancelled too: waiting goes on
         child.cancel()
 
 
 def parse_child_result(result: Any) -> loop.ChildOutcome:
-    """How a child ended that gave a result. One that is not of this engine's form is an error of the child."""
+    """Parse the result of a child into its outcome; an error outcome if it is not a ``Response``."""
     try:
         return loop.ChildOutcome(Response.model_validate(result))
     except ValidationError as error:
@@ -116,7 +117,7 @@ def parse_child_result(result: Any) -> loop.ChildOutcome:
 
 
 def parse_child_failure(error: FailureError) -> loop.ChildOutcome:
-    """How a child ended that did not end well."""
+    """Build the outcome of a child that failed, was cancelled or was terminated."""
     cause = error.cause if isinstance(error, ChildWorkflowError) else error
     if isinstance(cause, ApplicationError):
         return loop.ChildOutcome(error=f"{cause.type}: {cause.message}", used=parse_usage_details(cause.details))
@@ -128,37 +129,37 @@ def parse_child_failure(error: FailureError) -> loop.ChildOutcome:
 
 
 def is_lost_child_error(error: BaseException) -> bool:
-    """Whether the child could neither say anything at its end, nor close its transcript."""
+    """Whether the child was terminated or timed out, so it could neither report its end nor close its transcript."""
     cause = error.cause if isinstance(error, ChildWorkflowError) else error
     return isinstance(cause, TerminatedError | TemporalTimeoutError)
 
 
 FIRST_CHILD_PROBE, MAX_CHILD_PROBE = 30.0, 600.0
-"""Seconds until a run that a call waits for is looked after again: at first, and in the end."""
+"""Seconds until the next probe of a background run that a call waits for: first and largest interval."""
 FIRST_PARENT_PROBE, MAX_PARENT_PROBE = 3600.0, 24 * 3600.0
-"""Seconds until a run in background looks again whether its parent is there: at first, and in the end. A look costs an
-idle parent four events of history, for each of its subagents."""
+"""Seconds until the next probe of a background run's parent: first and largest interval. A probe costs an idle parent
+four events of history, for each of its subagents."""
 STOP_CHILDREN_TIMEOUT = timedelta(seconds=60)
-"""How long a run that ends waits for those that it has stopped."""
+"""How long a run that ends waits for the background runs that it has stopped."""
 EXTERNAL_RUN_GONE = "ExternalWorkflowExecutionNotFound"
 
 
 class BackgroundChildren:
-    """Those of one execution of a run; and, for a run in background, its parent."""
+    """Starts, signals, probes and stops the background runs of a run; in a background run, probes its parent."""
 
     def __init__(self, state: RunState, guard: Guard) -> None:
         self._state = state
         self._guard = guard
         self._child_tasks: dict[str, asyncio.Task[Any]] = {}
-        """By handle: those that this execution has started."""
+        """Tasks of the children that this execution has started, by handle."""
 
     # --- calls
 
     async def start_child(self, pending: ToolCallState, how: SubagentCall) -> None:
-        """Start what the call asks for; the call ends as soon as that has begun."""
+        """Start the background run that the call asks for; the call has its result as soon as the run has begun."""
         state = self._state
         if len(list_active_background_runs(state)) >= (how.background or 0):
-            await self._probe_children(list_active_background_runs(state))  # one that is lost holds no place
+            await self._probe_children(list_active_background_runs(state))  # lost runs free their places
         prepared = self._guard.change_or_pause(
             state, "the start of a subagent", lambda: background.prepare_background_run(state, pending)
         )
@@ -181,10 +182,10 @@ class BackgroundChildren:
         )
 
     async def send_message(self, pending: ToolCallState, how: TellCall) -> None:
-        """Send the message. Sent twice, it counts once."""
+        """Send the message to the background run. Its id makes a repeated delivery count once."""
         state = self._state
         row = background.find_tell_target(state, pending, how.handle)
-        if row is not None and row.state == "starting":  # by a call beside this one: nobody is there yet to hear it
+        if row is not None and row.state == "starting":  # by a parallel call: the run cannot receive signals yet
             began = row
             await _run_shielded(host.wait_condition(lambda: began.state != "starting"))
             row = background.find_tell_target(state, pending, how.handle)
@@ -197,7 +198,7 @@ class BackgroundChildren:
         background.apply_tell_result(state, pending, None if error is None else f"not delivered: {error}")
 
     def _apply_child_closed(self, row: BackgroundRun, task: asyncio.Task[Any]) -> None:
-        if task.cancelled():  # this worker lets go of the run
+        if task.cancelled():  # the worker evicts the run
             return
         error = task.exception()
         if error is None:
@@ -214,15 +215,15 @@ class BackgroundChildren:
             lambda: background.apply_background_outcome(self._state, row, ended, lost=lost),
         )
 
-    # --- looking after them
+    # --- probes
 
     def is_probe_due(self, step: loop.NextStep, now: float) -> bool:
-        """Whether somebody is to be looked after before ``step``."""
+        """Whether a probe is due before ``step``."""
         at = self.compute_next_probe(step, now)
         return at is not None and at <= now
 
     def compute_next_probe(self, step: loop.NextStep, now: float) -> float | None:
-        """When: seconds since 1970; None where nobody is."""
+        """Return when the next probe is due: seconds since 1970; None if none is."""
         state = self._state
         if not isinstance(step, loop.Wait | loop.CallModel) or step == loop.Wait("message"):
             return None
@@ -238,7 +239,7 @@ class BackgroundChildren:
         return min(times, default=None)
 
     async def send_due_probes(self, now: float) -> None:
-        """Look after those who are due."""
+        """Probe the awaited background runs and the parent that are due; fails the run if its parent has ended."""
         state, parent = self._state, self._state.parent
         await self._probe_children(
             [row for row in list_awaited_background_runs(state) if _compute_child_probe_time(row) <= now]
@@ -265,7 +266,8 @@ class BackgroundChildren:
         return [row for row in rows if row.state == "running" and row.handle not in self._child_tasks]
 
     async def _signal_child(self, row: BackgroundRun, signal: str, *arguments: Any) -> str | None:
-        """Why it could not be delivered, if so. What the run had to say of its end was said before it closed."""
+        """Signal the run; return why it could not be delivered, None if it was. A run that is gone counts as lost: it
+        would have reported its end before it closed."""
         try:
             await _run_shielded(host.signal_external(build_background_run_id(self._state, row), signal, *arguments))
         except FailureError as error:
@@ -278,7 +280,7 @@ class BackgroundChildren:
     # --- the end
 
     async def stop_children(self) -> None:
-        """Cancel those that run, and wait until they have closed their transcripts; not for ever."""
+        """Cancel the active background runs, and wait up to ``STOP_CHILDREN_TIMEOUT`` until they have closed."""
         state, rows = self._state, list_active_background_runs(self._state)
         await _run_all_shielded(self._stop_child(row) for row in rows)
         watched = [self._child_tasks[row.handle] for row in rows if row.handle in self._child_tasks]
@@ -305,7 +307,7 @@ class BackgroundChildren:
 
 
 async def report_to_parent(state: RunState, step: loop.ReportToParent, guard: Guard) -> None:
-    """Tell the parent how this run ends. One that has ended itself need not know."""
+    """Report the end of this background run to its parent by signal; ignore a failure, as the parent has ended then."""
     assert state.parent is not None, "somebody started it"
     op, parent = state.op, state.parent.context_id
     ended = guard.change_or_pause(
@@ -321,8 +323,8 @@ async def report_to_parent(state: RunState, step: loop.ReportToParent, guard: Gu
 
 
 async def _run_shielded(work: Coroutine[Any, Any, Any]) -> Any:
-    """What ``work`` comes to, also when somebody stops it meanwhile: it is quick, and half of it is worse. Raises what
-    it raises."""
+    """Run ``work`` to its end, through cancellations: it is quick, and must not be left half done. Returns its result;
+    raises what it raises."""
     task = asyncio.create_task(work)
     while not task.done():
         try:
@@ -355,11 +357,11 @@ def _is_workflow_not_found(error: FailureError) -> bool:
 
 
 # ---
-# Branches of a step: each is a child workflow, which lives and dies with the run as a subagent does.
+# Branches of a step: each is a child workflow, which is stopped with the run as a subagent is.
 
 
 async def run_branch(state: RunState, branch: PendingBranch, work: StepTasks) -> None:
-    """Run the branch to its end. An interrupt of the run interrupts it, and it says what it has used."""
+    """Run the branch to its end. An interrupt of the run interrupts the branch, which then reports its usage."""
     start = work.guard.change_or_pause(state, "the start of a branch", lambda: loop.build_branch_start(state, branch))
     if isinstance(start, BranchOutcome):
         loop.set_branch_outcome(branch, start)

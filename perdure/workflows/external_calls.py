@@ -1,8 +1,8 @@
-"""Around calls that are run elsewhere, by other workers or by a client: the worker's rules and hooks.
+"""External calls: remote tools (activities of other workers), callbacks (run by a client), and the hooks around them.
 
-They are activities of their own, and only where there is something to run: the call's own activity, or the wait for its
-answer, is the same as without them. What each came to is in the state, so whatever happens in between, a hook is asked
-once, and the call is made once.
+The rules and hooks before and after a call are activities of their own, scheduled only if there is something to run;
+the call's own activity, or the wait for its answer, is the same as without them. The outcome of each is in the state,
+so whatever happens in between, a hook runs once, and the call is made once.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from .activity_options import (
 from .step_tasks import StepTasks
 
 BEFORE_HOOKS_ACTIVITY = "before_tool_call."
-"""Prefixes of the activities' types, for whoever looks at a history; the tool's name follows."""
+"""Prefixes of the activity types, which make a history readable; the tool's name follows."""
 AFTER_HOOKS_ACTIVITY = "after_tool_call."
 
 
 async def run_callback_hooks(state: RunState, pending: ToolCallState, work: StepTasks) -> None:
-    """What there is around a call that a client runs."""
+    """Run the activity before a callback, or, once its answer has come, the activity after it."""
     if pending.returned is None:
         await run_before_hooks(state, pending, work)
     else:
@@ -47,7 +47,7 @@ async def run_callback_hooks(state: RunState, pending: ToolCallState, work: Step
 
 
 async def run_before_hooks(state: RunState, pending: ToolCallState, work: StepTasks) -> bool:
-    """Have the worker look at the call, where it is to; whether it may be handed over now."""
+    """Run the activity before the call, if one is needed; return whether the call may be handed over now."""
     if external_calls.needs_before_activity(pending):
         output = await _run_hooks_activity(state, pending, lambda: external_calls.build_before_input(pending), work)
         return (
@@ -59,7 +59,7 @@ async def run_before_hooks(state: RunState, pending: ToolCallState, work: StepTa
 
 
 async def run_after_hooks(state: RunState, pending: ToolCallState, work: StepTasks) -> None:
-    """Let hooks see what the call came to, where they are to. One that is stopped before shows nothing of it."""
+    """Run the activity after the call, if one is needed. If the run is stopped before, the result stays withheld."""
     if external_calls.needs_after_activity(pending) and not work.is_stopping():
         await _run_hooks_activity(state, pending, lambda: external_calls.build_after_input(pending), work)
 
@@ -67,7 +67,7 @@ async def run_after_hooks(state: RunState, pending: ToolCallState, work: StepTas
 async def _run_hooks_activity(
     state: RunState, pending: ToolCallState, side: Callable[[], ExternalCallPhase], work: StepTasks
 ) -> ToolOutput | None:
-    """What the worker says; a result that it gives is the call's. None where it was stopped or did not come to it."""
+    """Run the activity and apply its output: a clearance, or the call's result. None if it was stopped or failed."""
     call = pending.call
     task = work.guard.change_or_pause(
         state,
@@ -96,7 +96,7 @@ async def _run_hooks_activity(
         kind, message = read_activity_failure(error)
         if kind in PAUSING_ERRORS:
             loop.pause_run(state, f"{kind}: {message}", host.now().isoformat())
-            return None  # it is done when the run is resumed
+            return None  # the hooks run when the run is resumed
         if kind in RUN_FAILING_ERRORS:
             loop.fail_run_after_calls(state, kind, message)
         what = external_calls.describe_withheld_result(pending) or f"\n({call.name} was not run)"
@@ -130,11 +130,11 @@ def _apply_hooks_result(state: RunState, pending: ToolCallState, result: NewResu
 
 
 # ---
-# Calls of remote tools: activities of workers that know nothing of perdure.
+# Calls of remote tools: activities of workers that need not use perdure.
 
 
 async def run_remote_call(state: RunState, pending: ToolCallState, how: RemoteCall, work: StepTasks) -> None:
-    """Run one call, between what there is around it."""
+    """Run one remote call, with the activities before and after it."""
     if pending.returned is None:
         if not await run_before_hooks(state, pending, work):
             return
@@ -144,7 +144,8 @@ async def run_remote_call(state: RunState, pending: ToolCallState, how: RemoteCa
 
 
 async def _run_remote_activity(state: RunState, pending: ToolCallState, how: RemoteCall, work: StepTasks) -> bool:
-    """Have it run, again if it may be where nobody knows what became of it; whether it has come back."""
+    """Run the activity of the call; retry an idempotent one that timed out. Return False if the run was stopped, True
+    once the call has a result or a failure."""
     call = pending.call
     for attempt in itertools.count(1):
         try:
@@ -193,7 +194,7 @@ def _describe_lost_call(how: RemoteCall, name: str) -> str:
 
 
 def _read_remote_failure(error: ActivityError) -> tuple[str, str]:
-    """Class and message of what the activity raised, in whatever language."""
+    """Return type and message of the error that the activity raised, in whatever language it is written."""
     cause = error.cause
     if isinstance(cause, ApplicationError):
         return cause.type or "Error", cause.message

@@ -1,7 +1,7 @@
-"""Keeps a fault of the engine from failing workflow tasks again and again: its change is undone, and the run pauses.
+"""Prevent a fault of the engine from failing workflow tasks again and again: its change is undone, and the run pauses.
 
-The fault is marked in history. A worker whose code no longer has it replays the run as it happened: at the mark it
-skips the change that failed, and makes it when the run is resumed.
+The fault is marked in history. A worker whose code is fixed replays the run as it happened: at the marker it skips the
+change that failed, and makes it when the run is resumed.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from . import host
 T = TypeVar("T")
 FAULT_CHARS = 500
 MUTABLE_TYPES = (StatePart, BackgroundRun)
-"""What a state is made of that changes in place; everything else in it is frozen."""
+"""Types in a state that change in place; everything else in it is frozen."""
 
 
 class Guard:
-    """Makes the changes of one execution's state, each of them whole or not at all."""
+    """Makes changes to the state of one execution, each completely or not at all."""
 
     def __init__(self) -> None:
         self._change_count = 0
 
     def change_or_raise(self, state: RunState, what: str, change: Callable[[], T], *refusals: type[Exception]) -> T:
-        """The result of ``change``, which may alter ``state``.
+        """Call ``change``, which may alter ``state``, and return its result. ``what`` names the change in errors.
 
-        Raises one of ``refusals`` as it is, and anything else as ``EngineError``; the state is then as it was before.
+        Raises an error of ``refusals`` or ``NewerStateError`` unchanged, any other as ``EngineError``; the state is
+        then as it was before.
         """
         self._change_count += 1
         mark = f"perdure-fault-{self._change_count}"
@@ -45,7 +46,7 @@ class Guard:
             if isinstance(error, (NewerStateError, *refusals)):
                 raise
             if host.is_replaying() and not failed_then:
-                raise  # it succeeded then: only an engine without this fault can go on with the run
+                raise  # it succeeded at first: only an engine without this fault can go on with the run
             host.record_marker(mark)
             host.get_logger().exception("%s failed in run %s", what, state.context_id)
             raise EngineError(clean_text(f"{what} failed: {type(error).__name__}: {error}")[:FAULT_CHARS]) from None
@@ -55,7 +56,7 @@ class Guard:
         return result
 
     def change_or_pause(self, state: RunState, what: str, change: Callable[[], T]) -> T | None:
-        """The result of ``change``; None where it failed, and the run is paused."""
+        """Call ``change`` and return its result; if it fails, pause the run and return None."""
         try:
             return self.change_or_raise(state, what, change)
         except EngineError as error:
@@ -65,7 +66,7 @@ class Guard:
 
 
 def is_condition_met(condition: Callable[[], bool]) -> bool:
-    """Whether ``condition`` holds, for what Temporal looks at again and again; one that fails does not."""
+    """Whether ``condition`` holds, for a condition that Temporal evaluates repeatedly; False if it raises."""
     try:
         return condition()
     except Exception:
@@ -74,7 +75,7 @@ def is_condition_met(condition: Callable[[], bool]) -> bool:
 
 
 class Savepoint:
-    """A state as it is now. It is restored in place: calls in flight refer to parts of it."""
+    """A copy of a state at one moment. It is restored in place: calls in flight refer to parts of the state."""
 
     def __init__(self, state: RunState) -> None:
         self._fields: list[tuple[BaseModel, dict[str, Any]]] = []
@@ -95,7 +96,7 @@ class Savepoint:
                 self._save_fields(value)
 
     def restore(self) -> None:
-        """Undo all changes since."""
+        """Undo all changes since the savepoint."""
         for part, fields in self._fields:
             part.__dict__.clear()
             part.__dict__.update(fields)

@@ -1,7 +1,7 @@
-"""The signals, updates and queries of a run. They only append to the state, and need no agent code.
+"""The signals, updates and queries of a run. They only change the state, and need no agent code.
 
-Whatever they are given, they let out only Temporal's own exceptions: any other would fail the workflow task again and
-again. What is wrong with a signal stands in ``status.refused``, what is wrong with an update is its error.
+Whatever their argument, they raise only Temporal's own exceptions: any other would fail the workflow task again and
+again. The reason why a signal was refused is in ``status.refused``; that of an update is its error.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 def accept_raw_argument(handler: Handler) -> Handler:
-    """Has Temporal pass the argument on as it came: one that cannot be decoded is then for ``handler`` to refuse.
+    """Have Temporal pass the argument undecoded, so that ``handler`` refuses one that cannot be decoded.
 
-    ``handler`` takes any number of arguments, and has to: with a wrong number Temporal would call it all the same.
+    ``handler`` must take any number of arguments: Temporal calls it with a wrong number, too.
     """
     argument = inspect.Parameter("argument", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=RawValue)
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -40,7 +40,7 @@ def accept_raw_argument(handler: Handler) -> Handler:
 
 
 def decode_argument(argument: Any) -> Any:
-    """The JSON value of an argument. Raises ``InvalidInputError`` for one that the data converter cannot decode."""
+    """Decode the JSON value of an argument. Raises ``InvalidInputError`` if the data converter cannot decode it."""
     if not isinstance(argument, RawValue):
         return argument
     try:
@@ -67,13 +67,16 @@ class WorkflowHandlers:
     @workflow.signal
     @accept_raw_argument
     def inject_user_message(self, message: Any = None, *_: Any) -> None:
-        """A message that joins the conversation at the next iteration: a string, or ``{"content", "id"}``."""
+        """Add a message, which joins the conversation at the next iteration: a string, or ``{"content", "id"}``."""
         self._apply_signal("inject_user_message", lambda state: loop.receive_message(state, decode_argument(message)))
 
     @workflow.update
     @accept_raw_argument
     async def send_message(self, message: Any = None, *_: Any) -> dict[str, Any]:
-        """The same from a client that waits for the answer: ``{"task_id"}`` of the turn that it joins or opens."""
+        """Add a message as an update, for a client that waits for the answer.
+
+        Returns the ``{"task_id"}`` of the turn that it joins or opens.
+        """
         return {
             "task_id": await self._apply_update(
                 "send_message", lambda state: loop.accept_message(state, decode_argument(message))
@@ -83,7 +86,7 @@ class WorkflowHandlers:
     @send_message.validator
     @accept_raw_argument
     def _check_message(self, message: Any = None, *_: Any) -> None:
-        """A message that is refused here leaves no trace in history."""
+        """Refuse an invalid message; a refused update adds nothing to history."""
         _run_validator(lambda: loop.check_message(self._state, decode_argument(message)))
 
     @workflow.update
@@ -98,13 +101,13 @@ class WorkflowHandlers:
     @decide_approval.validator
     @accept_raw_argument
     def _check_approval(self, decision: Any = None, *_: Any) -> None:
-        """One that comes too late, or fits no call, leaves no trace in history."""
+        """Refuse a decision that comes too late or fits no call; a refused update adds nothing to history."""
         _run_validator(lambda: loop.check_approval(self._state, decode_argument(decision), host.now()))
 
     @workflow.update
     @accept_raw_argument
     async def revoke_approval(self, which: Any = None, *_: Any) -> dict[str, Any]:
-        """Revoke the standing approvals of a tool: ``{"tool", "by"}``. Those that stood are in ``revoked``."""
+        """Revoke the standing approvals of a tool: ``{"tool", "by"}``. Returns those revoked as ``{"revoked"}``."""
         revoked = await self._apply_update(
             "revoke_approval", lambda state: loop.revoke_standing_approval(state, decode_argument(which), host.now())
         )
@@ -113,7 +116,7 @@ class WorkflowHandlers:
     @revoke_approval.validator
     @accept_raw_argument
     def _check_revocation(self, which: Any = None, *_: Any) -> None:
-        """One that fits nothing leaves no trace in history."""
+        """Refuse a revocation that fits no standing approval; a refused update adds nothing to history."""
         _run_validator(lambda: loop.check_revocation(self._state, decode_argument(which)))
 
     @workflow.update
@@ -128,13 +131,13 @@ class WorkflowHandlers:
     @answer_call.validator
     @accept_raw_argument
     def _check_answer(self, answer: Any = None, *_: Any) -> None:
-        """One that comes too late, or is none, leaves no trace in history."""
+        """Refuse an answer that is invalid or comes too late; a refused update adds nothing to history."""
         _run_validator(lambda: loop.check_answer(self._state, decode_argument(answer), host.now()))
 
     @workflow.signal
     @accept_raw_argument
     def interrupt(self, message: Any = None, *_: Any) -> None:
-        """Stop what is in flight. With a message the turn goes on with it, without one it ends."""
+        """Stop what is in flight. With a message the turn goes on with it; without one the turn ends."""
         self._apply_signal("interrupt", lambda state: loop.request_interrupt(state, decode_argument(message)))
 
     @workflow.signal
@@ -146,32 +149,32 @@ class WorkflowHandlers:
     @workflow.signal
     @accept_raw_argument
     def resume(self, how: Any = None, *_: Any) -> None:
-        """The cause of a pause is gone: try the same step again. ``{"limits": {"cost_usd": 5}}`` raises limits."""
+        """Resume a paused run with the same step. ``{"limits": {"cost_usd": 5}}`` raises limits."""
         self._apply_signal("resume", lambda state: loop.resume_run(state, decode_argument(how)))
 
     @workflow.signal
     @accept_raw_argument
     def child_ended(self, ended: Any = None, *_: Any) -> None:
-        """A subagent in background has ended: a ``ChildEnding``. Only what it was given to prove itself counts."""
+        """Receive the end of a subagent in background: a ``ChildEnding``, refused unless it has the child's scope."""
         self._apply_signal("child_ended", lambda state: loop.apply_child_ended(state, decode_argument(ended)))
 
     @workflow.signal
     @accept_raw_argument
     def probe(self, *_: Any) -> None:
-        """Shows the sender that the run is open: to a closed one, no signal is delivered."""
+        """Show the sender that the run is open: a signal to a closed run fails."""
         self._progress.has_received = True
 
     @workflow.update
     @accept_raw_argument
     async def read(self, view: Any = None, *_: Any) -> None:
-        """Never accepted: its error has the answer in its details. See :meth:`_answer_read`."""
+        """Never accepted: the validator's error has the answer in its details. See :meth:`_answer_read`."""
 
     @read.validator
     @accept_raw_argument
     def _answer_read(self, view: Any = None, *_: Any) -> None:
-        """Refuse ``{"view": "status" or "turn", "task_id", "asker"}`` with ``{"answer", "asker"}``: what the query has.
+        """Refuse ``{"view": "status" or "turn", "task_id", "asker"}`` with the query's result: ``{"answer", "asker"}``.
 
-        A refused update adds nothing to history, and comes with a workflow task, as a query need not: see
+        A refused update adds nothing to history, and always comes with a workflow task, which a query need not: see
         docs/decisions/025-queries.md.
         """
         value = decode_argument(view)
@@ -184,13 +187,13 @@ class WorkflowHandlers:
     @workflow.query
     @accept_raw_argument
     def status(self, *_: Any) -> dict[str, Any]:
-        """What the run is at, or waits for: a ``Status``."""
+        """Return what the run does or waits for: a ``Status``."""
         return loop.build_status(self._require_state(), self._step_started_at).model_dump(mode="json")
 
     @workflow.query
     @accept_raw_argument
     def turn(self, task_id: Any = None, *_: Any) -> dict[str, Any]:
-        """How a turn stands, and its answer: a ``TurnStatus``. Without a ``task_id`` the present or last turn."""
+        """Return the state and answer of a turn: a ``TurnStatus``. Without ``task_id``, the present or last turn."""
         value = decode_argument(task_id)
         asked = value if isinstance(value, str) else None
         return loop.build_turn_status(self._require_state(), asked).model_dump(mode="json", exclude_none=True)
@@ -201,7 +204,7 @@ class WorkflowHandlers:
         return self._state
 
     def _apply_signal(self, name: str, change: Callable[[RunState], object]) -> None:
-        """Make the change that a signal asks for; a signal has no answer, so ``status.refused`` says what is wrong."""
+        """Make the change of a signal; a signal has no reply, so an error is recorded in ``status.refused``."""
 
         def apply(state: RunState) -> None:
             try:
@@ -215,7 +218,7 @@ class WorkflowHandlers:
         self._progress.has_received = True
 
     async def _apply_update(self, name: str, change: Callable[[RunState], UpdateResult]) -> UpdateResult:
-        """What ``change`` gives for the state. Raises what it raises, as it crosses Temporal."""
+        """Apply ``change`` to the state and return its result. Raises its ``PerdureError`` as ``ApplicationError``."""
         given: list[UpdateResult] = []
         refused: list[ApplicationError] = []
 
@@ -226,7 +229,8 @@ class WorkflowHandlers:
                 refused.append(build_application_error(error))
 
         self._apply_or_queue(apply)
-        if not given and not refused:  # the input is not read yet; else a run that ends now would end before this
+        # Wait only if the input is not read yet: else a run that ends in this task would end before the update.
+        if not given and not refused:
             await host.wait_condition(lambda: bool(given or refused))
         if refused:
             raise refused[0]
@@ -239,7 +243,7 @@ class WorkflowHandlers:
             change(self._state)
 
     def _set_state(self, state: RunState) -> None:
-        """The input is read: what came before it counts now."""
+        """Set the state once the input is read, and apply the signals and updates that came before."""
         self._state = state
         for change in self._queued_changes:
             change(state)
@@ -247,7 +251,7 @@ class WorkflowHandlers:
 
 
 def build_application_error(error: PerdureError) -> ApplicationError:
-    """``error`` as it crosses Temporal."""
+    """Convert ``error`` into a non-retryable ``ApplicationError``; its type is the class name."""
     return ApplicationError(clean_text(str(error)), type=type(error).__name__, non_retryable=True)
 
 

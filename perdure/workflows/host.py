@@ -1,8 +1,9 @@
-"""What the workflow asks of whoever runs it: Temporal, or a test that drives the same code in its own process.
+"""The interface of the workflow to its host: Temporal, or a test that drives the same code in its own process.
 
-The functions have the names and the meaning of ``temporalio.workflow``'s, which they are unless :func:`use_host` says
-otherwise. Everything here that has to do with time, waiting or the outside goes through this module, so that the kit
-for unit tests (``perdure.testing``) runs the code that production runs, and not a likeness of it.
+The functions have the names and the meaning of those of ``temporalio.workflow``, which they call unless
+:func:`use_host` sets another host. Everything in the workflow that needs time, waiting or the outside goes through this
+module, so that the unit-test kit (``perdure.testing``) runs the code that production runs. Also ensures that workflow
+tasks end with a command (:func:`ensure_commands`).
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from ..types.state import RunState
 
 
 class ParentInfo(Protocol):
-    """What is asked of ``workflow.ParentInfo``: the workflow that started this one as a child, as Temporal says."""
+    """The part of ``workflow.ParentInfo`` that is used: the workflow that started this one as a child."""
 
     @property
     def workflow_id(self) -> str: ...
 
 
 class WorkflowInfo(Protocol):
-    """What is asked of ``workflow.Info``."""
+    """The part of ``workflow.Info`` that is used."""
 
     @property
     def workflow_id(self) -> str: ...
@@ -51,15 +52,15 @@ class WorkflowInfo(Protocol):
 
 
 class ChildHandle(Protocol):
-    """A child run that has begun: a task, which ends as the child does; cancelled, it cancels the child, and waits."""
+    """A started child run: a task that ends with the child's outcome; its cancellation cancels the child, and waits."""
 
     async def signal(self, signal: str) -> None:
-        """Send it a signal without an argument."""
+        """Send the child a signal without an argument."""
         ...
 
 
 class Host(Protocol):
-    """Who runs a workflow in place of Temporal."""
+    """Runs a workflow in place of Temporal."""
 
     def info(self) -> WorkflowInfo: ...
     def now(self) -> datetime: ...
@@ -81,7 +82,7 @@ _current_host: ContextVar[Host | None] = ContextVar("perdure_host", default=None
 
 @contextmanager
 def use_host(host: Host) -> Iterator[None]:
-    """What is begun in this block, a task or a handler, is run by ``host``."""
+    """Have ``host`` run the tasks and handlers that are started within the block."""
     token = _current_host.set(host)
     try:
         yield
@@ -90,13 +91,13 @@ def use_host(host: Host) -> Iterator[None]:
 
 
 def is_hosted() -> bool:
-    """Whether it is not Temporal that runs the workflow."""
+    """Whether a :class:`Host`, not Temporal, runs the workflow."""
     return _current_host.get() is not None
 
 
 @dataclass
 class TaskProgress:
-    """What the current workflow task has received and commanded, for ``ensure_commands``."""
+    """Whether the current workflow task has received results and made commands, for ``ensure_commands``."""
 
     task_number: int = 0
     """Number of the workflow task in this worker."""
@@ -146,13 +147,13 @@ def _record_command() -> None:
 
 
 def info() -> WorkflowInfo:
-    """Ids and sizes of this execution."""
+    """Return the ids and sizes of this execution."""
     host = _current_host.get()
     return host.info() if host else workflow.info()
 
 
 def now() -> datetime:
-    """The time of the present workflow task."""
+    """Return the time of the present workflow task."""
     host = _current_host.get()
     return host.now() if host else workflow.now()
 
@@ -164,7 +165,7 @@ def all_handlers_finished() -> bool:
 
 
 def search_attributes() -> Mapping[str, object]:
-    """Those of this execution, as it was started with them and has changed them."""
+    """Return the search attributes of this execution: those of its start, with its own changes."""
     host = _current_host.get()
     if host:
         return host.search_attributes()
@@ -172,7 +173,7 @@ def search_attributes() -> Mapping[str, object]:
 
 
 def upsert_search_attributes(values: Mapping[str, str | int]) -> None:
-    """Change search attributes; texts are keywords. For one that the namespace has not, the run stands still."""
+    """Change search attributes; texts are keywords. An attribute that the namespace does not have blocks the run."""
     if host := _current_host.get():
         host.upsert_search_attributes(values)
         return
@@ -188,7 +189,7 @@ def upsert_search_attributes(values: Mapping[str, str | int]) -> None:
 
 
 def upsert_memo(values: Mapping[str, Any]) -> None:
-    """Change the memo; None takes a value away. It does not come with the next execution, as search attributes do."""
+    """Change the memo; None removes a value. Unlike search attributes, it is not carried over by continue-as-new."""
     if host := _current_host.get():
         host.upsert_memo(values)
         return
@@ -197,19 +198,19 @@ def upsert_memo(values: Mapping[str, Any]) -> None:
 
 
 def continue_as_new(carried: dict[str, Any]) -> NoReturn:
-    """End this execution and begin the next with ``carried``."""
+    """End this execution and start the next with ``carried`` as its input."""
     if host := _current_host.get():
         host.continue_as_new(carried)
     workflow.continue_as_new(carried)
 
 
 def is_replaying() -> bool:
-    """Whether what happens now has happened before, as history says."""
+    """Whether the workflow is being replayed from history."""
     return _current_host.get() is None and workflow.unsafe.is_replaying()
 
 
 def has_marker(mark: str) -> bool:
-    """Whether history has ``mark`` here. To be asked once for each mark, and before :func:`mark`."""
+    """Whether history has ``mark`` here. Call it once for each mark, and before :func:`record_marker`."""
     return is_replaying() and workflow.patched(mark)
 
 
@@ -220,7 +221,7 @@ def record_marker(mark: str) -> None:
 
 
 def get_logger() -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
-    """To say what is worth an operator's look; Temporal's says nothing a second time when a history is replayed."""
+    """Return the logger for operators; Temporal's logs nothing during replay."""
     return logging.getLogger("perdure.worker") if _current_host.get() else workflow.logger
 
 
@@ -233,7 +234,7 @@ async def execute_activity(name: str, argument: dict[str, Any], **options: Any) 
 
 
 async def start_child_workflow(name: str, argument: dict[str, Any], **options: Any) -> asyncio.Task[Any]:
-    """Start a child, which is a task and a :class:`ChildHandle`. Raises ``ChildWorkflowError``."""
+    """Start a child; returns a task that is a :class:`ChildHandle`, too. Raises ``ChildWorkflowError``."""
     if host := _current_host.get():
         return await host.start_child_workflow(name, argument, **options)
     with _record_wait(commands=True):
@@ -241,13 +242,13 @@ async def start_child_workflow(name: str, argument: dict[str, Any], **options: A
 
 
 async def signal_child(child: asyncio.Task[Any], signal: str) -> None:
-    """Send a signal without an argument to a child that has begun. Raises ``FailureError`` where it has ended."""
+    """Send a signal without an argument to a started child. Raises ``FailureError`` if it has ended."""
     with _record_wait(commands=True):
         await cast(ChildHandle, child).signal(signal)
 
 
 async def signal_external(id: str, signal: str, *arguments: Any) -> None:
-    """Send a signal to another run, by its id. Raises ``FailureError`` where it has ended, or there is none."""
+    """Send a signal to another run, by its id. Raises ``FailureError`` if it has ended, or there is none."""
     if host := _current_host.get():
         await host.signal_external(id, signal, arguments)
         return
@@ -256,7 +257,7 @@ async def signal_external(id: str, signal: str, *arguments: Any) -> None:
 
 
 async def cancel_external(id: str) -> None:
-    """Cancel another run, by its id; again does no harm. Raises ``FailureError`` where it has ended."""
+    """Cancel another run, by its id; idempotent. Raises ``FailureError`` if it has ended."""
     if host := _current_host.get():
         await host.cancel_external(id)
         return
@@ -265,7 +266,7 @@ async def cancel_external(id: str) -> None:
 
 
 async def wait_condition(condition: Callable[[], bool], **options: Any) -> None:
-    """Until ``condition`` holds. Raises ``TimeoutError`` after the option ``timeout`` (seconds)."""
+    """Wait until ``condition`` holds. Raises ``TimeoutError`` after the option ``timeout`` (seconds)."""
     if host := _current_host.get():
         await host.wait_condition(condition, **options)
         return
@@ -274,7 +275,7 @@ async def wait_condition(condition: Callable[[], bool], **options: Any) -> None:
 
 
 async def wait(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Until all ``tasks`` are done."""
+    """Wait until all ``tasks`` are done."""
     if host := _current_host.get():
         await host.wait(tasks)
         return
@@ -287,8 +288,8 @@ async def wait(tasks: Sequence[asyncio.Task[Any]]) -> None:
 #
 # When a worker loads a run from history, Temporal's SDK (1.35) merges a workflow task without a command with the next
 # one. Updates of the second task then run before the results of the first are applied; once such an update is in
-# history, the next replay splits the tasks: TMPRL1100, or a different state. docs/decisions/028-commands-of-a-
-# task.md.
+# history, the next replay splits the tasks: TMPRL1100, or a different state. See
+# docs/decisions/028-commands-of-a-task.md.
 
 
 YIELD_ROUNDS = 3
@@ -299,7 +300,7 @@ YIELD_ROUNDS = 3
 def ensure_commands(state: RunState) -> Iterator[TaskProgress]:
     """Within the block, each workflow task that brings a result or a signal ends with a command.
 
-    Signal handlers run outside of the block and set ``received`` themselves.
+    Signal handlers run outside of the block and set ``has_received`` themselves.
     """
     if is_hosted():
         yield TaskProgress()
@@ -313,7 +314,7 @@ def ensure_commands(state: RunState) -> Iterator[TaskProgress]:
 
 
 async def _add_missing_commands(state: RunState, progress: TaskProgress) -> None:
-    # Temporal's own waits, which are not recorded.
+    # Uses Temporal's own waits, which are not recorded.
     progress.has_received = True  # the run has begun
     while True:
         await workflow.wait_condition(lambda: progress.has_received or progress.has_command)

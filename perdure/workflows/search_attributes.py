@@ -1,4 +1,4 @@
-"""Keeps the run's search attributes and memo as its state is."""
+"""Keep the run's search attributes and memo up to date with its state."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .guard import is_condition_met
 
 @contextmanager
 def sync_visibility(state: RunState, step: Callable[[], loop.NextStep | None]) -> Iterator[None]:
-    """For the length of the block tell visibility whenever what it is to know of ``state`` has changed.
+    """Within the block, update search attributes and memo whenever their values for ``state`` have changed.
 
-    Beside the steps, and not between them: a call may begin to wait while others run, and be decided on meanwhile.
+    Runs in parallel with the steps: a call may begin to wait while others run, and be decided on meanwhile.
     """
     task = asyncio.create_task(_run_visibility_sync(state, step))
     try:
@@ -34,10 +34,10 @@ async def _run_visibility_sync(state: RunState, step: Callable[[], loop.NextStep
         return loop.list_changed_search_attributes(state, step(), host.search_attributes()) if state.indexed else {}
 
     def waits() -> tuple[Hashable, ...] | None:
-        # Nothing in a namespace where nobody would look for it: what was told before is taken back.
+        # In a namespace where no client reads the memo it stays empty; an earlier value is removed.
         return loop.build_waiting_key(state) if state.noted else ()
 
-    told: tuple[Hashable, ...] = ()  # an execution that continues another one begins with a memo without it
+    told: tuple[Hashable, ...] = ()  # a continued execution begins with a memo without this value
     noted: list[dict[str, Any]] | None = None
 
     def has_news() -> bool:
@@ -45,7 +45,7 @@ async def _run_visibility_sync(state: RunState, step: Callable[[], loop.NextStep
 
     while True:
         await host.wait_condition(lambda: is_condition_met(has_news))
-        # Both come in one workflow task: whoever sees the number sees what it counts.
+        # Both change in one workflow task: a client that sees the number of waits also sees the waits.
         if (now := waits()) is not None:
             told = now
             if (wanted := loop.build_waiting_memo(state) if now else None) != noted:
@@ -56,7 +56,7 @@ async def _run_visibility_sync(state: RunState, step: Callable[[], loop.NextStep
 
 
 def build_child_search_attributes(state: RunState, agent: str) -> TypedSearchAttributes | None:
-    """What a child of the run is started with; None where the namespace is not known to have an attribute for it."""
+    """Build the search attributes that a child is started with; None if the namespace is not known to have them."""
     if AGENT_ATTRIBUTE not in (state.indexed or ()):
         return None
     return TypedSearchAttributes([SearchAttributePair(SearchAttributeKey.for_keyword(AGENT_ATTRIBUTE), agent)])

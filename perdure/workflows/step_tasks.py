@@ -1,4 +1,4 @@
-"""Work in flight: waited for to its end, also when the run is cancelled or interrupted meanwhile."""
+"""Run the work of a step to its end, also if the run is cancelled or interrupted meanwhile."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ class TaskSource(Protocol):
     """Work that may become possible while other work is under way."""
 
     def has_more(self) -> bool:
-        """Whether there is some. Looked at again and again: it changes nothing."""
+        """Whether there is more work to start. Evaluated repeatedly; must change nothing."""
         ...
 
     def start_more(self) -> list[Coroutine[Any, Any, None]]:
-        """What there is."""
+        """Return the coroutines of the work that is to start."""
         ...
 
     def seconds_to_next_check(self) -> float | None:
-        """Seconds after which to look though nothing has happened."""
+        """Return the seconds after which to check even if nothing has happened; None for no such check."""
         ...
 
 
 class StepTasks:
-    """Made in the workflow's main task. ``interrupted`` says whether the turn was interrupted."""
+    """Runs the work of steps. Created in the workflow's main task. ``interrupted``: whether the turn is interrupted."""
 
     def __init__(self, interrupted: Callable[[], bool], guard: Guard) -> None:
         self.guard = guard
@@ -40,14 +40,15 @@ class StepTasks:
         return self._main_task is not None and self._main_task.cancelling() > 0
 
     def is_stopping(self) -> bool:
-        """Whether an activity that comes back cancelled was cancelled by us."""
+        """Whether the run is cancelled or interrupted, so that an activity that ends cancelled was cancelled by it."""
         return self.is_cancelling() or self._is_interrupted()
 
     async def run_all(self, work: list[Coroutine[Any, Any, None]], more: TaskSource | None = None) -> None:
-        """Do all of ``work`` to its end, and what ``more`` lets begin meanwhile. A cancellation of the run and an
-        interrupt are passed on, and what the activities then say was finished still counts: awaited directly, a result
-        that comes back together with the cancellation would be thrown away, and ``gather`` would not wait for the
-        others.
+        """Run all of ``work`` to its end, and the work that ``more`` starts meanwhile.
+
+        A cancellation of the run and an interrupt are passed on; results that the activities then return still count:
+        awaited directly, a result that arrives together with the cancellation would be lost, and ``gather`` would not
+        wait for the others.
         """
         tasks = [asyncio.create_task(one) for one in work]
 
@@ -71,7 +72,7 @@ class StepTasks:
             _raise_task_error(task, stopped)
 
     async def run_to_end(self, work: Coroutine[Any, Any, None], *, stop: bool) -> None:
-        """Do ``work`` to its end, whoever interrupts. A cancellation of the run is passed on if ``stop``."""
+        """Run ``work`` to its end, also through an interrupt. A cancellation of the run is passed on if ``stop``."""
         task, stopped = asyncio.create_task(work), []
         try:
             await host.wait([task])
@@ -81,9 +82,9 @@ class StepTasks:
 
 
 async def _wait_for_tasks(tasks: list[asyncio.Task[None]], *, stop: bool) -> list[asyncio.Task[None]]:
-    """Wait until all have ended. Gives those that were stopped before."""
-    # Lets in what arrived with the cancellation. What comes later still counts: an activity that is cancelled is waited
-    # for, and hands over the result that it had.
+    """Wait until all tasks have ended; with ``stop``, cancel them first. Returns those that were cancelled."""
+    # First apply the results that arrived with the cancellation. Later ones still count: a cancelled activity is waited
+    # for, and returns the result that it had.
     await _wait_through_cancellation(lambda: host.wait_condition(lambda: True))
     stopped = [task for task in tasks if stop and task.cancel()]
     await _wait_through_cancellation(lambda: host.wait(tasks))
@@ -91,15 +92,15 @@ async def _wait_for_tasks(tasks: list[asyncio.Task[None]], *, stop: bool) -> lis
 
 
 def _raise_task_error(task: asyncio.Task[None], stopped: list[asyncio.Task[None]]) -> None:
-    """Raise what ``task`` raised. One that was stopped may end cancelled, between two things that it waits for; it has
-    nothing to say then. Raised here, that would end the run, and nobody would close the transcript.
+    """Raise what ``task`` raised, except the cancellation of a stopped task, which may end cancelled between two waits.
+    Raised here, it would end the run with its transcript open.
     """
     if not (task.cancelled() and task in stopped):
         task.result()
 
 
 async def _wait_through_cancellation(wait: Callable[[], Awaitable[None]]) -> None:
-    """The run may be cancelled while an interrupt settles. It is cancelled once at most."""
+    """Wait, and wait again after a cancellation: a run may be cancelled while an interrupt settles, at most once."""
     try:
         await wait()
     except asyncio.CancelledError:

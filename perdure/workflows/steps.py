@@ -1,4 +1,4 @@
-"""The steps of a run as activities: what is sent, and what their outcomes mean for the state."""
+"""The steps of a run as activities: build their inputs, and apply their outcomes to the state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CONTEXT_LENGTH_ERROR = "ContextLengthError"
 
 
 async def call_model(state: RunState, step: loop.CallModel, work: StepTasks) -> None:
-    """Call the model with what is new."""
+    """Run the model call ``step``, and apply its outcome."""
     task = work.guard.change_or_pause(state, "the input of a model call", lambda: _build_model_input(state, step))
     if task is None:
         return
@@ -49,7 +49,7 @@ async def call_model(state: RunState, step: loop.CallModel, work: StepTasks) -> 
         raw = await host.execute_activity(MODEL_ACTIVITY, task, **model_options())
     except ActivityError as error:
         if is_cancelled_activity(error) and work.is_stopping():
-            return  # the loop is told before its next decision
+            return  # the cancellation or interrupt is applied before the next decision
         failure = error
         work.guard.change_or_pause(state, "the failure of a model call", lambda: _apply_model_failure(state, failure))
     else:
@@ -101,13 +101,13 @@ def _apply_model_output(
 ) -> None:
     loop.drop_recorded_revocations(state, revoked)
     output = ModelOutput.model_validate(raw)
-    if resend and not output.branches:  # a resume that came meanwhile is for the next call
+    if resend and not output.branches:  # a resume that came during the call is for the next one
         state.resend = False
     loop.apply_model(state, step, output)
 
 
 async def compact_conversation(state: RunState, step: loop.CompactConversation, work: StepTasks) -> None:
-    """Have the conversation written anew, shorter. What is new since the head waits for the call that follows."""
+    """Have the conversation up to the head rewritten, shorter. Items since the head wait for the next model call."""
     task = work.guard.change_or_pause(
         state,
         "the input of a compaction",
@@ -131,7 +131,7 @@ async def compact_conversation(state: RunState, step: loop.CompactConversation, 
         raw = await host.execute_activity(MODEL_ACTIVITY, task, **model_options())
     except ActivityError as error:
         if is_cancelled_activity(error) and work.is_stopping():
-            return  # it is compacted before the next call that there is
+            return  # it stays due before the next model call
         kind, message = read_activity_failure(error)
         if kind in PAUSING_ERRORS:
             loop.pause_run(state, f"{kind}: {message}", host.now().isoformat())
@@ -144,7 +144,7 @@ async def compact_conversation(state: RunState, step: loop.CompactConversation, 
 
 
 async def run_tool_call(state: RunState, pending: ToolCallState, work: StepTasks, children: BackgroundChildren) -> None:
-    """Run one tool call."""
+    """Run one tool call by its disposition, and apply its outcome."""
     call, how = pending.call, pending.call.disposition
     match how:
         case SubagentCall(background=None):
@@ -220,7 +220,7 @@ def _apply_tool_output(state: RunState, pending: ToolCallState, raw: Any) -> Non
 
 
 def send_reminders(state: RunState, work: StepTasks) -> Coroutine[Any, Any, None]:
-    """Send the reminders that are due; to be awaited."""
+    """Take the reminders that are due, and return the coroutine that sends them."""
     return _run_reminder_activity(
         state, work.guard.change_or_pause(state, "a reminder", lambda: _build_reminder_input(state)), work
     )
@@ -241,7 +241,7 @@ def _build_reminder_input(state: RunState) -> tuple[loop.ReminderBatch, dict[str
 async def _run_reminder_activity(
     state: RunState, reminder: tuple[loop.ReminderBatch, dict[str, Any]] | None, work: StepTasks
 ) -> None:
-    """A reminder that fails is dropped: the run goes on. It is cancelled when its calls wait no longer."""
+    """Send reminders; cancelled once none of their calls waits. A failure is only logged, except an ``AbortError``."""
     if reminder is None:
         return
     told, task = reminder
@@ -274,7 +274,7 @@ async def record_ending(state: RunState, step: loop.RecordClosing, work: StepTas
         raw = await host.execute_activity(MODEL_ACTIVITY, task, **close_options(cancelled=state.cancelled))
     except ActivityError as error:
         if is_cancelled_activity(error) and not state.cancelled and work.is_cancelling():
-            return  # the ending is another one now
+            return  # the run was cancelled meanwhile: its ending is recorded instead
         host.get_logger().error("the ending could not be recorded: %s", read_activity_failure(error)[1])
         raw = {}
     work.guard.change_or_pause(state, "the record of an ending", lambda: _apply_close_output(state, step, revoked, raw))
@@ -299,13 +299,13 @@ def _build_close_input(state: RunState, step: loop.RecordClosing) -> dict[str, A
 def _apply_close_output(
     state: RunState, step: loop.RecordClosing, revoked: Sequence[RevokedApproval], raw: Any
 ) -> None:
-    # Also where it could not be recorded: no other attempt is made of such an ending.
+    # Also if the ending could not be recorded: it is not tried again.
     loop.drop_recorded_revocations(state, revoked)
     loop.apply_closing(state, step, ModelOutput.model_validate(raw).head)
 
 
 def _read_compaction_ways(error: BaseException) -> list[str]:
-    """By which a conversation that is too long may be made shorter, as the activity says (``Verdict.details``)."""
+    """Read the ways to shorten a too long conversation from the activity's error (``RetryDecision``)."""
     cause = error.__cause__
     details = cause.details if isinstance(cause, ApplicationError) else ()
     said = details[0] if details else None
@@ -313,37 +313,36 @@ def _read_compaction_ways(error: BaseException) -> list[str]:
 
 
 # ---
-# The tool calls of a reply, under way: all at once, and those that a person decides on meanwhile beside them; and the
-# reminders of those that wait.
+# Concurrent tool calls of a reply, with calls that are approved or answered meanwhile, and reminders of waiting calls.
 
 
 async def run_tool_calls(
     state: RunState, calls: Iterable[ToolCallState], work: StepTasks, children: BackgroundChildren
 ) -> None:
-    """Run ``calls`` to their end, and those that are decided on by then."""
+    """Run ``calls`` to their end, and the calls that are approved or answered meanwhile."""
     beside = _ToolCallSource(state, work, children)
     await work.run_all(beside.build_coroutines(calls), beside)
 
 
 async def send_reminders_while_waiting(state: RunState, work: StepTasks, children: BackgroundChildren) -> None:
-    """Tell of the calls that still wait, while those begin that are decided on."""
+    """Send the due reminders, and run the calls that are approved or answered meanwhile."""
     await work.run_all([send_reminders(state, work)], _ToolCallSource(state, work, children))
 
 
 class _ToolCallSource:
-    """See :class:`~.work.TaskSource`."""
+    """A :class:`~.step_tasks.TaskSource` of tool calls that may begin while others run, and of reminders."""
 
     def __init__(self, state: RunState, work: StepTasks, children: BackgroundChildren) -> None:
         self._state = state
         self._work = work
         self._children = children
         self._running_ops: set[int] = set()
-        """Operations of the calls that are under way."""
+        """Operation numbers of the calls in flight."""
         self._next_expiry: float | None = None
-        """When a call expires that waits for a person, as far as that is known here."""
+        """When the next wait for a person expires, as of the last check: seconds since 1970."""
 
     def build_coroutines(self, calls: Iterable[ToolCallState]) -> list[Coroutine[Any, Any, None]]:
-        """``calls``, to be awaited."""
+        """Build the coroutines that run ``calls``, which count as in flight from now on."""
         return [self._build_coroutine(pending) for pending in calls]
 
     def has_more(self) -> bool:
@@ -355,7 +354,7 @@ class _ToolCallSource:
         )
 
     def seconds_to_next_check(self) -> float | None:
-        """See base: when a reminder is due, or the wait for a person ends."""
+        """See base: until a reminder is due, or a wait for a person expires."""
         self._next_expiry = loop.find_next_expiry(self._state)
         at = self._compute_next_deadline()
         return None if at is None else max(at - host.now().timestamp(), 0.001)
