@@ -364,14 +364,12 @@ class ScheduleClient:
         by: str | None = None,
     ) -> Schedule:
         """Start a run at certain times, by a schedule in Temporal: ``cron`` (one expression or several, in
-        ``timezone``, else in UTC), ``every`` (an interval: seconds, or text like ``"1h"``), or both.
+        ``timezone``, else in UTC), ``every`` (seconds, or text like ``"1h"``), or both.
 
-        Each run is a conversation of its own, ``<id>-<time>``. ``overlap`` says what happens to a run that is due while
-        the last one is open, for instance while it waits for an approval: "skip" leaves it out. ``if_exists="replace"``
-        replaces a schedule of that id; a paused one stays paused. The other arguments are as of :meth:`start`; but an
-        ``auth_context`` is sealed for one run: use ``auth_ref`` here.
-
-        Raises ``ScheduleExistsError``, and as :meth:`start`.
+        Each run is a conversation of its own, ``<id>-<time>``. ``overlap`` applies to a run that is due while the last
+        one is open, for instance waiting for an approval: "skip" leaves it out. ``if_exists="replace"`` replaces a
+        schedule of that id; a paused one stays paused. The rest is as of :meth:`start`; but ``auth_context`` is sealed
+        for one run: use ``auth_ref``. Raises ``ScheduleExistsError``, and as :meth:`start`.
         """
         client = cast("Client", self)
         _check_schedule_arguments(id, message, auth_context, if_exists)
