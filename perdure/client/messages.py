@@ -247,7 +247,7 @@ async def reopen_run(run: Run, start: dict[str, Any], *, by: str | None = None) 
             task_queue=seen.task_queue,
             reuse=WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
         )
-    except temporal.WorkflowAlreadyStartedError:  # somebody else was quicker
+    except temporal.WorkflowAlreadyStartedError:  # another client was first
         return client.temporal.get_workflow_handle(run.id)
 
 

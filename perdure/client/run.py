@@ -255,8 +255,8 @@ class Run:
         return {"iteration": response.iterations} | {name: getattr(response, name) for name in known}
 
     async def begun(self, within: float = NO_WORKER_SECONDS) -> None:
-        """Wait until a worker has taken the run. Raises ``NoWorkerError`` if no worker polls the task queue for
-        ``within`` seconds.
+        """Wait until a worker has taken the run. Raises ``NoWorkerError`` if none does within ``within`` seconds and
+        none polls the task queue.
 
         The run stays open, and continues when a worker starts.
         """

@@ -16,19 +16,19 @@ from .store import Blob, Commit, MemoryWrite, NewEvent
 
 
 def _ignore_stream_event(event: StreamEvent) -> None:
-    """Nobody follows."""
+    """Ignore it: there is no follower."""
 
 
 def _ignore_progress(message: str, data: Any) -> None:
-    """Nobody follows."""
+    """Ignore it: there is no follower."""
 
 
 def _ignore_model_start(model: str) -> None:
-    """Nobody follows."""
+    """Ignore it: there is no follower."""
 
 
 def _ignore_messages(messages: Sequence[Message]) -> None:
-    """Nobody follows."""
+    """Ignore it: there is no follower."""
 
 
 @dataclass(slots=True)

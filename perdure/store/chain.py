@@ -425,7 +425,6 @@ def _estimate_node_bytes(node: Node, messages: Sequence[Message]) -> int:
 # A recorded outcome never changes, so a copy is valid: a model call right after its tools reads nothing.
 # Outcomes that are read are not cached: their bytes may be altered, which only the parsing caller notices, and an
 # entry that is then restored must be read again.
-# entry that is then restored must be read again.
 
 
 class CachedJournal:

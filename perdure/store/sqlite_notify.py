@@ -118,7 +118,7 @@ class EventWatcher:
                 self._last_waiter_at = time.monotonic()
                 self._poll_database()
         self._session.close()
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, with its waiters
             self._on_end()
 
     def _wait_for_poll(self) -> bool:
@@ -177,7 +177,7 @@ def _wake_waiters(waiters: Iterable[_EventWaiter], settle: Callable[[_EventWaite
     for waiter in waiters:
         of.setdefault(waiter.loop, []).append(waiter)
     for loop, woken in of.items():
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, with its waiters
             loop.call_soon_threadsafe(_settle_waiters, woken, settle)
 
 

@@ -167,7 +167,7 @@ class InProcessService(ServiceClient):
 
     @property
     def worker_service_client(self) -> NoReturn:
-        """Raises: workers cannot connect."""
+        """Raises ``RuntimeError``: workers cannot connect."""
         raise RuntimeError("a scripted engine runs without Temporal: no worker can connect to it")
 
     def update_rpc_metadata(self, metadata: Mapping[str, str | bytes]) -> None:

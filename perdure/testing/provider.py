@@ -96,8 +96,9 @@ class PointListener:
 def at(point: Point, fn: Callable[[], object]) -> PointListener:
     """Call ``fn`` each time a worker of this process reaches ``point`` (see ``perdure.ports.test_seams``).
 
-    What it raises comes out there: ``at("tool.acted", fn)`` with an ``fn`` that raises ``StoreError`` is a store that
-    fails between the act and its record. Stays until ``remove()``, or until the end of a ``with`` block.
+    Its exceptions are raised at that point: ``at("tool.acted", fn)`` with an ``fn`` that raises ``StoreError``
+    simulates a store that fails between the act and its record. Active until ``remove()``, or until the end of a
+    ``with`` block.
     """
     return PointListener(point, fn)
 
@@ -105,8 +106,8 @@ def at(point: Point, fn: Callable[[], object]) -> PointListener:
 def kill_at(point: Point, *, count: int = 1, once: Path | str | None = None) -> PointListener:
     """SIGKILL this process when it reaches ``point`` for the ``count``-th time: no handler, no ``finally``, no drain.
 
-    ``once`` names a file that is made right before: a process that finds it there lives, so that a worker that is
-    started again goes on. Of several processes only the first to make it dies. For the file that starts a worker:
+    ``once`` names a file that is made right before: a process that finds it there lives, so that a restarted worker
+    continues. Of several processes only the first to make it dies. For the file that starts a worker:
 
         kill_at("tool.acted", once="/tmp/killed")
     """

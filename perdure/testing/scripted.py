@@ -138,9 +138,9 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
             response = support.call_sync("Order 7 is broken.")
 
     Inside, ``call``, ``call_sync`` and ``local`` of the agent run in this process: the workflow's own code, all stages
-    and the real tools, over a ``MemoryStore``; no server, no network, milliseconds. Errors that may pass are tried
-    again at once. ``engine="temporal"`` runs the same on a real server and worker, as outside of a test, and scripts
-    only the model. Agents of the same name are one agent, whoever serves them in this process.
+    and the real tools, over a ``MemoryStore``; no server, no network, milliseconds. Retryable errors are retried at
+    once. ``engine="temporal"`` runs the same on a real server and worker, as outside of a test, and scripts only the
+    model. Agents of the same name are one agent, in all servers of this process.
 
     ``others`` scripts agents that this one calls: ``scripted(boss, […], others={researcher: […]})``.
 

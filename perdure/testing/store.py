@@ -51,8 +51,8 @@ class MemoryFeed:
         return [row for row in self.stream.rows if row.child == self.context_id]
 
     def write(self, batch: EventBatch, now: str, *, recorded: bool = False) -> bool:
-        """See ``ports.events.EventBatch``; ``recorded`` for what comes with a recorded outcome. False for one too
-        late."""
+        """Write ``batch``, see :class:`perdure.ports.EventBatch`; ``recorded`` for a batch of a recorded outcome. False
+        if it is too late."""
         if batch.token and batch.token < self.token and not recorded:
             return False
         if batch.lineage is not None and batch.lineage.root == self.root:
@@ -239,7 +239,8 @@ class MemoryStore:
         return commit.outcome.body if commit.outcome is not None else None
 
     def _check_memory(self, commit: Commit) -> None:
-        """Raise ``MemoryChangedError``, unless what ``commit`` says counts no more."""
+        """Raise ``MemoryChangedError`` if a checked value has changed, unless the commit's outcome is recorded
+        already."""
         entry = self.journal.get(commit.outcome.key) if commit.outcome is not None else None
         if entry is not None and entry.outcome is not None:
             return
