@@ -1,4 +1,5 @@
-"""``Client``: starts runs, finds them, and reads the store. Needs no agent's code."""
+"""``Client``: starts runs, sends messages, lists runs and approvals, and reads the store and the shared memory. It
+needs no code of an agent."""
 
 from __future__ import annotations
 
@@ -45,33 +46,34 @@ if TYPE_CHECKING:
 
 
 # ---
-# ``client.memory``: what conversations share, for programs that are no tool.
+# ``client.memory``: the memory that conversations share, for programs other than tools.
 
 
 class KeptMemory:
-    """:class:`perdure.tools.SharedMemory` from outside: every write is kept when the method returns."""
+    """:class:`perdure.tools.SharedMemory` for clients: every write is committed when the method returns."""
 
     def __init__(self, store: Callable[..., Awaitable[Store]]) -> None:
         """``store`` is ``Client.store``."""
         self._store = store
 
     async def get(self, namespace: str, key: str, default: Any = None) -> Any:
-        """The value, ``default`` where there is none. Raises ``InvalidInputError``, ``StoreError``."""
+        """Return the value, or ``default`` if there is none. Raises ``InvalidInputError``, ``StoreError``."""
         check_memory_name("namespace", namespace)
         check_memory_name("key", key)
         body = await (await self._open_existing_store()).recall(namespace, key)
         return default if body is None else json.loads(body)
 
     async def put(self, namespace: str, key: str, value: Any) -> None:
-        """Keep ``value``. Raises ``InvalidInputError`` for what is no plain JSON, or too large; ``StoreError``."""
+        """Write ``value``. Raises ``InvalidInputError`` for a value that is not plain JSON or too large;
+        ``StoreError``."""
         await self._write(build_memory_write(namespace, key, value))
 
     async def delete(self, namespace: str, key: str) -> None:
-        """Forget the value, if there is one. Raises ``InvalidInputError``, ``StoreError``."""
+        """Delete the value, if there is one. Raises ``InvalidInputError``, ``StoreError``."""
         await self._write(build_memory_delete(namespace, key))
 
     async def list(self, namespace: str, prefix: str = "", *, limit: int = DEFAULT_LIST_LIMIT) -> dict[str, Any]:
-        """The first ``limit`` values whose key begins with ``prefix``, by their keys, in the order of these."""
+        """Return the first ``limit`` values whose key begins with ``prefix``, by key, in the order of the keys."""
         check_memory_list(namespace, prefix, limit)
         found = await (await self._open_existing_store()).recall_all(namespace, prefix, limit=limit)
         return {key: json.loads(body) for key, body in found.items()}
@@ -80,7 +82,8 @@ class KeptMemory:
         await (await self._store(create=True)).commit(Commit(memory=[write]))
 
     async def _open_existing_store(self) -> Store:
-        """A value that is not found where there is no store would be taken for one that was never put."""
+        """Open the store; raise ``StoreError`` if it does not exist, because a missing value would look like one never
+        written."""
         store = await self._store()
         if not store.store_id:
             raise StoreError(f"there is no store at {store.place} yet", hint="Start a worker, which makes it.")
@@ -88,10 +91,10 @@ class KeptMemory:
 
 
 class Client(ScheduleClient):
-    """A Temporal client that knows agents. ``temporal`` is Temporal's own client.
+    """A client for agent runs. ``temporal`` is Temporal's own client.
 
-    ``store_url`` is where transcripts are (``PERDURE_STORE_URL``); without it everything works but reading them.
-    ``actor`` is who acts, where a call does not say.
+    ``store_url`` is the store of the transcripts (``PERDURE_STORE_URL``); without it everything works but reading them.
+    ``actor`` is the default of ``by`` in all methods.
     """
 
     def __init__(
@@ -158,19 +161,19 @@ class Client(ScheduleClient):
         max_history_events: int | None = None,
         by: str | None = None,
     ) -> Run:
-        """Start a run. ``id`` is its ``context_id``; without one it gets one. ``message`` is text, or a list of texts
-        and ``File``, or for an agent with an input type an instance of it, or a mapping.
+        """Start a run. ``id`` is its ``context_id``, generated if omitted. ``message`` is text, or a list of texts and
+        ``File``, or for an agent with an input type an instance of it or a mapping.
 
-        ``mode="run"`` ends with the answer; ``"session"`` waits for more messages, until it is closed or none came for
-        ``idle_timeout`` (seconds, or text like ``"1h"``). ``context`` is the author's own data, plain JSON or an
-        instance of the agent's context type; ``auth_context`` on whose behalf it acts (a user, a token; plain JSON):
-        it travels encrypted, and ``auth_ref`` instead of it is what the worker resolves; ``history`` the conversation
-        to go on from (messages, a session in the flat form of ``types.session_form``, or a run, a response, a head);
-        ``override`` what the run changes of the agent.
+        ``mode="run"`` ends with the answer; ``"session"`` waits for more messages until it is closed or none has come
+        for ``idle_timeout`` (seconds, or text like ``"1h"``). ``context`` is the author's own data, plain JSON or an
+        instance of the agent's context type; ``auth_context`` identifies the user on whose behalf the run acts (a user,
+        a token; plain JSON) and is sent encrypted; ``auth_ref``, in its place, is a reference that the worker resolves;
+        ``history`` is the conversation to continue (messages, a session in the flat form of ``types.session_form``, or
+        a run, a response, a head); ``override`` changes the agent for this run.
 
-        Raises ``RunExistsError`` for a known id, unless ``if_exists="attach"`` returns that run;
-        ``InvalidInputError`` or ``DefinitionError`` for what cannot be sent, ``AuthContextUnavailableError`` where
-        nothing encrypts ``auth_context``.
+        Raises ``RunExistsError`` for an existing id, unless ``if_exists="attach"`` returns that run;
+        ``InvalidInputError`` or ``DefinitionError`` for invalid arguments, ``AuthContextUnavailableError`` if there is
+        no encryption for ``auth_context``.
         """
         context_id = check_run_id(id) or f"{get_agent_name(agent)}-{uuid.uuid4().hex[:12]}"
         sent = None if message is None else await self.build_user_message(check_message_input(agent, message), by=by)
@@ -213,21 +216,21 @@ class Client(ScheduleClient):
         idle_timeout: float | str | None = None,
         by: str | None = None,
     ) -> Turn:
-        """Send a message to the conversation ``id``, and get the turn that it joins or opens.
+        """Send a message to the conversation ``id``, and return the turn that it joins or opens.
 
-        A conversation that is not there is opened as a session; one that has ended goes on from its end. What
-        ``context``, ``history`` and ``idle_timeout`` say counts when it is opened. The same ``message_id`` twice counts
-        once; several senders at once are safe. ``override`` changes the agent for this turn; ``task_id`` names it. With
-        ``auth_context`` or ``auth_ref`` the conversation acts on that behalf from the step on that takes the message. A
-        message of None asks for a turn without one.
+        A conversation that does not exist is opened as a session; a closed one continues from its end. ``context``,
+        ``history`` and ``idle_timeout`` apply when it is opened. The same ``message_id`` twice counts once; concurrent
+        senders are safe. ``override`` changes the agent for this turn; ``task_id`` names the turn. With
+        ``auth_context`` or ``auth_ref`` the conversation acts on that behalf from the step that takes the message. A
+        message of None opens a turn without a message.
 
-        Returns when the message is in the conversation for good: that needs a worker. Raises as :meth:`start`.
+        Returns when the workflow has accepted the message, which needs a worker. Raises as :meth:`start`.
         """
         if check_run_id(id) is None:
             raise InvalidInputError("send needs the id of a conversation", hint='For instance id="user-7".')
         start = await build_start_input(
             self,
-            # Whoever goes on with a conversation need not say again what it was opened with.
+            # A client that continues a conversation need not repeat what it was opened with.
             agent if context is not None else get_agent_name(agent),
             None,
             mode="session",
@@ -250,22 +253,23 @@ class Client(ScheduleClient):
         )
 
     def run(self, id: str, agent: str | Agent | None = None) -> Run:
-        """The run of that id; nothing is asked of the server yet. With its ``agent``, its output is of its type."""
+        """Return a handle of the run; sends no request. With its ``agent``, outputs have the agent's output type."""
         return Run(self, self.temporal.get_workflow_handle(id), agent)
 
     async def list(self, *, agent: str | None = None, status: str | None = None, limit: int = 50) -> list[RunSummary]:
-        """Runs, the newest first: from Temporal, and from the store those that Temporal has forgotten."""
+        """List runs, the newest first: from Temporal, and from the store those that Temporal no longer has."""
         return await list_runs(self, agent=agent, status=status, limit=limit)
 
     async def approvals(self, *, agent: str | None = None) -> Sequence[PendingCall]:
-        """The calls that wait for somebody's approval, of all runs or those of ``agent``; what waits longest first."""
+        """List the pending calls (approvals, questions and callbacks) of all runs, or of those of ``agent``; the
+        longest waiting first."""
         return await list_pending_calls(self, agent=agent)
 
     async def store(self, *, create: bool = False) -> Store:
-        """The open store. Where there is none yet, reads find nothing; with ``create`` it is made.
+        """Return the open store. If it does not exist yet, reads find nothing; with ``create`` it is made.
 
-        Raises ``TranscriptUnavailableError`` without one, ``StoreError`` if it cannot be opened, or is not made because
-        runs of the task queue are kept in a store that is not there.
+        Raises ``TranscriptUnavailableError`` without a store URL, ``StoreError`` if the store cannot be opened, or is
+        not made because runs of the task queue are kept in a store that is missing.
         """
         if self.store_url is None:
             raise TranscriptUnavailableError(
@@ -282,10 +286,10 @@ class Client(ScheduleClient):
             return store
 
     async def file(self, part: FilePart) -> bytes:
-        """The bytes of a file of a transcript.
+        """Return the bytes of a file in a transcript.
 
-        Raises ``TranscriptUnavailableError`` without a store, ``TranscriptCorruptedError`` where they are not in it,
-        ``InvalidInputError`` for a file that is at a URL.
+        Raises ``TranscriptUnavailableError`` without a store, ``TranscriptCorruptedError`` if the store does not have
+        them, ``InvalidInputError`` for a file at a URL.
         """
         if part.data is not None:
             return decode_file_data(part)
@@ -303,15 +307,15 @@ class Client(ScheduleClient):
         task_id: str | None = None,
         override: Override | Mapping[str, Any] | None = None,
     ) -> UserMessage:
-        """``content`` as it is sent: long texts and files are put into the store first.
+        """Build the message to send from ``content``; long texts and files are put into the store first.
 
-        Raises ``InvalidInputError`` for what is no message, and for a long text or a file when there is no store.
+        Raises ``InvalidInputError`` for an invalid message, and for a long text or a file without a store.
         """
         return await build_user_message(self, content, {"id": id, "by": by or self.actor, "task_id": task_id}, override)
 
     @property
     def memory(self) -> KeptMemory:
-        """What conversations share (``ctx.memory``), read and written at once. Needs the store."""
+        """The memory that conversations share (``ctx.memory``), read and written at once. Needs the store."""
         return KeptMemory(self.store)
 
     async def close(self) -> None:
@@ -324,9 +328,9 @@ class Client(ScheduleClient):
 
 @cache
 def _register_exit_delay() -> None:
-    """Give the SDK's threads a moment before the interpreter goes.
+    """Delay the exit of the interpreter by a moment, for the SDK's threads.
 
-    They hand results to Python; one that does so while the interpreter ends kills the process with SIGSEGV, after its
-    work is done. Measured on programs that connect, ask once and end: 2 of 40 died, with this 0 of 60.
+    They pass results to Python; one that does so while the interpreter exits kills the process with SIGSEGV, after its
+    work is done. Measured on programs that connect, send one request and exit: 2 of 40 died, with the delay 0 of 60.
     """
     atexit.register(time.sleep, 0.05)

@@ -1,7 +1,7 @@
-"""Decisions on calls that wait for approval, and answers to calls that wait for one: on their way to the run.
+"""Sends decisions and answers for pending calls to the run, and reads past decisions from its events.
 
-Both take one way (:func:`_resolve`): find the call that is meant, send the update, again while the run has not heard
-that the call waits; where the run has ended, its events say who was quicker.
+Decisions and answers share :func:`_resolve`: find the pending call, send the update, and retry while the workflow does
+not have the pending call yet; for a closed run, the events say who decided first.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ async def decide_pending_call(
     digest: str | None = None,
     since: str | None = None,
 ) -> DecidedApproval:
-    """Decide on a call of ``run``; without an id, on the only one that waits. Errors as of ``Run.approve``.
+    """Decide on a call of ``run``; without an id, on the only pending one. Errors as of ``Run.approve``.
 
-    ``digest`` and ``since`` are those of what was looked at. An approval without ``digest`` is one of what waits under
-    the id at this moment.
+    ``digest`` and ``since`` are those of the reviewed call. An approval without ``digest`` applies to the call that
+    waits under the id at this moment.
     """
     if arguments is not None and not isinstance(arguments, Mapping):
         raise InvalidInputError(
@@ -78,9 +78,9 @@ async def answer_pending_call(
     digest: str | None = None,
     since: str | None = None,
 ) -> DecidedApproval:
-    """Answer a call of ``run``; without an id, the only one that waits for it. Errors as of ``Run.answer``.
+    """Answer a call of ``run``; without an id, the only one that waits for an answer. Errors as of ``Run.answer``.
 
-    ``digest`` and ``since`` are those of what was looked at. A long text goes by way of the store.
+    ``digest`` and ``since`` are those of the reviewed question. A long text goes into the store.
     """
     facts: dict[str, Any] = {"by": by or run.client.actor}
     if error is not None:
@@ -109,8 +109,8 @@ async def revoke_approval(run: Run, tool: str, by: str | None) -> list[StandingA
 async def _resolve(
     run: Run, facts: dict[str, Any], call_id: str | None, digest: str | None, since: str | None
 ) -> DecidedApproval:
-    """Send the decision or answer that ``facts`` are. Raises what the run refuses it with, ``RunNotFoundError``;
-    ``RunClosedError`` where the run has ended and no event says who was quicker."""
+    """Send the decision or answer in ``facts``. Raises the error that the run refuses it with, ``RunNotFoundError``;
+    ``RunClosedError`` if the run has closed and no event says who decided first."""
     approval = "decision" in facts
     update = "decide_approval" if approval else "answer_call"
     looks = call_id is None or (digest is None and facts.get("decision") == "approve")
@@ -128,7 +128,7 @@ async def _resolve(
             return await _find_past(run, said, closed)
         except InvalidInputError as refused:
             if looks and said.hash is None and (await _find_wait(run, call_id, None, approval=approval))[1] is not None:
-                raise NotHeardYet(refused) from None  # it has come to wait in between
+                raise NotHeardYet(refused) from None  # it began to wait in between
             raise
         return DecidedApproval.model_validate(raw)
 
@@ -138,9 +138,9 @@ async def _resolve(
 async def _find_wait(
     run: Run, call_id: str | None, digest: str | None, *, approval: bool
 ) -> tuple[str, str | None, str | None]:
-    """Id, hash and beginning of the wait of call ``call_id``, or of the only one.
+    """Return id, hash and start of the wait of call ``call_id``, or of the only pending one.
 
-    Of a call that is named and does not wait the hash is that of what was decided, or None: the run says why.
+    For a named call that is not pending, the hash is that of its last decision, or None: the run then raises the error.
     """
     status = await run.status()
     waits = [one for one in status.approvals if (one.kind == "approval") == approval and call_id in (None, one.call_id)]
@@ -163,7 +163,7 @@ async def _find_wait(
 def _build_choice_error(
     run: Run, status: Status, waits: Sequence[PendingApproval], *, approval: bool
 ) -> InvalidInputError:
-    """Not exactly one call waits."""
+    """Build the error for not exactly one pending call."""
     wanted, other = ("approval", "an answer") if approval else ("an answer", "approval")
     if waits:
         ids = ", ".join(f"{one.call_id} ({one.name})" for one in waits)
@@ -185,11 +185,11 @@ def _build_choice_error(
 async def _send_update_once(
     run: Run, name: str, payload: Mapping[str, Any], unheard: str, since: str | None = None
 ) -> Any:
-    """What update ``name`` of ``run`` returns; ``unheard`` says what to do where no answer came.
+    """Send update ``name`` to ``run`` and return its result; ``unheard`` is the hint for a missing answer.
 
-    Who sends the same on the same wait again (it began at ``since``) sends the update that Temporal knows. Where
-    ``since`` is not known, each is another update, and the run itself tells that a decision is repeated, as it does
-    behind continue-as-new.
+    With ``since`` (the start of the wait), a repeated request has the id of the update that Temporal already has.
+    Without it, each request is another update, and the run itself detects a repeated decision, as it does after
+    continue-as-new.
     """
     update_id = uuid.uuid4().hex
     if since is not None:
@@ -203,7 +203,9 @@ async def _send_update_once(
             raise build_closed_error(run.id) from None
         raise build_error(kind, getattr(cause, "message", str(cause))) from None
     except NoAnswer as error:
-        if (task := asyncio.current_task()) is not None and task.cancelling():  # which the SDK takes for no answer
+        if (
+            task := asyncio.current_task()
+        ) is not None and task.cancelling():  # the SDK reports a cancellation as a missing answer
             raise asyncio.CancelledError from error
         raise build_unreachable_error(run.client.temporal, unheard) from error
     except RPCError as error:
@@ -211,19 +213,19 @@ async def _send_update_once(
 
 
 # ---
-# What people decided and answered in a run, as its events say: for good, also when Temporal has forgotten the run.
+# Past decisions and answers of a run from its events, also after Temporal's retention.
 
 
 async def _find_past(run: Run, said: ApprovalDecision | CallAnswer, closed: RunClosedError) -> DecidedApproval:
-    """What ``said`` came to before the run ended. Raises who was quicker, as events say it; else ``closed``, as for a
-    client without the store."""
+    """Find the recorded decision or answer that ``said`` repeats. Raises the error that names who decided first;
+    without such events ``closed``, as for a client without the store."""
     try:
         decided = await _read_decided(run, said.call_id)
     except PerdureError:
         raise closed from None
     same = [said]
     if isinstance(said, CallAnswer) and said.error is None and said.blob is None:
-        same.append(said.model_copy(update={"value": as_text(said.value)}))  # of a callback events have the text
+        same.append(said.model_copy(update={"value": as_text(said.value)}))  # events have a callback's value as text
     past = next((past for one in same if (past := find_repeated(decided, one)) is not None), None)
     if past is None:
         raise build_late_error(decided, said) or closed
@@ -231,7 +233,7 @@ async def _find_past(run: Run, said: ApprovalDecision | CallAnswer, closed: RunC
 
 
 async def _read_decided(run: Run, call_id: str) -> list[DecidedApproval]:
-    """What events say of the waits of a call, each with the hash of what was decided or answered."""
+    """Read the decisions on a call from the events, each with the hash of the decided call or answered question."""
     found: list[DecidedApproval] = []
     requested, until = "", None
     async with aclosing(follow_run(run, wait=False, children=False)) as events:
@@ -251,7 +253,7 @@ async def _read_decided(run: Run, call_id: str) -> list[DecidedApproval]:
 
 
 def _hash_of(event: Event, requested: str) -> str:
-    """As ``DecidedApproval.hash`` has it; ``requested`` is that of the event that asked for approval."""
+    """Compute ``DecidedApproval.hash``; ``requested`` is the hash in the event that requested the approval."""
     if isinstance(event, ApprovalDecided):
         return requested if event.arguments is None else hash_arguments(event.call_id, event.name, event.arguments)
     if isinstance(event, QuestionAnswered):
@@ -265,9 +267,9 @@ def _hash_of(event: Event, requested: str) -> str:
 
 
 async def list_decisions(run: Run, known: Sequence[DecidedApproval] = ()) -> list[DecidedApproval]:
-    """Those of ``run`` in their order, ``known`` last: what the run itself says, which may be more than is told yet.
+    """List the decisions of ``run`` in their order, ``known`` last: the run's own list may be ahead of its events.
 
-    Raises as :func:`perdure.client.follow`.
+    Raises as :func:`perdure.client.follow.follow_run`.
     """
     async with aclosing(follow_run(run, wait=False, children=False)) as events:
         told = [one async for event in events if (one := extract_decision(event)) is not None]
@@ -275,8 +277,9 @@ async def list_decisions(run: Run, known: Sequence[DecidedApproval] = ()) -> lis
 
 
 def merge_decisions(told: Sequence[DecidedApproval], known: Sequence[DecidedApproval]) -> list[DecidedApproval]:
-    """What events have ``told`` and a run has ``known``, each once: a run knows its last ones, without a gap."""
-    last = Counter(map(_build_decision_key, known))  # a model may give an id again
+    """Merge the decisions of events (``told``) and of a run (``known``), each once: a run has its last ones, without a
+    gap."""
+    last = Counter(map(_build_decision_key, known))  # a model may reuse an id
     before = []
     for one in reversed(told):
         if last[_build_decision_key(one)] > 0:
@@ -291,7 +294,7 @@ def _build_decision_key(one: DecidedApproval) -> tuple[str, str, str | None]:
 
 
 def extract_decision(event: Event) -> DecidedApproval | None:
-    """What ``event`` says that somebody decided or answered; None for any other."""
+    """Return the decision or answer in ``event``; None for any other event."""
     if isinstance(event, ApprovalDecided):
         return DecidedApproval(
             call_id=event.call_id,
@@ -303,7 +306,7 @@ def extract_decision(event: Event) -> DecidedApproval | None:
         )
     if isinstance(event, QuestionAnswered):
         said: dict[str, Any] = {"by": event.by, "at": event.answered_at, "comment": event.error}
-    elif isinstance(event, ToolCompleted) and event.answered_by:  # of a callback
+    elif isinstance(event, ToolCompleted) and event.answered_by:  # an answered callback
         said = {"by": event.answered_by, "at": event.at, "comment": event.content if event.is_error else None}
     else:
         return None

@@ -1,4 +1,7 @@
-"""Reads events of a conversation from the store, each once, and fills in what is not stored with them."""
+"""Reads events of a conversation from the store, each once, and loads long texts and partial arguments into them.
+
+Also builds the text of streamed replies from events.
+"""
 
 from __future__ import annotations
 
@@ -30,31 +33,31 @@ if TYPE_CHECKING:
 
 
 # ---
-# The text of replies as it comes, for a person: from events to pieces of text.
+# The text of streamed replies, from events to pieces of text for display.
 
 
 class LiveText:
-    """Says what to show of each event, so that everything that a reply says is shown, and once.
+    """Returns the text to show for each event, so that all text of a reply is shown once.
 
-    A reply that is retracted is written again by another attempt. As far as that says the same, nothing more is shown;
-    where it goes another way, a new line begins, and with it the whole reply: what was shown cannot be unsaid. One that
-    is interrupted, or given up, is not written again. What subagents say is not said by the run.
+    A retracted reply is written again by another attempt. While its text is the same, nothing more is shown; where it
+    differs, a new line begins with the whole reply, because shown text cannot be taken back. An interrupted or
+    abandoned reply is not written again. Text of subagents is not part of the run's text.
     """
 
     def __init__(self) -> None:
         self.reply = ""
-        """The last one that is whole."""
+        """The last complete reply."""
         self._of: tuple[str | None, int] | None = None
-        """The turn and iteration of the present reply."""
+        """The turn and iteration of the current reply."""
         self._shown = ""
-        """Of the present reply, by whichever attempt."""
+        """The text of the current reply shown so far, of all attempts."""
         self._said = ""
-        """By the present attempt."""
+        """The text of the current attempt."""
         self.restarted = False
-        """Whether the last piece began a reply anew."""
+        """Whether the last piece began the reply again."""
 
     def feed(self, event: Event) -> str:
-        """What to show now, "" for nothing."""
+        """Return the text to show for ``event``; "" for nothing."""
         self.restarted = False
         if event.path:
             return ""
@@ -69,7 +72,7 @@ class LiveText:
         elif isinstance(event, ModelRetracted) and event.reason == "Interrupted":
             self._of = None
         elif isinstance(event, ModelDelta) and event.kind == "text":
-            # Someone who comes in the middle of a reply has not seen what stands before.
+            # A follower that starts in the middle of a reply has not seen the text before.
             self._said = self._said[: event.offset] + event.text
             return self._take_piece()
         elif isinstance(event, ModelCompleted):
@@ -86,24 +89,24 @@ class LiveText:
             return said[len(shown) :]
         if shown.startswith(said) and not whole:
             return ""
-        if whole and shown and said.endswith(shown):  # it was followed from the middle on
+        if whole and shown and said.endswith(shown):  # following began in the middle of the reply
             return ""
         self._shown, self.restarted = said, True
         return f"\n{said}"
 
 
 # ---
-# Arguments of a tool call, and with them structured output, as far as they have streamed.
+# Partial arguments of a streamed tool call, and with them structured output.
 
 
 EarlierDeltasReader = Callable[[ModelDelta], Awaitable[list[ModelDelta]]]
-"""Reads the deltas that may stand before one."""
+"""Reads the deltas that may precede the given one."""
 
 
 class PartialArguments:
-    """Gives every delta of a tool call what can be read of its arguments so far.
+    """Adds to every delta of a tool call the arguments that can be parsed so far.
 
-    Whoever begins to follow in the middle of a call has not seen its beginning: ``earlier`` reads it.
+    A follower that starts in the middle of a call has not seen its beginning: ``earlier`` reads it.
     """
 
     def __init__(self, earlier: EarlierDeltasReader) -> None:
@@ -111,7 +114,7 @@ class PartialArguments:
         self._arguments: dict[int, str] = {}
 
     async def fill_partial(self, event: Event) -> Event:
-        """``event``, of a tool call's delta with ``partial``."""
+        """Return ``event``; the delta of a tool call with ``partial`` set."""
         if isinstance(event, ModelStarted | ModelCompleted | ModelRetracted):
             self._arguments.clear()
         if not isinstance(event, ModelDelta) or event.kind != "tool_call":
@@ -119,7 +122,7 @@ class PartialArguments:
         known: str | None = self._arguments.get(event.index, "")
         if len(known or "") != event.offset:
             known = join_deltas(await self._earlier(event), event)
-        if known is None:  # its beginning is gone: the reply is complete by now, and says it all
+        if known is None:  # its beginning is deleted: the reply is complete by now, and has all the text
             return event
         self._arguments[event.index] = text = known + event.text
         found = parse_partial_json(text)
@@ -129,7 +132,7 @@ class PartialArguments:
 
 
 def join_deltas(before: list[ModelDelta], event: ModelDelta) -> str | None:
-    """The text before ``event``, from deltas of the same call; None where some of it is missing."""
+    """Join the text before ``event`` from deltas of the same call; None if some of it is missing."""
     text = ""
     for delta in before:
         if (delta.kind, delta.index, delta.attempt) != (event.kind, event.index, event.attempt):
@@ -142,7 +145,8 @@ def join_deltas(before: list[ModelDelta], event: ModelDelta) -> str | None:
 
 
 def parse_partial_json(text: str) -> Any:
-    """The JSON of ``text`` as far as it goes, a text in it cut where it ends; None where nothing can be read yet."""
+    """Parse the JSON of ``text`` as far as it goes, with a string cut where the text ends; None if nothing can be
+    parsed yet."""
     try:
         return from_json(text.encode(), partial_mode="trailing-strings")
     except ValueError:
@@ -152,21 +156,21 @@ def parse_partial_json(text: str) -> Any:
 T = TypeVar("T")
 
 EVENTS_PER_PAGE = 500
-"""Events that are read at once."""
+"""Events per read."""
 STORE_WAIT_SECONDS = 5.0
-"""Seconds after which the store is looked at in any case."""
+"""Seconds after which the store is read even without a notification."""
 STORE_RETRY_SECONDS = 60.0
-"""Seconds that a store may be out of reach before a follower is told."""
+"""Seconds that a store may be unreachable before a follower gets the error."""
 SNAPSHOT_RETRY_SECONDS = 5.0
-"""The same for a reader who wants what is there now."""
+"""The same for a reader that does not wait for new events."""
 _LOOKBACK_EVENTS = 64
-"""Numbers that other events may have taken among the deltas of a call."""
+"""Event numbers by which other events may separate the deltas of a call."""
 
 
 class EventReader:
-    """Of one conversation and of the runs below it, behind number ``after``.
+    """Reads the events of one conversation and of the runs below it, after number ``after``.
 
-    With ``task_id`` only what happens in that turn, and in the runs that it begins; without ``children`` only the
+    With ``task_id`` only the events of that turn and of the runs that it starts; without ``children`` only the
     conversation's own events.
     """
 
@@ -180,8 +184,8 @@ class EventReader:
         children: bool = True,
         patience: float = STORE_RETRY_SECONDS,
     ) -> None:
-        """``patience``: see :func:`retry_store_read`. Raises ``InvalidInputError`` for an ``after`` that is no
-        number."""
+        """``patience``: see :func:`retry_store_read`. Raises ``InvalidInputError`` for an ``after`` that is not an
+        integer."""
         if not isinstance(after, int) or isinstance(after, bool):
             raise InvalidInputError(
                 f"after is the number of the last event that was seen, not {after!r:.100}",
@@ -197,11 +201,11 @@ class EventReader:
         self._partials: dict[str, PartialArguments] = {}
 
     async def read_rows(self) -> Sequence[EventRow]:
-        """The next ones, none where there are none; :meth:`event` takes them."""
+        """Read the next rows, empty if there are none; pass each to :meth:`build_event`."""
         return await self._read_page(self._context_id, self._after, children=self._children)
 
     async def build_event(self, row: EventRow) -> Event | None:
-        """The event of the next row, where it is one that this reader reads."""
+        """Build the event of the next row; None if it is not one of this reader's."""
         self._after = row.seq
         self._seen = max(self._seen, row.seq)
         if self._task_id is not None and (row.path[0].task_id if row.path else row.task_id) != self._task_id:
@@ -211,14 +215,14 @@ class EventReader:
             return None
         partials = self._partials.setdefault(event.context_id, PartialArguments(self._read_earlier_deltas))
         if event.type == "run" and event.state not in ("started", "waiting", "paused"):
-            del self._partials[event.context_id]  # a run may have begun many others
+            del self._partials[event.context_id]  # a run may have started many others
         return await partials.fill_partial(await self._load_long_text(event))
 
     async def build_unrecorded_end(self, end: RunEvent) -> RunEvent | None:
-        """``end`` as the event behind the last one, for a run whose events do not say yet that it has ended so.
+        """Return ``end`` as the event after the last one, for a run whose events do not yet have that end.
 
-        It is not stored, so a conversation that is opened again gives its number to another event. None where the
-        events say it, or where ``after`` is behind it.
+        It is not stored, so a conversation that is reopened gives its number to another event. None if the events have
+        the end, or if ``after`` is past it.
         """
         latest = await self._retry_read(lambda: self._store.wait_for_event(self._context_id, 0, 0.0))
         behind, told = max(0, latest - _LOOKBACK_EVENTS), ""
@@ -233,7 +237,7 @@ class EventReader:
         return event if isinstance(event, RunEvent) else None
 
     async def wait_for_more(self, over: asyncio.Future[Any]) -> None:
-        """Wait until there may be more, or ``over`` is done."""
+        """Wait until there may be more events, or ``over`` is done."""
         changed = asyncio.ensure_future(self._wait_for_change())
         try:
             await asyncio.wait([changed, over], return_when=asyncio.FIRST_COMPLETED)
@@ -242,11 +246,11 @@ class EventReader:
             await asyncio.gather(changed, return_exceptions=True)
 
     async def _wait_for_change(self) -> None:
-        """Others are numbered together with what is read here: whoever waits has looked up to ``_seen``."""
+        """Wait for an event after ``_seen``: the numbers are shared with events that this reader does not read."""
         try:
             latest = await self._store.wait_for_event(self._context_id, self._seen, STORE_WAIT_SECONDS)
             self._seen = max(latest, self._seen)
-        except StoreError:  # the next read waits for it, or says what is wrong
+        except StoreError:  # the next read retries, or raises the error
             await asyncio.sleep(0.1)
 
     async def _read_page(self, of: str, after: int, *, children: bool) -> Sequence[EventRow]:
@@ -262,7 +266,7 @@ class EventReader:
         return decode_event(of, row.seq, row.task_id, row.type, row.body, row.spans, row.path)
 
     async def _load_long_text(self, event: Event) -> Event:
-        """A reply or an answer that is too long for its event, whole."""
+        """Load the text of a reply or an answer that is too long for its event."""
         if isinstance(event, ModelCompleted | TurnEvent) and event.blob is not None:
             where = "text" if isinstance(event, ModelCompleted) else "content"
             text = await self._load_blob(event.blob)
@@ -272,13 +276,13 @@ class EventReader:
     async def _load_blob(self, blob: BlobRef) -> str | None:
         try:
             return await self._retry_read(lambda: self._chain.resolve_blob(blob))
-        except TranscriptCorruptedError:  # it stays a reference: nobody shall be kept from what comes behind
+        except TranscriptCorruptedError:  # the reference stays, so that the events after it can still be read
             return None
 
     async def _read_earlier_deltas(self, event: ModelDelta) -> list[ModelDelta]:
-        """Deltas of the same run before ``event``, back to where its call begins.
+        """Read the deltas of the same run before ``event``, back to the beginning of its call.
 
-        Each has a character at least, so they are not far, unless other runs have taken numbers among them.
+        Each has at least one character, so they are near, unless other runs have taken numbers between them.
         """
         back = event.offset + _LOOKBACK_EVENTS
         while True:
@@ -290,7 +294,7 @@ class EventReader:
             back *= 4
 
     async def _iter_earlier_events(self, event: ModelDelta, behind: int) -> AsyncIterator[Event]:
-        """Events of the run of ``event`` before it."""
+        """Yield the events of the same run before ``event``."""
         of = event.context_id
         while behind < event.seq - 1 and (rows := await self._read_page(of, behind, children=False)):
             for row in rows:
@@ -301,14 +305,14 @@ class EventReader:
 
 
 def _is_call_start(one: Event, event: ModelDelta) -> bool:
-    """Whether ``one`` is the beginning of the call that ``event`` is a part of."""
+    """Whether ``one`` is the first delta of the call of ``event``."""
     if not isinstance(one, ModelDelta) or one.offset:
         return False
     return (one.kind, one.index, one.attempt) == (event.kind, event.index, event.attempt)
 
 
 async def retry_store_read(ask: Callable[[], Awaitable[T]], patience: float = STORE_RETRY_SECONDS) -> T:
-    """What ``ask()`` gives, also where the store is locked or away for a while: for ``patience`` seconds.
+    """Return the result of ``ask()``, retried for ``patience`` seconds while the store is locked or unreachable.
 
     Raises ``StoreError``.
     """
@@ -324,13 +328,13 @@ async def retry_store_read(ask: Callable[[], Awaitable[T]], patience: float = ST
 
 
 # ---
-# The text of a run's replies as it comes, from a start to its answer.
+# The text of a run's replies as a stream.
 
 
 async def stream_reply_text(run: Run) -> AsyncGenerator[str]:
-    """Pieces of text; a reply behind another one begins on a new line.
+    """Yield pieces of text; every reply after the first begins on a new line.
 
-    Raises the run's error, as ``run.result()`` does, when what there was has been given out.
+    Raises the run's error, as ``run.result()`` does, after all text has been yielded.
     """
     live, between = LiveText(), ""
     async with aclosing(run.events(children=False)) as events:

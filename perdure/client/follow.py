@@ -1,10 +1,11 @@
-"""Events of a run, in order, from the store: those that are there, then those that come, until the run has ended.
+"""Follows the events of a run or a turn from the store: those recorded so far, then new ones until the end.
 
-    store ── rows behind `after` ──► event ──► whoever follows
-      ▲                                          │ no more rows
-      └── changed(), or it is over ◄─────────────┘
+    store ── rows after `after` ──► event ──► the follower
+      ▲                                           │ no more rows
+      └── new events, or the end ◄────────────────┘
 
-Whoever follows may go away at any time and come back with the number of the last event that it has seen.
+A follower may stop at any time and continue later from the number of the last event that it has seen. Also here:
+waiting for the workflow to catch up with the event log, recording the end of a run, and listing its child runs.
 """
 
 from __future__ import annotations
@@ -57,33 +58,33 @@ if TYPE_CHECKING:
 # ---
 # Waits for the workflow to catch up with the event log.
 #
-# An activity records the event of a call that waits, or of a pause; the workflow hears of it as the activity ends: a
-# moment later, or after a crash some time later. Who acts on the event waits for that, in :func:`until_heard`.
+# An activity records the event of a pending call, or of a pause; the workflow gets it as the activity ends: a
+# moment later, or after a crash some time later. A client that acts on the event waits in :func:`until_heard`.
 
 
 T = TypeVar("T")
 CATCH_UP_SECONDS = 30.0
-"""Seconds for which what comes too early is tried again: a worker may have died before it told the run."""
+"""Seconds for which a premature request is retried: a worker may have died before it reported to the workflow."""
 _CATCH_UP_FIRST_DELAY, _CATCH_UP_MAX_DELAY = 0.02, 1.0
-"""Seconds between two attempts: at first, and in the end."""
+"""Seconds between two attempts: the first and the longest delay."""
 _CATCH_UP_EVENTS = 500
-"""Numbers of events that are read: what the run has not heard of was told last."""
+"""Last event numbers that are read: what the workflow has not received yet is among the latest events."""
 
 
 @dataclass(slots=True)
 class EventLogState:
-    """What the last events of a run say."""
+    """The state of a run according to its last events."""
 
     pending_calls: dict[str, PendingKind] = field(default_factory=dict)
-    """Calls that wait for a person, by id."""
+    """Pending calls, by id."""
     starting_children: dict[str, str] = field(default_factory=dict)
-    """Runs that calls, by id, are to begin."""
+    """Child runs that calls are to start, by call id."""
     paused_at: str | None = None
-    """When the run had to pause: ISO 8601, UTC."""
+    """When the run paused: ISO 8601, UTC."""
 
 
-class NotHeardYet(Exception):  # noqa: N818  # no error: it never leaves :func:`until_heard`
-    """The workflow is behind the event log; ``error`` is raised where it does not catch up in time."""
+class NotHeardYet(Exception):  # noqa: N818  # not an error: it never leaves :func:`until_heard`
+    """The workflow is behind the event log; ``error`` is raised if it does not catch up in time."""
 
     def __init__(self, error: PerdureError) -> None:
         super().__init__(error.message)
@@ -91,8 +92,8 @@ class NotHeardYet(Exception):  # noqa: N818  # no error: it never leaves :func:`
 
 
 async def until_heard(attempt: Callable[[], Awaitable[T]]) -> T:
-    """The result of ``attempt``, which is made again, for ``CATCH_UP_SECONDS`` seconds, while it raises ``NotHeardYet``
-    or ``NotWaitingYetError``. Raises that error in the end."""
+    """Return the result of ``attempt``, retried for ``CATCH_UP_SECONDS`` seconds while it raises ``NotHeardYet`` or
+    ``NotWaitingYetError``. Raises that error at the end."""
     delay, until = _CATCH_UP_FIRST_DELAY, time.monotonic() + CATCH_UP_SECONDS
     while True:
         try:
@@ -105,7 +106,7 @@ async def until_heard(attempt: Callable[[], Awaitable[T]]) -> T:
 
 
 async def wait_for_pause(run: Run) -> None:
-    """Wait until ``run`` knows of the pause that its events tell of, where there is a worker to ask."""
+    """Wait until the workflow of ``run`` has the pause that its events show, where a worker answers."""
 
     async def look() -> None:
         if (paused := (await _read_event_log_state(run)).paused_at) is None:
@@ -115,22 +116,22 @@ async def wait_for_pause(run: Run) -> None:
         if running and datetime.fromisoformat(paused) >= datetime.fromisoformat(str(status.since)):
             raise NotHeardYet(PerdureError("the run has not heard of its pause"))
 
-    with suppress(PerdureError):  # what it is told now, it hears when it has a worker again: after the pause
+    with suppress(PerdureError):  # without a worker, the signal arrives after the pause anyway
         await until_heard(look)
 
 
 async def is_child_start_pending(run: Run) -> bool:
-    """Whether the run above ``run`` tells of it: it is begun as soon as that has heard of the call."""
+    """Whether the events of the parent of ``run`` show a call that is to start it: it starts once the parent's workflow
+    has the call."""
     above = run.id.rpartition("/")[0]
     told = await _read_event_log_state(run, above) if above else EventLogState()
     return run.id in [child for call_id, child in told.starting_children.items() if call_id not in told.pending_calls]
 
 
 async def is_unheard(run: Run, status: Status, *, approval: bool) -> bool:
-    """Whether the events tell of a call that waits for approval, or for an answer, and that ``status`` does not show
-    yet."""
+    """Whether the events show a call that waits for approval, or for an answer, which ``status`` does not show yet."""
     unanswered = status.doing == "nothing" and status.state in ("running", "waiting")  # no worker answers for the run
-    # The model's activity tells of calls that the run has not heard of at all; that of a call, of its own question.
+    # The model's activity reports calls that the workflow does not have at all; a call's activity its own question.
     if not unanswered and status.doing not in (("model",) if approval else ("model", "tools")):
         return False
     known = {call.call_id for call in status.calls}
@@ -143,7 +144,8 @@ async def is_unheard(run: Run, status: Status, *, approval: bool) -> bool:
 
 
 async def _read_event_log_state(run: Run, of: str | None = None) -> EventLogState:
-    """By ``run``, or another one (``of``). Nothing where the store cannot say: what the run itself says counts then."""
+    """Read the state from the last events of ``run``, or of the run ``of``. Empty if the store cannot be read: the
+    workflow's own state counts then."""
     of = of or run.id
     if not run.has_store:
         return EventLogState()
@@ -161,7 +163,7 @@ async def _read_event_log_state(run: Run, of: str | None = None) -> EventLogStat
 
 
 def _build_event_log_state(events: Iterable[Event]) -> EventLogState:
-    """What stands at the end of ``events``."""
+    """Build the state at the end of ``events``."""
     told = EventLogState()
     for event in events:
         match event:
@@ -184,13 +186,13 @@ def _build_event_log_state(events: Iterable[Event]) -> EventLogState:
 
 
 # ---
-# How a run ended, as the server says: what no worker could write down is recorded by the first who follows the run.
+# The end of a run according to the server: an end that no worker could record is recorded by the first follower.
 
 
 logger = logging.getLogger("perdure.client")
 
 _SERVER_RETRY_SECONDS = 1.0
-"""Seconds until a server that did not answer is asked again."""
+"""Seconds until an unreachable server is asked again."""
 
 EndState = Literal["completed", "failed", "cancelled", "terminated", "timed_out"]
 _END_STATES: dict[WorkflowExecutionStatus, EndState] = {
@@ -204,21 +206,21 @@ _END_STATES: dict[WorkflowExecutionStatus, EndState] = {
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """The end of an execution, where the store may not have it."""
+    """The end of an execution, which the store may not have."""
 
     event: RunEvent
     key: str
-    """By which the store keeps it once."""
+    """The event's key, by which the store keeps it once."""
     run_id: str
 
 
 async def wait_for_recorded_end(run: Run, store: Store) -> RunEnd | None:
-    """Wait until the run has ended and its events say so. One long poll, which adds nothing to its history.
+    """Wait until the run has ended and its events have the end. One long poll, which adds nothing to its history.
 
-    A server that is out of reach is waited for: events may still come, from the store. Returns the end where the store
-    did not take it. Raises ``StoreMismatchError`` where the run is kept in another store.
+    Waits while the server is unreachable: events may still come from the store. Returns the end if the store did not
+    accept it. Raises ``StoreMismatchError`` if the run is kept in another store.
     """
-    # Without a run id: a conversation that was opened again is not over.
+    # Without a run id: a reopened conversation is not over.
     latest = run.client.run(run.id)
     while True:
         try:
@@ -226,20 +228,20 @@ async def wait_for_recorded_end(run: Run, store: Store) -> RunEnd | None:
             end = await find_run_end(run, store)
             if end is not None:
                 recorded = await _record_run_end(run, store, end)
-                # Opened again meanwhile, it goes on.
+                # A run that was reopened meanwhile continues.
                 if (await run.describe()).run_id == end.run_id:
                     return None if recorded else end
         except ServerUnreachableError:
             await asyncio.sleep(_SERVER_RETRY_SECONDS)
-        except RunNotFoundError:  # forgotten meanwhile: nothing more will come
+        except RunNotFoundError:  # deleted meanwhile: no more events will come
             return None
 
 
 async def find_run_end(run: Run, store: Store, patience: float = STORE_RETRY_SECONDS) -> RunEnd | None:
-    """How the last execution of the run ended, as the server says; None where it has not ended. Writes nothing.
+    """Return how the last execution of the run ended, from the server; None if it is open. Writes nothing.
 
-    ``patience``: see :func:`~perdure.client.event_reader.retry_store_read`.
-    Raises ``RunNotFoundError``, ``ServerUnreachableError``, ``StoreMismatchError``.
+    ``patience``: see :func:`~perdure.client.event_reader.retry_store_read`. Raises ``RunNotFoundError``,
+    ``ServerUnreachableError``, ``StoreMismatchError``.
     """
     seen = await run.describe()
     state = None if seen.status is None else _END_STATES.get(seen.status)
@@ -252,18 +254,18 @@ async def find_run_end(run: Run, store: Store, patience: float = STORE_RETRY_SEC
 
 
 async def _record_run_end(run: Run, store: Store, end: RunEnd) -> bool:
-    """Record it, whoever else follows once. Tried once: a follower that cannot write is shown the end all the same."""
+    """Record the end, once for all followers. Tried once: a follower that cannot write still gets the event."""
     batch = EventBatch(run.id, [NewEvent(end.event, key=end.key)], build_batch_token(end.event.at), advances=True)
     try:
         await store.append(batch)
-    except StoreError as error:  # another follower who can write will record it
+    except StoreError as error:  # another follower that can write will record it
         logger.warning("the end of run %s could not be recorded: %s", run.id, error.message)
         return False
     return True
 
 
 async def check_run_store(run: Run, store: Store, patience: float = STORE_RETRY_SECONDS) -> None:
-    """Raise ``StoreMismatchError`` where the store does not know the run because that is kept in another one."""
+    """Raise ``StoreMismatchError`` if the store does not have the run because it is kept in another one."""
     if await retry_store_read(lambda: store.get_run(run.id), patience) is None:
         run.check_store((await run.status()).store_id, store.store_id, store.place)
 
@@ -278,7 +280,7 @@ async def _wait_for_workflow_close(run: Run) -> None:
 
 
 async def _build_end_event(run: Run, seen: WorkflowExecutionDescription, state: EndState) -> RunEvent:
-    if state in ("completed", "cancelled"):  # as a worker says it
+    if state in ("completed", "cancelled"):  # as a worker records it
         return RunEvent(state=state)
     execution = run.client.temporal.get_workflow_handle(run.id, run_id=seen.run_id)
     try:
@@ -292,17 +294,18 @@ async def _build_end_event(run: Run, seen: WorkflowExecutionDescription, state: 
 
 
 _STORE_CHECK_SECONDS = 5.0
-"""Seconds without anything of a run in the store after which the run is asked whether it is kept there."""
+"""Seconds without a row of the run in the store after which its store id is checked."""
 _TURN_POLL_FIRST_DELAY, _TURN_POLL_MAX_DELAY = 0.02, 1.0
-"""Seconds between two questions whether a turn is over whose end was said."""
+"""Seconds between two checks whether a turn is over whose end is recorded."""
 
 
 async def follow_run(run: Run, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
-    """The events of ``run`` behind number ``after``, until it has ended; without ``wait`` those that are there.
+    """Yield the events of ``run`` after number ``after`` until it has ended; without ``wait`` only those recorded so
+    far.
 
-    With those of the runs below it, unless ``children`` is false.
-    Raises ``RunNotFoundError``, ``TranscriptUnavailableError`` where the client has no store, ``StoreMismatchError``
-    where it has another one than the run, ``StoreError``.
+    Includes those of the runs below it, unless ``children`` is false. Raises ``RunNotFoundError``,
+    ``TranscriptUnavailableError`` where the client has no store, ``StoreMismatchError`` where it has another one than
+    the run, ``StoreError``.
     """
     store = await run.store()
     over = asyncio.ensure_future(_find_or_wait_for_end(run, store, wait=wait))
@@ -317,9 +320,10 @@ async def follow_run(run: Run, after: int = 0, *, wait: bool = True, children: b
 
 
 async def follow_turn(turn: Turn, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
-    """The events of one turn behind number ``after``, until it has ended; without ``wait`` those that are there.
+    """Yield the events of one turn after number ``after`` until it has ended; without ``wait`` only those recorded so
+    far.
 
-    Raises as :func:`follow_run`; ``RunNotFoundError`` for a turn that nobody knows, too.
+    Raises as :func:`follow_run`; also ``RunNotFoundError`` for an unknown turn.
     """
     store = await turn.run.store()
     if not await _resolve_task_id(turn):
@@ -340,9 +344,10 @@ async def follow_turn(turn: Turn, after: int = 0, *, wait: bool = True, children
 
 
 async def _read_events_until(over: asyncio.Future[Any], reader: EventReader, *, wait: bool) -> AsyncGenerator[Event]:
-    """What ``reader`` reads until ``over`` is done, to the last that is there then. Raises what ``over`` raises.
+    """Yield the events of ``reader`` until ``over`` is done and all events recorded by then are read. Raises what
+    ``over`` raises.
 
-    Without ``wait`` nothing is read before: ``over`` is done soon.
+    Without ``wait`` reading starts when ``over`` is done, which is soon.
     """
     try:
         if not wait:
@@ -369,10 +374,10 @@ async def _read_events_until(over: asyncio.Future[Any], reader: EventReader, *, 
 
 
 async def _find_or_wait_for_end(run: Run, store: Store, *, wait: bool) -> RunEnd | None:
-    """Until the run has ended and its events say so; without ``wait`` as far as it has. Returns an end that its events
-    may not say: without ``wait`` nothing is written.
+    """Wait until the run has ended and its events have the end; without ``wait`` return at once. Returns an end that
+    the events may not have: without ``wait`` nothing is written.
 
-    Raises ``RunNotFoundError`` where neither the server nor the store knows the run.
+    Raises ``RunNotFoundError`` if neither the server nor the store has the run.
     """
 
     async def look() -> bool:
@@ -380,7 +385,7 @@ async def _find_or_wait_for_end(run: Run, store: Store, *, wait: bool) -> RunEnd
             await run.describe()
         except RunNotFoundError as unknown:
             if await store.get_run(run.id) is not None or await store.read_events(run.id, limit=1):
-                return False  # long ago
+                return False  # deleted after Temporal's retention
             if wait and await is_child_start_pending(run):
                 raise NotHeardYet(unknown) from None
             raise
@@ -408,22 +413,23 @@ async def _wait_for_end_in_store(run: Run, store: Store) -> RunEnd | None:
 
 
 async def _resolve_task_id(turn: Turn) -> bool:
-    """Wait until it is known which turn is meant; false where the run has ended without one."""
+    """Wait until the turn's ``task_id`` is known; false if the run has ended without one."""
     delay = _TURN_POLL_FIRST_DELAY
     while turn.task_id is None:
         if await turn.over():
             return turn.task_id is not None
-        if turn.task_id is None:  # nobody answers for the workflow yet
+        if turn.task_id is None:  # no worker answers for the workflow yet
             await asyncio.sleep(delay)
             delay = min(delay * 1.5, _TURN_POLL_MAX_DELAY)
     return True
 
 
 async def _wait_for_turn_end(turn: Turn, store: Store, said: asyncio.Event, *, wait: bool) -> None:
-    """Until the turn is over. The workflow is asked: at first, when an end was ``said``, and now and then.
+    """Wait until the turn is over. Asks the workflow at first, when an end was ``said`` by the events, and now and
+    then.
 
-    The store has an end before the workflow knows it, and a message that it is given meanwhile extends the turn. Raises
-    ``RunNotFoundError`` for a turn that nobody knows.
+    The store has an end before the workflow does, and a message that arrives in between extends the turn. Raises
+    ``RunNotFoundError`` for an unknown turn.
     """
     if await turn.over() or not wait:
         return
@@ -448,11 +454,12 @@ async def _wait_for_turn_end(turn: Turn, store: Store, said: asyncio.Event, *, w
 
 
 # ---
-# The runs that a run has begun, as its events say.
+# Child runs of a run, from its events.
 
 
 async def list_child_runs(run: Run) -> dict[str, bool]:
-    """Ids in their order, with whether each goes on in background. Raises as :func:`perdure.client.follow_run`."""
+    """Return the ids of the child runs in their order, each with whether it runs in background. Raises as
+    :func:`perdure.client.follow.follow_run`."""
     found: dict[str, bool] = {}
     async with aclosing(follow_run(run, wait=False, children=False)) as events:
         async for event in events:

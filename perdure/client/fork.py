@@ -1,4 +1,7 @@
-"""A fork: another run that goes on from a point of a conversation. It shares all that was said before."""
+"""Forks a conversation into another run that continues from a point of it, and compares two transcripts.
+
+A fork shares all messages before that point.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 
 # ---
-# Where two conversations part: what both have, and what each has alone.
+# Differences between two transcripts.
 
 
 @dataclass(frozen=True)
@@ -36,25 +39,25 @@ class Difference:
     """Two conversations side by side."""
 
     shared: tuple[Message, ...]
-    """What both begin with."""
+    """Messages at the beginning of both."""
     left: tuple[Message, ...]
-    """What the first has behind it."""
+    """The first one's messages after the shared ones."""
     right: tuple[Message, ...]
-    """What the second has behind it."""
+    """The second one's messages after the shared ones."""
 
     @property
     def same(self) -> bool:
-        """They do not part."""
+        """Whether the two do not differ."""
         return not self.left and not self.right
 
     @property
     def iteration(self) -> int:
-        """The last iteration that both have, as ``perdure show`` numbers them; 0 before the first."""
+        """The last iteration in both, as ``perdure show`` numbers them; 0 before the first."""
         return sum(message.role == "assistant" for message in self.shared)
 
 
 def compare_transcripts(left: Iterable[Message], right: Iterable[Message]) -> Difference:
-    """Compares who says what; ids, senders, tokens and prices do not count."""
+    """Compare roles and contents; ids, senders, tokens and prices do not count."""
     one, other = tuple(left), tuple(right)
     shared = 0
     while shared < min(len(one), len(other)) and _has_same_content(one[shared], other[shared]):
@@ -67,9 +70,10 @@ def _has_same_content(one: Message, other: Message) -> bool:
 
 
 MEMO_FORK = "forked_from"
-"""Memo of a fork: the run, the iteration behind which it parts, and who made it."""
+"""Memo of a fork: the run, the iteration after which it branches off, and its author."""
 _INHERITED_START_FIELDS = ("agent", "mode", "context", "override", "idle_timeout", "max_history_events")
-"""What a fork has of the run's start. On whose behalf it acts is for whoever forks to say."""
+"""Fields that a fork takes from the run's start. The auth context is not among them: the caller of the fork gives
+it."""
 
 
 async def start_fork(
@@ -130,14 +134,15 @@ def _check_fork_arguments(at: int | None, results: Mapping[str, str] | None) -> 
 def _build_fork_override(
     model: str | tuple[str, ...] | None, override: Override | Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """What the fork changes of the agent, as plain JSON."""
+    """Build the fork's override of the agent, as plain JSON."""
     if isinstance(override, Override):
         override = override.model_dump(mode="json", exclude_unset=True)
     return {**(override or {}), **({"model": model} if model is not None else {})}
 
 
 async def _find_fork_head(run: Run, store: Store) -> str | None:
-    """Where the conversation ends now. One that has said nothing yet has what it was started on."""
+    """Return the current head of the conversation; for one without messages of its own, the head that it was started
+    on."""
     row = await store.get_run(run.id)
     if row is not None:
         return row.head
@@ -147,9 +152,9 @@ async def _find_fork_head(run: Run, store: Store) -> str | None:
 
 
 async def _read_fork_start(run: Run, store: Store) -> tuple[dict[str, Any], str]:
-    """What the run was started with, as far as a fork takes it, and its task queue.
+    """Read the start input of the run, reduced to the fields that a fork inherits, and its task queue.
 
-    Of one that Temporal has forgotten the store knows the agent. Raises ``RunNotFoundError``.
+    For a run that Temporal no longer has, the agent comes from the store. Raises ``RunNotFoundError``.
     """
     client = run.client.temporal
     try:
@@ -173,7 +178,8 @@ async def _read_fork_start(run: Run, store: Store) -> tuple[dict[str, Any], str]
 
 
 async def _write_fork_head(store: Store, found: ForkPoint) -> str | None:
-    """The head that the fork begins at: at most one new node, whatever the length of the conversation."""
+    """Write and return the head that the fork begins at: at most one new node, whatever the length of the
+    conversation."""
     if not found.extra_messages:
         return found.base_head
     node, blobs = Chain(store).extend(found.base_head, found.extra_messages)

@@ -1,4 +1,4 @@
-"""What waits for people, over all runs: to be looked at, approved, denied and answered."""
+"""Lists the pending calls of all runs, and approves, denies and answers them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 # ---
-# What waits in a run, as Temporal itself has it: no worker is asked.
+# Pending calls from a run's memo in Temporal, without a request to a worker.
 
 
 logger = logging.getLogger("perdure.client")
@@ -43,10 +43,10 @@ _PENDING_ADAPTER = TypeAdapter(tuple[PendingApproval, ...])
 
 
 async def read_pending_memo(seen: WorkflowExecution) -> tuple[PendingApproval, ...] | None:
-    """What waits in the run that was ``seen``; None where only the run can say.
+    """Return the pending calls of the run ``seen``; None if only the run itself has them.
 
-    That is a run that has not said how much waits in it, or whose memo does not have it: it is too long for that, or
-    the run has just continued as new. Number and list are written at once.
+    That is a run without the attribute of their number, or whose memo does not have them: the list is too long for it,
+    or the run has just continued as new. Number and list are written together.
     """
     pending = attribute_of(seen, PENDING_ATTRIBUTE)
     if not isinstance(pending, int):
@@ -55,35 +55,36 @@ async def read_pending_memo(seen: WorkflowExecution) -> tuple[PendingApproval, .
         return ()
     try:
         found = _PENDING_ADAPTER.validate_python((await seen.memo()).get(WAITING_MEMO) or ())
-    except Exception as error:  # a codec that is away, or not this client's; or anybody has written it
+    except Exception as error:  # an unavailable or different codec, or a memo written by another program
         logger.warning("what waits in run %s cannot be read from its memo: %s", seen.id, error)
         return None
     return found if len(found) == pending else None
 
 
 _MAX_CONCURRENT_STATUS_READS = 5
-"""Runs that are asked at once what waits in them. More are no quicker where the worker has to load them."""
+"""Runs that are asked for their status concurrently. More are not faster where the worker has to load them."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingCall:
-    """A call that waits for somebody's approval or answer, and the way to give it."""
+    """A call that waits for an approval or an answer, with the methods to give it."""
 
     run: Run
     agent: str
     call_id: str
     tool: str
     arguments: dict[str, Any] | None
-    """None where they are too large for history: ``run.transcript()`` has them."""
+    """None where they are too large for history; ``run.transcript()`` has them."""
     since: datetime | None
     expires: datetime | None
-    """When the wait ends by itself, and the call is denied or, if its tool says so, approved."""
+    """When the wait expires, and the call is denied or, if its tool says so, approved."""
     hash: str
-    """Names the call with these arguments, or what it asks: what is decided or answered holds for no other."""
+    """Identifies the call with these arguments, or its question: a decision or an answer with this hash applies to no
+    other."""
     kind: PendingKind = "approval"
-    """``question``: its tool asks something. ``callback``: a client is to run it, and answers with the result."""
+    """``question``: its tool asks a question. ``callback``: a client runs the call, and answers with the result."""
     question: str | None = None
-    """What its tool asks."""
+    """The question of its tool."""
     form: dict[str, Any] | None = None
     """JSON Schema of the answer; None takes anything."""
 
@@ -129,7 +130,7 @@ async def list_pending_calls(client: Client, *, agent: str | None = None, limit:
     open_runs = f"WorkflowType = '{WORKFLOW_TYPE}' AND ExecutionStatus = 'Running'"
     narrower = (MAY_WAIT_FILTER, *(() if agent is None else (build_agent_filter(agent),)))
     runs = [seen async for seen in list_executions(client, open_runs, *narrower)]
-    random.shuffle(runs)  # so that several who look at once do not ask for the same one at the same moment
+    random.shuffle(runs)  # so that concurrent clients do not ask the same run at the same moment
     found = await asyncio.gather(*map(ask, runs))
     silent = [seen for seen, some in zip(runs, found, strict=True) if some is None]
     if silent and len(silent) < len(runs):  # there is a worker
@@ -143,25 +144,25 @@ async def list_pending_calls(client: Client, *, agent: str | None = None, limit:
 
 
 async def list_pending_calls_of_run(run: Run) -> list[PendingCall]:
-    """What waits in ``run`` and in its subagents."""
+    """List the pending calls of ``run`` and of its subagents."""
     status = await run.status()
     waiting = [_build_inbox_call(run, status.agent, one) for one in status.approvals]
     below = [call.context_id for call in status.calls if call.context_id is not None]
     below += [one.context_id for one in status.background if one.state == "running"]
     for child in dict.fromkeys(below):
-        with suppress(RunNotFoundError):  # it has not begun yet
+        with suppress(RunNotFoundError):  # the child run has not started yet
             waiting += await list_pending_calls_of_run(run.client.run(child))
     return waiting
 
 
 async def _read_pending_calls(client: Client, seen: WorkflowExecution, agent: str | None) -> list[PendingCall] | None:
-    """None where nobody has answered."""
+    """Read the pending calls of a run; None if no worker has answered."""
     name = await find_agent_name(client, seen)
     if agent is not None and name not in ("", agent):
         return []
     run = client.run(seen.id)
     try:
-        now = await run.describe()  # what was listed may be a moment old
+        now = await run.describe()  # the listing may be a moment old
         if build_closed_status(now) is not None:
             return []
         name = name or await find_agent_name(client, now)

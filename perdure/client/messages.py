@@ -1,4 +1,7 @@
-"""Messages to conversations, as update-with-start: the answer says which turn took them, and an ended one goes on."""
+"""Sends messages to conversations by update-with-start, and reopens closed ones.
+
+The update's result names the turn that takes the message. Long texts and files are uploaded to the store first.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +53,9 @@ if TYPE_CHECKING:
 
 
 _MAX_DELIVERIES = 20
-"""How often a conversation may end under a message that is on its way to it."""
+"""How often a conversation may close while a message is being delivered."""
 _RETRYABLE_DELIVERY_STATUSES = (RPCStatusCode.NOT_FOUND, RPCStatusCode.ABORTED, RPCStatusCode.ALREADY_EXISTS)
-"""The conversation ended, or somebody else opened it, in the same moment."""
+"""Statuses of a conversation that closed, or that another client opened, at the same moment."""
 
 
 async def deliver_message(
@@ -67,18 +70,18 @@ async def deliver_message(
     start: dict[str, Any] | None = None,
     task_queue: str | None = None,
 ) -> Turn:
-    """Give ``message`` to a conversation; ``auth`` is what :func:`~perdure.encryption.seal_auth` gives.
+    """Deliver ``message`` to a conversation; ``auth`` is the result of :func:`~perdure.encryption.seal_auth`.
 
-    ``start`` opens the conversation if need be; without one it is what opened it before.
+    ``start`` opens the conversation if needed; without it, the input that opened it before is used.
     """
     client = run.client
     if message_id is not None and run.has_store:
         known = await (await run.store()).find_message_turn(run.id, message_id)
-        if known is not None:  # also by an execution that has ended since, which Temporal's own check would miss
+        if known is not None:  # also by an execution that has closed since, which Temporal's own check would miss
             return Turn(run, known)
     if task_id is not None and run.has_store:
         named = await (await run.store()).get_turn(run.id, task_id)
-        if named is not None and named.status != "running":  # of an execution that is over, maybe: its row stays
+        if named is not None and named.status != "running":  # possibly of a closed execution: its row stays
             task_id = None
     sent = await client.build_user_message(
         message, message_id or uuid.uuid4().hex, by=by, task_id=task_id, override=override
@@ -87,24 +90,25 @@ async def deliver_message(
     if start is None:
         seen = await run.describe()
         start, task_queue = await build_reopen_start(run), seen.task_queue
-        if build_closed_status(seen) is None:  # by the time that it ends, its first message will be in the transcript
+        if build_closed_status(seen) is None:  # once it closes, its first message is in the transcript
             start.pop("message", None)
     watch = asyncio.ensure_future(run.warn_without_worker())
     try:
         task_id = await _send_message_with_start(run, sent, start, task_queue or client.task_queue)
     finally:
         watch.cancel()
-    run.handle = client.temporal.get_workflow_handle(run.id)  # it may be another execution that goes on now
+    run.handle = client.temporal.get_workflow_handle(run.id)  # the message may have opened another execution
     return Turn(run, task_id)
 
 
 async def _send_message_with_start(run: Run, sent: UserMessage, start: dict[str, Any], task_queue: str) -> str:
-    """The ``task_id``. The message's id makes it safe to try again, whatever became of the last attempt."""
+    """Send the message and return the ``task_id``. The message's id makes retries safe, whatever happened to the last
+    attempt."""
     said = sent.model_dump(mode="json")
     payload = {name: value for name, value in said.items() if value is not None or name == "content"}
     attributes = await build_start_attributes(run.client.temporal, start["agent"])
     for attempt in range(_MAX_DELIVERIES):
-        if attempt and run.has_store:  # taken by the execution that ended just then, before it could say so
+        if attempt and run.has_store:  # taken by the execution that just closed, before it could reply
             known = await (await run.store()).find_message_turn(run.id, str(sent.id))
             if known is not None:
                 return known
@@ -133,7 +137,7 @@ async def _send_message_with_start(run: Run, sent: UserMessage, start: dict[str,
         except temporal.WorkflowAlreadyStartedError:
             continue
         except RPCError as error:
-            if is_missing_attribute(error):  # an attribute that was there a minute ago
+            if is_missing_attribute(error):  # the attribute was removed since the check
                 forget_search_attributes(run.client.temporal)
                 attributes = TypedSearchAttributes.empty
                 continue
@@ -147,9 +151,9 @@ async def _send_message_with_start(run: Run, sent: UserMessage, start: dict[str,
 async def _wait_for_closing_execution(
     run: Run, ending: WorkflowHandle[Any, Any], error: WorkflowUpdateFailedError
 ) -> None:
-    """Wait for an execution that is ending, so that the next attempt opens the run again. Raises what else is wrong.
+    """Wait for a closing execution, so that the next attempt opens the run again. Raises any other error of the update.
 
-    Not for the run: somebody else may have opened it again by now.
+    Waits for the execution and not for the run: another client may have opened the run again.
     """
     cause = error.cause
     kind = cause.type if isinstance(cause, temporal.ApplicationError) else None
@@ -164,17 +168,17 @@ async def _wait_for_closing_execution(
 
 
 def _restore_cancellation() -> None:
-    """The SDK puts an error of its own in the place of a cancellation: this undoes it."""
+    """Raise ``CancelledError`` where the SDK has replaced a cancellation by its own error."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
 
 
 async def wait_for_closed_status(run: Run) -> Status | None:
-    """How the run has ended; None while it is open, as far as Temporal knows.
+    """Return the status of a closed run; None while it is open according to Temporal.
 
-    Whoever follows the events is told of a failure as soon as it is recorded, a moment before Temporal is: that is
-    waited for, but not for long.
+    A follower of the events sees a failure as soon as it is recorded, a moment before Temporal closes the run: this
+    waits for that, at most ``CATCH_UP_SECONDS``.
     """
     seen = await run.describe()
     if build_closed_status(seen) is None and await _is_failure_recorded(run, seen):
@@ -198,18 +202,18 @@ async def _is_failure_recorded(run: Run, seen: WorkflowExecutionDescription) -> 
     try:
         row = await (await run.store()).get_run(run.id)
     except PerdureError:
-        return False  # what Temporal says counts then
+        return False  # Temporal's state counts then
     if row is None or row.status not in ("failed", "cancelled"):
         return False
-    # Not one of an earlier execution: a run that was reset goes on behind it.
+    # Ignore a failure of an earlier execution: a run that was reset continues after it.
     return row.asked_at >= timestamp(seen.start_time)
 
 
 async def build_reopen_start(run: Run) -> dict[str, Any]:
-    """What starts a new execution of a conversation: what its last one was started with, and to go on from its end.
+    """Build the input of a new execution of a conversation: the input of its last one, continued from its end.
 
-    The first message is among it only if no execution has recorded it. Raises ``RunNotFoundError``,
-    ``InvalidInputError`` for a run that was started wrongly.
+    It has the first message only if no execution has recorded it. Raises ``RunNotFoundError``, ``InvalidInputError``
+    for a run that was started with invalid input.
     """
     raw, scope, recorded, parent_id = await _read_last_start(run)
     state = raw.get("state")
@@ -224,14 +228,14 @@ async def build_reopen_start(run: Run) -> dict[str, Any]:
             start.setdefault("store_id", store.store_id)
     if recorded:
         start.pop("message", None)
-    if parent_id and (token := start.get("auth_context")):  # Temporal confirms no parent of the next execution
+    if parent_id and (token := start.get("auth_context")):  # the next execution has no parent in Temporal
         start["auth_context"] = reseal_auth_token(run.client.temporal, token, parent_id, run.id)
     parse_start(start)
     return {**start, "resume": True}
 
 
 async def reopen_run(run: Run, start: dict[str, Any], *, by: str | None = None) -> WorkflowHandle[Any, Any]:
-    """Start a run that did not complete once more, from where its conversation ended: a turn without a message."""
+    """Start a run that did not complete again, from the end of its conversation, with a turn without a message."""
     client = run.client
     message = start.get("message") or {"content": None, "by": by or client.actor}
     seen = await run.describe()
@@ -243,13 +247,13 @@ async def reopen_run(run: Run, start: dict[str, Any], *, by: str | None = None) 
             task_queue=seen.task_queue,
             reuse=WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
         )
-    except temporal.WorkflowAlreadyStartedError:  # somebody else was quicker
+    except temporal.WorkflowAlreadyStartedError:  # another client was first
         return client.temporal.get_workflow_handle(run.id)
 
 
 async def _read_last_start(run: Run) -> tuple[dict[str, Any], str, bool, str]:
-    """The input of the run's last execution, the scope of its calls, whether one of them has recorded something, and
-    the id of the run that started it as its child."""
+    """Read the input of the run's last execution, the scope of its calls, whether an activity of it has completed, and
+    the id of its parent run."""
     client = run.client.temporal
     seen = await run.describe()
     handle = client.get_workflow_handle(run.id, run_id=seen.run_id)
@@ -270,12 +274,12 @@ async def _read_last_start(run: Run) -> tuple[dict[str, Any], str, bool, str]:
 
 
 # ---
-# What is said, as it is sent: long texts and the bytes of files go into the store, and a message refers to them.
+# Message content as it is sent: long texts and the bytes of files go into the store, and a message refers to them.
 
 
 MAX_INLINE_BYTES = 128 * 1024
-"""Of texts in one message; more go by way of the store: Temporal refuses what is larger than 2 MB, and history would
-keep it."""
+"""Bytes of text in one message. Longer texts go into the store: Temporal refuses payloads over 2 MB, and history would
+keep them."""
 
 STORE_HINT = "Give the client store_url=… or set PERDURE_STORE_URL to the store of the workers."
 
@@ -288,7 +292,7 @@ async def build_user_message(
     facts: dict[str, Any],
     override: Override | Mapping[str, Any] | None = None,
 ) -> UserMessage:
-    """See ``Client.build_user_message``. ``facts`` are the message's other fields."""
+    """Implement ``Client.build_user_message``. ``facts`` are the message's other fields."""
     try:
         message = UserMessage.model_validate({"content": None, **facts})
     except ValidationError as error:
@@ -304,7 +308,7 @@ async def build_user_message(
 
 
 async def _attach_input(client: Client, message: UserMessage, value: object) -> UserMessage:
-    """An input travels as plain JSON, for anybody to read; a long one as text does."""
+    """Attach an input as plain JSON, readable to any client; a long one is uploaded as text."""
     try:
         plain = to_plain_json(value)
     except ValueError as error:
@@ -326,9 +330,9 @@ def _parse_message_override(given: Override | Mapping[str, Any]) -> Override:
 
 
 async def upload_content(client: Client, content: Content) -> tuple[UploadedContent, str | None]:
-    """``content`` as a message has it, and the id of the store that holds some of it, if any does.
+    """Return ``content`` in the form of a message, and the id of the store if some of it was uploaded.
 
-    Raises ``InvalidInputError`` for what is no message, and where a store is needed and the client has none.
+    Raises ``InvalidInputError`` for an invalid message, and where a store is needed and the client has none.
     """
     blobs: list[Blob] = []
     said: UploadedContent

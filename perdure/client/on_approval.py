@@ -1,4 +1,5 @@
-"""What ``call(on_approval=…)`` does beside waiting for an answer: it decides on calls that wait for a person."""
+"""Implements ``call(on_approval=…)``: decides pending calls on the terminal or by a function, while the client
+waits."""
 
 from __future__ import annotations
 
@@ -32,19 +33,19 @@ from .inbox import PendingCall, list_pending_calls_of_run
 from .run import Run
 
 # ---
-# Asking on the terminal about a call that waits for a person: ``call(on_approval="prompt")``.
+# Prompts on the terminal for a pending call: ``call(on_approval="prompt")``.
 
 
 async def prompt_for_call(one: PendingCall) -> Any:
-    """What somebody types: a decision, or an answer. None where they leave it to somebody else.
+    """Prompt for a decision or an answer, and return it; None where the user leaves the call pending.
 
-    All of the call is shown, and nothing of it steers the terminal: a model has written it.
+    The whole call is shown, with control characters escaped: the model has written it.
     """
     return await (_prompt_for_decision(one) if one.kind == "approval" else _prompt_for_answer(one))
 
 
 def format_pending_call(one: PendingCall, most: int | None = None) -> str:
-    """The call, in a line; ``most`` characters of its arguments."""
+    """Format the call in one line, with at most ``most`` characters of its arguments."""
     said = "…" if one.arguments is None else json.dumps(one.arguments, ensure_ascii=False)
     cut = most is not None and len(said) > most
     return escape_line(f"{one.tool}({said[:most]}{'…' if cut else ''})")
@@ -56,7 +57,7 @@ async def _prompt_for_decision(one: PendingCall) -> bool | None:
 
 
 async def _prompt_for_answer(one: PendingCall) -> Any:
-    """Asked until the answer fits; an empty line leaves it to somebody else."""
+    """Prompt until the answer fits the form. An empty line leaves the call pending."""
     asks = f"asks: {escape_line(one.question)}" if one.question else "is yours to run."
     form = "" if one.form is None else f"form: {escape_line(json.dumps(one.form, ensure_ascii=False))}\n"
     before = f"\n{format_pending_call(one)} {asks}\n{form}"
@@ -73,8 +74,8 @@ async def _prompt_for_answer(one: PendingCall) -> Any:
 
 
 async def _read_typed_line(text: str) -> str:
-    """The line that somebody types behind ``text``; empty at the end of the input. A wait that is cancelled leaves
-    nothing behind: neither a thread that the program would wait for, nor one that takes what is typed later."""
+    """Print ``text`` and read the line typed after it; empty at the end of the input. A cancelled wait leaves no thread
+    behind, neither one that delays the exit of the program nor one that consumes later input."""
     sys.stderr.write(text)
     sys.stderr.flush()
     stopped, stop = os.pipe()
@@ -92,10 +93,10 @@ async def _read_typed_line(text: str) -> str:
 
 
 def _read_stdin_line(stopped: int) -> str:
-    """A line of the standard input; empty where there is something to read from ``stopped`` before."""
+    """Read a line of the standard input; empty if ``stopped`` becomes readable first."""
     try:
         typed = [sys.stdin.fileno()] if sys.stdin.isatty() else []
-    except OSError:  # it has none: it is a stand-in
+    except OSError:  # stdin is a replacement without a file descriptor
         typed = []
     if typed and sys.platform != "win32":  # a terminal gives a line at a time, so none is in Python's buffer
         ready, _, _ = select.select([*typed, stopped], [], [])
@@ -110,19 +111,20 @@ __all__ = ["format_pending_call", "prompt_for_call"]
 T = TypeVar("T")
 
 OnApproval = Literal["prompt", "raise", "wait", "approve"] | Callable[[PendingCall], Any]
-"""A function, sync or async, of a call that waits: True approves, False denies, None leaves it to somebody else. Of one
-that asks something, or that a client is to run (``kind``), it returns the answer."""
+"""A function, sync or async, that takes a pending call: True approves, False denies, None leaves it pending. For a
+question or a callback (``kind``) it returns the answer."""
 _ON_APPROVAL_MODES = ("prompt", "raise", "wait", "approve")
 _PENDING_POLL_FIRST_DELAY, _PENDING_POLL_MAX_DELAY = 0.05, 1.0
-"""Seconds between two looks at what waits: at first, and in the end."""
+"""Seconds between two reads of the pending calls: the first and the longest delay."""
 _ERROR_ARGUMENT_CHARS = 300
 """Characters of a call's arguments in an error."""
 _TRANSIENT_POLL_ERRORS = (ServerUnreachableError, StoreError, RunNotFoundError)
-"""What looking may fail with while the answer is still to come: it is looked again."""
+"""Errors after which the pending calls are read again."""
 
 
 def check_on_approval(how: Any) -> OnApproval:
-    """``on_approval``; None is ``"prompt"`` on a terminal, else ``"raise"``. Raises ``InvalidInputError``."""
+    """Return ``on_approval``; None becomes ``"prompt"`` on a terminal, else ``"raise"``. Raises
+    ``InvalidInputError``."""
     if how is None:
         return "prompt" if sys.stdin.isatty() and sys.stderr.isatty() else "raise"
     if how not in _ON_APPROVAL_MODES and not callable(how):
@@ -133,7 +135,8 @@ def check_on_approval(how: Any) -> OnApproval:
 
 
 class ApprovalHandler:
-    """Looks at what waits in ``run`` while something else is waited for. Asks nothing where no call can wait."""
+    """Decides the pending calls of ``run`` while the client waits for other work. Does not poll if no call of the agent
+    can wait."""
 
     def __init__(self, run: Run, agent: Agent, how: OnApproval) -> None:
         self._run = run
@@ -142,7 +145,8 @@ class ApprovalHandler:
         self._idle = how == "wait" or not _can_agent_wait(agent)
 
     async def run_while_deciding(self, work: Coroutine[Any, Any, T]) -> T:
-        """What ``work`` comes to. Raises ``ApprovalPendingError`` where nobody is to decide here."""
+        """Return the result of ``work``. Raises ``ApprovalPendingError`` for a call that this client is not to
+        decide."""
         if self._idle:
             return await work
         working, looking = asyncio.ensure_future(work), asyncio.ensure_future(self._poll_pending_calls())
@@ -169,7 +173,7 @@ class ApprovalHandler:
             delay = min(delay * 1.5, _PENDING_POLL_MAX_DELAY)
 
     async def _prompt_until_decided(self, one: PendingCall) -> Any:
-        """What is typed; None as soon as somebody else has decided."""
+        """Return the typed decision or answer; None as soon as another client has decided."""
         asking = asyncio.ensure_future(prompt_for_call(one))
         try:
             while not (await asyncio.wait([asking], timeout=_PENDING_POLL_MAX_DELAY))[0]:
@@ -188,7 +192,7 @@ class ApprovalHandler:
             case "raise":
                 raise _build_approval_pending_error(one)
             case "approve":
-                if one.kind != "approval":  # nobody knows the answer
+                if one.kind != "approval":  # no automatic answer is possible
                     raise _build_approval_pending_error(one)
                 said: Any = True
             case "prompt":
@@ -199,7 +203,7 @@ class ApprovalHandler:
                 said = await said if inspect.isawaitable(said) else said
         if said is None:
             return
-        with suppress(ApprovalDecidedError, ApprovalExpiredError, RunClosedError):  # somebody else was quicker
+        with suppress(ApprovalDecidedError, ApprovalExpiredError, RunClosedError):  # another client decided first
             if one.kind != "approval":
                 await one.answer(said)
             elif said is True:
@@ -215,8 +219,8 @@ def _build_pending_key(one: PendingCall) -> tuple[str, str | None]:
 
 
 def _can_agent_wait(agent: Agent) -> bool:
-    """Whether a call of ``agent`` may come to wait for a person: a tool that is given the context may ask."""
-    if agent.approvals or agent.subagents or agent.hooks.on("on_iteration"):  # its branches may
+    """Whether a call of ``agent`` may wait for a person: a tool that takes the context may ask a question."""
+    if agent.approvals or agent.subagents or agent.hooks.on("on_iteration"):  # a branch's calls may wait
         return True
     if any(_can_toolset_ask(one) for one in agent.toolsets):
         return True
@@ -227,7 +231,7 @@ def _can_agent_wait(agent: Agent) -> bool:
 
 
 def _can_toolset_ask(toolset: Toolset) -> bool:
-    """Whether its calls are code that is given the context: those of perdure's own toolsets do not ask."""
+    """Whether the toolset's calls may ask a question: those of perdure's own toolsets do not."""
     return not type(toolset).__module__.startswith("perdure.")
 
 

@@ -66,26 +66,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger("perdure.client")
 
 NO_WORKER_SECONDS = 10.0
-"""Seconds without a worker on the task queue after which somebody is told."""
+"""Seconds without a worker on the task queue after which a warning is logged or an error raised."""
 _UNTAKEN_HISTORY_LENGTH = 2
-"""Events of a run that no worker has taken: it was started, and a task was scheduled."""
+"""Length of the history of a run that no worker has taken: it was started, and a task was scheduled."""
 _TAKEN_POLL_SECONDS = 0.25
 ANSWER_TIMEOUT = timedelta(seconds=5)
-"""How long a worker is given to say what the workflow has, before the run counts as waiting for a worker."""
+"""How long a worker may take to return the workflow's status, before the run counts as waiting for a worker."""
 _INPUT_RETRY_SECONDS = 0.05
-"""Seconds until a workflow is asked again that has not read its input yet."""
+"""Seconds until a workflow that has not read its input yet is asked again."""
 _SERVER_TIMEOUT = timedelta(seconds=5)
-"""How long the server is given for what it answers by itself, before it counts as unreachable."""
+"""How long the server may take for what it answers without a worker, before it counts as unreachable."""
 
 
 class Run:
-    """A conversation. Making a handle asks nothing of the server. ``handle`` is Temporal's own.
+    """A conversation. Making a handle sends no request. ``handle`` is Temporal's own.
 
-    Every verb that steers takes ``by``, who does it; by default the client's ``actor``.
+    Every method that steers the run takes ``by``, the actor; by default the client's ``actor``.
     """
 
     def __init__(self, client: Client, handle: WorkflowHandle[Any, Any], agent: Agent | str | None = None) -> None:
-        """``agent``, where its code is here, is the run's: outputs are then of its type."""
+        """``agent``, where the client has its code, is the run's agent: outputs then have its output type."""
         self.client = client
         self.handle = handle
         self._read_output: Callable[[Any], Any] | None = getattr(agent, "read_output", None)
@@ -99,11 +99,11 @@ class Run:
         return f"<{type(self).__name__} {self.id}>"
 
     async def result(self) -> Response:
-        """Wait for the answer, with its messages where this client has the store.
+        """Wait for the response, with its messages where this client has the store.
 
         Raises the run's error (``MaxIterationsError``, ``AuthenticationError``, …), ``RunCancelledError``,
-        ``RunNotFoundError``, or ``StoreMismatchError`` where this client has another store than the run. Where no
-        worker is there for 10 s, a warning is logged.
+        ``RunNotFoundError``, or ``StoreMismatchError`` where this client has another store than the run. Logs a warning
+        if no worker polls the task queue for 10 s.
         """
         watch = asyncio.ensure_future(self.warn_without_worker())
         try:
@@ -117,15 +117,16 @@ class Run:
         return await self.with_messages(Response.model_validate(raw))
 
     def events(self, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
-        """What happens in the run, behind number ``after``, until it has ended; without ``wait`` what happened so far.
+        """Yield the events of the run after number ``after`` until it has ended; without ``wait`` only those recorded
+        so far.
 
-        ``after`` is the ``seq`` of the last event that was seen: whoever comes back with it misses nothing, and sees
-        nothing twice. Events come from the store; following adds nothing to Temporal's history.
+        ``after`` is the ``seq`` of the last event that was seen: a follower that continues from it gets every later
+        event exactly once. Events come from the store; following adds nothing to Temporal's history.
 
-        With what happens in the runs that its calls of other agents begin, and in theirs, in one order: these events
-        have a ``path``, and the ``context_id`` of their run. ``children=False`` leaves them out.
+        Includes the events of the runs that its calls of other agents start, and of the runs below those, in one order:
+        these events have a ``path``, and the ``context_id`` of their run. ``children=False`` leaves them out.
 
-        Raises ``RunNotFoundError``; ``InvalidInputError`` for an ``after`` that is no number;
+        Raises ``RunNotFoundError``; ``InvalidInputError`` for an ``after`` that is not an integer;
         ``TranscriptUnavailableError`` without a store; ``StoreError`` where the store cannot be read for a minute.
         """
         return follow_run(self, after, wait=wait, children=children)
@@ -140,8 +141,8 @@ class Run:
         return await self.client.store()
 
     async def with_messages(self, response: Response) -> Response:
-        """``response`` with what only the store has, where this client has it. Raises ``StoreMismatchError``,
-        ``ParseError``."""
+        """Return ``response`` with its messages and long text from the store, where this client has it. Raises
+        ``StoreMismatchError``, ``ParseError``."""
         whole = await self._load_response(response) if self.has_store else response
         if self._read_output is None or not whole.typed or whole.blob is not None:
             return whole
@@ -158,9 +159,9 @@ class Run:
         return response.model_copy(update=update)
 
     async def transcript(self, *, full: bool = False) -> list[Message]:
-        """The conversation as the store has it now; with ``full`` also what summaries of it stand for.
+        """Load the conversation from the store as it is now; with ``full`` also the messages that summaries replace.
 
-        Raises ``TranscriptUnavailableError`` without a store, ``StoreMismatchError`` with another than the run's.
+        Raises ``TranscriptUnavailableError`` without a store, ``StoreMismatchError`` with another one than the run's.
         """
         store = await self.client.store()
         row = await store.get_run(self.id)
@@ -173,21 +174,23 @@ class Run:
         return await (load_full_conversation(store, head) if full else Chain(store).load(head))
 
     async def file(self, part: FilePart) -> bytes:
-        """The bytes of a file of the transcript; see :meth:`Client.file`."""
+        """Return the bytes of a file of the transcript; see :meth:`Client.file`."""
         return await self.client.file(part)
 
     async def artifacts(self) -> list[Artifact]:
-        """What the agent has written with the toolset ``Artifacts``: the last version of each, by name."""
+        """List the artifacts that the agent has written with the toolset ``Artifacts``: the last version of each, by
+        name."""
         return await toolsets.list_artifacts(self.client.memory, self.id)
 
     async def artifact(self, name: str, version: int | None = None) -> str:
-        """The text of one, of its last version unless told otherwise. Raises ``InvalidInputError`` for one that is not
-        there."""
+        """Return the text of an artifact, by default of its last version. Raises ``InvalidInputError`` for an unknown
+        one."""
         found = await toolsets.find_artifact(self.client.memory, self.id, name, version)
         return await toolsets.read_artifact_text(self.client.memory, self.id, found)
 
     def check_store(self, kept: str | None, ours: str, place: str = "") -> None:
-        """Raise ``StoreMismatchError`` if ``kept``, where the run is, is not ``ours``, the store at ``place``."""
+        """Raise ``StoreMismatchError`` if ``kept``, the id of the run's store, is not ``ours``, that of the store at
+        ``place``."""
         if kept is not None and kept != ours:
             has = f"has store {ours}" if ours else f"finds no store at {place}"
             raise StoreMismatchError(
@@ -197,21 +200,22 @@ class Run:
             )
 
     async def status(self) -> Status:
-        """What the run is at, or waits for, and the reason where it is stuck. Raises ``RunNotFoundError``."""
+        """Return the run's status: what it does or waits for, and the reason where it is stuck. Raises
+        ``RunNotFoundError``."""
         seen = await self.describe()
         if (closed := build_closed_status(seen)) is not None:
             return closed.model_copy(update=await self._read_recorded_status() | await self._read_closed_result(closed))
         reason = await find_pending_reason(self.client, seen)
         try:
             status = Status.model_validate(await self.ask_workflow("status"))
-        except RunClosedError:  # in this very moment
+        except RunClosedError:  # closed between the two requests
             return await self.status()
         except PerdureError as error:
             return await self._build_unanswered_status(seen, reason or _describe_missing_answer(error))
         return status if status.reason or not reason else status.model_copy(update={"reason": reason})
 
     async def _build_unanswered_status(self, seen: WorkflowExecutionDescription, reason: str) -> Status:
-        """What Temporal and the store know of an open run for which no worker answers."""
+        """Build the status of an open run for which no worker answers, from Temporal and the store."""
         told = attribute_of(seen, STATUS_ATTRIBUTE)
         known: dict[str, Any] = {
             "agent": await find_agent_name(self.client, seen),
@@ -220,12 +224,12 @@ class Run:
         }
         try:
             known |= await self._read_recorded_status()
-        except PerdureError as error:  # the store is away too
+        except PerdureError as error:  # the store is unavailable too
             logger.debug("the store cannot tell of run %s: %s", self.id, error)
         return Status.model_validate({"context_id": self.id, "reason": reason, **known})
 
     async def _read_recorded_status(self) -> dict[str, Any]:
-        """What the store knows of a closed run."""
+        """Read the recorded fields of the run's status from the store."""
         if self.client.store_url is None:
             return {}
         row = await (await self.client.store()).get_run(self.id)
@@ -236,11 +240,11 @@ class Run:
         return known | {"usage": took.usage, "cost_usd": took.cost_usd, "unanswered": took.unanswered}
 
     async def _read_closed_result(self, closed: Status) -> dict[str, Any]:
-        """What its result says of a run that has ended, which its description does not."""
+        """Read the fields of a closed run's status that its result has and its description does not."""
         if closed.state == "cancelled" or closed.reason is not None:
             return {}
         try:
-            last = self.client.temporal.get_workflow_handle(self.id)  # of which the description is
+            last = self.client.temporal.get_workflow_handle(self.id)  # the execution that was described
             response = Response.model_validate(await last.result(rpc_timeout=_SERVER_TIMEOUT))
         except WorkflowFailureError as error:
             cause = build_run_error(self.id, error)
@@ -251,9 +255,10 @@ class Run:
         return {"iteration": response.iterations} | {name: getattr(response, name) for name in known}
 
     async def begun(self, within: float = NO_WORKER_SECONDS) -> None:
-        """Wait until a worker has taken the run up. Raises ``NoWorkerError`` when none is there for so many seconds.
+        """Wait until a worker has taken the run. Raises ``NoWorkerError`` if none does within ``within`` seconds and
+        none polls the task queue.
 
-        The run stays, and goes on when a worker comes.
+        The run stays open, and continues when a worker starts.
         """
         deadline = asyncio.get_running_loop().time() + within
         while True:
@@ -268,7 +273,7 @@ class Run:
             await asyncio.sleep(_TAKEN_POLL_SECONDS)
 
     async def warn_without_worker(self, within: float = NO_WORKER_SECONDS) -> None:
-        """Log a warning if nobody has polled the run's task queue lately, so many seconds from now."""
+        """After ``within`` seconds, log a warning if no worker has polled the run's task queue lately."""
         await asyncio.sleep(within)
         try:
             seen = await self.describe()
@@ -277,17 +282,17 @@ class Run:
                     "run %s waits: no worker polls task queue %r; `perdure worker FILE --task-queue %s` serves it",
                     *(self.id, seen.task_queue, seen.task_queue),
                 )
-        except (PerdureError, RPCError) as error:  # whoever waits is told by the wait itself
+        except (PerdureError, RPCError) as error:  # the wait itself raises the error
             logger.debug("cannot tell whether a worker serves run %s: %s", self.id, error)
 
     async def ask_workflow(self, view: Literal["status", "turn"], task_id: str | None = None) -> Any:
-        """The answer of the workflow's query ``view``, by an update that is refused: a query may wedge an open run, see
-        docs/decisions/025-queries.md.
+        """Return the workflow's ``view`` by an update that the workflow refuses with the answer: a query may wedge an
+        open run, see docs/decisions/025-queries.md.
 
-        All who ask the same share one update, so that a run without a worker keeps its other nine for decisions and
-        messages. Who finds one under way asks once more: it may have begun before what the caller has just done.
-        Raises ``NoWorkerError`` where none answers for 5 s, ``RunClosedError``, ``RunNotFoundError``,
-        ``ServerUnreachableError``.
+        All clients that ask for the same view share one update, so that a run without a worker keeps its other nine for
+        decisions and messages. A client that finds one in progress asks once more: it may have begun before the
+        caller's last action. Raises ``NoWorkerError`` if no worker answers within 5 s, ``RunClosedError``,
+        ``RunNotFoundError``, ``ServerUnreachableError``.
         """
         asker, shared = uuid.uuid4().hex, False
         loop = asyncio.get_running_loop()
@@ -307,8 +312,8 @@ class Run:
                 await asyncio.sleep(_INPUT_RETRY_SECONDS)
 
     async def _read_update_refusal(self, asked: dict[str, Any], within: float) -> ApplicationError:
-        """How the update ``read`` was refused."""
-        # Not the run's own handle: somebody may have opened it again since, and the update is of the last execution.
+        """Send the update ``read`` and return the error that it was refused with."""
+        # Not the run's own handle: another client may have reopened it, and the update must go to the last execution.
         latest = self.client.temporal.get_workflow_handle(self.id)
         within = max(within, 0.1)
         shared = f"read-{asked['view']}-{asked['task_id'] or ''}"
@@ -320,7 +325,9 @@ class Run:
                 return error.cause
             raise build_error(None, str(error.cause)) from error
         except (NoAnswer, TimeoutError) as error:
-            if (task := asyncio.current_task()) is not None and task.cancelling():  # which the SDK takes for no answer
+            if (
+                task := asyncio.current_task()
+            ) is not None and task.cancelling():  # the SDK reports a cancellation as a missing answer
                 raise asyncio.CancelledError from error
             raise NoWorkerError(
                 f"no worker answers for run {self.id!r}", hint="`perdure show` and its worker's log say more."
@@ -330,10 +337,10 @@ class Run:
         raise AssertionError("the update is never accepted")
 
     async def query_closed_execution(self, run_id: str, view: Literal["status", "turn"], *args: Any) -> Any:
-        """Query an execution that has ended: it has no workflow task any more that a query could wedge.
+        """Query a closed execution: it has no workflow task left that a query could wedge.
 
-        None where no worker answers. Empty where one does, and cannot say: the run had not begun, or was terminated
-        with events that no workflow task had brought.
+        None if no worker answers. Empty if the query fails: the run had not begun, or was terminated with events that
+        no workflow task had processed.
         """
         try:
             ended = self.client.temporal.get_workflow_handle(self.id, run_id=run_id)
@@ -344,7 +351,8 @@ class Run:
             return None
 
     async def describe(self) -> WorkflowExecutionDescription:
-        """What the server knows of the run. The SDK alone would try for 10 s and more to reach it."""
+        """Return the server's description of the run, within ``_SERVER_TIMEOUT``: the SDK alone would try for 10 s and
+        more."""
         try:
             async with asyncio.timeout(_SERVER_TIMEOUT.total_seconds()):
                 return await self.handle.describe()
@@ -356,7 +364,7 @@ class Run:
             raise self.translate_rpc_error(error) from error
 
     def translate_rpc_error(self, error: RPCError) -> PerdureError:
-        """What Temporal's refusal means here."""
+        """Translate Temporal's error for this run."""
         return translate_rpc_error(self.client.temporal, self.id, error)
 
     # --- steering
@@ -372,15 +380,15 @@ class Run:
         auth_ref: str | None = None,
         by: str | None = None,
     ) -> Turn:
-        """Send a message (text, or a list of texts and ``File``) and get the turn that it joins or opens; the same
+        """Send a message (text, or a list of texts and ``File``) and return the turn that it joins or opens; the same
         ``message_id`` twice counts once.
 
-        ``task_id`` names the turn that the message opens; the name of an earlier turn is not given a second time: the
-        ``task_id`` of what this returns is the turn's.
+        ``task_id`` names the turn that the message opens. The name of an earlier turn is not used again: the returned
+        turn has the ``task_id`` that applies.
 
-        A conversation that has ended goes on from its end, in a new execution with what the last one was started with.
-        None asks for a turn without a message. ``auth_context``, ``auth_ref``: see ``Client.send``.
-        Raises ``RunNotFoundError``, ``InvalidInputError``.
+        A closed conversation continues from its end, in a new execution with the input of the last one. None opens a
+        turn without a message. ``auth_context``, ``auth_ref``: see ``Client.send``. Raises ``RunNotFoundError``,
+        ``InvalidInputError``.
         """
         auth = seal_auth(self.client.temporal, self.id, auth_context, auth_ref)
         return await deliver_message(
@@ -388,15 +396,16 @@ class Run:
         )
 
     async def children(self) -> list[Run]:
-        """The runs that its calls of other agents, and branches of its steps, have begun so far, in their order. Needs
-        the store.
+        """List the runs that its calls of other agents, and branches of its steps, have started so far, in their order.
+        Needs the store.
 
-        A call that was not let begin is among them, and its run is not found. Raises ``TranscriptUnavailableError``.
+        The run of a call that was not allowed to start is listed, and is not found. Raises
+        ``TranscriptUnavailableError``.
         """
         return [self.client.run(name) for name in await list_child_runs(self)]
 
     def turn(self, task_id: str | None = None) -> Turn:
-        """The turn of that id; without one the present turn, or the last one. Nothing is asked of the server yet."""
+        """Return a handle of the turn; without an id of the current turn, or the last one. Sends no request."""
         return Turn(self, task_id)
 
     async def inject(self, message: MessageInput, *, id: str | None = None, by: str | None = None) -> None:
@@ -410,9 +419,9 @@ class Run:
     async def interrupt(
         self, message: MessageInput | None = None, *, id: str | None = None, by: str | None = None
     ) -> None:
-        """Stop the model call and the tools that are in flight. What was finished is kept; every open call gets a
-        result that says so. With a message the turn goes on with it; without one it ends (``finish_reason`` is
-        ``"interrupted"``), and a session waits for the next message. Between two turns there is nothing to stop.
+        """Stop the model call and the tools in progress. What was finished is kept; every open call gets a result that
+        says that it was interrupted. With a message the turn continues with it; without one it ends (``finish_reason``
+        is ``"interrupted"``), and a session waits for the next message. Between two turns it has no effect.
 
         Raises ``RunClosedError``, ``RunNotFoundError``.
         """
@@ -426,16 +435,16 @@ class Run:
         await self._signal("close", {"by": by or self.client.actor})
 
     async def resume(self, *, limits: Mapping[str, Any] | None = None, by: str | None = None) -> None:
-        """Let a paused run try the same step again; open a run that failed, was cancelled, was terminated or timed
-        out once more, from where its conversation ended.
+        """Let a paused run retry the same step; reopen a run that failed, was cancelled, was terminated or timed out,
+        from the end of its conversation.
 
-        ``limits`` raises limits: ``{"cost_usd": 5, "max_iterations": 80, "turn": {"tokens": 50_000}}``. They are what
-        the run may use from its start, not what is added; those of a turn are for the present one. Of several people
-        who raise one the highest counts. A run that is paused at a limit goes on when that is raised. One that is
-        opened again begins to count anew.
+        ``limits`` raises limits: ``{"cost_usd": 5, "max_iterations": 80, "turn": {"tokens": 50_000}}``. They are totals
+        since the start of the run, not increments; those of a turn apply to the current one. If several callers raise a
+        limit, the highest value counts. A run that is paused at a limit continues when that is raised. A reopened run
+        begins to count anew.
 
         Raises ``RunClosedError`` for a run that has completed: send it a message instead; ``RunStuckError`` for one
-        whose workflow task fails again and again; ``InvalidInputError`` for ``limits`` that do not fit.
+        whose workflow task fails again and again; ``InvalidInputError`` for invalid ``limits``.
         """
         raised = parse_run_limits(limits).model_dump(mode="json", exclude_none=True) if limits else {}
         closed = await wait_for_closed_status(self)
@@ -454,15 +463,15 @@ class Run:
             self.handle = await reopen_run(self, start, by=by)
 
     async def cancel(self, *, by: str | None = None) -> None:
-        """Cancel the run: what is in flight is stopped, what is finished is kept, the transcript is closed.
+        """Cancel the run: calls in progress are stopped, finished work is kept, the transcript is closed.
 
         Raises ``RunClosedError``, ``RunNotFoundError``.
         """
-        # Temporal takes the cancellation of a run that has ended without a word.
+        # Temporal accepts the cancellation of a closed run without an error.
         if build_closed_status(await self.describe()) is not None:
             raise build_closed_error(self.id)
         try:
-            # The handle may be of an execution that has failed since, and somebody else has opened the run again.
+            # The handle may be of an execution that has failed since, while another client has reopened the run.
             await self.client.temporal.get_workflow_handle(self.id).cancel(reason=f"by {by or self.client.actor}")
         except RPCError as error:
             raise self.translate_rpc_error(error) from error
@@ -480,16 +489,17 @@ class Run:
         auth_ref: str | None = None,
         by: str | None = None,
     ) -> Run:
-        """Start another run that goes on from here, or from behind iteration ``at`` as ``perdure show`` numbers it.
+        """Start another run that continues from the end of this one, or from after iteration ``at`` as ``perdure show``
+        numbers it.
 
-        It shares what was said before, so it costs one row however long that is, and each goes on by itself. It has
-        the run's agent, mode, context and override; ``model`` and ``override`` change the agent. ``results`` puts
-        other texts in the place of tool results, by call id; without ``at`` it goes on behind their calls. A call
-        that has not finished gets a result that says so. Without a message the model is asked on the conversation as
-        it stands; where that ends with a reply, the fork waits for a message. On whose behalf it acts is not taken
-        over: ``auth_context``, ``auth_ref``.
+        It shares the messages before, so it costs one row whatever their number, and the two runs are independent. It
+        has the run's agent, mode, context and override; ``model`` and ``override`` change the agent. ``results``
+        replaces the texts of tool results, by call id; without ``at`` the fork continues after the iteration of their
+        calls. A call that has not finished gets a result that says so. Without a message the model is called with the
+        conversation as it stands; where that ends with a reply, the fork waits for a message. The auth context is not
+        inherited: ``auth_context``, ``auth_ref``.
 
-        Raises ``InvalidInputError`` for an iteration or call that there is not, ``RunExistsError`` for a known ``id``,
+        Raises ``InvalidInputError`` for an unknown iteration or call, ``RunExistsError`` for an existing ``id``,
         ``RunNotFoundError``, ``TranscriptUnavailableError`` without a store.
         """
         return await start_fork(
@@ -505,7 +515,7 @@ class Run:
         )
 
     async def diff(self, other: Run) -> Difference:
-        """Where this conversation and ``other`` part. Raises as :meth:`transcript`."""
+        """Compare the transcripts of this conversation and ``other``. Raises as :meth:`transcript`."""
         if not isinstance(other, Run):
             raise InvalidInputError(f"{other!r:.100} is no run", hint="Of one that has an id: client.run(id).")
         return compare_transcripts(await self.transcript(), await other.transcript())
@@ -520,16 +530,15 @@ class Run:
         always: bool = False,
         hash: str | None = None,
     ) -> DecidedApproval:
-        """Approve a call that waits, by default the only one; with ``arguments``, to be made with these instead.
+        """Approve a pending call, by default the only one; with ``arguments``, to be made with these instead.
 
-        ``hash`` is that of what was looked at, as ``status``, the event and ``on_approval`` hooks show it: what waits
-        with another one is not approved. Without it, what waits under the id at this moment is.
-        ``always`` approves every call of the tool in this conversation, also those that wait beside it, until
-        :meth:`revoke`. Whoever sends the same decision once more gets it back.
-        The tool checks changed arguments as it does the model's: what does not fit is an error for the model.
-        Raises ``ApprovalDecidedError`` (it names who was quicker), ``ApprovalExpiredError``, ``InvalidInputError`` for
-        a call that does not wait and for an approval by who asked for the call, where that is not allowed;
-        ``RunClosedError``, ``RunNotFoundError``.
+        ``hash`` is that of the call that was reviewed, as ``status``, the event and ``on_approval`` hooks show it: a
+        pending call with another hash is not approved. Without it, the call that waits under the id at this moment is
+        approved. ``always`` approves every call of the tool in this conversation, also other pending ones, until
+        :meth:`revoke`. Sending the same decision again returns it again. The tool validates changed arguments as it
+        does the model's: a mismatch is an error for the model. Raises ``ApprovalDecidedError`` (it names who decided
+        first), ``ApprovalExpiredError``, ``InvalidInputError`` for a call that is not pending and for an approval by
+        the requester of the call, where that is not allowed; ``RunClosedError``, ``RunNotFoundError``.
         """
         changes: dict[str, Any] = {"arguments": arguments, "always": always}
         return await decide_pending_call(self, call_id, "approve", by=by, comment=comment, digest=hash, **changes)
@@ -537,9 +546,9 @@ class Run:
     async def deny(
         self, call_id: str | None = None, *, by: str | None = None, comment: str | None = None
     ) -> DecidedApproval:
-        """Deny a call that waits, by default the only one: the model is told who did, and the ``comment``.
+        """Deny a pending call, by default the only one: the model gets the name of the approver and the ``comment``.
 
-        Of its tool no approval stands any longer. Raises as :meth:`approve`.
+        Also revokes the tool's standing approval. Raises as :meth:`approve`.
         """
         return await decide_pending_call(self, call_id, "deny", by=by, comment=comment)
 
@@ -552,28 +561,28 @@ class Run:
         by: str | None = None,
         hash: str | None = None,
     ) -> DecidedApproval:
-        """Answer a call that waits for it, by default the only one: what its tool asks (``ctx.ask``), or the result of
-        a call that a client runs (``callback_tool``).
+        """Answer a pending call, by default the only one: a question of its tool (``ctx.ask``), or the result of a call
+        that a client runs (``callback_tool``).
 
-        ``value`` is plain JSON, or what pydantic makes that of; a long text goes by way of the store. ``error`` says
-        why there is none: a callback's result is that error, and ``ctx.ask`` raises it. Whoever sends the same answer
-        once more gets back what it was: of a call that asks again, each further question is answered under its
-        ``hash``, as ``status`` shows it.
-        Raises ``ApprovalDecidedError`` (it names who was quicker), ``ApprovalExpiredError``, ``InvalidInputError`` for
-        a call that waits for no answer and for what does not fit its form; ``RunClosedError``, ``RunNotFoundError``.
+        ``value`` is plain JSON, or a value that pydantic converts to it; a long text goes into the store. ``error``
+        says why there is no value: a callback's result is that error, and ``ctx.ask`` raises it. Sending the same
+        answer again returns the first result: if a call asks again, each further question is answered under its
+        ``hash``, as ``status`` shows it. Raises ``ApprovalDecidedError`` (it names who answered first),
+        ``ApprovalExpiredError``, ``InvalidInputError`` for a call that does not wait for an answer and for a value that
+        does not fit its form; ``RunClosedError``, ``RunNotFoundError``.
         """
         return await answer_pending_call(self, call_id, value, error=error, by=by, digest=hash)
 
     async def revoke(self, tool: str, *, by: str | None = None) -> list[StandingApproval]:
-        """Let later calls of ``tool`` wait again, which somebody has approved for ``always``; what had stood.
+        """Revoke the standing approval (``always``) of ``tool``: later calls wait again. Returns the revoked approvals.
 
-        Raises ``InvalidInputError`` where nothing does, ``RunClosedError``, ``RunNotFoundError``.
+        Raises ``InvalidInputError`` if there is none, ``RunClosedError``, ``RunNotFoundError``.
         """
         return await revoke_approval(self, tool, by)
 
     async def _signal_message(self, name: str, message: MessageInput, id: str | None, by: str | None) -> None:
         sent = await self.client.build_user_message(message, id, by=by)
-        if sent.store_id is not None:  # the run would refuse it, and nobody would hear of that
+        if sent.store_id is not None:  # a signal's refusal by the run would not reach the caller
             self.check_store((await self.status()).store_id, sent.store_id)
         await self._signal(name, sent.model_dump(mode="json", exclude_none=True))
 
@@ -585,5 +594,5 @@ class Run:
 
 
 def _describe_missing_answer(error: PerdureError) -> str:
-    """Why there is no answer, in a line."""
+    """Describe in one line why there is no answer."""
     return "no worker answers on its task queue" if isinstance(error, NoWorkerError) else str(error.message)

@@ -1,4 +1,8 @@
-"""``Schedule``: what begins a run at its times, seen from outside."""
+"""Schedules that start runs at given times: ``ScheduleClient`` creates and lists them, ``Schedule`` is the handle of
+one.
+
+Also converts cron expressions and intervals to Temporal's spec and back to text.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
 
 
 # ---
-# When a schedule is due: from the arguments that say it to Temporal's spec, and from that back to text.
+# Times of a schedule: from arguments to Temporal's spec, and from that back to text.
 
 
 _TIMETABLE_HINT = 'For instance cron="0 7 * * 1-5" with timezone="Europe/Lisbon", or every="1h".'
@@ -55,13 +59,13 @@ _CRON_FIELD_RANGES = {
     "month": (1, 12),
     "day_of_week": (0, 6),
 }
-"""The fields of a cron expression, in its order, and what ``*`` means in each."""
+"""The fields of a cron expression, in its order, and the range of ``*`` in each."""
 
 
 def build_schedule_spec(
     cron: str | Sequence[str] | None, every: float | str | timedelta | None, timezone: str | None
 ) -> ScheduleSpec:
-    """The union of all that is said. What a cron expression or a time zone may be, the server says.
+    """Build the union of the given times. The server validates cron expressions and time zones.
 
     Raises ``InvalidInputError``.
     """
@@ -80,7 +84,7 @@ def build_schedule_spec(
 
 
 def format_schedule_spec(spec: ScheduleSpec) -> tuple[str, ...]:
-    """The same as text: ``("0 7 * * 1-5", "every 1h")``. The server keeps calendars where it was told cron."""
+    """Format a spec as text: ``("0 7 * * 1-5", "every 1h")``. The server stores cron expressions as calendars."""
     return (*spec.cron_expressions, *map(_format_calendar, spec.calendars), *map(_format_interval, spec.intervals))
 
 
@@ -95,7 +99,7 @@ def _parse_interval(every: float | str | timedelta) -> timedelta:
 
 
 def _format_calendar(calendar: ScheduleCalendarSpec) -> str:
-    """Five fields; with seconds or years, seven."""
+    """Format a calendar as five cron fields; seven if it has seconds or years."""
     fields = [_format_cron_field(getattr(calendar, name), *whole) for name, whole in _CRON_FIELD_RANGES.items()]
     if calendar.year or [(one.start, one.end) for one in calendar.second] not in ([], [(0, 0)]):
         fields = [_format_cron_field(calendar.second, 0, 59), *fields, _format_cron_field(calendar.year, -1, -1)]
@@ -128,12 +132,12 @@ def _format_timedelta(time: timedelta) -> str:
 
 
 Overlap = Literal["skip", "buffer_one", "buffer_all", "cancel_other", "terminate_other", "allow_all"]
-"""What becomes of a run that is due while the last one is not over: Temporal's own policies, by name."""
+"""What happens to a run that is due while the last one is open: Temporal's own policies, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRun:
-    """A run that a schedule has begun. Times are UTC."""
+    """A run that a schedule has started. Times are UTC."""
 
     id: str
     due: datetime
@@ -142,7 +146,7 @@ class ScheduledRun:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleStatus:
-    """How a schedule stands. Times are UTC."""
+    """The status of a schedule. Times are UTC."""
 
     id: str
     agent: str
@@ -154,21 +158,21 @@ class ScheduleStatus:
     paused: bool
     note: str | None
     next: tuple[datetime, ...]
-    """When it is due next, up to ten times; none if it never is."""
+    """When it is due next, up to ten times; empty if never."""
     begun: int
-    """Runs that it has begun so far."""
+    """Number of runs that it has started."""
     skipped: int
-    """Times at which the run before was not over."""
+    """Number of times that were skipped because the previous run was open."""
     running: tuple[str, ...]
-    """Ids of its runs that are not over."""
+    """Ids of its open runs."""
     recent: tuple[ScheduledRun, ...]
-    """The last ten that it has begun, the oldest first."""
+    """The last ten runs that it has started, the oldest first."""
     start: dict[str, Any] = field(default_factory=dict)
     """The input of its runs, plain JSON: agent, message, context, …"""
 
 
 class Schedule:
-    """A schedule. Making one asks nothing of the server. ``handle`` is Temporal's own, which can do more."""
+    """A handle of a schedule. Making one sends no request. ``handle`` is Temporal's own, with further methods."""
 
     def __init__(self, client: Client, handle: ScheduleHandle) -> None:
         self.client = client
@@ -183,36 +187,36 @@ class Schedule:
         return f"<{type(self).__name__} {self.id}>"
 
     async def describe(self) -> ScheduleStatus:
-        """How it stands. Raises ``ScheduleNotFoundError``, as all of these do."""
+        """Return the schedule's status. Raises ``ScheduleNotFoundError``, as all these methods do."""
         try:
             return await _build_schedule_status(self.client.temporal, await self.handle.describe())
         except RPCError as error:
             raise self._translate_rpc_error(error) from error
 
     async def pause(self, *, note: str | None = None, by: str | None = None) -> None:
-        """It begins nothing until it is resumed, unless it is triggered. ``note`` says why."""
+        """Pause the schedule: it starts no run until it is resumed, unless it is triggered. ``note`` says why."""
         try:
             await self.handle.pause(note=self._build_note("paused", note, by))
         except RPCError as error:
             raise self._translate_rpc_error(error) from error
 
     async def resume(self, *, note: str | None = None, by: str | None = None) -> None:
-        """Go on. What was due meanwhile is not made up for: see :meth:`backfill`."""
+        """Resume the schedule. Runs that were due meanwhile are not started: see :meth:`backfill`."""
         try:
             await self.handle.unpause(note=self._build_note("resumed", note, by))
         except RPCError as error:
             raise self._translate_rpc_error(error) from error
 
     async def trigger(self, *, overlap: Overlap | None = None) -> None:
-        """Begin a run now, also while it is paused. With the overlap policy "skip", while the last run is not over,
-        nothing begins: give another ``overlap`` for this time."""
+        """Start a run now, also while paused. With the overlap policy "skip", while the last run is open, no run
+        starts: give another ``overlap`` for this time."""
         try:
             await self.handle.trigger(overlap=None if overlap is None else get_overlap_policy(overlap))
         except RPCError as error:
             raise self._translate_rpc_error(error) from error
 
     async def backfill(self, start: datetime, end: datetime, *, overlap: Overlap = "buffer_all") -> None:
-        """Begin the runs that were due after ``start`` and up to ``end``, as if it were then; both with a time zone."""
+        """Start the runs that were due after ``start`` and up to ``end``; both with a time zone."""
         if not all(isinstance(one, datetime) and one.tzinfo is not None for one in (start, end)):
             raise InvalidInputError(
                 "a backfill wants times with a time zone", hint="For instance datetime(2026, 1, 1, tzinfo=UTC)."
@@ -225,15 +229,15 @@ class Schedule:
             raise self._translate_rpc_error(error) from error
 
     async def delete(self) -> None:
-        """Take it away. Runs that it has begun go on."""
+        """Delete the schedule. Runs that it has started continue."""
         try:
             await self.handle.delete()
         except RPCError as error:
             raise self._translate_rpc_error(error) from error
 
     async def runs(self, *, limit: int = 50) -> list[RunSummary]:
-        """The runs that it has begun, the newest first, as Temporal's list has them: a new one is in it after a moment,
-        and one that Temporal has forgotten is not. ``describe().recent`` knows the last ten at once."""
+        """List the runs that it has started, the newest first, from Temporal's visibility: a new one appears after a
+        moment, and one past its retention is missing. ``describe().recent`` has the last ten at once."""
         try:
             return await list_runs_of_schedule(self.client, self.id, limit)
         except RPCError as error:
@@ -247,21 +251,21 @@ class Schedule:
 
 
 def get_overlap_policy(overlap: str) -> ScheduleOverlapPolicy:
-    """Temporal's. Raises ``InvalidInputError``."""
+    """Return Temporal's policy of that name. Raises ``InvalidInputError``."""
     if overlap not in get_args(Overlap):
         raise InvalidInputError(f"overlap is one of {', '.join(get_args(Overlap))}, not {overlap!r:.100}")
     return ScheduleOverlapPolicy[overlap.upper()]
 
 
 def check_schedule_note(note: str | None) -> str | None:
-    """As it can be kept. Raises ``InvalidInputError``."""
+    """Return the note as it can be stored. Raises ``InvalidInputError``."""
     if note is not None and not isinstance(note, str):
         raise InvalidInputError(f"a schedule's note is text, not {note!r:.100}")
     return None if note is None else clean_text(note)
 
 
 def translate_schedule_error(temporal: TemporalClient, id: str, error: RPCError) -> PerdureError:
-    """What Temporal's refusal means for schedule ``id``."""
+    """Translate Temporal's error for schedule ``id``."""
     if error.status == RPCStatusCode.NOT_FOUND and "amespace" not in error.message:
         return ScheduleNotFoundError(
             f"there is no schedule {id!r:.100}", hint="`perdure schedule list` shows the schedules there are."
@@ -272,7 +276,7 @@ def translate_schedule_error(temporal: TemporalClient, id: str, error: RPCError)
 
 
 def is_agent_schedule(seen: ScheduleDescription) -> bool:
-    """Whether it starts runs of agents, and not somebody's own workflow."""
+    """Whether it starts runs of agents, and not another workflow."""
     action = seen.schedule.action
     return isinstance(action, ScheduleActionStartWorkflow) and action.workflow == WORKFLOW_TYPE
 
@@ -310,7 +314,7 @@ async def _decode_schedule_start(temporal: TemporalClient, seen: ScheduleDescrip
     assert isinstance(action, ScheduleActionStartWorkflow), "asked before"
     try:
         found = await temporal.data_converter.decode(list(action.args))
-    except Exception:  # somebody else's codec wrote it
+    except Exception:  # written with another codec
         return {}
     start = found[0] if found else None
     if not isinstance(start, dict):
@@ -319,20 +323,20 @@ async def _decode_schedule_start(temporal: TemporalClient, seen: ScheduleDescrip
         read: dict[str, Any] = json.loads(clean_text(json.dumps(start, ensure_ascii=False)))
     except RecursionError:
         return {}
-    return {} if find_json_flaw(read) else read  # no run would begin with it
+    return {} if find_json_flaw(read) else read  # no run would start with it
 
 
 # ---
-# What a client does with schedules: begins, lists and finds them. Part of :class:`perdure.client.Client`.
+# The client's methods for schedules: create, list and find them. Part of :class:`perdure.client.Client`.
 
 
 MAX_SCHEDULE_ID_BYTES = RUN_ID_BYTES - 100
-"""Of the id of a schedule: its runs have 21 more, and their subagents some."""
+"""Longest id of a schedule, in bytes: ids of its runs have 21 more, and those of their subagents some."""
 _MAX_CONCURRENT_DESCRIBES = 10
 
 
 class ScheduleClient:
-    """The verbs."""
+    """The methods of :class:`perdure.client.Client` for schedules."""
 
     temporal: TemporalClient
 
@@ -359,15 +363,13 @@ class ScheduleClient:
         max_history_events: int | None = None,
         by: str | None = None,
     ) -> Schedule:
-        """Begin a run at certain times, by a schedule of Temporal's: ``cron`` (one expression or several, in
-        ``timezone``, else in UTC), ``every`` so long (seconds, or text like ``"1h"``), or both.
+        """Start a run at certain times, by a schedule in Temporal: ``cron`` (one expression or several, in
+        ``timezone``, else in UTC), ``every`` (seconds, or text like ``"1h"``), or both.
 
-        Each run is a conversation of its own, ``<id>-<time>``. ``overlap`` is what becomes of one that is due while the
-        last one is not over, for instance as it waits for an approval: "skip" leaves it out. ``if_exists="replace"``
-        puts this one in the place of a schedule of that id; one that is paused stays so. The rest is as of
-        :meth:`start`; but an ``auth_context`` is sealed for one run: it is an ``auth_ref`` here.
-
-        Raises ``ScheduleExistsError``, and as :meth:`start`.
+        Each run is a conversation of its own, ``<id>-<time>``. ``overlap`` applies to a run that is due while the last
+        one is open, for instance waiting for an approval: "skip" leaves it out. ``if_exists="replace"`` replaces a
+        schedule of that id; a paused one stays paused. The rest is as of :meth:`start`; but ``auth_context`` is sealed
+        for one run: use ``auth_ref``. Raises ``ScheduleExistsError``, and as :meth:`start`.
         """
         client = cast("Client", self)
         _check_schedule_arguments(id, message, auth_context, if_exists)
@@ -384,7 +386,7 @@ class ScheduleClient:
             override=override,
             idle_timeout=idle_timeout,
             max_history_events=max_history_events,
-            # A time that is made up for twice, or triggered twice within its second, has the same id.
+            # A time that is backfilled twice, or triggered twice within its second, has the same id.
             resume=True,
         )
         start |= seal_auth(client.temporal, id, None, auth_ref)
@@ -397,11 +399,11 @@ class ScheduleClient:
         return Schedule(client, await _create_schedule(client.temporal, id, wanted, if_exists))
 
     def get_schedule(self, id: str) -> Schedule:
-        """The schedule of that id; nothing is asked of the server yet."""
+        """Return a handle of the schedule; sends no request."""
         return Schedule(cast("Client", self), self.temporal.get_schedule_handle(id))
 
     async def schedules(self, *, agent: str | None = None, limit: int = 100) -> list[ScheduleStatus]:
-        """The schedules that start agents, or ``agent``, by their ids; a new one is among them after a moment."""
+        """List the schedules that start agents, or only ``agent``, by their ids; a new one appears after a moment."""
         found: list[ScheduleStatus] = []
         one_of, each = asyncio.Semaphore(_MAX_CONCURRENT_DESCRIBES), max(1, limit)
 
@@ -409,7 +411,10 @@ class ScheduleClient:
             async with one_of:
                 try:
                     return await self.get_schedule(id).describe()
-                except (ScheduleNotFoundError, InvalidInputError):  # deleted meanwhile, or somebody's own since
+                except (
+                    ScheduleNotFoundError,
+                    InvalidInputError,
+                ):  # deleted meanwhile, or replaced by one of another workflow
                     return None
 
         ours = await list_schedule_ids(self.temporal)
@@ -422,7 +427,7 @@ class ScheduleClient:
 
 
 async def list_schedule_ids(temporal: TemporalClient, prefix: str = "") -> list[str]:
-    """Of all schedules that start agents, those that begin with ``prefix``, sorted."""
+    """List the ids of all schedules that start agents and begin with ``prefix``, sorted."""
     try:
         listed = [one async for one in await temporal.list_schedules()]
     except RPCError as error:

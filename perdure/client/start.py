@@ -1,4 +1,4 @@
-"""From the arguments of a start to the workflow's input."""
+"""Builds the workflow's input from the arguments of a start."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 History = str | Run | Response | Sequence[Message] | Sequence[Mapping[str, Any]]
-"""What a conversation may go on from: a head, another run, its response, messages, or a session in the flat form of
+"""What a conversation may continue from: a head, another run, its response, messages, or a session in the flat form of
 :mod:`perdure.types.session_form`."""
 
 _HEAD_PATTERN = re.compile(r"[0-9a-f]{64}")
@@ -46,7 +46,7 @@ async def build_start_input(
     resume: bool = False,
     max_history_events: int | None = None,
 ) -> dict[str, Any]:
-    """Plain JSON of a ``Start``. What the agent's code says of it is checked where the code is here.
+    """Build a ``Start`` as plain JSON. Arguments are checked against the agent's code where the client has it.
 
     Raises ``InvalidInputError``, ``DefinitionError``, ``TranscriptUnavailableError``.
     """
@@ -66,17 +66,17 @@ async def build_start_input(
         "max_history_events": max_history_events,
     }
     plain = parse_start(start).model_dump(mode="json", exclude_defaults=True)
-    # The type of a part is a default, and has to be said.
+    # The type of a part is a default, and must be included.
     return plain | ({"message": start["message"]} if message else {})
 
 
 def get_agent_name(agent: str | Agent) -> str:
-    """The name by which workers know it; what is neither a name nor an agent as it is, for the check of the input."""
-    return getattr(agent, "name", agent)  # type: ignore[arg-type]  # whoever calls may not check types
+    """Return the agent's name; any other value unchanged, for the check of the input."""
+    return getattr(agent, "name", agent)  # type: ignore[arg-type]  # the caller's types may be unchecked
 
 
 def check_run_id(id: str | None) -> str | None:
-    """Raises ``InvalidInputError`` for what cannot be the id of a run."""
+    """Return ``id``. Raises ``InvalidInputError`` for an invalid run id."""
     if id is not None and (
         not isinstance(id, str) or not id or id != clean_text(id) or len(id.encode()) > RUN_ID_BYTES
     ):
@@ -88,17 +88,17 @@ def check_run_id(id: str | None) -> str | None:
 
 
 def check_message_input(agent: str | Agent, message: MessageInput | None) -> MessageInput | None:
-    """``message``; an input, where the agent's code is here, as the plain JSON that fits it. Raises
+    """Return ``message``; where the client has the agent's code, an input as plain JSON that fits its type. Raises
     ``InvalidInputError``."""
     if isinstance(agent, str) or message is None or isinstance(message, str | bytes | Sequence | File):
         return message
     if not agent.takes_input and not isinstance(message, Mapping | BaseModel | Dataclass):
-        return message  # what may be said is checked where it is sent
+        return message  # the content is checked where it is sent
     return agent.check_input(message)
 
 
 def encode_start_context(agent: str | Agent, context: Any) -> dict[str, Any] | None:
-    """Plain JSON; how large it may be is the loop's to say, for every client."""
+    """Encode the context as plain JSON; its size limit is checked by the loop, for every client."""
     if hasattr(agent, "check_context"):
         return agent.check_context(context) or None
     if not context:
@@ -119,7 +119,8 @@ def encode_start_context(agent: str | Agent, context: Any) -> dict[str, Any] | N
 
 
 def encode_override(agent: str | Agent, override: Override | Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What is said of the agent, and nothing else. Raises ``DefinitionError`` where the agent's code is here."""
+    """Encode only the fields of the override that are set. Raises ``DefinitionError`` where the client has the agent's
+    code."""
     if override is None:
         return None
     if hasattr(agent, "overridden"):
@@ -130,7 +131,7 @@ def encode_override(agent: str | Agent, override: Override | Mapping[str, Any] |
 
 
 async def _resolve_history(client: Client, history: History | None) -> tuple[str | None, str | None]:
-    """The head to go on from, and the store that has it."""
+    """Return the head to continue from, and the id of the store that has it."""
     if history is None:
         return None, None
     if isinstance(history, str):
@@ -170,7 +171,7 @@ async def _write_history(
         await chain.load_files(messages)
     except TranscriptCorruptedError as error:
         raise InvalidInputError(f"history: a file of it: {error.message}", hint="Give its bytes: File(data).") from None
-    # What a summary stands for is another conversation's, and may be in another store.
+    # The messages that a summary replaces belong to another conversation, possibly in another store.
     messages = [message.model_copy(update={"replaces": None}) if message.replaces else message for message in messages]
     node, blobs = chain.extend(None, messages)
     await store.commit(Commit(read_nodes=[node], read_blobs=blobs))

@@ -1,4 +1,5 @@
-"""``Turn``: one turn of a conversation, from a message to its answer."""
+"""``Turn``: a handle for one turn of a conversation, with its status, result and events; and turns found in the
+store."""
 
 from __future__ import annotations
 
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
 
 
 # ---
-# Which turns a run had, where nobody answers for its workflow any more, or it has forgotten: its events say.
+# The turns of a run by its events, for a workflow that no worker answers for, or that no longer has the turn.
 
 
 async def find_last_turn(store: Store, seen: WorkflowExecutionDescription) -> str | None:
-    """The ``task_id`` of the run's last turn; None where it began none, or only before it was opened again."""
+    """Return the ``task_id`` of the run's last turn; None if it has none, or only turns from before it was reopened."""
     row = await retry_store_read(lambda: store.get_run(seen.id))
     began = seen.raw_description.workflow_execution_info.first_run_id
     if row is not None and not row.scope.startswith(began):  # nothing was recorded since
@@ -48,7 +49,7 @@ async def find_last_turn(store: Store, seen: WorkflowExecutionDescription) -> st
 
 
 async def has_turn(store: Store, context_id: str, task_id: str) -> bool:
-    """Whether the turn was begun, if it came to nothing else."""
+    """Whether the events have the turn, also if nothing but its start was recorded."""
     async with aclosing(_iter_turn_ids(store, context_id)) as turns:
         async for one in turns:
             if one == task_id:
@@ -57,7 +58,7 @@ async def has_turn(store: Store, context_id: str, task_id: str) -> bool:
 
 
 async def _iter_turn_ids(store: Store, context_id: str) -> AsyncGenerator[str | None]:
-    """The ``task_id`` of every beginning and end of a turn."""
+    """Yield the ``task_id`` of every turn event."""
     after = 0
     while rows := await _read_own_events(store, context_id, after):
         for row in rows:
@@ -73,15 +74,15 @@ async def _read_own_events(store: Store, context_id: str, after: int) -> Sequenc
 
 
 _STORE_POLL_FIRST_DELAY, _STORE_POLL_MAX_DELAY = 0.02, 0.2
-"""Seconds between two looks at the store."""
+"""Seconds between two reads of the store: the first and the longest delay."""
 _WORKFLOW_POLL_SECONDS = 2.0
-"""Seconds between two questions to the workflow itself, where the store says nothing new."""
+"""Seconds between two requests to the workflow, while the store has no change."""
 _WORKFLOW_POLL_FIRST_DELAY, _WORKFLOW_POLL_MAX_DELAY = 0.05, 1.0
-"""The same for a client without the store."""
+"""The same delays for a client without the store."""
 
 
 class Turn:
-    """A handle; making one asks nothing of the server. ``task_id`` is None until it is known which turn is meant."""
+    """A handle of a turn; making one sends no request. ``task_id`` is None until the turn is resolved."""
 
     def __init__(self, run: Run, task_id: str | None = None) -> None:
         self.run = run
@@ -91,12 +92,12 @@ class Turn:
         return f"<Turn {self.task_id or 'present'} of {self.run.id}>"
 
     async def status(self) -> TurnStatus:
-        """How the turn stands. Raises ``RunNotFoundError``; ``state`` is ``unknown`` for a turn that nobody knows."""
+        """Return the status of the turn; ``state`` is ``unknown`` for an unknown turn. Raises ``RunNotFoundError``."""
         try:
             seen = await self.run.describe()
         except ServerUnreachableError:
             return self._build_running_status()
-        except RunNotFoundError:  # long ago
+        except RunNotFoundError:  # deleted after Temporal's retention
             if (recorded := await self._read_recorded_status()) is not None:
                 return recorded
             raise
@@ -104,20 +105,20 @@ class Turn:
             return await self._read_status_of_closed_run(seen)
         try:
             status = TurnStatus.model_validate(await self.run.ask_workflow("turn", self.task_id))
-        except RunClosedError:  # in this very moment
+        except RunClosedError:  # closed between the two requests
             return await self.status()
         except PerdureError:  # no worker answers
             return await self._read_status_without_worker()
-        if status.state == "unknown":  # too long ago, or of an earlier execution
+        if status.state == "unknown":  # no longer in the workflow's state, or of an earlier execution
             return await self._read_recorded_status() or await self._build_abandoned_status(status)
         self.task_id = self.task_id or status.task_id
         return status
 
     async def result(self) -> Response:
-        """Wait for the answer, with the messages up to it where this client has the store.
+        """Wait for the response, with the messages up to it where this client has the store.
 
-        Raises the turn's error; ``RunCancelledError``; ``RunNotFoundError`` for a turn that nobody knows. Where no
-        worker is there for 10 s, a warning is logged.
+        Raises the turn's error; ``RunCancelledError``; ``RunNotFoundError`` for an unknown turn. Logs a warning if no
+        worker polls the task queue for 10 s.
         """
         watch = asyncio.ensure_future(self.run.warn_without_worker())
         try:
@@ -126,15 +127,16 @@ class Turn:
             watch.cancel()
 
     def events(self, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
-        """What happens in the turn, behind number ``after``, until it has ended; without ``wait`` what happened so far.
+        """Yield the events of the turn after number ``after`` until it has ended; without ``wait`` only those recorded
+        so far.
 
-        With what happens in the runs that its calls of other agents begin, unless ``children`` is false.
-        Raises ``RunNotFoundError`` for a turn that nobody knows; else as :meth:`Run.events`.
+        Includes the events of its subagents' runs, unless ``children`` is false. Raises ``RunNotFoundError`` for an
+        unknown turn; else as :meth:`Run.events`.
         """
         return follow_turn(self, after, wait=wait, children=children)
 
     async def over(self) -> bool:
-        """Whether the turn has ended for good. Raises ``RunNotFoundError`` for a turn that nobody knows."""
+        """Whether the turn has ended. Raises ``RunNotFoundError`` for an unknown turn."""
         status = await self.status()
         if status.state == "unknown":
             raise self._build_unknown_turn_error(status)
@@ -143,7 +145,7 @@ class Turn:
     async def interrupt(
         self, message: MessageInput | None = None, *, id: str | None = None, by: str | None = None
     ) -> None:
-        """See :meth:`Run.interrupt`: what is interrupted is the turn that is under way."""
+        """See :meth:`Run.interrupt`: it interrupts the current turn of the run."""
         await self.run.interrupt(message, id=id, by=by)
 
     async def _wait_for_response(self) -> Response:
@@ -154,7 +156,7 @@ class Turn:
                 return await self._build_response(status)
             if self.run.has_store and not answered:
                 answered = await self._wait_for_store_change()
-            else:  # also where the workflow does not know the answer yet, or it was not the last one
+            else:  # also if the workflow does not have the answer yet, or a later one will follow
                 await asyncio.sleep(delay)
                 delay = min(delay * 1.5, _WORKFLOW_POLL_MAX_DELAY)
 
@@ -178,10 +180,10 @@ class Turn:
         return TurnStatus(task_id=self.task_id or "", state="running")
 
     async def _read_status_without_worker(self) -> TurnStatus:
-        """How the turn of an open run stands, where nobody answers for its workflow.
+        """Return the status of a turn of an open run for which no worker answers.
 
-        The store has an answer as soon as the model has given it. It is the turn's only when the workflow knows it
-        too: until then a message may join the turn, and have an answer of its own.
+        The store has an answer as soon as the model has given it. It is the turn's response only when the workflow has
+        it too: until then a message may join the turn and get an answer of its own.
         """
         if (recorded := await self._read_recorded_status()) is None:
             return self._build_running_status()
@@ -190,8 +192,8 @@ class Turn:
         return self._build_running_status() if busy else recorded
 
     async def _read_status_of_closed_run(self, seen: WorkflowExecutionDescription) -> TurnStatus:
-        """How a turn of a run stands that has ended. Without a word on it (terminated, timed out, refused) the turn is
-        over as the run is."""
+        """Return the status of a turn of a closed run. If nothing is recorded of the turn (terminated, timed out,
+        refused), it ended as the run did."""
         if (recorded := await self._read_recorded_status()) is not None:
             return recorded
         latest = await find_last_turn(await self.run.store(), seen) if self.run.has_store else None
@@ -211,7 +213,7 @@ class Turn:
             return status
         last = self.run.client.temporal.get_workflow_handle(self.run.id, run_id=seen.run_id)
         over = await self._build_status_from_run_end(last, self._build_running_status())
-        if not self.run.has_store:  # where nobody answers, nobody can say whether it had its answer before a failure
+        if not self.run.has_store:  # without a worker it is unknown whether the turn had its answer before a failure
             return over if over.state == "completed" or said is not None else self._build_running_status()
         return (
             over
@@ -220,7 +222,8 @@ class Turn:
         )
 
     async def _build_status_from_run_end(self, last: WorkflowHandle[Any, Any], status: TurnStatus) -> TurnStatus:
-        """``status``, or what the end of the run says of a turn that it ended, or that was the last one."""
+        """Return ``status``, or a status built from the end of the run, if that ended the turn or the turn was the last
+        one."""
         try:
             response = Response.model_validate(await last.result(follow_runs=False))
         except WorkflowFailureError as error:
@@ -234,16 +237,17 @@ class Turn:
         return TurnStatus(task_id=response.task_id, state="completed", response=response)
 
     async def _build_abandoned_status(self, status: TurnStatus) -> TurnStatus:
-        """A turn that the store knows, and that the execution which had it never ended."""
+        """Build the status of a turn that the store has and that its execution never ended; ``status`` if the store has
+        no such turn."""
         if not await self._is_turn_recorded():
             return status
         why = f"run {self.run.id!r} was ended before this turn had its answer, and has been opened again since"
         return TurnStatus(task_id=status.task_id, state="cancelled", error=why)
 
     async def _wait_for_store_change(self) -> bool:
-        """Until the store says that the turn has ended (True), or it is time to ask the workflow again.
+        """Wait until the store has the end of the turn (True), or it is time to ask the workflow again.
 
-        Looking there costs the workers nothing. What the workflow says is what counts: a message may extend the turn.
+        Polling the store costs the workers nothing. The workflow's state is decisive: a message may extend the turn.
         """
         until = asyncio.get_running_loop().time() + _WORKFLOW_POLL_SECONDS
         delay = _STORE_POLL_FIRST_DELAY
@@ -261,7 +265,7 @@ class Turn:
         return await (await self.run.store()).get_turn(self.run.id, self.task_id)
 
     async def _is_turn_recorded(self) -> bool:
-        """Whether the store knows the turn; one that was cut off in its first model call has no row."""
+        """Whether the store has the turn, also one without a row because it was cut off in its first model call."""
         if self.task_id is None or not self.run.has_store:
             return False
         return await self._read_turn_row() is not None or await has_turn(
@@ -269,7 +273,7 @@ class Turn:
         )
 
     async def _read_recorded_status(self) -> TurnStatus | None:
-        """What the store says of a turn that has ended."""
+        """Read the recorded status of an ended turn; None if there is none."""
         row = await self._read_turn_row()
         if row is None or row.status == "running":
             return None

@@ -1,4 +1,7 @@
-"""What can be told of runs from outside: lists, closed runs, and why one does not get on."""
+"""Lists runs by Temporal's visibility, reads the status of closed runs, and finds why a run does not progress.
+
+Also creates the store, unless runs of the task queue are kept in one that is missing.
+"""
 
 from __future__ import annotations
 
@@ -31,22 +34,23 @@ if TYPE_CHECKING:
 
 
 # ---
-# Runs as Temporal's visibility lists them: by their search attributes, where the namespace has them.
+# Queries of Temporal's visibility, by search attributes where the namespace has them.
 
 
 MAY_WAIT_FILTER = f"({PENDING_ATTRIBUTE} > 0 OR {PENDING_ATTRIBUTE} IS NULL)"
-"""A run that has not said how much waits in it may be the one that began to wait a moment ago; or no worker of it can
-say. Such a run is asked."""
+"""Runs that may have pending calls. A run without the attribute is included and must be asked: it may have begun to
+wait a moment ago, or none of its workers can set the attribute."""
 
 
 def build_agent_filter(agent: str) -> str:
-    """Runs of ``agent``, and those that have not said whose they are."""
+    """Build the filter for runs of ``agent``, and for runs without the agent attribute."""
     quoted = agent.replace("\\", "\\\\").replace("'", "\\'")
     return f"({AGENT_ATTRIBUTE} = '{quoted}' OR {AGENT_ATTRIBUTE} IS NULL)"
 
 
 async def list_executions(client: Client, query: str, *narrower: str) -> AsyncIterator[WorkflowExecution]:
-    """What ``query`` finds; of it what ``narrower`` lets through, where the namespace has the attributes in it."""
+    """Yield the executions of ``query``, filtered by ``narrower`` where the namespace has the attributes that it
+    uses."""
     found = _iter_executions(client, " AND ".join((query, *narrower)))
     try:
         first = await anext(found, None)
@@ -62,7 +66,8 @@ async def list_executions(client: Client, query: str, *narrower: str) -> AsyncIt
 
 
 async def list_executions_of_status(client: Client, query: str, status: str) -> AsyncIterator[WorkflowExecution]:
-    """What ``query`` finds of runs with that ``PerdureStatus``. Raises ``InvalidInputError`` where there is none."""
+    """Yield the executions of ``query`` with that ``PerdureStatus``. Raises ``InvalidInputError`` if the namespace does
+    not have the attribute."""
     try:
         async for seen in _iter_executions(client, f"{query} AND {STATUS_ATTRIBUTE} = '{status}'"):
             yield seen
@@ -76,7 +81,7 @@ async def list_executions_of_status(client: Client, query: str, status: str) -> 
 
 
 def attribute_of(seen: WorkflowExecution, name: str) -> Any:
-    """The value of a run's search attribute; None where the run has not told it."""
+    """Return the value of a run's search attribute; None if the run has not set it."""
     return next((pair.value for pair in seen.typed_search_attributes if pair.key.name == name), None)
 
 
@@ -88,9 +93,9 @@ async def _iter_executions(client: Client, query: str) -> AsyncIterator[Workflow
 logger = logging.getLogger("perdure.client")
 
 _STORE_SEARCH_RUNS, _STORE_SEARCH_EVENTS = 100, 50
-"""Runs, and the last events of each, among which a store is looked for before one is made."""
+"""Runs, and the last events of each, that are searched for a store id before a store is made."""
 _MAX_POLLER_AGE = timedelta(seconds=70)
-"""How long a worker may go without beginning a new poll, and a little more."""
+"""Longest time between two polls of a worker, and a little more."""
 _STATUS_NAMES = {
     WorkflowExecutionStatus.RUNNING: "running",
     WorkflowExecutionStatus.COMPLETED: "completed",
@@ -103,12 +108,12 @@ _STATUS_NAMES = {
 
 
 _OPEN_STATUSES = ("waiting", "paused")
-"""What an open run may be besides at work, as its search attribute says."""
+"""States of an open run other than running, as its search attribute has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A line of ``perdure list``. Times are UTC. ``status`` of an open run is "running"; "waiting" for a person or
+    """A line of ``perdure list``. Times are UTC. ``status`` of an open run is "running", or "waiting" (for a person) or
     "paused" where Temporal's visibility knows (``perdure server setup``)."""
 
     id: str
@@ -121,13 +126,13 @@ class RunSummary:
 async def list_runs(
     client: Client, *, agent: str | None = None, status: str | None = None, limit: int = 50
 ) -> list[RunSummary]:
-    """Runs, the newest first. An execution that continued as new is not a run of its own.
+    """List runs, the newest first. An execution that continued as new is not a run of its own.
 
-    Raises ``InvalidInputError`` where ``status`` is one that only search attributes tell, and there are none.
+    Raises ``InvalidInputError`` for a ``status`` that needs search attributes that the namespace does not have.
     """
     found: dict[str, RunSummary] = {}
     known: set[str] = set()
-    # Temporal lists all that are open before any that has ended, and takes no other order from us.
+    # Temporal lists all open runs before any closed one, and takes no other order.
     for listing in _build_run_listings(client, agent, status):
         matched = 0
         async for seen in listing:
@@ -143,17 +148,17 @@ async def list_runs(
     if client.store_url is not None and len(found) < limit and status not in _OPEN_STATUSES:
         for row in await (await client.store()).list_runs(agent=agent, status=status, limit=limit):
             started = datetime.fromisoformat(row.created_at)
-            if row.context_id not in known:  # Temporal knows better: a terminated run tells the store nothing
+            if row.context_id not in known:  # Temporal takes precedence: a terminated run does not write to the store
                 found[row.context_id] = RunSummary(row.context_id, row.agent, row.status, started)
     newest = sorted(found.values(), key=lambda run: run.started or datetime.min.replace(tzinfo=UTC), reverse=True)
     return newest[:limit]
 
 
 async def create_store(store: Store, temporal: TemporalClient, task_queue: str) -> None:
-    """Make the store, unless runs of the task queue are kept in one: then that is away, and an empty one in its place
-    would strand them.
+    """Make the store, unless runs of the task queue are kept in a store: that one is missing then, and a new empty one
+    in its place would strand those runs.
 
-    Temporal is asked, once in a store's life. Raises ``StoreError``.
+    Temporal is queried once in a store's life. Raises ``StoreError``.
     """
     if not config.is_new_store_allowed():
         quoted = task_queue.replace("\\", "\\\\").replace("'", "\\'")
@@ -163,7 +168,7 @@ async def create_store(store: Store, temporal: TemporalClient, task_queue: str) 
             async for seen in temporal.list_workflows(query, limit=_STORE_SEARCH_RUNS):
                 if (store_id := await _find_store_id(temporal, seen)) is not None:
                     await store.open(create=False)
-                    if store.store_id:  # another worker, which started with this one, has made it
+                    if store.store_id:  # another worker that started at the same time has made it
                         return
                     raise StoreError(
                         f"there is no store at {store.place}, and run {seen.id!r} of task queue {task_queue!r} is kept "
@@ -184,7 +189,7 @@ async def create_store(store: Store, temporal: TemporalClient, task_queue: str) 
 
 
 async def _find_store_id(temporal: TemporalClient, seen: WorkflowExecution) -> str | None:
-    """The ``store_id`` that the last events of a run carry; None where it has used no store yet."""
+    """Return the ``store_id`` in the last events of a run; None if it has used no store yet."""
     request = GetWorkflowExecutionHistoryReverseRequest(
         namespace=temporal.namespace,
         execution=ExecutionMessage(workflow_id=seen.id, run_id=seen.run_id),
@@ -206,7 +211,7 @@ async def _find_store_id(temporal: TemporalClient, seen: WorkflowExecution) -> s
         for payload in (payload for payloads in carried for payload in payloads.payloads):
             try:
                 [value] = await temporal.data_converter.decode([payload])
-            except Exception:  # noqa: S112  # another client's codec or converter wrote it
+            except Exception:  # noqa: S112  # written with another client's codec or converter
                 continue
             if isinstance(value, dict):
                 state = value.get("state")
@@ -217,7 +222,7 @@ async def _find_store_id(temporal: TemporalClient, seen: WorkflowExecution) -> s
 
 
 async def list_runs_of_schedule(client: Client, id: str, limit: int) -> list[RunSummary]:
-    """The runs that schedule ``id`` has begun, the newest first."""
+    """List the runs that schedule ``id`` has started, the newest first."""
     quoted = id.replace("\\", "\\\\").replace("'", "\\'")
     ours = f"WorkflowType = '{WORKFLOW_TYPE}' AND ExecutionStatus != 'ContinuedAsNew'"
     query = f"{ours} AND TemporalScheduledById = '{quoted}'"
@@ -245,15 +250,15 @@ async def _build_run_summary(client: Client, seen: WorkflowExecution) -> RunSumm
 
 
 async def find_agent_name(client: Client, seen: WorkflowExecution) -> str:
-    """The agent of a run, as Temporal has it; the store's word for one that a plain Temporal client started.
+    """Return the agent's name of a run from Temporal, or from the store for a run that a plain Temporal client started.
 
-    "" where neither knows: a list is worth more than a name that is missing in it.
+    "" if neither has it: a list of runs does not fail for a missing name.
     """
     if named := attribute_of(seen, AGENT_ATTRIBUTE):
         return str(named)
     try:
         named = str((await seen.memo()).get("agent", ""))
-    except Exception:  # somebody else's codec wrote it
+    except Exception:  # written with another codec
         named = ""
     if named or client.store_url is None:
         return named
@@ -271,7 +276,7 @@ def _has_agent_and_status(run: RunSummary, agent: str | None, status: str | None
 
 
 def build_closed_status(seen: WorkflowExecutionDescription) -> Status | None:
-    """The status of a run that has ended; None while it is open."""
+    """Build the status of a closed run; None while it is open."""
     if seen.status is None or seen.status == WorkflowExecutionStatus.RUNNING:
         return None
     said = _STATUS_NAMES.get(seen.status, "failed")
@@ -282,7 +287,7 @@ def build_closed_status(seen: WorkflowExecutionDescription) -> Status | None:
 
 
 async def find_pending_reason(client: Client, seen: WorkflowExecutionDescription) -> str | None:
-    """Why the run does not get on, in a line: what its activities wait for or failed with."""
+    """Return in one line why the run does not progress: what its activities wait for or failed with."""
     if (failing := await find_failing_task(client.temporal, seen)) is not None:
         return f"{failing}. {failing.way_out}"
     raw = seen.raw_description
@@ -290,7 +295,7 @@ async def find_pending_reason(client: Client, seen: WorkflowExecutionDescription
     for pending in raw.pending_activities:
         name = pending.activity_type.name
         begun = pending.state != PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
-        # An attempt that is under way says more than the one that failed before it.
+        # The attempt in progress is more informative than the failed one before it.
         if begun and (waiting := await _read_heartbeat_wait(converter, pending.heartbeat_details.payloads)):
             return f"{name} waits: {_join_reason_lines(waiting)}"
         if pending.HasField("last_failure"):
@@ -309,10 +314,10 @@ async def find_pending_reason(client: Client, seen: WorkflowExecutionDescription
 
 
 async def _format_attempt_failure(converter: DataConverter, failure: Failure) -> str:
-    """Class and message of what an attempt failed with."""
+    """Format the class and message of an attempt's failure."""
     try:
         error = await converter.decode_failure(failure)
-    except Exception as unreadable:  # a codec is anybody's code, often a server: it may be away
+    except Exception as unreadable:  # a codec is third-party code, often a server, which may be unavailable
         return f"{failure.message} (it cannot be decoded: {_join_reason_lines(str(unreadable))})"
     if isinstance(error, FailureError):
         kind = error.type if isinstance(error, ApplicationError) else type(error).__name__
@@ -321,15 +326,16 @@ async def _format_attempt_failure(converter: DataConverter, failure: Failure) ->
 
 
 def _join_reason_lines(message: str) -> str:
-    """An error and its way out, which stand on lines of their own, in one."""
+    """Join the lines of an error and its hint into one."""
     return " ".join(message.split())
 
 
 async def has_poller(client: Client, run: WorkflowExecutionDescription, *, lately: bool = False) -> bool:
-    """Whether a worker has polled the run's task queue since the run started, and, if asked, ``lately``.
+    """Whether a worker has polled the run's task queue since the run started and, with ``lately``, within the last poll
+    interval.
 
-    The server names pollers for minutes after they are gone; but one that lives would have taken the run at once, and
-    begins a new poll every minute.
+    The server lists pollers for minutes after they have stopped; a live worker takes the run at once and begins a new
+    poll every minute.
     """
     request = DescribeTaskQueueRequest(
         namespace=client.temporal.namespace,
@@ -343,10 +349,10 @@ async def has_poller(client: Client, run: WorkflowExecutionDescription, *, latel
 
 
 async def _read_heartbeat_wait(converter: DataConverter, payloads: Sequence[Payload]) -> str | None:
-    """What the engine's heartbeats say that the activity waits for, if anything."""
+    """Return what the activity waits for according to the engine's heartbeats, if anything."""
     try:
         decoded = await converter.decode(payloads) if payloads else []
-    except Exception:  # a codec that is away, or a tool's own details of a type that is not known here
+    except Exception:  # an unavailable codec, or a tool's own heartbeat details of an unknown type
         return None
     for details in decoded:
         if isinstance(details, dict) and isinstance(details.get("waiting"), str):

@@ -1,6 +1,6 @@
-"""The boundaries: what the engine asks of a model, of a store, and of whoever stands around a call.
+"""The ports of the engine: protocols of model providers, stores, stages and toolsets.
 
-Each protocol is small, names no SDK, and ships a public fake in ``perdure.testing``.
+Each protocol is small, names no SDK, and has a public fake in ``perdure.testing``.
 """
 
 from .model import (

@@ -1,4 +1,4 @@
-"""What the engine asks of a model's API, and what it gets back."""
+"""The port of a model's API: ``Provider``, its request and its stream events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from ..types.messages import FinishReason, Message, Part, Usage
 
 NAME_PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""Names of tools, as every provider takes them; of agents and toolsets too, which become names of tools."""
+"""Names of tools, in the form that every provider accepts; also names of agents and toolsets, which become names of
+tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingDelta:
-    """More of what the model thinks."""
+    """More of the model's thinking."""
 
     text: str
 
@@ -68,7 +69,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The whole reply; the last event of every stream. A stream that ends without it was cut.
+    """The complete reply; the last event of every stream. A stream that ends without it was cut off.
 
     Tool-call ids may be missing (empty), repeated or of any length: the engine then uses its own, and keeps the
     provider's as ``ToolCallPart.provider_id``.
@@ -78,22 +79,22 @@ class Completed:
     finish_reason: FinishReason = "stop"
     usage: Usage = field(default_factory=Usage)
     model: str = ""
-    """As the API names the model that answered."""
+    """The API's name of the model that answered."""
     provider: str = ""
-    """Registered name of the provider that answered, where it is not the one that was asked (a chain of models)."""
+    """Registered name of the provider that answered, if it is not the requested one (a chain of models)."""
     origin: str = field(default="", compare=False)
-    """What ``provider`` of parts says that go back to this server alone. With it a call whose ``id`` the engine has
-    replaced has that ``provider``."""
+    """``provider`` of parts that may be sent back to this server only. A call whose ``id`` the engine has replaced gets
+    it as its ``provider``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """What was streamed so far does not count: the model that was asked failed, and the next of a chain is asked."""
+    """The deltas streamed so far are void: the model failed, and the next one of a chain is called."""
 
     model: str
-    """``"<provider>:<model>"`` of the one that is asked now."""
+    """``"<provider>:<model>"`` of the model that is called now."""
     error_type: str
-    """What the one before failed with; ``error`` is the message."""
+    """Class of the previous model's error; ``error`` is its message."""
     error: str
 
 
@@ -107,7 +108,7 @@ class Provider(Protocol):
     """
 
     def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
-        """Call the model and yield what arrives, ``Completed`` last."""
+        """Call the model and yield its stream events, ``Completed`` last."""
         ...
 
 
@@ -119,7 +120,7 @@ class ModelRef:
     """Registered name, or the class of ``own``."""
     name: str
     own: Provider | None = None
-    """The object that is the model, where the agent was given one."""
+    """The provider object, if the agent was given one as its model."""
 
     def __str__(self) -> str:
         return f"{self.provider}:{self.name}"

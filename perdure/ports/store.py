@@ -1,4 +1,4 @@
-"""What the engine asks of a store: journal, transcripts, runs."""
+"""The port of a store: journal, transcripts, runs, turns, shared memory and events."""
 
 from __future__ import annotations
 
@@ -13,45 +13,47 @@ from ..types.messages import BlobRef, Message
 from ..types.subagents import Lineage, PathStep
 
 # ---
-# What the engine asks of a store of events: an order per conversation, whoever writes, and a way to follow it.
+# The event log: one order of events per conversation for all writers, and a way to follow it.
 
 
 @dataclass(frozen=True, slots=True)
 class NewEvent:
-    """An event that is to be recorded; its ``seq`` and its spans are the store's to say."""
+    """An event to record; the store assigns its ``seq`` and its spans."""
 
     event: Event
     key: str | None = None
-    """Where the conversation has an event of that key already, this one is dropped. Not kept of a delta, which goes."""
+    """If the conversation has an event of that key already, this one is dropped. Not stored for deltas, which are
+    deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
     """Events of one conversation, recorded at once and in this order, or not at all.
 
-    ``token`` says when whoever writes was asked to (``asked_at`` and attempt, see :func:`token`): tokens sort as the
-    times do. The feed of a conversation remembers the latest token of a batch that ``advances`` it, and a batch with an
-    earlier one comes too late, from a worker that was taken for lost: it is dropped whole. A batch that brings a later
-    one, while deltas of the earlier one are neither complete nor retracted, is preceded by a ``model.retracted`` of
-    them (``WorkerLost``) that the store makes. A batch without a token comes from outside: never too late nor later.
+    ``token`` says when the writer's activity was scheduled (``asked_at`` and attempt, see :func:`build_batch_token`):
+    tokens sort as the times do. The feed of a conversation keeps the latest token of a batch that ``advances`` it; a
+    batch with an earlier one is too late, from a worker that was considered lost, and is dropped whole. If a batch has
+    a later token while deltas of the earlier one are neither complete nor retracted, the store first writes a
+    ``model.retracted`` of them (``WorkerLost``). A batch without a token comes from outside the workers: it is neither
+    too late nor later.
 
-    A ``model.retracted`` in a batch is given, as its spans, the deltas that neither count nor were retracted before; it
-    is dropped where there are none. A ``model.completed`` is given all deltas of the conversation, retracted ones too,
-    and they are deleted with it.
+    A ``model.retracted`` in a batch gets as its spans the deltas that are neither complete nor retracted before; it is
+    dropped if there are none. A ``model.completed`` gets all deltas of the conversation, retracted ones too, and they
+    are deleted with it.
 
-    What comes with an outcome (``Commit.events``) is written if that outcome is the first, whatever its token, also
-    behind the event that says that the run has ended: a tool that acted while its run was terminated has acted, no
-    retry will say so again, and whoever resumes the conversation is to find it. Only, its token never takes the feed
-    back. If it completes or retracts the open deltas itself, the store retracts none before. What comes with an intent
-    (``claim``) can come too late as an ``append`` does; the claim holds all the same.
+    Events of an outcome (``Commit.events``) are written if that outcome is the first, whatever its token, also after
+    the event of the run's end: a tool that acted while its run was terminated has acted, no retry will report it again,
+    and a client that resumes the conversation must find it. But its token never moves the feed back. If it completes or
+    retracts the open deltas itself, the store retracts none before. Events of an intent (``claim``) can be too late as
+    those of an ``append``; the claim holds all the same.
 
-    Tools write without advancing: calls that run side by side have tokens of their own, and none is lost. Inline tools
-    belong to an activity whose reply is recorded, so theirs is the token of its outcome.
+    Tools write without advancing: concurrent calls have tokens of their own, and none is lost. Inline tools belong to
+    an activity whose reply is recorded, so they use the token of its outcome.
 
-    The events of a run with a ``lineage`` take their numbers from the run at the top, and stand in its order; token,
-    open deltas and keys are the run's own all the same. The first batch of a conversation says where its events stand
-    for good: later ones may leave the lineage out, and nothing moves to where another one says. A run that is begun
-    again under its id, by another call, says another ``path`` from then on, and events of before keep theirs.
+    The events of a run with a ``lineage`` take their numbers from the root run, and are in its order; token, open
+    deltas and keys are still the run's own. The first batch of a conversation fixes where its events are stored: later
+    ones may omit the lineage, and events never move to another root. A run that is started again under its id, by
+    another call, has another ``path`` from then on, and earlier events keep theirs.
     """
 
     context_id: str
@@ -62,12 +64,12 @@ class EventBatch:
 
 
 def timestamp(at: datetime) -> str:
-    """``at`` as rows and events have it: ISO 8601, UTC, always with microseconds, so texts sort as times do."""
+    """Format ``at`` for rows and events: ISO 8601, UTC, always with microseconds, so texts sort as times do."""
     return at.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def build_batch_token(asked_at: str, attempt: int | None = None) -> str:
-    """The token of an attempt of an activity; without ``attempt``, of its outcome, behind all its attempts."""
+    """Build the token of an attempt of an activity; without ``attempt``, of its outcome, after all its attempts."""
     return f"{asked_at}/{'~' if attempt is None else f'{attempt:06d}'}"
 
 
@@ -82,34 +84,34 @@ class EventRow:
     spans: tuple[Span, ...] = ()
     """``replaces`` of a ``model.completed``, ``retracts`` of a ``model.retracted``."""
     child: str | None = None
-    """Id of the run below the one that was asked for whose event it is; None for that one's own."""
+    """Id of the run below the requested one that the event belongs to; None for the requested run's own."""
     path: tuple[PathStep, ...] = ()
-    """The way from the one that was asked for down to ``child``."""
+    """The path from the requested run down to ``child``."""
 
 
 class EventLog(Protocol):
     """The events of conversations. All methods raise ``StoreError`` when the store fails."""
 
     async def append(self, batch: EventBatch) -> bool:
-        """Record ``batch`` in a transaction of its own. False where it came too late.
+        """Record ``batch`` in a transaction of its own. False if it is too late.
 
-        If this raises nothing was written, and the batch may be given again.
+        If this raises, nothing was written, and the batch may be appended again.
         """
         ...
 
     async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
     ) -> list[EventRow]:
-        """Events behind number ``after``, in order: of the conversation and, unless ``children`` is false, of all
-        runs below it.
+        """Read the events after number ``after``, in order: of the conversation and, unless ``children`` is false, of
+        all runs below it.
 
-        As many as ``limit``, fewer where they are large; none only where there are none.
+        At most ``limit``, fewer if they are large; none only if there are none.
         """
         ...
 
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
-        """Wait, ``timeout`` seconds at most, until a number behind ``after`` is taken where the conversation's events
-        are numbered, which may be by another run there; the last one by then, 0 where none is."""
+        """Wait, ``timeout`` seconds at most, for a number after ``after`` in the stream of the conversation's events,
+        possibly of another run there; return the last number by then, 0 if there is none."""
         ...
 
 
@@ -127,26 +129,26 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Bytes kept by their hash (sha256, hexadecimal)."""
+    """Bytes stored by their hash (sha256, hexadecimal)."""
 
     hash: str
     body: bytes
 
     @classmethod
     def from_content(cls, content: str | bytes) -> Blob:
-        """The blob of ``content``: its bytes, of a text in UTF-8."""
+        """Build the blob of ``content``; text is encoded as UTF-8."""
         body = content.encode() if isinstance(content, str) else content
         return cls(hashlib.sha256(body).hexdigest(), body)
 
     @property
     def ref(self) -> BlobRef:
-        """What stands in its place."""
+        """The reference that replaces it."""
         return BlobRef(hash=self.hash, size=len(self.body))
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an effect came to: the JSON of a ``ModelOutput`` or ``ToolOutput``."""
+    """The recorded result of an effect: the JSON of a ``ModelOutput`` or ``ToolOutput``."""
 
     key: str
     kind: Literal["model", "tool"]
@@ -155,7 +157,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A conversation as ``list`` and ``show`` need it after Temporal's retention."""
+    """A conversation, as ``list`` and ``show`` need it after Temporal's retention."""
 
     context_id: str
     agent: str
@@ -164,11 +166,11 @@ class RunRow:
     status: str
     iterations: int = 0
     result: bytes | None = None
-    """JSON of the ``Response``; of a failed run with ``error_type`` and ``error`` besides."""
+    """JSON of the ``Response``; of a failed run also with ``error_type`` and ``error``."""
     asked_at: str = ""
-    """When Temporal scheduled the call that says so, the same for all its attempts (ISO 8601, UTC, microseconds). A row
-    never replaces one that was asked for later: the calls of a conversation are scheduled one after the other, through
-    resets and new executions too, so what a worker says that was taken for lost comes too late."""
+    """When Temporal scheduled the call that wrote this, the same for all its attempts (ISO 8601, UTC, microseconds). A
+    row never replaces one with a later time: the calls of a conversation are scheduled one after the other, also
+    through resets and new executions, so a write of a worker that was considered lost is too late."""
     created_at: str = ""
     """ISO 8601, UTC; set by the store at the first write."""
     updated_at: str = ""
@@ -176,7 +178,7 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class TurnRow:
-    """A turn of a conversation: kept when the run has forgotten it."""
+    """A turn of a conversation, kept after the workflow has dropped it."""
 
     context_id: str
     task_id: str
@@ -186,7 +188,7 @@ class TurnRow:
     result: bytes | None = None
     """As in :class:`RunRow`."""
     messages: Sequence[str] = ()
-    """Ids of the users' messages that it took in; each is kept, with the turn that took it first. Not read back."""
+    """Ids of the users' messages that it took; each is stored with the first turn that took it. Not read back."""
     asked_at: str = ""
     """As in :class:`RunRow`."""
 
@@ -199,14 +201,14 @@ class MemoryWrite:
     key: str
     value: bytes | None
     checked: bool = False
-    """It is made only where ``before`` is still what is kept, None for nothing; else nothing of its commit is, which
-    raises ``MemoryChangedError``."""
+    """Write only if the stored value is still ``before`` (None for no value); otherwise nothing of the commit is
+    written, and ``MemoryChangedError`` is raised."""
     before: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What is written at once, or not at all."""
+    """Everything that is written in one transaction."""
 
     read_nodes: Sequence[Node] = ()
     read_blobs: Sequence[Blob] = ()
@@ -214,43 +216,45 @@ class Commit:
     run: RunRow | None = None
     turn: TurnRow | None = None
     memory: Sequence[MemoryWrite] = ()
-    """In order; the last change of a key is what counts."""
+    """In order; the last change of a key counts."""
     events: EventBatch | None = None
-    """Written with the first outcome, whatever its token: what is recorded has happened. See :class:`EventBatch`."""
+    """Written with the first outcome, whatever its token, because a recorded effect has happened. See
+    :class:`EventBatch`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Answer to a tool's intent: may it act?"""
+    """The answer to a tool's intent: whether it may act."""
 
     state: Literal["new", "begun", "done"]
-    """``new``: nobody began it, go. ``begun``: somebody did, and left no outcome. ``done``: here is the outcome."""
+    """``new``: not begun by another owner, it may act. ``begun``: another owner began it, and left no outcome.
+    ``done``: it has an outcome."""
     outcome: bytes | None = None
     starts: int = 1
-    """How many owners have begun, this one included if it may go. Not counted for ``done``."""
+    """Number of owners that have begun, including this one if it may act. Not counted for ``done``."""
 
 
 class Journal(Protocol):
-    """Outcomes of paid effects. All methods raise ``StoreError`` when the store fails."""
+    """The journal of paid effects and their outcomes. All methods raise ``StoreError`` when the store fails."""
 
     async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """The recorded outcomes among ``keys``."""
+        """Return the recorded outcomes among ``keys``."""
         ...
 
     async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
-        """Record the intent of ``owner`` (one attempt) to act, and with it, where it is ``new``, ``events``.
+        """Record the intent of ``owner`` (one attempt) to act, and with it, if it is ``new``, ``events``.
 
-        The first owner gets ``new``, and so does the same owner asking twice. Another owner gets ``begun``, or
-        takes the claim over and gets ``new`` with ``again`` (an idempotent tool). A recorded outcome wins: ``done``.
+        The first owner gets ``new``, and so does the same owner asking twice. Another owner gets ``begun``, or with
+        ``again`` (an idempotent tool) takes the claim over and gets ``new``. If there is a recorded outcome: ``done``.
         """
         ...
 
     async def commit(self, commit: Commit) -> bytes | None:
-        """Write everything in one transaction; nodes and blobs that are there already count as written.
+        """Write everything in one transaction; existing nodes and blobs count as written.
 
-        Returns the recorded outcome: the given one, or the one that an earlier writer recorded under the same key;
-        then nothing of this commit's run row, turn, memory and events is written. None without an outcome. A run row
-        or turn that was asked for earlier than the recorded one (``asked_at``) is dropped; the rest is written.
+        Returns the recorded outcome: the given one, or the one that an earlier writer recorded under the same key; then
+        nothing of this commit's run row, turn, memory and events is written. None without an outcome. A run row or turn
+        with an earlier ``asked_at`` than the recorded one is dropped; the rest is written.
         """
         ...
 
@@ -259,22 +263,22 @@ class Transcripts(Protocol):
     """Nodes and blobs."""
 
     async def read_nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
-        """The chain that ends in ``head``, root first, without what stands at or before a node of ``until``.
+        """Return the chain that ends in ``head``, root first, without the nodes of ``until`` and those before them.
 
         Raises ``TranscriptCorruptedError`` when a node is missing.
         """
         ...
 
     async def read_blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
-        """The blobs that are there."""
+        """Return the blobs that exist, by hash."""
         ...
 
 
 class Cache(Protocol[V]):
-    """Values that can be had again, by key; the least recently used ones leave."""
+    """A cache of recomputable values, by key; the least recently used ones are evicted."""
 
     def get(self, key: str) -> V | None:
-        """The value, if it is there."""
+        """Return the value, or None if it is not cached."""
         ...
 
     def put(self, key: str, value: V, size: int) -> None:
@@ -283,28 +287,29 @@ class Cache(Protocol[V]):
 
 
 class TranscriptChain(Protocol):
-    """Transcripts as messages: loaded from nodes, verified, kept in memory; cut into nodes and blobs to be written."""
+    """Transcripts as messages: loaded from nodes, verified and cached; split into nodes and blobs to be written."""
 
     async def load(self, head: str | None) -> list[Message]:
-        """The conversation up to ``head``, blobs filled in. Raises ``TranscriptCorruptedError``."""
+        """Load the conversation up to ``head``, with the texts of blobs. Raises ``TranscriptCorruptedError``."""
         ...
 
     def extend(self, head: str | None, messages: Sequence[Message]) -> tuple[Node, list[Blob]]:
-        """The node that follows ``head``, and the blobs that it refers to; nothing is written."""
+        """Build the node that follows ``head``, and the blobs that it refers to; nothing is written."""
         ...
 
     def remember(self, node: Node, messages: Sequence[Message]) -> None:
-        """Keep a node in memory, so that the next load need not read it."""
+        """Cache a node, so that the next load does not read it."""
         ...
 
     async def resolve_blob(self, ref: BlobRef) -> str:
-        """The text of a blob. Raises ``TranscriptCorruptedError``."""
+        """Return the text of a blob. Raises ``TranscriptCorruptedError``."""
         ...
 
     async def load_files(
         self, messages: Iterable[Message], known: Mapping[str, bytes] | None = None
     ) -> dict[str, bytes]:
-        """The bytes of every file in ``messages`` that is a blob, by its hash; ``known`` are about to be written.
+        """Return the bytes of every file in ``messages`` that is a blob, by its hash; ``known`` are about to be
+        written.
 
         Raises ``TranscriptCorruptedError`` for one that is missing or altered.
         """
@@ -315,11 +320,11 @@ class Runs(Protocol):
     """The ``runs`` table."""
 
     async def get_run(self, context_id: str) -> RunRow | None:
-        """One row."""
+        """Return one row, or None."""
         ...
 
     async def list_runs(self, *, agent: str | None = None, status: str | None = None, limit: int = 100) -> list[RunRow]:
-        """Rows, the newest first."""
+        """List rows, the newest first."""
         ...
 
 
@@ -327,42 +332,43 @@ class Turns(Protocol):
     """The ``turns`` table."""
 
     async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
-        """One row, without ``messages``."""
+        """Return one row, without ``messages``, or None."""
         ...
 
     async def find_message_turn(self, context_id: str, message_id: str) -> str | None:
-        """The ``task_id`` of the turn that took the message of that id first."""
+        """Return the ``task_id`` of the first turn that took the message of that id."""
         ...
 
 
 class SharedMemory(Protocol):
-    """What conversations share: JSON values by namespace and key. Changes are part of a :class:`Commit`."""
+    """The memory that conversations share: JSON values by namespace and key. Changes are part of a :class:`Commit`."""
 
     async def recall(self, namespace: str, key: str) -> bytes | None:
-        """One value."""
+        """Return one value, or None."""
         ...
 
     async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
-        """The values whose key begins with ``prefix``, in the order of their keys (by code points)."""
+        """Return the values whose key begins with ``prefix``, in the order of their keys (by code points)."""
         ...
 
 
 class Store(Journal, Transcripts, Runs, Turns, SharedMemory, EventLog, Protocol):
-    """All of it, in one database. ``store_id`` names the database for good; it is known once the store is open."""
+    """All store protocols, in one database. ``store_id`` identifies the database permanently; it is known once the
+    store is open."""
 
     place: str
-    """Where it is, for errors."""
+    """Location of the store, for errors."""
     store_id: str
     """"" where the store was opened, and there is none yet."""
 
     async def open(self, *, create: bool = True) -> None:
         """Connect, and read the ``store_id``. Raises ``StoreError``.
 
-        Where there is no store, one is made; without ``create`` reads find nothing then and writes raise
-        ``StoreError``, until it has been made. Called again, it looks whether it has been.
+        If there is no store, one is made; without ``create``, reads then find nothing and writes raise ``StoreError``
+        until it has been made. Another call checks whether it has been made.
         """
         ...
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         ...

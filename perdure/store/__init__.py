@@ -1,4 +1,4 @@
-"""Where transcripts, outcomes and runs are kept. Importing this loads no database driver."""
+"""The store of transcripts, outcomes, runs and events. Importing this package loads no database driver."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["Chain", "open_store"]
 
 
 def open_store(url: str) -> Store:
-    """The store at ``url``, not opened yet: ``sqlite:///relative/path`` or ``sqlite:////absolute/path``.
+    """Create the store at ``url``, not opened yet: ``sqlite:///relative/path`` or ``sqlite:////absolute/path``.
 
-    Raises ``RuntimeSetupError`` for a URL that names no store.
+    Raises ``RuntimeSetupError`` for a URL of another scheme.
     """
     scheme = url.partition(":")[0].partition("+")[0]
     if scheme == "sqlite":

@@ -1,7 +1,8 @@
-"""The transcript as a chain of content-addressed nodes, like commits: hashing, loading, extending.
+"""The transcript as a chain of content-addressed nodes, like commits: hashing, loading, extending, caching.
 
-A node's hash covers its parent's hash and its own bytes, so a head names one conversation for good. A worker
-keeps the decoded messages of the nodes that it saw last; whatever is loaded from the store is verified first.
+A node's hash covers its parent's hash and its own bytes, so a head identifies one conversation permanently. A worker
+caches the decoded messages of the nodes that it used last; everything loaded from the store is verified first. Also
+``CachedJournal``, a cache of recorded outcomes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ..types.validation_errors import describe_validation_error
 from ..types.wire import INLINE_BYTES
 
 # ---
-# Least-recently-used caches that share one budget in bytes, for a worker's copies of what never changes.
+# Least-recently-used caches that share one budget in bytes, for a worker's copies of immutable data.
 
 
 V = TypeVar("V")
@@ -41,13 +42,13 @@ V = TypeVar("V")
 CACHE_BYTES = 256 * 1024 * 1024
 """Default budget of all caches of a worker."""
 ENTRY_BYTES = 500
-"""What an entry takes besides its value, measured with tracemalloc: its key (a hash), itself, and its two places."""
+"""Bytes of an entry besides its value, measured with tracemalloc: its key (a hash), itself, and its two places."""
 
 
 class CacheBudget:
-    """Bytes that caches may take together: the least recently used entry of any of them leaves first.
+    """A budget in bytes that several caches share: the least recently used entry of any of them is evicted first.
 
-    Not for several threads at once.
+    Not thread-safe.
     """
 
     def __init__(self, bytes: int = CACHE_BYTES) -> None:
@@ -57,7 +58,7 @@ class CacheBudget:
         """Entries by ``id``, the least recently used first."""
 
     def shrink(self) -> None:
-        """Evict until the budget is kept."""
+        """Evict entries until the budget is kept."""
         while self.used > self.bytes:
             _, entry = self.order.popitem(last=False)
             self.used -= entry.size
@@ -75,9 +76,9 @@ class _Entry:
 
 
 class ByteLRU(Generic[V]):
-    """Values by key, each with its size, within a budget of its own (``budget`` bytes) or a shared one.
+    """A cache of values by key, each with its size, within a budget of its own (``budget`` bytes) or a shared one.
 
-    A value that alone is over the budget is not kept, and nothing leaves for it. Not for several threads at once.
+    A value that alone exceeds the budget is not kept, and evicts nothing. Not thread-safe.
     """
 
     def __init__(self, budget: int | CacheBudget, on_evict: Callable[[str], None] | None = None) -> None:
@@ -92,12 +93,12 @@ class ByteLRU(Generic[V]):
         return key in self._entries
 
     def peek(self, key: str) -> V | None:
-        """The value, without counting as use."""
+        """Return the value, without counting as use."""
         entry = self._entries.get(key)
         return None if entry is None else entry.value
 
     def get(self, key: str) -> V | None:
-        """The value, which is now the most recently used."""
+        """Return the value and mark it as the most recently used."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -106,7 +107,7 @@ class ByteLRU(Generic[V]):
         return value
 
     def touch(self, keys: list[str]) -> None:
-        """Count as used, in this order, what is there of ``keys``."""
+        """Mark the cached ones of ``keys`` as used, in this order."""
         move, entries = self.budget.order.move_to_end, self._entries
         for key in keys:
             if key in entries:
@@ -134,23 +135,23 @@ class ByteLRU(Generic[V]):
             self.budget.used -= entry.size
 
     def drop_evicted(self, key: str) -> None:
-        """The budget has evicted ``key``."""
+        """Remove ``key``, which the budget has evicted."""
         del self._entries[key]
         if self._on_evict is not None:
             self._on_evict(key)
 
 
-_MESSAGE_BYTES = 1500  # what a decoded message takes besides its text, measured with tracemalloc
+_MESSAGE_BYTES = 1500  # a decoded message besides its text, measured with tracemalloc
 _SLICE_BYTES = 256 * 1024  # decoded between two turns of the event loop: about 2 ms
-_MAX_KNOWN_ENDS = 256  # ends of cached chains that the store is told of
+_MAX_KNOWN_ENDS = 256  # ends of cached chains that are passed to the store
 
 _RESTORE_HINT = "Restore it from a backup and `resume` the run, or fork the run from a head that is intact."
 
 
 def hash_node(parent: str | None, body: bytes) -> str:
-    """The name of a node: sha256 (hexadecimal) over version, parent and body.
+    """Return the hash of a node: sha256 (hexadecimal) over version, parent and body.
 
-    The header tells a root from any parent and says how long the parent is: no two pairs give the same bytes.
+    The header distinguishes a root from any parent and has the length of the parent: no two pairs give the same bytes.
     """
     link = "root" if parent is None else f"parent {len(parent)}\n{parent}"
     digest = hashlib.sha256(f"perdure node v1 {link}\n".encode())
@@ -159,7 +160,7 @@ def hash_node(parent: str | None, body: bytes) -> str:
 
 
 def hash_blob(body: bytes) -> str:
-    """The name of a blob: sha256 of its bytes, hexadecimal."""
+    """Return the hash of a blob: sha256 of its bytes, hexadecimal."""
     return hashlib.sha256(body).hexdigest()
 
 
@@ -173,9 +174,9 @@ class _DecodedNode:
 
 
 class Chain:
-    """Transcripts by their heads. One per worker and store, used from one event loop.
+    """Loads and extends transcripts by their heads. One per worker and store, used from one event loop.
 
-    ``cache`` bounds the decoded nodes and the files that it keeps.
+    ``cache`` bounds its decoded nodes and files.
     """
 
     def __init__(self, transcripts: Transcripts, *, cache: CacheBudget | None = None) -> None:
@@ -187,26 +188,26 @@ class Chain:
         """Cached nodes without a cached child, the latest last: where a load may stop."""
 
     async def load(self, head: str | None) -> list[Message]:
-        """The conversation up to ``head``, large texts filled in. No head, no messages.
+        """Load the conversation up to ``head``, with large texts from blobs. Empty without a head.
 
         Messages that were loaded or remembered before are the same objects again. Raises ``StoreError``, and
         ``TranscriptCorruptedError`` for a node or blob that is missing or altered.
         """
-        fresh: dict[str, _DecodedNode] = {}  # what this load read, also where it is more than the cache holds
+        fresh: dict[str, _DecodedNode] = {}  # the nodes that this load read, also if they exceed the cache
         while True:
             links, gap = self._walk_cached(head, fresh)
             if gap is None:
                 break
             await self._fetch_nodes(gap, fresh)
         links.reverse()
-        # The head last, so that a chain leaves the cache from its root.
+        # The head last, so that a chain is evicted from its root.
         self._decoded_nodes.touch([link.hash for link in links])
         if head in self._ends:
             self._ends[head] = self._ends.pop(head)
         return [message for link in links for message in link.messages]
 
     def extend(self, head: str | None, messages: Sequence[Message]) -> tuple[Node, list[Blob]]:
-        """The node that puts ``messages`` after ``head``, and the blobs that it refers to. Writes nothing.
+        """Build the node that appends ``messages`` to ``head``, and the blobs that it refers to. Writes nothing.
 
         Raises ``InvalidInputError`` for messages that could not be read back: a node is never changed.
 
@@ -225,10 +226,10 @@ class Chain:
         return Node(hash_node(head, body), head, body), blobs
 
     def remember(self, node: Node, messages: Sequence[Message]) -> None:
-        """Keep what was just written, so that loading it is free and gives these very objects.
+        """Cache a node that was just written, so that loading it is free and returns the same objects.
 
-        ``messages`` are those that ``extend`` was given. What it stored in another form is not kept: the next load
-        resolves texts that are blobs, and finds files as references.
+        ``messages`` are those that ``extend`` was given. Messages that it stored in another form are not cached: the
+        next load resolves texts that are blobs, and returns files as references.
         """
         if not any(_iter_text_refs(messages)) and all(part.data is None for part in iter_file_parts(messages)):
             self._cache_node(
@@ -236,14 +237,15 @@ class Chain:
             )
 
     async def resolve_blob(self, ref: BlobRef) -> str:
-        """The text of ``ref``. Raises ``TranscriptCorruptedError`` where it is missing or altered."""
+        """Return the text of ``ref``. Raises ``TranscriptCorruptedError`` if it is missing or altered."""
         found = await self._transcripts.read_blobs([ref.hash])
         return _decode_blob_text(ref, found)
 
     async def load_files(
         self, messages: Iterable[Message], known: Mapping[str, bytes] | None = None
     ) -> dict[str, bytes]:
-        """The bytes of every file in ``messages`` that is a blob, by its hash; ``known`` are about to be written.
+        """Return the bytes of every file in ``messages`` that is a blob, by its hash; ``known`` are about to be
+        written.
 
         Raises ``StoreError``, and ``TranscriptCorruptedError`` for one that is missing or altered.
         """
@@ -260,7 +262,7 @@ class Chain:
         return {name: body for name, body in found.items() if body is not None}
 
     def _walk_cached(self, head: str | None, fresh: dict[str, _DecodedNode]) -> tuple[list[_DecodedNode], str | None]:
-        """From the head towards the root as far as it is known; second, the first node that is not."""
+        """Return the cached nodes from the head towards the root, and the first node that is not cached, if any."""
         links: list[_DecodedNode] = []
         peek = self._decoded_nodes.peek
         while head is not None:
@@ -272,7 +274,7 @@ class Chain:
         return links, None
 
     async def _fetch_nodes(self, head: str, fresh: dict[str, _DecodedNode]) -> None:
-        """Read and verify the chain that ends in ``head``, down to what is cached."""
+        """Read and verify the chain that ends in ``head``, down to the cached nodes."""
         nodes = await self._transcripts.read_nodes(head, until=list(self._ends)[-_MAX_KNOWN_ENDS:])
         decoded: list[tuple[Node, list[Message]]] = []
         pause = _LoopYielder()
@@ -303,7 +305,7 @@ class Chain:
 
 
 class _LoopYielder:
-    """Lets the event loop turn (heartbeats, other runs) while a long chain is decoded."""
+    """Yields to the event loop (heartbeats, other runs) while a long chain is decoded."""
 
     def __init__(self) -> None:
         self._bytes = 0
@@ -316,7 +318,7 @@ class _LoopYielder:
 
 
 def decode_node(node: Node) -> list[Message]:
-    """Its messages in the form that is stored. Raises ``TranscriptCorruptedError`` for altered bytes."""
+    """Decode the messages of a node in the stored form. Raises ``TranscriptCorruptedError`` for altered bytes."""
     if hash_node(node.parent, node.body) != node.hash:
         raise TranscriptCorruptedError(
             f"node {node.hash} of the transcript was altered: its bytes no longer have that hash",
@@ -324,7 +326,7 @@ def decode_node(node: Node) -> list[Message]:
         )
     try:
         return parse_messages(node.body)
-    except ValidationError as error:  # the hash is right, so these are the bytes that somebody wrote
+    except ValidationError as error:  # the hash is right, so these are the bytes that were written
         raise TranscriptCorruptedError(
             f"node {node.hash} is intact, but not in a form that this perdure reads",
             hint="A newer perdure may have written it: run workers of that version.",
@@ -339,7 +341,7 @@ def _iter_text_refs(messages: Iterable[Message]) -> Iterator[BlobRef]:
 
 
 def _move_message_to_blobs(message: Message, blobs: list[Blob]) -> Message:
-    """The form that is stored: large texts replaced by references, their bytes added to ``blobs``."""
+    """Return the stored form: large texts replaced by references, their bytes added to ``blobs``."""
     parts = tuple(_move_part_to_blobs(part, blobs) for part in message.parts)
     changed = any(new is not old for new, old in zip(parts, message.parts, strict=True))
     return message.model_copy(update={"parts": parts}) if changed else message
@@ -369,7 +371,7 @@ def _move_chain_file_to_blob(part: FilePart, blobs: list[Blob]) -> FilePart:
 
 
 def _resolve_message_texts(message: Message, found: dict[str, bytes]) -> Message:
-    """The form that callers see: references replaced by their texts."""
+    """Return the message with references replaced by their texts."""
     if not any(_iter_text_refs([message])):
         return message
     return message.model_copy(update={"parts": tuple(_resolve_part_text(part, found) for part in message.parts)})
@@ -403,9 +405,9 @@ def _verify_blob(ref: BlobRef, found: dict[str, bytes]) -> bytes:
 
 
 def _estimate_node_bytes(node: Node, messages: Sequence[Message]) -> int:
-    """Bytes that a link takes: its texts, again for the wire encoding that a provider keeps, and objects.
+    """Estimate the bytes of a cached node: its texts, again for the wire encoding that a provider keeps, and objects.
 
-    Of a file the link has a reference, and the wire encoding all of it, in base64.
+    Of a file the node has a reference, and the wire encoding all of it, in base64.
     """
     encoded = sum(part.blob.size * 4 // 3 for part in iter_file_parts(messages) if part.blob is not None)
     texts = sum(
@@ -420,21 +422,20 @@ def _estimate_node_bytes(node: Node, messages: Sequence[Message]) -> int:
 # ---
 # A cache of the outcomes that this process recorded, in front of the journal.
 #
-# A recorded outcome never changes, so a copy is as good as the entry: a model call right after its tools reads
-# nothing.
-# What is read is not cached: its bytes may have been altered, which only the caller who parses them notices, and an
-# entry that is restored then must be read anew.
+# A recorded outcome never changes, so a copy is valid: a model call right after its tools reads nothing.
+# Outcomes that are read are not cached: their bytes may be altered, which only the parsing caller notices, and an
+# entry that is then restored must be read again.
 
 
 class CachedJournal:
-    """A ``Journal`` over another one. Used from one event loop."""
+    """A ``Journal`` that caches outcomes in front of another one. Used from one event loop."""
 
     def __init__(self, journal: Journal, *, cache: CacheBudget | None = None) -> None:
         self._journal = journal
         self._outcomes: ByteLRU[bytes] = ByteLRU(cache or CacheBudget())
 
     async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """The recorded outcomes among ``keys``."""
+        """Return the recorded outcomes among ``keys``."""
         found = {key: body for key in keys if (body := self._outcomes.get(key)) is not None}
         unknown = [key for key in keys if key not in found]
         if unknown:
@@ -449,7 +450,7 @@ class CachedJournal:
         return await self._journal.claim(key, owner, again=again, events=events)
 
     async def commit(self, commit: Commit) -> bytes | None:
-        """Write everything in one transaction; the recorded outcome."""
+        """Write everything in one transaction; return the recorded outcome."""
         recorded = await self._journal.commit(commit)
         outcome = commit.outcome
         if outcome is not None and recorded == outcome.body:

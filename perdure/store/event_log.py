@@ -1,7 +1,7 @@
-"""Writing events: numbers, fencing, retraction and pruning. See ``ports.events.EventBatch`` for what they keep.
+"""Writes and reads events in the database: numbers, fencing, retraction, pruning, and pages of events with their paths.
 
-A run that a call of another agent has begun takes its numbers from the run at the top. It locks its own row first, and
-that of the top last, so nobody waits in a circle.
+See :class:`perdure.ports.EventBatch` for the semantics. A child run takes its numbers from the root run. It locks its
+own row first, and the root's last, so no deadlock is possible.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ..types.subagents import Lineage, PathStep
 from .schema import Database, KeyListStatement, Statement, build_insert, events_table, feeds_table
 
 # ---
-# The way down to a run, as it is kept: one that is begun again, by another call under its id, has another way then.
+# The stored paths to a run: one that is started again, by another call under its id, then has another path.
 
 
 RunPath = tuple[PathStep, ...]
 
 
 class PathHistory:
-    """Those of one run, each with the number from which on its events have come by it."""
+    """The paths of one run, each with the first number of its events on that path."""
 
     def __init__(self, kept: str | None) -> None:
         read = json.loads(kept) if kept else []
@@ -40,7 +40,7 @@ class PathHistory:
         self._parsed_paths: dict[int, RunPath] = {}
 
     def get_path(self, seq: int) -> RunPath:
-        """Of the event of that number."""
+        """Return the path of the event of that number."""
         which = max(0, bisect_right(self._first_seqs, seq) - 1)
         if which not in self._parsed_paths:
             self._parsed_paths[which] = tuple(PathStep.model_validate(step) for step in self._step_lists[which])
@@ -48,11 +48,12 @@ class PathHistory:
 
     @property
     def depth(self) -> int:
-        """Steps from the run at the top, which are as many on each: they are in the run's id."""
+        """Number of steps from the root run, the same on every path: they are in the run's id."""
         return len(self._step_lists[-1])
 
     def encode_next(self, lineage: Lineage, seq: int) -> str | None:
-        """As it is to be kept where the events from that number on have come by ``lineage``; None where it is so."""
+        """Encode the history with ``lineage`` as the path from number ``seq`` on; None if it is the last path
+        already."""
         steps = _dump_path_steps(lineage)
         if self._step_lists[-1] == steps:
             return None
@@ -61,7 +62,7 @@ class PathHistory:
 
 
 def encode_first_path(lineage: Lineage) -> str:
-    """As it is kept of a run that has come by one way, as nearly all do."""
+    """Encode the history of a run with a single path, as nearly all have."""
     return json.dumps(_dump_path_steps(lineage), ensure_ascii=False)
 
 
@@ -73,9 +74,9 @@ _FEED_STATE_COLUMNS = ("seq", "token", "open", "first_delta")
 
 
 def _build_reserve_numbers(dialect: Dialect) -> ReturningInsert[tuple[int, str, int, int, str | None, str | None]]:
-    """Take numbers, and with them the row's lock until the transaction ends: their order is that of the commits.
+    """Reserve numbers, and with them the row's lock until the transaction ends: their order is that of the commits.
 
-    The row of a run whose numbers are another one's is locked, and none are taken.
+    For a run that takes its numbers from another one, the row is locked and no numbers are taken.
     """
     taken = sa.case((feeds_table.c.root.is_(None), bindparam("count", type_=sa.Integer)), else_=0)
     new_row: Insert = build_insert(dialect, feeds_table).on_conflict_do_update(
@@ -93,7 +94,7 @@ _IS_DELTA = (
 
 
 def _build_run_statements(build: Callable[..., sa.Select[Any] | sa.Delete]) -> dict[bool, Statement]:
-    """For a conversation whose stream it is, and for a run that stands in another one's."""
+    """Build the statement for the stream's own run (False), and for a run below it (True)."""
     mine = {False: events_table.c.child.is_(None), True: events_table.c.child == bindparam("child")}
     return {below: Statement(partial(build, whose)) for below, whose in mine.items()}
 
@@ -114,7 +115,7 @@ UPDATE_FEED_PATH = Statement(
         sa.update(feeds_table).values(path=bindparam("new_path")).where(feeds_table.c.context_id == bindparam("of"))
     )
 )
-# Refused by the index of keys alone: two events of one number would be a fault, and raise.
+# Only conflicts of keys are ignored: two events of one number would be a bug, and raise.
 INSERT_EVENT = Statement(
     lambda dialect: build_insert(dialect, events_table).on_conflict_do_nothing(
         index_elements=["context_id", "key"], index_where=events_table.c.key.is_not(None)
@@ -135,7 +136,7 @@ SELECT_EVENT = Statement(
 
 
 class _FeedRow(NamedTuple):
-    """Of a conversation, as it is recorded."""
+    """The recorded feed row of a conversation."""
 
     seq: int
     token: str
@@ -147,32 +148,32 @@ class _FeedRow(NamedTuple):
 
 @dataclass(slots=True)
 class _FeedState:
-    """The row of a conversation while a batch is written, and where its events stand."""
+    """The feed row of a conversation while a batch is written, and the stream of its events."""
 
     context_id: str
     stream: str
-    """The conversation whose numbers these are: its own, or that of the run at the top."""
+    """The conversation that assigns the numbers: this one, or the root run."""
     reserved: tuple[int, str, int, int]
-    """The state as it is recorded."""
+    """The recorded state."""
     seq: int
-    """The number that was given last, by whichever run of the stream."""
+    """The last assigned number, by any run of the stream."""
     token: str
     open: int
     """Number of the first delta that is neither complete nor retracted; 0 without."""
     first_delta: int
     """Number of the first delta in the table; 0 without."""
     path: str | None
-    """The way down to it, as it is recorded (``PathHistory``)."""
+    """The recorded paths to it (``PathHistory``)."""
     child: str | None
-    """The id, of a run that stands in another one's stream."""
+    """The id of the run, if it is in another run's stream."""
 
     def qualify_key(self, key: str | None) -> str | None:
-        """As it is kept: keys are the run's own."""
+        """Return the key as stored: keys are the run's own."""
         return key if key is None or self.child is None else f"{self.child}\n{key}"
 
 
 def append_batch(database: Database, batch: EventBatch, now: str, *, recorded: bool = False) -> bool:
-    """Write ``batch``; False where it came too late, which what comes with a ``recorded`` outcome never does."""
+    """Write ``batch``; False if it is too late, which a batch of a ``recorded`` outcome never is."""
     feed = _reserve_numbers(database, batch)
     if batch.token and batch.token < feed.token and not recorded:
         _update_feed(database, feed)
@@ -195,7 +196,7 @@ def append_batch(database: Database, batch: EventBatch, now: str, *, recorded: b
 
 
 def _reserve_numbers(database: Database, batch: EventBatch) -> _FeedState:
-    """Take as many numbers as there are events, where the conversation's stand."""
+    """Reserve as many numbers as there are events, in the conversation's stream."""
     count = len(batch.events)
     state = _reserve_feed_row(database, batch.context_id, batch.token if batch.advances else "", count, batch.lineage)
     root, seq = state.root, state.seq
@@ -208,7 +209,7 @@ def _reserve_numbers(database: Database, batch: EventBatch) -> _FeedState:
 
 
 def _record_new_path(database: Database, feed: _FeedState, lineage: Lineage | None) -> None:
-    """Note another way than the last one: who opens a conversation again may call under the same ids once more."""
+    """Record a new path: a client that reopens a conversation may start the same child ids again."""
     if lineage is None or feed.child is None or lineage.root != feed.stream or encode_first_path(lineage) == feed.path:
         return
     if (path := PathHistory(feed.path).encode_next(lineage, feed.seq + 1)) is not None:
@@ -216,7 +217,7 @@ def _record_new_path(database: Database, feed: _FeedState, lineage: Lineage | No
 
 
 def _reserve_feed_row(database: Database, of: str, token: str, count: int, lineage: Lineage | None = None) -> _FeedRow:
-    """Of a new row all is as given; of one that is there only numbers are taken."""
+    """Create the row as given, or reserve numbers in the existing one."""
     path = None if lineage is None else encode_first_path(lineage)
     root = None if lineage is None else lineage.root
     row = {"context_id": of, "seq": count if root is None else 0, "token": token, "open": 0, "first_delta": 0}
@@ -229,31 +230,32 @@ def _has_delta_ending_event(batch: EventBatch) -> bool:
 
 
 def _update_feed(database: Database, feed: _FeedState) -> None:
-    """Correct what was reserved; mostly there is nothing to correct."""
+    """Correct the reserved state, if it differs from the final one."""
     state = feed.seq, feed.token, feed.open, feed.first_delta
     if feed.child is None:
         if state != feed.reserved:
             UPDATE_FEED.run(database, of=feed.context_id, **dict(zip(_FEED_STATE_COLUMNS, state, strict=True)))
         return
-    if state[1:] != feed.reserved[1:]:  # no numbers are its own
+    if state[1:] != feed.reserved[1:]:  # it has no numbers of its own
         UPDATE_FEED.run(database, of=feed.context_id, **dict(zip(_FEED_STATE_COLUMNS, (0, *state[1:]), strict=True)))
     if feed.seq != feed.reserved[0]:
         UPDATE_FEED_SEQ.run(database, of=feed.stream, seq=feed.seq)
 
 
 def _read_known_keys(database: Database, feed: _FeedState, batch: EventBatch) -> set[str | None]:
-    """The keys that the conversation has, where they are to be known. The lock is held: nobody adds one meanwhile."""
+    """Read the existing keys of the batch that must be looked up. The lock is held, so no writer adds one meanwhile."""
     keys = [key for new in batch.events if _needs_key_lookup(new) and (key := feed.qualify_key(new.key)) is not None]
     return {key for (key,) in SELECT_EVENT_KEYS.iter_rows(database, keys, stream=feed.stream)} if keys else set()
 
 
 def _needs_key_lookup(new: NewEvent) -> bool:
-    """Whether its key is to be known before: it ends deltas, or is one, which keeps none. Others the index refuses."""
+    """Whether its key must be looked up first: it ends deltas, or is a delta, whose key is not stored. Others are
+    rejected by the index."""
     return new.key is not None and new.event.type in ("model.delta", "model.completed", "model.retracted")
 
 
 def _insert_event(database: Database, feed: _FeedState, new: NewEvent, key: str | None) -> bool:
-    """Give the event its number, and its spans; false where it would retract nothing, or its ``key`` is there."""
+    """Insert the event with its number and spans; false if it would retract nothing, or its ``key`` exists."""
     event = new.event
     spans: tuple[Span, ...] = ()
     if event.type == "model.retracted":
@@ -286,7 +288,7 @@ def _insert_event(database: Database, feed: _FeedState, new: NewEvent, key: str 
 
 
 def _read_delta_spans(database: Database, feed: _FeedState, first: int) -> tuple[Span, ...]:
-    """The run's deltas from number ``first`` on, as first and last of each row without a gap."""
+    """Read the run's deltas from number ``first`` on, as first and last of each gapless range."""
     found: list[Span] = []
     rows = SELECT_DELTAS[feed.child is not None].run(database, **_build_delta_parameters(feed, first)) if first else ()
     for (number,) in rows:
@@ -310,15 +312,15 @@ def _build_lost_retraction(database: Database, feed: _FeedState, now: str) -> Ne
 
 
 # ---
-# Reading events: those of a conversation, and those of the runs below it, in one order.
+# Reading events of a conversation and of the runs below it, in one order.
 #
-# The rows of a run that a call of another agent has begun stand in the stream of the run at the top, which gives
+# The rows of a child run are in the stream of the root run, which assigns
 # their
-# numbers. So a tree is read as one conversation is, and one number says how far somebody has come in it.
+# numbers. So a tree is read as one conversation is, and one number is the position of a reader in it.
 
 
 PAGE_BYTES = 4 * 1024 * 1024
-"""A page of events ends behind the one that brings it over this."""
+"""A page of events ends after the event with which it exceeds this."""
 
 
 def _build_select_events(*scope: sa.ColumnElement[bool]) -> Statement:
@@ -333,15 +335,15 @@ def _build_select_events(*scope: sa.ColumnElement[bool]) -> Statement:
 
 
 _IS_OF_CHILD = events_table.c.child == bindparam("child")
-# Compared as text, not by LIKE or as a range: an id may hold what a pattern takes for its own, and orders differ.
+# Compared as text, not by LIKE or as a range: an id may contain pattern characters, and sort orders differ.
 _IS_BELOW_CHILD = sa.func.substr(events_table.c.child, 1, bindparam("length", type_=sa.Integer)) == bindparam("prefix")
 SELECT_STREAM_EVENTS = {False: _build_select_events(events_table.c.child.is_(None)), True: _build_select_events()}
-"""Of a conversation whose numbers are its own: by itself, and with all that is below it."""
+"""For a conversation with its own numbers: without (False) and with (True) the runs below it."""
 SELECT_CHILD_EVENTS = {
     False: _build_select_events(_IS_OF_CHILD),
     True: _build_select_events(sa.or_(_IS_OF_CHILD, _IS_BELOW_CHILD)),
 }
-"""Of a run that stands in another one's stream: by itself, and with what is below it."""
+"""For a run in another run's stream: without (False) and with (True) the runs below it."""
 SELECT_FEED_ROOTS = KeyListStatement(
     lambda ids: sa.select(feeds_table.c.context_id, feeds_table.c.root, feeds_table.c.path).where(
         feeds_table.c.context_id.in_(ids)
@@ -366,11 +368,12 @@ def read_events(
     *,
     children: bool = True,
 ) -> list[EventRow]:
-    """Events behind number ``after``, in order: one at least if there is any, ``limit`` or ``page_bytes`` at most."""
+    """Read the events after number ``after``, in order: at least one if there is any, at most ``limit`` or
+    ``page_bytes``."""
     page = {"after": after, "limit": limit}
     found = _parse_event_rows(SELECT_STREAM_EVENTS[children].run(database, stream=context_id, **page), page_bytes)
     depth = 0
-    if not found:  # it may stand in another one's stream: then it has no rows of that id
+    if not found:  # it may be in another run's stream: then it has no rows under its own id
         root, ways = _read_feed_roots(database, [context_id]).get(context_id, (None, None))
         if root is None or ways is None:
             return []
@@ -382,7 +385,7 @@ def read_events(
 
 
 def read_latest_seqs(database: Database, context_ids: Iterable[str]) -> dict[str, int]:
-    """Of each conversation that has an event: the last number where its events are numbered."""
+    """Read the last number in the stream of each conversation that has an event."""
     return dict(SELECT_LATEST_SEQS.iter_rows(database, context_ids))
 
 
@@ -400,7 +403,7 @@ def _parse_event_rows(rows: Iterable[Any], page_bytes: int) -> list[EventRow]:
 
 
 def _add_run_paths(database: Database, rows: list[EventRow], context_id: str, depth: int) -> list[EventRow]:
-    """``rows`` as they are seen from the conversation, which stands ``depth`` steps below the stream's own run."""
+    """Add to ``rows`` their paths relative to the conversation, which is ``depth`` steps below the stream's root."""
     below = {row.child for row in rows if row.child is not None and row.child != context_id}
     if not below and not depth:
         return rows
@@ -416,7 +419,7 @@ def _add_run_paths(database: Database, rows: list[EventRow], context_id: str, de
 
 
 def _read_feed_roots(database: Database, context_ids: Iterable[str]) -> dict[str, tuple[str | None, PathHistory]]:
-    """In whose stream the events of each stand, where it has any, and the ways down from there."""
+    """Read for each conversation with events the root of its stream and its paths from there."""
     return {
         context_id: (root, PathHistory(path))
         for context_id, root, path in SELECT_FEED_ROOTS.iter_rows(database, context_ids)

@@ -1,7 +1,7 @@
-"""SQLAlchemy Core statements, compiled once per dialect and executed as driver SQL.
+"""The tables of the store, and SQLAlchemy Core statements compiled once per dialect and executed as driver SQL.
 
-Core's own execution costs about 25 µs of CPU more per statement, and these stand on the path of every iteration.
-What differs between SQLite and PostgreSQL is here, and nowhere else.
+Core's own execution costs about 25 µs of CPU more per statement, and these run in every iteration. All differences
+between SQLite and PostgreSQL are in this module.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from ..ports import RunRow
 
 
 class Rows(Protocol):
-    """What a statement gives: a driver's cursor, or SQLAlchemy's result."""
+    """The result of a statement: a driver's cursor, or SQLAlchemy's result."""
 
     @property
     def rowcount(self) -> int:
-        """Rows that were written."""
+        """Number of rows written."""
         ...
 
     def fetchone(self) -> Any:
-        """The next row, None behind the last."""
+        """Return the next row, None after the last."""
         ...
 
     def __iter__(self) -> Iterator[Any]:
-        """The rows."""
+        """Iterate over the rows."""
         ...
 
 
 class Database(Protocol):
-    """A connection in a transaction; an adapter passes the leanest that its driver has."""
+    """A connection in a transaction; an adapter passes the fastest that its driver has."""
 
     @property
     def dialect(self) -> Dialect:
-        """What statements are compiled for."""
+        """The dialect that statements are compiled for."""
         ...
 
     def execute(self, sql: str, parameters: tuple[Any, ...], /) -> Rows:
@@ -83,7 +83,7 @@ class KeyListStatement:
         self._by_count: dict[int, Statement] = {}
 
     def run(self, database: Database, keys: Sequence[str], **values: Any) -> Rows:
-        """Execute it for at most ``MOST`` keys; without any it is run for one that nothing has."""
+        """Execute it for at most ``MAX_KEYS`` keys; without keys it is run with one that matches no row."""
         count = 1 << max(len(keys) - 1, 0).bit_length()
         padded = [*keys, *[keys[-1] if keys else ""] * (count - len(keys))]
         if count not in self._by_count:
@@ -92,14 +92,14 @@ class KeyListStatement:
         return self._by_count[count].run(database, **{f"k{i}": key for i, key in enumerate(padded)}, **values)
 
     def iter_rows(self, database: Database, keys: Iterable[str], **values: Any) -> Iterator[Any]:
-        """All rows for any number of keys."""
+        """Yield all rows for any number of keys."""
         wanted = list(dict.fromkeys(keys))
         for start in range(0, len(wanted), self.MAX_KEYS):
             yield from self.run(database, wanted[start : start + self.MAX_KEYS], **values)
 
 
 def build_insert(dialect: Dialect, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-    """An INSERT that knows ON CONFLICT: the two dialects write it alike, SQLAlchemy has a class for each."""
+    """Build an INSERT with ON CONFLICT: the two dialects have the same syntax, but SQLAlchemy has a class for each."""
     made = postgresql.insert(table) if dialect.name == "postgresql" else sqlite.insert(table)
     return made.values({column.name: bindparam(column.name) for column in table.columns})
 
@@ -109,7 +109,7 @@ def build_insert_missing(table: sa.Table) -> Statement:
 
 
 def build_upsert(dialect: Dialect, table: sa.Table) -> Insert:
-    """A row in the place of the one that has its primary key, unless it was asked for earlier."""
+    """Build an upsert by primary key that keeps a row with a later ``asked_at``."""
     new_row = build_insert(dialect, table)
     key = [column.name for column in table.primary_key]
     new = {column.name: new_row.excluded[column.name] for column in table.columns}
@@ -120,12 +120,13 @@ def build_upsert(dialect: Dialect, table: sa.Table) -> Insert:
 
 
 def as_bytes(value: Any) -> bytes:
-    """SQLite keeps a type per value: bytes that somebody altered by hand may come back as text."""
+    """Return ``value`` as bytes: SQLite has a type per value, so bytes that were altered by hand may come back as
+    text."""
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
 # ---
-# The tables of the newest schema. ``migrations/`` makes them; a test keeps the two alike.
+# The tables of the newest schema. ``migrations/`` creates them; a test keeps the two equal.
 
 
 metadata = sa.MetaData()
@@ -216,7 +217,7 @@ events_table = sa.Table(
     sa.Column("key", sa.Text),
     sa.Column("body", sa.LargeBinary, nullable=False),
     sa.Column("spans", sa.Text),
-    # Of a run below the one whose order it stands in: the id of that run. NULL for the conversation's own.
+    # Id of the child run, for an event of a run below the stream's own; NULL for the stream's own run.
     sa.Column("child", sa.Text),
 )
 _HAS_KEY = events_table.c.key.is_not(None)
@@ -241,13 +242,13 @@ feeds_table = sa.Table(
     "feeds",
     metadata,
     sa.Column("context_id", sa.Text, primary_key=True),
-    # The number of the last event. Whoever writes updates it first: the row's lock makes one order of all writers.
+    # The number of the last event. Every writer updates it first: the row's lock puts all writers in one order.
     sa.Column("seq", sa.Integer, nullable=False),
     sa.Column("token", sa.Text, nullable=False),
     # The first delta that is neither complete nor retracted, and the first that is in the table; 0 without.
     sa.Column("open", sa.Integer, nullable=False),
     sa.Column("first_delta", sa.Integer, nullable=False),
-    # The conversation in whose order the events stand, and the ways down from there (JSON: ways.py); NULL for its own.
+    # The root run of the events' stream, and the paths from there (JSON: ``event_log.PathHistory``); NULL for its own.
     sa.Column("root", sa.Text),
     sa.Column("path", sa.Text),
 )

@@ -37,7 +37,7 @@ from .schema import (
 )
 
 # ---
-# The memory that conversations share: its operations, as :mod:`.sql` has those on the other tables.
+# Operations on the memory that conversations share.
 
 
 def _build_recall_all(bounded: bool) -> Statement:
@@ -65,7 +65,7 @@ SELECT_MEMORY_VALUES = {bounded: _build_recall_all(bounded) for bounded in (Fals
 
 
 def write_memory(database: Database, writes: Sequence[MemoryWrite], now: str) -> None:
-    """Carry them out; of a key the last counts. Raises ``MemoryChangedError``."""
+    """Write the memory changes; the last one of a key counts. Raises ``MemoryChangedError``."""
     last = {(write.namespace, write.key): write for write in writes}
     for (namespace, key), write in sorted(last.items(), key=lambda item: item[0]):
         value = write.value
@@ -78,7 +78,7 @@ def write_memory(database: Database, writes: Sequence[MemoryWrite], now: str) ->
 
 
 def _replace_memory(database: Database, write: MemoryWrite, value: bytes, now: str) -> None:
-    """Raises ``MemoryChangedError``; whoever runs the transaction takes it back."""
+    """Replace a value conditionally. Raises ``MemoryChangedError``; the caller rolls the transaction back."""
     name = {"namespace": write.namespace, "key": write.key}
     if write.before is None:
         rows = INSERT_MEMORY.run(database, **name, value=value, updated_at=now)
@@ -89,13 +89,13 @@ def _replace_memory(database: Database, write: MemoryWrite, value: bytes, now: s
 
 
 def recall(database: Database, namespace: str, key: str) -> bytes | None:
-    """One value of the memory."""
+    """Return one value of the memory, or None."""
     row = SELECT_MEMORY_VALUE.run(database, namespace=namespace, key=key).fetchone()
     return None if row is None else as_bytes(row[0])
 
 
 def recall_all(database: Database, namespace: str, prefix: str, limit: int) -> dict[str, bytes]:
-    """The values whose key begins with ``prefix``; a range, since no pattern has to be escaped in it."""
+    """Return the values whose key begins with ``prefix``; a range query, since it needs no escaping of patterns."""
     behind = _find_prefix_end(prefix)
     statement = SELECT_MEMORY_VALUES[behind is not None]
     rows = statement.run(database, namespace=namespace, prefix=prefix, behind=behind, limit=limit)
@@ -103,25 +103,25 @@ def recall_all(database: Database, namespace: str, prefix: str, limit: int) -> d
 
 
 def _find_prefix_end(prefix: str) -> str | None:
-    """The first text, by code points, behind all that begin with ``prefix``; None if nothing is."""
+    """Return the first text, by code points, after all that begin with ``prefix``; None if there is none."""
     stem = prefix.rstrip(chr(sys.maxunicode))
     if not stem:
         return None
     following = ord(stem[-1]) + 1
-    return stem[:-1] + chr(0xE000 if following == 0xD800 else following)  # surrogates are no text
+    return stem[:-1] + chr(0xE000 if following == 0xD800 else following)  # surrogates are not valid text
 
 
 def _build_record_outcome(dialect: Dialect) -> Insert:
-    """Give a journal entry its outcome, unless it has one."""
+    """Build the statement that records an outcome in a journal entry, unless it has one."""
     new_row = build_insert(dialect, journal_table)
     new = {name: new_row.excluded[name] for name in ("kind", "outcome", "done_at")}
     return new_row.on_conflict_do_update(index_elements=["key"], set_=new, where=journal_table.c.outcome.is_(None))
 
 
 def _build_select_chain(until: list[Any]) -> ClauseElement:
-    """The nodes from ``head`` towards the root, in any order.
+    """Select the nodes from ``head`` towards the root, in any order.
 
-    UNION, not UNION ALL, over names alone: it ends even if somebody altered the rows into a circle.
+    UNION, not UNION ALL, over hashes alone: it terminates even if altered rows form a circle.
     """
     names = sa.select(nodes_table.c.hash, nodes_table.c.parent).where(nodes_table.c.hash == bindparam("head"))
     found = names.cte("chain", recursive=True)
@@ -146,7 +146,7 @@ SELECT_OUTCOMES = KeyListStatement(
     lambda keys: sa.select(journal_table.c.key, journal_table.c.outcome).where(journal_table.c.key.in_(keys))
 )
 INSERT_CLAIM = build_insert_missing(journal_table)
-# The lock keeps two retries on PostgreSQL from taking one claim over; SQLite has one writer and ignores it.
+# The lock prevents two retries on PostgreSQL from taking over one claim; SQLite has one writer and ignores it.
 SELECT_CLAIM = Statement(
     lambda _: (
         sa.select(journal_table.c.owner, journal_table.c.starts, journal_table.c.outcome)
@@ -189,19 +189,19 @@ SELECT_STORE_ID = Statement(lambda _: sa.select(meta_table.c.store_id))
 
 
 def assign_store_id(database: Database, proposed: str, now: str) -> str:
-    """The ``store_id``: the recorded one, else ``proposed`` from now on."""
+    """Return the recorded ``store_id``, or record ``proposed`` as such."""
     INSERT_STORE_ID.run(database, id=1, store_id=proposed, created_at=now)
     return str(SELECT_STORE_ID.run(database).fetchone()[0])
 
 
 def read_store_id(database: Database) -> str | None:
-    """The recorded ``store_id``."""
+    """Return the recorded ``store_id``, if any."""
     row = SELECT_STORE_ID.run(database).fetchone()
     return None if row is None else str(row[0])
 
 
 def read_outcomes(database: Database, keys: Sequence[str]) -> dict[str, bytes]:
-    """The recorded outcomes among ``keys``."""
+    """Return the recorded outcomes among ``keys``."""
     return {key: as_bytes(outcome) for key, outcome in SELECT_OUTCOMES.iter_rows(database, keys) if outcome is not None}
 
 
@@ -232,7 +232,7 @@ def _claim_journal_key(database: Database, key: str, owner: str, again: bool, no
 
 def write_commit(database: Database, commit: Commit, now: str) -> bytes | None:
     """Write all of ``commit``; see :meth:`perdure.ports.Journal.commit`."""
-    # In one order everywhere, so that two transactions on PostgreSQL never wait for each other in a circle.
+    # In the same order everywhere, so that two transactions on PostgreSQL never deadlock.
     for blob in sorted(commit.read_blobs, key=lambda blob: blob.hash):
         INSERT_BLOB.run(database, hash=blob.hash, body=blob.body)
     for node in sorted(commit.read_nodes, key=lambda node: node.hash):
@@ -256,7 +256,7 @@ def write_commit(database: Database, commit: Commit, now: str) -> bytes | None:
 
 
 def _write_turn(database: Database, turn: TurnRow, now: str) -> None:
-    """A row that comes too late leaves no messages either: where it was asked for, nothing goes on from it."""
+    """Write the turn and its messages. A row that is too late leaves no messages either."""
     names = {"context_id": turn.context_id, "task_id": turn.task_id}
     row = {"status": turn.status, "head": turn.head, "result": turn.result, "asked_at": turn.asked_at}
     if UPSERT_TURN.run(database, **names, **row, created_at=now, updated_at=now).rowcount == 0:
@@ -266,7 +266,7 @@ def _write_turn(database: Database, turn: TurnRow, now: str) -> None:
 
 
 def read_nodes(database: Database, head: str, until: Sequence[str]) -> list[Node]:
-    """The chain that ends in ``head``, root first; see :meth:`perdure.ports.Transcripts.read_nodes`."""
+    """Return the chain that ends in ``head``, root first; see :meth:`perdure.ports.Transcripts.read_nodes`."""
     known = set(until)
     if head in known:
         return []
@@ -288,24 +288,24 @@ def read_nodes(database: Database, head: str, until: Sequence[str]) -> list[Node
 
 
 def read_blobs(database: Database, hashes: Sequence[str]) -> dict[str, bytes]:
-    """The blobs that are there."""
+    """Return the blobs that exist."""
     return {name: as_bytes(body) for name, body in SELECT_BLOBS.iter_rows(database, hashes)}
 
 
 def read_run(database: Database, context_id: str) -> RunRow | None:
-    """One row of the runs."""
+    """Return one row of the runs, or None."""
     row = SELECT_RUN.run(database, context_id=context_id).fetchone()
     return None if row is None else RunRow(*row)
 
 
 def read_runs(database: Database, agent: str | None, status: str | None, limit: int) -> list[RunRow]:
-    """Rows of the runs, the newest first."""
+    """Return rows of the runs, the newest first."""
     statement = SELECT_RUNS[agent is not None, status is not None]
     return [RunRow(*row) for row in statement.run(database, agent=agent, status=status, limit=limit)]
 
 
 def read_turn(database: Database, context_id: str, task_id: str) -> TurnRow | None:
-    """One row of the turns."""
+    """Return one row of the turns, or None."""
     row = SELECT_TURN.run(database, context_id=context_id, task_id=task_id).fetchone()
     if row is None:
         return None
@@ -314,6 +314,6 @@ def read_turn(database: Database, context_id: str, task_id: str) -> TurnRow | No
 
 
 def find_turn_of_message(database: Database, context_id: str, message_id: str) -> str | None:
-    """The turn that took a message first."""
+    """Return the ``task_id`` of the first turn that took a message."""
     row = SELECT_TURN_OF_MESSAGE.run(database, context_id=context_id, message_id=message_id).fetchone()
     return None if row is None else str(row[0])

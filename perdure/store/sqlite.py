@@ -18,27 +18,27 @@ from .sqlite_notify import EventWatcher
 
 T = TypeVar("T")
 
-_QUICK_KEYS = 8  # keys that are looked up on the event loop: each is a page or two, which are nearly always in memory
-_QUICK_EVENTS, _QUICK_BYTES = 64, 64 * 1024  # likewise: what a follower finds when it is woken
+_QUICK_KEYS = 8  # keys read on the event loop: each needs a page or two, nearly always in memory
+_QUICK_EVENTS, _QUICK_BYTES = 64, 64 * 1024  # likewise: the events of a follower that is woken
 
 
 def format_utc_now() -> str:
-    """The present time, as :func:`~perdure.ports.timestamp` writes it."""
+    """Return the current time, formatted by :func:`~perdure.ports.timestamp`."""
     return timestamp(datetime.now(UTC))
 
 
 class SqliteStore:
     """A ``Store`` in one file (``sqlite:///relative/path`` or ``sqlite:////absolute/path``).
 
-    One thread writes and one reads (a few keys are looked up on the event loop), and while somebody waits for events
-    one looks for them; any number of processes may have the file open. Work that was handed over is done, also when its
-    caller is cancelled.
+    One thread writes and one reads (a few keys are read on the event loop), and one polls for events while a caller
+    waits for them; any number of processes may have the file open. Work that was handed over is completed, also when
+    its caller is cancelled.
 
-    The file is made by ``open`` alone, readable by its owner only. Where there is none, reads find nothing and writes
+    The file is made by ``open`` alone, readable by its owner only. If there is none, reads find nothing and writes
     raise ``StoreError``, until another process has made it. If the file of an open store is removed, calls raise
-    ``StoreError`` until it is back; if it is replaced by a copy of the same store, work goes on with that;
-    another store raises ``StoreMismatchError``. Whoever replaces it must remove its -wal file too: SQLite would apply
-    that one's changes to the new file, and nobody could tell.
+    ``StoreError`` until it is back; if it is replaced by a copy of the same store, work continues with that; another
+    store raises ``StoreMismatchError``. When replacing the file, remove its -wal file too: SQLite would apply the old
+    changes to the new file, undetected.
 
     ``busy_timeout``: seconds to wait for another process's transaction before ``StoreError``.
     """
@@ -82,7 +82,7 @@ class SqliteStore:
             session.store_id = self.store_id
 
     async def _prepare_store(self, create: bool) -> str:
-        """The ``store_id``; "" where there is no store and none is made."""
+        """Prepare the store and return the ``store_id``; "" if there is no store and none is made."""
         try:
             known: str = await self._run_read(_read_current_store_id)
         except StoreVersionError:
@@ -90,9 +90,9 @@ class SqliteStore:
         except StoreError:
             if not create:
                 raise
-            known = ""  # to prepare it says what is wrong
+            known = ""  # preparing it raises the error
         if known or not create:
-            return known  # of a store that another process has locked, too
+            return known  # also of a store that another process has locked
         writer = self._sessions[0]
         writer.create = True
         try:
@@ -101,7 +101,7 @@ class SqliteStore:
             writer.create = False
 
     async def close(self) -> None:
-        """Finish what was handed over, close the file and end the threads. ``open`` may follow."""
+        """Finish the work that was handed over, close the file and end the threads. ``open`` may follow."""
         if self._watcher is not None:
             watch, self._watcher = self._watcher, None
             await watch.close()
@@ -134,11 +134,12 @@ class SqliteStore:
         return done
 
     def _try_on_loop(self, operation: Callable[..., T], *arguments: Any) -> T | None:
-        """On the loop itself, without waiting: 30 µs, where the way to a thread and back costs 150 and wakes both.
+        """Run a read on the event loop itself, without waiting: 30 µs, where a thread hand-over costs 150 and wakes
+        both.
 
-        None where that fails (locked, gone): the thread waits for it, or says what is wrong.
+        None if that fails (locked, missing): the thread then waits for it, or raises the error.
         """
-        # An event loop of another thread may be at it: that one's connection is not to be closed under it.
+        # An event loop of another thread may be using the connection, which must not be closed meanwhile.
         if not self._loop_session_lock.acquire(blocking=False):
             return None
         try:
@@ -251,7 +252,7 @@ def _prepare_schema(database: SqliteDatabase, proposed: str, now: str) -> str:
 
 
 def parse_sqlite_url(url: str) -> Path:
-    """The absolute path in a ``sqlite:///`` URL. Raises ``RuntimeSetupError`` for one without a file."""
+    """Return the absolute path in a ``sqlite:///`` URL. Raises ``RuntimeSetupError`` for one without a file."""
     path = url.removeprefix("sqlite:///")
     if path == url or path in ("", ":memory:"):
         raise RuntimeSetupError(

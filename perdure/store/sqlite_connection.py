@@ -1,4 +1,4 @@
-"""A connection to a SQLite file, and how work is done on it.
+"""Connections to a SQLite file, the threads that run work on them, and the translation of SQLite's errors.
 
 Work goes to the driver directly: SQLAlchemy's connection costs 25 µs of CPU a statement and 60 µs a transaction more.
 """
@@ -28,12 +28,12 @@ from .migrations import CURRENT_VERSION, VERSION_TABLE
 from .schema import metadata
 
 # ---
-# Every way in which SQLite fails, as a ``StoreError`` that names the file and the way out.
+# Translation of every SQLite failure into a ``StoreError`` that names the file and the way out.
 
 
 SqliteFailure = sqlite3.Error | sqlite3.Warning | SQLAlchemyError | OSError
 SQLITE_FAILURES = (sqlite3.Error, sqlite3.Warning, SQLAlchemyError, OSError)
-"""What work on a SQLite file may raise."""
+"""Exceptions that work on a SQLite file may raise."""
 
 _LOCKED_ERROR = (
     "the store {path} is locked by another process",
@@ -99,7 +99,7 @@ _ERRORS_BY_CODE = {
     sqlite3.SQLITE_CORRUPT: _CORRUPTED_ERROR,
     sqlite3.SQLITE_IOERR: _IO_ERROR,
     sqlite3.SQLITE_NOLFS: _IO_ERROR,
-    sqlite3.SQLITE_ERROR: _FOREIGN_SCHEMA_ERROR,  # for instance a table that is not there: the statements are right
+    sqlite3.SQLITE_ERROR: _FOREIGN_SCHEMA_ERROR,  # for instance a missing table: the statements are right
     sqlite3.SQLITE_SCHEMA: _FOREIGN_SCHEMA_ERROR,
     sqlite3.SQLITE_CONSTRAINT: _FOREIGN_SCHEMA_ERROR,
     sqlite3.SQLITE_MISMATCH: _FOREIGN_SCHEMA_ERROR,
@@ -108,7 +108,7 @@ _ERRORS_BY_CODE = {
 
 
 def translate_sqlite_failure(error: SqliteFailure, path: Path) -> StoreError:
-    """The ``StoreError`` for ``error``, whatever it is. Total: the unknown is one too."""
+    """Translate ``error`` into a ``StoreError``. Total: unknown errors are translated too."""
     message, hint = _select_error_texts(error, path)
     names = {"path": path, "name": path.name, "directory": path.parent}
     return StoreError(f"{message.format(**names)} ({_format_failure_detail(error)})", hint=hint.format(**names))
@@ -138,25 +138,25 @@ def _format_failure_detail(error: SqliteFailure) -> str:
 
 
 # ---
-# A thread that runs jobs for event loops, in order, as many at once as have gathered.
+# A thread that runs jobs for event loops, in order, with all queued jobs in one batch.
 #
-# A job that was handed over is always run to its end, whoever stops waiting for it: a cancelled activity must
+# A job that was handed over is always run to its end, even if its caller stops waiting: a cancelled activity must
 # not lose the outcome of an effect that was paid. One hand-over costs 35 µs less than ``run_in_executor``.
 
 
 JobT = TypeVar("JobT")
 JobResult = tuple[Any, BaseException | None]
-"""What a job returned, or what it raised."""
+"""A job's return value, or its exception."""
 
 _QueuedJob = tuple[JobT | None, "asyncio.Future[Any]", asyncio.AbstractEventLoop]
-_MAX_JOBS_AT_ONCE = 64  # jobs at once: enough to share a disk sync, few enough that nobody waits for long
+_MAX_JOBS_AT_ONCE = 64  # jobs at once: enough to share a disk sync, few enough for short waits
 
 
 class StoreThread(Generic[JobT]):
-    """One daemon thread: a program that forgets ``close`` still exits.
+    """One daemon thread, so that a program that does not call ``close`` still exits.
 
-    ``execute`` is given the jobs that have gathered and answers for each of them, in order; it must not raise.
-    ``end`` is run last of all, when the thread is closed.
+    ``execute`` gets the queued jobs and returns a result for each, in order; it must not raise. ``end`` is run last,
+    when the thread is closed.
     """
 
     def __init__(
@@ -171,17 +171,17 @@ class StoreThread(Generic[JobT]):
         self._thread.start()
 
     async def run(self, job: JobT) -> Any:
-        """What ``job`` comes to. Raises what it raised, or ``StoreError`` after :meth:`close`."""
+        """Run ``job`` and return its result. Raises its exception, or ``StoreError`` after :meth:`close`."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        with self._lock:  # else a job could be put behind the end
+        with self._lock:  # otherwise a job could be queued after the end
             if self._closed:
                 raise StoreError(CLOSED, hint=CLOSED_HINT)
             self._queue.put((job, future, loop))
         return await future
 
     async def close(self) -> None:
-        """Finish what was handed over, and end the thread."""
+        """Finish the work that was handed over, and end the thread."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         with self._lock:
@@ -198,10 +198,10 @@ class StoreThread(Generic[JobT]):
             ended = self._run_queued_jobs()  # a frame of its own: an idle thread keeps nothing alive
 
     def _run_queued_jobs(self) -> bool:
-        """Do what has gathered; true after the end."""
+        """Run the queued jobs; true after the end."""
         waiting = [self._queue.get()]
         while len(waiting) < _MAX_JOBS_AT_ONCE and waiting[-1][0] is not None and not self._queue.empty():
-            waiting.append(self._queue.get_nowait())  # there is one: nobody else takes
+            waiting.append(self._queue.get_nowait())  # there is one: this thread is the only consumer
         ended = waiting[-1][0] is None
         jobs = [job for job, _, _ in waiting if job is not None]
         done = list(self._execute(jobs)) if jobs else []
@@ -210,7 +210,7 @@ class StoreThread(Generic[JobT]):
             done.append((None, None))
         for loop in {loop for _, _, loop in waiting}:
             settled = [(future, answer) for (_, future, of), answer in zip(waiting, done, strict=True) if of is loop]
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, with its waiters
                 loop.call_soon_threadsafe(_resolve_futures, settled)
         return ended
 
@@ -242,14 +242,14 @@ class SqliteDatabase:
 
     @contextmanager
     def open_sqlalchemy(self) -> Iterator[sa.Connection]:
-        """The same connection for SQLAlchemy, inside the transaction that is open: for the schema, not for rows."""
+        """Wrap the connection for SQLAlchemy, inside the open transaction: for the schema, not for rows."""
         engine = sa.create_engine("sqlite://", creator=lambda: _BorrowedConnection(self.connection), poolclass=NullPool)
         with engine.connect() as connection:
             yield connection
 
 
 class _BorrowedConnection:
-    """A driver's connection whose transaction is somebody else's."""
+    """A driver's connection whose transaction belongs to the caller."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -279,14 +279,14 @@ class SqliteSession:
         self._database: SqliteDatabase | None = None
         self._file_identity: tuple[int, ...] | None = None
         self._is_snapshot = False
-        """Whether the connection does not see what others write (see :meth:`_open_for_reading`)."""
+        """Whether the connection does not see other connections' writes (see :meth:`_open_for_reading`)."""
         self.create = False
-        """Whether a writer makes the file where there is none."""
+        """Whether a writer makes the file if it is missing."""
         self.store_id = ""
-        """Once it is set, another store in the place of this one is refused."""
+        """Once set, another store at the same path is refused."""
 
     def run(self, work: Callable[[SqliteDatabase], T]) -> T:
-        """``work`` in a transaction of its own: all of it, or nothing. Raises ``StoreError``.
+        """Run ``work`` in a transaction of its own: all of it, or nothing. Raises ``StoreError``.
 
         A reader has no transaction: it runs one statement at a time, and SQLite keeps that consistent.
         """
@@ -294,7 +294,7 @@ class SqliteSession:
             database = self._get_database()
             if not self._is_writer:
                 return work(database)
-            # At once for writing: a lock taken later could fail in the middle, where waiting does not help.
+            # Lock for writing at once: a later lock could fail in the middle, where waiting does not help.
             database.execute("BEGIN IMMEDIATE")
             result = work(database)
             database.execute("COMMIT")
@@ -307,9 +307,9 @@ class SqliteSession:
             raise
 
     def run_all(self, works: Sequence[DatabaseWork]) -> list[JobResult]:
-        """All of ``works``: those of a writer in one transaction, which shares the sync of the disk.
+        """Run all of ``works``: those of a writer in one transaction, which shares the sync of the disk.
 
-        If that fails, each alone, so that each gets its own answer; they are all safe to run again.
+        If that fails, each alone, so that each gets its own result; they are all safe to run again.
         """
         if self._is_writer and len(works) > 1:
             begun = False
@@ -322,28 +322,28 @@ class SqliteSession:
             try:
                 return self.run(together)
             except Exception as error:
-                if not begun and isinstance(error, StoreError):  # locked, read-only, removed: so it is for all
+                if not begun and isinstance(error, StoreError):  # locked, read-only, removed: the same for all
                     return [(None, _copy_store_error(error)) for _ in works]
         return [self._run_alone(work) for work in works]
 
     def _run_alone(self, work: DatabaseWork) -> JobResult:
         try:
             return self.run(work), None
-        except BaseException as error:  # whatever it is, it belongs to the one who waits
+        except BaseException as error:  # any exception belongs to the waiting caller
             return None, error
 
     def close(self) -> None:
-        """Give the connection back, and with it an open transaction. What fails here has failed before."""
+        """Close the connection, and with it an open transaction. Errors are ignored: they were raised before."""
         database, self._database = self._database, None
         if database is not None:
             with suppress(*SQLITE_FAILURES):
                 database.connection.close()
 
     def _get_database(self) -> SqliteDatabase:
-        """The connection, to the file that now has this path.
+        """Return a connection to the file that now has this path.
 
-        A file that is removed or replaced stays alive for who has it open, and what is written to it is lost
-        without an error: so every use looks whether the path still names the same file.
+        A file that is removed or replaced stays alive for processes that have it open, and writes to it are lost
+        without an error: so every use checks whether the path still names the same file.
         """
         if self._database is not None:
             if self._read_file_identity() == self._file_identity:
@@ -352,7 +352,7 @@ class SqliteSession:
         if self._is_writer and self.create:
             self._create_file()
         self._is_snapshot = not self._is_writer
-        before = self._read_file_identity()  # also because SQLite's own word for a missing file says less
+        before = self._read_file_identity()  # also because SQLite's own error for a missing file says less
         self._database = SqliteDatabase(self._open_for_writing() if self._is_writer else self._open_for_reading(before))
         self._file_identity = before if self._is_snapshot else before[:2]
         if self.store_id:
@@ -360,7 +360,8 @@ class SqliteSession:
         return self._database
 
     def _read_file_identity(self) -> tuple[int, ...]:
-        """Of the file at the path; () where a reader may find none, because no store is known to be there."""
+        """Return the identity of the file at the path; () if a reader may find none, because no store is known to be
+        there."""
         try:
             stat = self._path.stat()
         except FileNotFoundError:
@@ -376,7 +377,8 @@ class SqliteSession:
         return stat.st_dev, stat.st_ino, *wal, stat.st_size, stat.st_mtime_ns
 
     def _create_file(self) -> None:
-        """Readable by its owner alone from its first moment on; SQLite gives -wal and -shm the mode of the file."""
+        """Create the file, readable by its owner alone from the start; SQLite gives -wal and -shm the mode of the
+        file."""
         with suppress(FileExistsError):
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
@@ -402,12 +404,12 @@ class SqliteSession:
         return connection
 
     def _open_for_reading(self, identity: tuple[int, ...]) -> sqlite3.Connection:
-        """A connection that writes nothing into the file.
+        """Open a connection that writes nothing into the file.
 
-        SQLite reads a file in WAL mode with the help of -wal and -shm beside it, which it makes. Where it may not, as
-        on a disk that is mounted read-only, and no -wal has changes that the file lacks, the file is read as one that
-        cannot change: ``immutable``. Where no store was ever made, an empty one in memory is read, until there is one.
-        These two connections do not see what others write, so a change of the file makes the next work open it anew.
+        SQLite reads a file in WAL mode with the help of -wal and -shm beside it, which it makes. If it may not, as on a
+        read-only disk, and no -wal has changes that the file lacks, the file is read as ``immutable``. If no store was
+        ever made, an empty one in memory is read until there is one. These two connections do not see other writes, so
+        a change of the file makes the next work open it again.
         """
         if not identity:
             return _open_empty_store()
@@ -431,7 +433,7 @@ class SqliteSession:
 
     def _open_connection(self, options: str) -> sqlite3.Connection:
         uri = f"{self._path.as_uri()}?{options}"
-        # Used by one thread at a time, but not always the same: who closes it may be another one.
+        # Used by one thread at a time, but not always the same: another one may close it.
         return sqlite3.connect(uri, uri=True, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False)
 
 
@@ -444,7 +446,7 @@ def _open_empty_store() -> sqlite3.Connection:
 
 
 def _copy_store_error(error: StoreError) -> StoreError:
-    """One for each waiter: a traceback grows wherever an error is raised."""
+    """Copy an error, one for each waiter: a traceback grows wherever an error is raised."""
     copy = type(error)(error.message, hint=error.hint)
     copy.__cause__ = error.__cause__
     return copy

@@ -1,7 +1,7 @@
-"""Whoever waits for events of conversations, and the one thread of a store that looks whether there are some.
+"""Wakes callers that wait for events of conversations, by one polling thread per store.
 
-Another process's commit shows in ``PRAGMA data_version`` of a connection, which costs a few microseconds to ask; only
-where it changed are the conversations that somebody waits for looked up, all of them by one query.
+Another process's commit changes ``PRAGMA data_version`` of a connection, which takes a few microseconds to read; only
+after a change are the awaited conversations looked up, all of them by one query.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from . import event_log
 from .sqlite_connection import CLOSED, CLOSED_HINT, SqliteDatabase, SqliteSession
 
 BUSY_INTERVAL, QUIET_INTERVAL = 0.02, 0.05
-"""Seconds between two looks, while commits come in and ``BUSY_SECONDS`` seconds after."""
+"""Seconds between two polls: while commits come in and ``BUSY_SECONDS`` seconds after, and otherwise."""
 BUSY_SECONDS = 2.0
 LINGER_SECONDS = 1.0
-"""Seconds that it goes on when nobody waits: a follower that reads is back in no time, and need not wake it."""
+"""Seconds that polling continues without a waiter: a follower that reads events soon waits again, and need not wake
+it."""
 MIN_INTERVAL = 0.005
-"""Seconds between two looks at least, however much this process writes."""
+"""Shortest time between two polls in seconds, however much this process writes."""
 
 
 @dataclass(eq=False, slots=True)
@@ -36,9 +37,9 @@ class _EventWaiter:
 
 
 class EventWatcher:
-    """Wakes who waits. The thread begins with the first who does, and sleeps while nobody does.
+    """Wakes waiting callers. The thread starts with the first of them, and sleeps while there is none.
 
-    ``latest`` gives the number of a conversation's last event, on the event loop of whoever waits.
+    ``latest`` returns the number of a conversation's last event, on the event loop of the waiting caller.
     """
 
     def __init__(self, session: SqliteSession, latest: Callable[[str], Awaitable[int]]) -> None:
@@ -58,7 +59,7 @@ class EventWatcher:
         """See :class:`perdure.ports.EventLog`."""
         waiter = self._add_waiter(context_id, after)
         try:
-            # Behind the entry: what is committed before this look is seen by it, what comes later by the thread.
+            # After the registration: events committed before this read are seen by it, later ones by the thread.
             if (latest := await self._read_latest_seq(context_id)) > after:
                 return latest
             await asyncio.wait([waiter.latest_seq], timeout=timeout)
@@ -67,12 +68,12 @@ class EventWatcher:
             self._remove_waiter(waiter)
 
     def notify_write(self, context_id: str) -> None:
-        """This process wrote events of the conversation."""
+        """Note that this process wrote events of the conversation."""
         if context_id in self._waiters:
             self._poll_now.set()
 
     async def close(self) -> None:
-        """End the thread; who still waits is told by a ``StoreError``."""
+        """End the thread; callers that still wait get a ``StoreError``."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
         with self._lock:
@@ -93,7 +94,7 @@ class EventWatcher:
                 raise StoreError(CLOSED, hint=CLOSED_HINT)
             self._waiters[context_id].add(waiter)
             if self._thread is None:
-                # A daemon: a program that forgets to close the store still exits.
+                # A daemon: a program that does not close the store still exits.
                 self._thread = threading.Thread(target=self._run_thread, name="perdure-store-watch", daemon=True)
                 self._thread.start()
             if self._is_asleep:
@@ -107,7 +108,7 @@ class EventWatcher:
             if not waiting:
                 del self._waiters[waiter.context_id]
         if not waiter.latest_seq.cancel() and not waiter.latest_seq.cancelled():
-            waiter.latest_seq.exception()  # taken note of, also where nobody waited for it to the end
+            waiter.latest_seq.exception()  # marks the exception as retrieved, also if the caller stopped waiting
 
     def _run_thread(self) -> None:
         while self._wait_for_poll():
@@ -117,11 +118,11 @@ class EventWatcher:
                 self._last_waiter_at = time.monotonic()
                 self._poll_database()
         self._session.close()
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, with its waiters
             self._on_end()
 
     def _wait_for_poll(self) -> bool:
-        """Until it is time for a look; false when there is to be none."""
+        """Wait until the next poll is due; false when the thread is to end."""
         time.sleep(MIN_INTERVAL)
         now = time.monotonic()
         with self._lock:
@@ -140,13 +141,13 @@ class EventWatcher:
         except StoreError as error:
             self._seen_version = None
             self._fail_waiters(type(error), error.message, error.hint)
-        except Exception as error:  # whoever waits must hear of it: the thread goes on
+        except Exception as error:  # the waiters get the error, and the thread continues
             self._seen_version = None
             self._fail_waiters(StoreError, f"the store cannot be watched: {type(error).__name__}: {error}", None)
 
     def _find_new_events(self, database: SqliteDatabase) -> None:
         version: int = database.execute("PRAGMA data_version").fetchone()[0]
-        # Versions are those of one connection: of a file put in the place of another they say nothing.
+        # Versions are those of one connection: they are not comparable after the file was replaced.
         if self._seen_version is not None and self._seen_version[0] is database and self._seen_version[1] == version:
             return
         with self._lock:
@@ -176,7 +177,7 @@ def _wake_waiters(waiters: Iterable[_EventWaiter], settle: Callable[[_EventWaite
     for waiter in waiters:
         of.setdefault(waiter.loop, []).append(waiter)
     for loop, woken in of.items():
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, with its waiters
             loop.call_soon_threadsafe(_settle_waiters, woken, settle)
 
 

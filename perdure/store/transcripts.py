@@ -1,4 +1,4 @@
-"""Where a fork begins: a point of a conversation, as the chain has it, and what has to be said behind it."""
+"""Finds the point of a transcript at which a fork begins, and loads a conversation with all replaced messages."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ UNFINISHED_RESULT = "Forked: this call had not finished when the conversation wa
 
 @dataclass(frozen=True, slots=True)
 class ForkPoint:
-    """``extra`` behind ``base`` is the conversation up to the point: messages of a node that the point is inside of,
-    results that were put in the place of others, and one for every call that had none."""
+    """``extra_messages`` after ``base_head`` are the conversation up to the point: messages of a node that the point is
+    inside of, results that were replaced, and one for every call without a result."""
 
     base_head: str | None
     extra_messages: tuple[Message, ...]
     iteration: int
     is_answered: bool
-    """It ends with a reply, so there is nothing to ask the model."""
+    """It ends with a reply, so the model need not be called."""
 
 
 @dataclass(frozen=True, slots=True)
 class _RawMessage:
-    """A message, not decoded: a conversation of thousands is looked through, and a few of them are needed."""
+    """A message that is not decoded: of thousands of messages that are scanned, only a few are needed as objects."""
 
     node_index: int
     message_index: int
@@ -43,7 +43,7 @@ class _RawMessage:
         return str(self.raw["role"])
 
     def list_part_ids(self, type: str, name: str) -> list[str]:
-        """The ids of its tool calls, or of the calls that it has the results of."""
+        """Return the ids of its tool calls, or of the calls that it has the results of."""
         return [part[name] for part in self.raw.get("parts", ()) if part["type"] == type]
 
     @property
@@ -58,10 +58,11 @@ class _RawMessage:
 async def find_fork_point(
     transcripts: Transcripts, head: str | None, at: int | None = None, results: Mapping[str, str] | None = None
 ) -> ForkPoint:
-    """The conversation that ends in ``head`` up to its iteration ``at``, the results of that one's calls included.
+    """Find the point of the conversation that ends in ``head`` after its iteration ``at``, including the results of
+    that iteration's calls.
 
-    Without ``at`` all of it; with ``results`` (texts by call id) up to the iteration of their calls. Raises
-    ``InvalidInputError`` for an iteration or a call that it does not have, ``TranscriptCorruptedError``.
+    Without ``at`` its end; with ``results`` (texts by call id) the iteration of their calls. Raises
+    ``InvalidInputError`` for an unknown iteration or call, ``TranscriptCorruptedError``.
     """
     nodes = await transcripts.read_nodes(head) if head is not None else []
     said = [
@@ -92,7 +93,7 @@ def _build_fork_point(
         raise _build_missing_call_error(min(strangers), iteration)
     edited = [index for index in range(reply + 1, end) if given.keys() & set(said[index].result_ids)]
     whole = min(edited, default=end)
-    """The messages before it stay as they are: nodes that end there are shared."""
+    """The messages before it are unchanged: nodes that end there are shared."""
     last = [
         index
         for index, one in enumerate(said)
@@ -116,7 +117,7 @@ def _build_fork_point(
 
 
 def _find_reply_results(said: Sequence[_RawMessage], reply: int) -> tuple[int, list[_RawMessage]]:
-    """The end of the results right behind a reply, and those that a new system prompt stands before."""
+    """Return the end of the results right after a reply, and the results that follow a new system prompt."""
     end = reply + 1
     while end < len(said) and said[end].role == "tool":
         end += 1
@@ -129,7 +130,7 @@ def _find_reply_results(said: Sequence[_RawMessage], reply: int) -> tuple[int, l
 
 
 def _find_call_iteration(said: Sequence[_RawMessage], replies: Sequence[int], results: Mapping[str, str]) -> int:
-    """The last iteration that has the call; some models give the same id again and again."""
+    """Return the last iteration that has the call; some models reuse ids."""
     first = next(iter(results))
     for iteration in range(len(replies), 0, -1):
         if first in said[replies[iteration - 1]].call_ids:
@@ -146,7 +147,7 @@ def _build_missing_call_error(call: str, iteration: int | None) -> InvalidInputE
 
 
 def _replace_results(message: Message, given: Mapping[str, str]) -> Message:
-    """``message`` with the results that are given in the place of its own."""
+    """Return ``message`` with the given results instead of its own."""
     if not any(part.call_id in given for part in message.tool_results):
         return message
     parts = tuple(
@@ -159,7 +160,7 @@ def _replace_results(message: Message, given: Mapping[str, str]) -> Message:
 
 
 def _build_missing_results(reply: Message, missing: Sequence[str], given: Mapping[str, str]) -> Message:
-    """A result for every call that has none: no provider takes a transcript with an open call."""
+    """Build a result for every call without one: no provider accepts a transcript with an open call."""
     return Message(
         role="tool",
         parts=tuple(
@@ -176,17 +177,18 @@ def _build_missing_results(reply: Message, missing: Sequence[str], given: Mappin
 
 
 # ---
-# A conversation with all that was ever said in it: what summaries and edits stand for is still in the store.
+# A conversation with all its messages: those that summaries and edits replaced are still in the store.
 
 
 async def load_full_conversation(transcripts: Transcripts, head: str | None) -> list[Message]:
-    """The conversation up to ``head`` as it was said. A summary stands before the messages that it left alone.
+    """Load the conversation up to ``head`` with all replaced messages. A summary is placed before the messages that it
+    kept.
 
-    Raises ``StoreError``, and ``TranscriptCorruptedError`` for what is missing or altered.
+    Raises ``StoreError``, and ``TranscriptCorruptedError`` for a missing or altered node or blob.
     """
     chain = Chain(transcripts)
     forms: list[tuple[list[Message], int]] = []
-    """The conversation's forms, the present one first, each with the number of messages in its first node."""
+    """The conversation's forms, the current one first, each with the number of messages in its first node."""
     replaced: Replaced | None = None
     while head is not None:
         messages = await chain.load(head)
@@ -204,7 +206,7 @@ async def load_full_conversation(transcripts: Transcripts, head: str | None) -> 
 
 
 def _merge_conversation_form(said: list[Message], messages: list[Message], root: int) -> list[Message]:
-    """``said`` with what is new in the form of it that ``messages`` are."""
+    """Add to ``said`` the new messages of the form ``messages``."""
     place = next((place for place, message in enumerate(messages[:2]) if message.replaces is not None), None)
     if place is None:
         return [*said, *messages]
@@ -212,14 +214,14 @@ def _merge_conversation_form(said: list[Message], messages: list[Message], root:
     kept = marker.replaces.kept if marker.replaces is not None else 0
     if kept:
         return [*said[:-kept], marker, *said[-kept:], *messages[place + 1 + kept :]]
-    if marker.id != SUMMARY_ID:  # a message like any other, which an edit has marked
+    if marker.id != SUMMARY_ID:  # an ordinary message that an edit has marked
         marker = _clear_replaces(marker)
     edited = [*messages[:place], marker, *messages[place + 1 : root]]
     return [*said, *_select_new_messages(edited, said), *messages[root:]]
 
 
 def _select_new_messages(edited: Sequence[Message], said: Sequence[Message]) -> list[Message]:
-    """Those of ``edited`` that are not among ``said``; one that was said twice is known twice."""
+    """Return those of ``edited`` that are not among ``said``, counting repeated messages."""
     known = Counter(encode_canonical([_clear_replaces(message)]) for message in said)
     new = []
     for message in edited:

@@ -1,4 +1,4 @@
-"""What a test of an agent needs: public, documented, and never imported by the engine itself."""
+"""Public tools for tests of agents. The engine never imports this package."""
 
 from ..worker.replay import Replayed, ReplayError, ReplayReport, replay
 from .provider import ScriptedProvider, ScriptError, at, call, cut, fail, finish, hang, kill_at

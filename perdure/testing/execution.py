@@ -1,8 +1,8 @@
-"""A run without Temporal: the workflow's own code, and the stages and activities of a worker, on one event loop.
+"""Executes a run without Temporal: the workflow's own code, and the stages and activities of a worker, on one event
+loop.
 
-What Temporal does for a run is done here in the simplest way that the code cannot tell from it: an activity is a call
-of the engine's, tried again at once as often as Temporal would try it again in time; a condition is looked at whenever
-something has happened.
+Temporal's services are replaced in the simplest way that the code cannot distinguish: an activity is a call of the
+engine, retried at once as often as Temporal would retry it over time; conditions are checked after every event.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from ..workflows.child_workflows import EXTERNAL_RUN_GONE
 from ..workflows.host import use_host
 
 # ---
-# Activities without Temporal: the engine's calls through all stages, tried again as Temporal would.
+# Activities without Temporal: the engine's calls through all stages, with Temporal's retries.
 
 
 _TOOL_INPUT_FIELDS = {"scope", "op", "context_id", "call_id", "name"}
-"""What the input of the engine's own tool activities has."""
+"""Fields of the input of the engine's own tool activities."""
 MAX_ATTEMPTS = 25
-"""How often a call is tried that fails in a way that may pass: Temporal would go on, and a test must end."""
+"""How often a call with a retryable failure is tried: Temporal would continue, but a test must end."""
 
 
 class ActivityRunner:
@@ -56,7 +56,8 @@ class ActivityRunner:
         self._numbers = itertools.count(1)
 
     async def run(self, name: str, argument: dict[str, Any]) -> Any:
-        """What activity ``name`` comes to; both go through JSON. Raises ``ApplicationError``."""
+        """Run activity ``name`` and return its result; input and result go through JSON. Raises
+        ``ApplicationError``."""
         plain = json.loads(json.dumps(argument))
         if name != MODEL_ACTIVITY and not plain.keys() >= _TOOL_INPUT_FIELDS:
             return await self._run_remote_tool(name.removeprefix(TOOL_ACTIVITY_PREFIX), plain)
@@ -69,7 +70,7 @@ class ActivityRunner:
             except Exception as error:
                 found = decide_retry(error, attempt)
                 if found.retry and attempt < MAX_ATTEMPTS:
-                    await asyncio.sleep(0)  # at once, whatever delay is asked for
+                    await asyncio.sleep(0)  # at once, whatever the requested delay
                     continue
                 text = f"{found.message} (given up after {MAX_ATTEMPTS} attempts)" if found.retry else found.message
                 raise ApplicationError(text, *found.details, type=found.error_type, non_retryable=True) from None
@@ -77,7 +78,7 @@ class ActivityRunner:
         raise AssertionError("counting does not end")
 
     async def _run_remote_tool(self, name: str, arguments: dict[str, Any]) -> Any:
-        """A remote tool: what the tool of its name that was given to ``scripted(tools=…)`` answers in its place."""
+        """Run a remote tool: call the tool of the same name in ``scripted(tools=…)`` in its place."""
         stand_in = self._engine.agents.tools.get(name)
         if stand_in is None:
             text = f'nobody runs it here; give the script one in its place: tools=[tool(name="{name}")(function)]'
@@ -103,7 +104,7 @@ class ActivityRunner:
 
 
 def build_activity_error(name: str) -> ActivityError:
-    """What Temporal wraps the failure of activity ``name`` in; the failure is its cause."""
+    """Build the error that Temporal wraps the failure of activity ``name`` in; the failure is its cause."""
     return ActivityError(
         "Activity task failed",
         scheduled_event_id=0,
@@ -120,7 +121,8 @@ def build_activity_error(name: str) -> ActivityError:
 
 
 class InProcessChild(asyncio.Task[Any]):
-    """What ``start_child_workflow`` gives: it ends as the child does; cancelled, it cancels the child, and waits."""
+    """The handle that ``start_child_workflow`` returns: it ends with the child; when cancelled, it cancels the child
+    and waits."""
 
     def __init__(self, execution: Execution) -> None:
         super().__init__(_wait_for_child_result(execution), loop=asyncio.get_running_loop())
@@ -134,7 +136,7 @@ class InProcessChild(asyncio.Task[Any]):
 
 
 def encode_memo(memo: dict[str, Any]) -> Memo:
-    """As a client sends it."""
+    """Encode a memo as a client sends it."""
     convert = DataConverter.default.payload_converter.to_payloads
     return Memo(fields={name: convert([value])[0] for name, value in memo.items()})
 
@@ -163,15 +165,15 @@ async def _wait_for_child_result(execution: Execution) -> Any:
 
 
 # ---
-# What an execution waits for: conditions, looked at whenever something has happened.
+# The conditions that an execution waits for, checked after every event.
 
 
 _SETTLING_LOOP_TURNS = 20
-"""Turns of the event loop after which everything that followed from an event has happened; it takes about five."""
+"""Turns of the event loop after which all consequences of an event have happened; it takes about five."""
 
 
 class ConditionWaiters:
-    """Those of one execution. To be used on its event loop."""
+    """The waiting conditions of one execution. Use it on its event loop."""
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
@@ -179,8 +181,8 @@ class ConditionWaiters:
         self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
     async def wait_until(self, condition: Callable[[], bool], seconds: float | None) -> None:
-        """Until ``condition()`` holds. Raises ``TimeoutError``."""
-        if condition():  # to be met when everything that has arrived is applied
+        """Wait until ``condition()`` holds. Raises ``TimeoutError``."""
+        if condition():  # it must hold when everything that has arrived is applied
             for _turn in range(_SETTLING_LOOP_TURNS):
                 await asyncio.sleep(0)
             return
@@ -193,11 +195,11 @@ class ConditionWaiters:
             self._waiting = [one for one in self._waiting if one[1] is not met]
 
     def schedule_check(self) -> None:
-        """Look at them now and in the next turns of the loop, in which the rest of what follows happens."""
+        """Check the conditions now and in the next turns of the loop, in which consequences of the event happen."""
         self._loop.call_soon(self._check_conditions, _SETTLING_LOOP_TURNS)
 
     def _check_conditions(self, turns: int) -> None:
-        with use_host(self._execution):  # a condition may ask it too
+        with use_host(self._execution):  # a condition may use the host too
             for condition, met in self._waiting:
                 if not met.done() and condition():
                     met.set_result(None)
@@ -206,12 +208,12 @@ class ConditionWaiters:
 
 
 # ---
-# What an execution was started with.
+# The start of an execution, and the execution itself.
 
 
 @dataclass(frozen=True)
 class ExecutionStart:
-    """As the workflow's ``info()`` gives it, where it asks."""
+    """The start arguments of an execution, with the names of the workflow's ``info()`` where it reads them."""
 
     workflow_id: str
     input: list[Any]
@@ -230,9 +232,9 @@ class ExecutionStart:
 logger = logging.getLogger("perdure.testing")
 
 _CLOSING_SECONDS = 2.0
-"""Seconds that a run is given to end by itself."""
+"""Seconds that a run may take to end by itself."""
 _EVENTS_PER_ACTIVITY = 6
-"""Events that a call adds to a history."""
+"""Number of events that a call adds to a history."""
 
 SIGNALS = frozenset({"inject_user_message", "interrupt", "close", "resume", "child_ended", "probe"})
 QUERIES = frozenset({"status", "turn"})
@@ -243,7 +245,7 @@ UPDATES = {
     "revoke_approval": "_check_revocation",
     "read": "_answer_read",
 }
-"""With their validators."""
+"""Updates and their validators."""
 
 ExecutionEndState = Literal["completed", "failed", "cancelled", "terminated"]
 
@@ -256,19 +258,19 @@ class ParentExecution:
 
 
 class ExecutionRegistry(Protocol):
-    """The executions beside it."""
+    """The other executions."""
 
     def start_child(self, started: ExecutionStart) -> Execution:
-        """Begin a child. Raises ``WorkflowAlreadyStartedError``."""
+        """Start a child. Raises ``WorkflowAlreadyStartedError``."""
         ...
 
     def find_latest(self, id: str) -> Execution | None:
-        """The latest of that id."""
+        """Return the latest execution of that id, or None."""
         ...
 
 
 class Execution:
-    """One execution, and the workflow's :class:`~perdure.workflows.host.Host`. To be used on its event loop."""
+    """One execution, and the workflow's :class:`~perdure.workflows.host.Host`. Use it on its event loop."""
 
     def __init__(self, engine: Engine, started: ExecutionStart, others: ExecutionRegistry) -> None:
         self.started = started
@@ -286,7 +288,7 @@ class Execution:
         self._handling = 0
         self.attributes: dict[str, Any] = {**started.attributes}
         self.memo: dict[str, Any] = {}
-        """What it has changed of the memo that it was started with; None is taken away."""
+        """Changes of the memo that it was started with; None removes a field."""
         self._events = 0
         self._updates: dict[str, asyncio.Task[Any]] = {}
         self._outside = contextvars.copy_context()
@@ -294,29 +296,29 @@ class Execution:
             self._task = self._loop.create_task(self._run_workflow())
         self._closed = asyncio.Event()
 
-    # --- from outside
+    # --- requests of clients
 
     async def wait_closed(self) -> None:
-        """Until it has ended."""
+        """Wait until it has ended."""
         await self._closed.wait()
 
     def cancel(self) -> None:
-        """Ask the run to end."""
+        """Request the cancellation of the run."""
         self._task.cancel()
         self._conditions.schedule_check()
 
     async def stop(self, ended: ExecutionEndState | None = None) -> None:
-        """End it here and now; the workflow is not asked."""
+        """End the execution at once, without the workflow."""
         if self.ended is None and ended is not None:
             self._record_end(ended)
-        patience = _CLOSING_SECONDS  # first it closes its transcript, as a run that is cancelled does
+        patience = _CLOSING_SECONDS  # first it closes its transcript, as a cancelled run does
         while not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task], timeout=patience)
             patience = 0.01
 
     def signal(self, name: str, arguments: Sequence[Any]) -> None:
-        """Call a signal's handler; a signal that there is not is dropped, as Temporal keeps it for nobody."""
+        """Call a signal's handler; an unknown signal is dropped."""
         if name not in SIGNALS:
             logger.warning("the run has no signal %r", name)
             return
@@ -325,7 +327,7 @@ class Execution:
         self._conditions.schedule_check()
 
     def query(self, name: str, arguments: Sequence[Any]) -> Any:
-        """Call a query's handler. Raises what it raises, ``LookupError`` for one that there is not."""
+        """Call a query's handler. Raises its exception, or ``LookupError`` for an unknown query."""
         if name not in QUERIES:
             raise LookupError(f"the run has no query {name!r}")
         with use_host(self):
@@ -364,7 +366,7 @@ class Execution:
 
     @property
     def first_execution_run_id(self) -> str:
-        """What the journal's scope is made of."""
+        """The id that the journal's scope is built from."""
         return self.started.first_execution_run_id
 
     cron_schedule = None
@@ -376,11 +378,11 @@ class Execution:
         return None if parent_id is None else ParentExecution(parent_id)
 
     def is_continue_as_new_suggested(self) -> bool:
-        """Never: there is no history that could become too long."""
+        """False: there is no history that could become too long."""
         return False
 
     def get_current_history_length(self) -> int:
-        """About what it would be."""
+        """Return an estimate of the history's length."""
         return self._events
 
     def info(self) -> Execution:
@@ -421,7 +423,7 @@ class Execution:
         await self._conditions.wait_until(condition, seconds)
 
     async def execute_activity(self, name: str, argument: dict[str, Any], **_: Any) -> Any:
-        """See ``Host``: cancelled, it waits for the call to end, and gives what it came to."""
+        """See ``Host``. When cancelled, it waits for the call to end, and returns its result."""
         if self.ended is not None:
             raise asyncio.CancelledError("the run was terminated")
         work = self._loop.create_task(self._calls.run(name, argument), context=self._outside.copy())
@@ -469,7 +471,7 @@ class Execution:
             raise ApplicationError(f"no run {id} is open", type=EXTERNAL_RUN_GONE)
         return found
 
-    # --- its course
+    # --- execution
 
     async def _run_workflow(self) -> None:
         arguments = self.started.input
@@ -500,7 +502,7 @@ class Execution:
 
 
 class _ContinuedAsNew(BaseException):
-    """Continued as new. No ``Exception``, as little as Temporal's own is one that anybody should catch."""
+    """Continued as new. Not an ``Exception``, like Temporal's own, so that ``except Exception`` does not catch it."""
 
     def __init__(self, carried: dict[str, Any]) -> None:
         super().__init__()

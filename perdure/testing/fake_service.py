@@ -1,4 +1,4 @@
-"""What a Temporal server answers to clients, as far as perdure asks it: a ``ServiceClient`` that calls nobody.
+"""``InProcessService``: a ``ServiceClient`` that answers perdure's requests to a Temporal server without a network.
 
 ``temporalio.client.Client`` on top of it is the real one, and so is all of perdure's client.
 """
@@ -38,7 +38,7 @@ from ..worker import Engine
 from .execution import Execution, ExecutionStart, encode_memo
 
 # ---
-# What there is to say of an execution, in the messages of Temporal's API.
+# An execution in the messages of Temporal's API.
 
 
 _CONVERTER = DataConverter.default
@@ -50,33 +50,33 @@ _PROTO_STATUSES = {
     "terminated": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_TERMINATED,
 }
 _TAKEN_HISTORY_LENGTH = 10
-"""Events of a run that a worker has taken."""
+"""Length of the history of a run that a worker has taken."""
 
 
 def decode_arguments(given: Payloads) -> list[Any]:
-    """What a client has sent."""
+    """Decode the arguments of a client's request."""
     return _CONVERTER.payload_converter.from_payloads(given.payloads)
 
 
 def encode_payloads(*values: Any) -> Payloads:
-    """Values as a client is sent them."""
+    """Encode values for a client."""
     return Payloads(payloads=_CONVERTER.payload_converter.to_payloads(values))
 
 
 def encode_failure(error: BaseException) -> Failure:
-    """An error as it travels."""
+    """Encode an error as a failure message."""
     said = Failure()
     _CONVERTER.failure_converter.to_failure(error, _CONVERTER.payload_converter, said)
     return said
 
 
 def build_execution_ref(execution: Execution) -> WorkflowExecution:
-    """By its ids."""
+    """Build the reference of an execution by its ids."""
     return WorkflowExecution(workflow_id=execution.workflow_id, run_id=execution.run_id)
 
 
 def _build_execution_memo(execution: Execution) -> Memo:
-    """As it was started with, and has changed it."""
+    """Build its memo: that of its start, with its changes."""
     memo = Memo()
     memo.CopyFrom(execution.started.memo or Memo())
     for key in execution.memo:
@@ -86,7 +86,7 @@ def _build_execution_memo(execution: Execution) -> Memo:
 
 
 def build_execution_info(execution: Execution) -> WorkflowExecutionInfo:
-    """As lists and descriptions have it."""
+    """Build its info for lists and descriptions."""
     info = WorkflowExecutionInfo(
         execution=build_execution_ref(execution),
         type=WorkflowType(name=WORKFLOW_TYPE),
@@ -103,7 +103,7 @@ def build_execution_info(execution: Execution) -> WorkflowExecutionInfo:
 
 
 def build_close_event(execution: Execution) -> HistoryEvent:
-    """The last event of one that has ended."""
+    """Build the last event of a closed execution."""
     event = HistoryEvent(event_id=_TAKEN_HISTORY_LENGTH)
     match execution.ended:
         case "completed":
@@ -123,7 +123,7 @@ def build_close_event(execution: Execution) -> HistoryEvent:
 
 
 def build_rpc_error(status: RPCStatusCode, message: str, details: Any = None) -> RPCError:
-    """A call that is refused; ``details`` is a protobuf message."""
+    """Build the error of a refused request; ``details`` is a protobuf message."""
     raw = GrpcStatus(code=status, message=message)
     if details is not None:
         packed = AnyProto()
@@ -138,20 +138,21 @@ _UPDATE_COMPLETED_STAGE = UpdateWorkflowExecutionLifecycleStage.UPDATE_WORKFLOW_
 
 
 class HomeLoop:
-    """The event loop on which an engine lives; from any other, and from any thread, one is taken there."""
+    """The event loop of an engine; coroutines of other loops and threads are run on it."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
 
     async def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What ``make()`` comes to, awaited at home."""
+        """Await ``make()`` on the engine's loop and return its result."""
         if asyncio.get_running_loop() is self.loop:
             return await make()
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(make(), self.loop))
 
 
 class InProcessService(ServiceClient):
-    """Runs executions of ``AgentWorkflow`` by ``engine``, which is open. Made on the loop where they are to live."""
+    """Runs executions of ``AgentWorkflow`` by ``engine``, which is open. Create it on the event loop of the
+    executions."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(ConnectConfig(target_host="in-process"))
@@ -160,13 +161,13 @@ class InProcessService(ServiceClient):
         self._executions: dict[str, list[Execution]] = {}
 
     async def close(self) -> None:
-        """Stop what still runs."""
+        """Stop the open executions."""
         for execution in self._list_executions():
             await execution.stop()
 
     @property
     def worker_service_client(self) -> NoReturn:
-        """There is nothing for a worker to connect to."""
+        """Raises ``RuntimeError``: workers cannot connect."""
         raise RuntimeError("a scripted engine runs without Temporal: no worker can connect to it")
 
     def update_rpc_metadata(self, metadata: Mapping[str, str | bytes]) -> None:
@@ -214,7 +215,7 @@ class InProcessService(ServiceClient):
         return api.StartWorkflowExecutionResponse(run_id=execution.run_id, started=True)
 
     def start_child(self, started: ExecutionStart) -> Execution:
-        """Raises ``WorkflowAlreadyStartedError``, which only a child's start can find."""
+        """Start a child. Raises ``WorkflowAlreadyStartedError``, which only the start of a child can raise."""
         last = self.find_latest(started.workflow_id)
         if last is not None and last.ended is None:
             raise WorkflowAlreadyStartedError(started.workflow_id, WORKFLOW_TYPE, run_id=last.run_id)
@@ -223,7 +224,7 @@ class InProcessService(ServiceClient):
         return execution
 
     async def _on_execute_multi_operation(self, req: api.ExecuteMultiOperationRequest) -> Any:
-        """Update-with-start, the only one that there is."""
+        """Handle update-with-start, the only supported multi-operation."""
         try:
             started = await self._on_start_workflow_execution(req.operations[0].start_workflow)
             updated = await self._on_update_workflow_execution(req.operations[1].update_workflow)
@@ -275,7 +276,7 @@ class InProcessService(ServiceClient):
         await self._find_open_execution(req.workflow_execution).stop("terminated")
         return api.TerminateWorkflowExecutionResponse()
 
-    # --- what can be read
+    # --- reads
 
     async def _on_describe_workflow_execution(self, req: api.DescribeWorkflowExecutionRequest) -> Any:
         execution = self._find_execution(req.execution)
@@ -297,12 +298,12 @@ class InProcessService(ServiceClient):
         return api.GetWorkflowExecutionHistoryResponse(history=History(events=[begun, *ending]))
 
     async def _on_list_workflow_executions(self, req: api.ListWorkflowExecutionsRequest) -> Any:
-        """All there are, the newest first; the query is not looked at."""
+        """Return all executions, the newest first; the query is ignored."""
         newest = sorted(self._list_executions(), key=lambda execution: execution.started.at, reverse=True)
         return api.ListWorkflowExecutionsResponse(executions=[build_execution_info(execution) for execution in newest])
 
     async def _on_list_search_attributes(self, _: ListSearchAttributesRequest) -> Any:
-        """Those of perdure."""
+        """Return perdure's search attributes."""
         return ListSearchAttributesResponse(
             custom_attributes={name: parse_attribute_type(kind) for name, kind in SEARCH_ATTRIBUTES.items()}
         )
@@ -316,7 +317,7 @@ class InProcessService(ServiceClient):
         return [execution for executions in self._executions.values() for execution in executions]
 
     def find_latest(self, id: str) -> Execution | None:
-        """The latest execution of that id."""
+        """Return the latest execution of that id, or None."""
         executions = self._executions.get(id)
         return executions[-1] if executions else None
 

@@ -1,4 +1,5 @@
-"""A model that says what a test tells it to: the shipped fake of the ``Provider`` port."""
+"""``ScriptedProvider``: the public fake of the ``Provider`` port, which replies from a script; also faults and named
+points."""
 
 from __future__ import annotations
 
@@ -23,21 +24,21 @@ from ..types.interface import FINISH_TOOL
 from ..types.messages import Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, Usage
 
 # ---
-# What goes wrong, on purpose: replies that fail, hang or are cut, and workers that die at a named point.
+# Faults: replies that fail, hang or are cut off, and workers that die at a named point.
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A scripted reply that never is complete. Made by :func:`fail`, :func:`hang` and :func:`cut`."""
+    """A scripted reply that is never complete. Made by :func:`fail`, :func:`hang` and :func:`cut`."""
 
     reply: Any = None
-    """What is streamed of it first, ``after`` bytes; all without."""
+    """The reply of which the first ``after`` bytes are streamed; all of it without ``after``."""
     after: int | None = None
     error: Exception | None = None
     hangs: bool = False
 
     async def trigger(self) -> None:
-        """Raise the error, hang, or return: then the stream is at its end, without a whole reply."""
+        """Raise the error, hang, or return, which ends the stream without a complete reply."""
         if self.error is not None:
             raise self.error
         if self.hangs:
@@ -45,22 +46,22 @@ class Fault:
 
 
 def fail(error: Exception, reply: Any = None, *, after: int | None = None) -> Fault:
-    """The call ends with ``error``; of ``reply`` it streams the first ``after`` bytes before that.
+    """Make the call end with ``error``, after the first ``after`` bytes of ``reply``.
 
-    The engine tries a retryable ``ProviderError`` again, and the next attempt gets the next reply of the script.
+    The engine retries a retryable ``ProviderError``, and the next attempt gets the next reply of the script.
     """
     return Fault(reply, after, error)
 
 
 def hang(reply: Any = None, *, after: int | None = None) -> Fault:
-    """The model falls silent, having streamed the first ``after`` bytes of ``reply``, until the call is cancelled."""
+    """Make the model hang after the first ``after`` bytes of ``reply``, until the call is cancelled."""
     return Fault(reply, after, hangs=True)
 
 
 def cut(reply: Any, *, after: int) -> Fault:
-    """The connection breaks after ``after`` bytes of ``reply`` (texts and arguments, in UTF-8): the stream just ends.
+    """Break the connection after ``after`` bytes of ``reply`` (texts and arguments, in UTF-8): the stream just ends.
 
-    The engine takes nothing of it and tries again, which gets the next reply of the script.
+    The engine discards the reply and retries, which gets the next reply of the script.
     """
     return Fault(reply, after)
 
@@ -76,7 +77,7 @@ class PointListener:
         test_seams.listeners[point] = (*test_seams.listeners.get(point, ()), fn)
 
     def remove(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         left = tuple(fn for fn in test_seams.listeners.get(self._point, ()) if fn is not self._fn)
         if left:
             test_seams.listeners[self._point] = left
@@ -95,8 +96,9 @@ class PointListener:
 def at(point: Point, fn: Callable[[], object]) -> PointListener:
     """Call ``fn`` each time a worker of this process reaches ``point`` (see ``perdure.ports.test_seams``).
 
-    What it raises comes out there: ``at("tool.acted", fn)`` with an ``fn`` that raises ``StoreError`` is a store that
-    fails between the act and its record. Stays until ``remove()``, or until the end of a ``with`` block.
+    Its exceptions are raised at that point: ``at("tool.acted", fn)`` with an ``fn`` that raises ``StoreError``
+    simulates a store that fails between the act and its record. Active until ``remove()``, or until the end of a
+    ``with`` block.
     """
     return PointListener(point, fn)
 
@@ -104,8 +106,8 @@ def at(point: Point, fn: Callable[[], object]) -> PointListener:
 def kill_at(point: Point, *, count: int = 1, once: Path | str | None = None) -> PointListener:
     """SIGKILL this process when it reaches ``point`` for the ``count``-th time: no handler, no ``finally``, no drain.
 
-    ``once`` names a file that is made right before: a process that finds it there lives, so that a worker that is
-    started again goes on. Of several processes only the first to make it dies. For the file that starts a worker:
+    ``once`` names a file that is made right before: a process that finds it there lives, so that a restarted worker
+    continues. Of several processes only the first to make it dies. For the file that starts a worker:
 
         kill_at("tool.acted", once="/tmp/killed")
     """
@@ -129,7 +131,7 @@ def _create_marker_file(file: Path | str | None) -> bool:
 
 
 PlainReply = str | ToolCallPart | Sequence["str | ToolCallPart"] | Completed | Exception | Fault
-"""Text, a call, several of both, a whole reply, an error that the call ends with, or a fault (see ``faults``)."""
+"""Text, a call, several of both, a complete reply, an error that the call ends with, or a :class:`Fault`."""
 Reply = PlainReply | Callable[[ModelRequest], "PlainReply | Awaitable[PlainReply]"]
 """One of them, or a function of the request that returns one."""
 
@@ -137,18 +139,18 @@ _WORD_PATTERN = re.compile(r"\S+\s*|\s+")
 
 
 def call(name: str, /, **arguments: Any) -> ToolCallPart:
-    """A call of tool ``name``; the provider gives it an id."""
+    """Build a call of tool ``name``; the provider gives it an id."""
     return ToolCallPart(id="", name=name, arguments=arguments)
 
 
 def finish(**fields: Any) -> ToolCallPart:
-    """The answer of an agent whose output is a type: ``finish(city="Oslo")``; of one that is no object
-    ``finish(value=[1, 2])``, of text ``finish(content="…")``."""
+    """Build the answer of an agent with an output type: ``finish(city="Oslo")``; for a type that is not an object
+    ``finish(value=[1, 2])``, for text ``finish(content="…")``."""
     return call(FINISH_TOOL, **fields)
 
 
 class ScriptError(BadRequestError):
-    """The script and what the model was asked do not go together: replies are missing, or left over."""
+    """The script does not match the requests to the model: replies are missing, or left over."""
 
 
 class ScriptedProvider:
@@ -162,7 +164,7 @@ class ScriptedProvider:
     """
 
     def __init__(self, replies: Iterable[Reply] | Callable[[ModelRequest], PlainReply | Awaitable[PlainReply]]) -> None:
-        if isinstance(replies, str | ToolCallPart):  # a text would be a reply per letter
+        if isinstance(replies, str | ToolCallPart):  # iterating over a text would give a reply per letter
             raise TypeError(f"the replies are a list, or one function for all of them: [{replies!r}]")
         listed: list[Reply] | None = None if callable(replies) else list(replies)
         self._count = None if listed is None else len(listed)
@@ -171,7 +173,7 @@ class ScriptedProvider:
         self.requests: list[ModelRequest] = []
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
-        """The next reply, streamed."""
+        """Stream the next reply."""
         self.requests.append(request)
         reply = next(self._replies, None)
         if reply is None:
@@ -194,7 +196,7 @@ class ScriptedProvider:
             yield completed
 
     def describe_mismatch(self) -> str | None:
-        """What does not go together so far: how many replies were not asked for, or are missing."""
+        """Describe the mismatch so far: how many replies were not requested, or are missing; None if there is none."""
         if self._count is None or len(self.requests) == self._count:
             return None
         asked, has = len(self.requests), f"The script has {_format_script_count(self._count, 'reply', 'replies')}"
@@ -231,7 +233,7 @@ def _choose_was_or_were(count: int) -> str:
 
 
 def _truncate_deltas(size: int, events: Iterable[StreamEvent]) -> Iterator[StreamEvent]:
-    """The events up to ``size`` bytes of UTF-8 in texts and arguments."""
+    """Yield the events up to ``size`` bytes of UTF-8 in texts and arguments."""
     for event in events:
         name = "arguments" if isinstance(event, ToolCallDelta) else "text"
         body = getattr(event, name).encode()

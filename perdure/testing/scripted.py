@@ -1,4 +1,7 @@
-"""``scripted``: an agent whose model says what a test tells it to, run in this process, without a server."""
+"""``scripted``: runs an agent with scripted model replies in this process, without a server.
+
+Also ``block_models``, which prevents calls of real models.
+"""
 
 from __future__ import annotations
 
@@ -29,27 +32,27 @@ from .provider import PlainReply, Reply, ScriptedProvider, ScriptError
 from .store import MemoryStore
 
 # ---
-# No test calls a real model by mistake.
+# Prevents tests from calling a real model by mistake.
 
 
 class ModelsBlockedError(ProviderError):
-    """A test was about to call a real model. Not tried again."""
+    """A test tried to call a real model. Not retried."""
 
 
 class block_models:  # noqa: N801  # used as a function, and as `with block_models():`
-    """No real model is called any more by agents of this process: the call fails with ``ModelsBlockedError``.
+    """Block calls of real models by agents of this process: they fail with ``ModelsBlockedError``.
 
-    Scripted ones are: inside ``scripted``, and a ``ScriptedProvider`` that is an agent's model. So are the providers
-    whose names are in ``allow``, for fakes of one's own. Blocks until the end of a ``with`` block, until ``remove()``,
-    or for good: in a conftest.py a plain ``block_models()`` will do.
+    Scripted models are not blocked: inside ``scripted``, and a ``ScriptedProvider`` as an agent's model. Neither are
+    the providers named in ``allow``, for fakes of the test's own. Blocks until the end of a ``with`` block, until
+    ``remove()``, or permanently: in a conftest.py a plain ``block_models()`` is enough.
     """
 
     def __init__(self, *, allow: Iterable[str] = ()) -> None:
         self._allow = frozenset([allow] if isinstance(allow, str) else allow)
-        fake_models.insert(0, self._find_blocked_provider)  # asked last: what is scripted is not blocked
+        fake_models.insert(0, self._find_blocked_provider)  # asked last: scripted models are not blocked
 
     def remove(self) -> None:
-        """Let real models be called again."""
+        """Allow calls of real models again."""
         if self._find_blocked_provider in fake_models:
             fake_models.remove(self._find_blocked_provider)
 
@@ -67,14 +70,14 @@ class block_models:  # noqa: N801  # used as a function, and as `with block_mode
 
 
 class _BlockedProvider:
-    """The provider that stands in place of a real one."""
+    """The provider that replaces a real one."""
 
     def __init__(self, agent: str, model: str) -> None:
         self._agent = agent
         self._model = model
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
-        """Never answers."""
+        """Raises ``ModelsBlockedError``."""
         said = request.messages[-1].text if request.messages else ""
         raise ModelsBlockedError(
             f"agent {self._agent!r} was about to call {self._model}, and block_models() forbids it; it was to be told: "
@@ -91,7 +94,7 @@ EngineName = Literal["process", "temporal"]
 
 
 class Script:
-    """What a ``with scripted(…)`` block is given."""
+    """The object that a ``with scripted(…)`` block yields."""
 
     def __init__(self, agent: Agent, providers: Mapping[str, ScriptedProvider], home: HomeLoop) -> None:
         self._agent = agent
@@ -101,25 +104,26 @@ class Script:
 
     @property
     def requests(self) -> list[ModelRequest]:
-        """What the model was asked, in order."""
+        """The requests to the model, in order."""
         return self._providers[self._agent.name].requests
 
     def requests_of(self, agent: Agent | str) -> list[ModelRequest]:
-        """What the model of another scripted agent was asked. Raises ``KeyError`` for one that is not scripted."""
+        """Return the requests to the model of another scripted agent. Raises ``KeyError`` for an agent that is not
+        scripted."""
         return self._providers[agent if isinstance(agent, str) else agent.name].requests
 
     @property
     def client(self) -> Client:
-        """A client of the engine that runs the agent: what needs one can be tested with it."""
+        """A client of the engine that runs the agent, for testing code that needs one."""
         assert self._client is not None, "the block is entered"
         return self._client
 
     async def send(self, message: Content | None, *, id: str, **options: Any) -> Turn:
-        """Send to the session of that id, which opens if need be: ``Client.send`` for this agent."""
+        """Send a message to the session of that id, which is opened if needed: ``Client.send`` for this agent."""
         return await self._home.run(lambda: self.client.send(self._agent, message, id=id, **options))
 
     def send_sync(self, message: Content | None, *, id: str, **options: Any) -> Response:
-        """The same for code without an event loop; waits for the answer."""
+        """Send a message from code without an event loop, and wait for the response."""
 
         async def answer() -> Response:
             return await (await self.client.send(self._agent, message, id=id, **options)).result()
@@ -134,9 +138,9 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
             response = support.call_sync("Order 7 is broken.")
 
     Inside, ``call``, ``call_sync`` and ``local`` of the agent run in this process: the workflow's own code, all stages
-    and the real tools, over a ``MemoryStore``; no server, no network, milliseconds. Errors that may pass are tried
-    again at once. ``engine="temporal"`` runs the same on a real server and worker, as outside of a test, and scripts
-    only the model. Agents of the same name are one agent, whoever serves them in this process.
+    and the real tools, over a ``MemoryStore``; no server, no network, milliseconds. Retryable errors are retried at
+    once. ``engine="temporal"`` runs the same on a real server and worker, as outside of a test, and scripts only the
+    model. Agents of the same name are one agent, in all servers of this process.
 
     ``others`` scripts agents that this one calls: ``scripted(boss, […], others={researcher: […]})``.
 
@@ -235,7 +239,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
 
 
 class _InProcessClient(Client):
-    """A client whose store is the engine's own."""
+    """A client that uses the engine's store."""
 
     def __init__(self, temporal: TemporalClient, store: Store) -> None:
         super().__init__(temporal, store_url="memory:", task_queue="scripted")
@@ -274,7 +278,7 @@ async def _serve_with_client(engine: Engine, agents: list[Agent], client: Client
 
 @asynccontextmanager
 async def _open_loop_client(client: Client) -> AsyncIterator[Client]:
-    """A client of the calling event loop."""
+    """Yield a client of the calling event loop."""
     own = Client(client.temporal, store_url=client.store_url, task_queue=client.task_queue)
     try:
         yield own
@@ -292,7 +296,7 @@ class _LoopThread:
         self._loop = started.result()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What it comes to, awaited there."""
+        """Await the coroutine on the thread's loop and return its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def stop(self) -> None:

@@ -27,14 +27,14 @@ class MemoryStream:
 
 @dataclass(slots=True)
 class MemoryFeed:
-    """What the next batch of a conversation is measured by, and the stream that its events stand in."""
+    """The feed of a conversation: the state that its next batch is compared with, and the stream of its events."""
 
     context_id: str
     stream: MemoryStream = field(default_factory=MemoryStream)
     root: str | None = None
-    """The run at the top of the stream; None for that one itself."""
+    """The root run of the stream; None for the root itself."""
     path: tuple[PathStep, ...] = ()
-    """The way down from there by which it was begun last."""
+    """The path from the root by which it was started last."""
     token: str = ""
     keys: set[str] = field(default_factory=set)
     open: list[int] = field(default_factory=list)
@@ -51,8 +51,8 @@ class MemoryFeed:
         return [row for row in self.stream.rows if row.child == self.context_id]
 
     def write(self, batch: EventBatch, now: str, *, recorded: bool = False) -> bool:
-        """See ``ports.events.EventBatch``; ``recorded`` for what comes with a recorded outcome. False for one too
-        late."""
+        """Write ``batch``, see :class:`perdure.ports.EventBatch`; ``recorded`` for a batch of a recorded outcome. False
+        if it is too late."""
         if batch.token and batch.token < self.token and not recorded:
             return False
         if batch.lineage is not None and batch.lineage.root == self.root:
@@ -80,7 +80,7 @@ class MemoryFeed:
         return row.child == self.context_id or (children and row.child.startswith(f"{self.context_id}/"))
 
     def _localize_row(self, row: EventRow) -> EventRow:
-        """As it is seen from this conversation."""
+        """Return the row relative to this conversation."""
         if row.child == self.context_id:
             return replace(row, child=None, path=())
         return replace(row, path=row.path[len(self.path) :])
@@ -112,7 +112,7 @@ class MemoryFeed:
 
 
 def build_spans(numbers: list[int]) -> tuple[Span, ...]:
-    """Ascending numbers as first and last of each row without a gap."""
+    """Return ascending numbers as first and last of each gapless range."""
     found: list[Span] = []
     for number in numbers:
         if found and found[-1][1] == number - 1:
@@ -132,7 +132,7 @@ class JournalEntry:
 
 
 class _MemoryEventWaiter:
-    """Whoever waits for an event of a conversation behind ``after``, on its own event loop."""
+    """A caller that waits for an event of a conversation after number ``after``, on its own event loop."""
 
     def __init__(self, context_id: str, after: int) -> None:
         self.context_id = context_id
@@ -141,7 +141,7 @@ class _MemoryEventWaiter:
         self.next_seq: asyncio.Future[int] = self._loop.create_future()
 
     def wake(self, seq: int) -> None:
-        """There is a number ``seq`` now. From any thread."""
+        """Report that number ``seq`` is taken. From any thread."""
         self._loop.call_soon_threadsafe(self._set_next_seq, seq)
 
     def _set_next_seq(self, seq: int) -> None:
@@ -150,10 +150,10 @@ class _MemoryEventWaiter:
 
 
 class MemoryStore:
-    """A ``Store`` that forgets everything with the object, for tests of what uses one.
+    """A ``Store`` in memory, for tests of code that uses one.
 
-    Everything is open to a test: change ``all_nodes`` or ``all_blobs`` to alter a transcript, set ``failure`` to let
-    every call raise, read ``commits`` for what was written, in order, and ``feeds`` for events.
+    A test may access everything: change ``all_nodes`` or ``all_blobs`` to alter a transcript, set ``failure`` to make
+    every call raise, read ``commits`` for the writes, in order, and ``feeds`` for events.
     """
 
     def __init__(self, *, now: Callable[[], str] | None = None) -> None:
@@ -179,7 +179,7 @@ class MemoryStore:
         self.store_id = self._id
 
     async def close(self) -> None:
-        """Nothing to give back; what was written stays."""
+        """Do nothing; the contents stay."""
 
     async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
         """The recorded outcomes among ``keys``."""
@@ -239,7 +239,8 @@ class MemoryStore:
         return commit.outcome.body if commit.outcome is not None else None
 
     def _check_memory(self, commit: Commit) -> None:
-        """Raise ``MemoryChangedError``, unless what ``commit`` says counts no more."""
+        """Raise ``MemoryChangedError`` if a checked value has changed, unless the commit's outcome is recorded
+        already."""
         entry = self.journal.get(commit.outcome.key) if commit.outcome is not None else None
         if entry is not None and entry.outcome is not None:
             return
@@ -338,7 +339,7 @@ class MemoryStore:
         return written
 
     def _get_or_create_feed(self, batch: EventBatch) -> MemoryFeed:
-        """The first batch of a conversation says in whose stream its events stand."""
+        """Return the feed of the conversation; its first batch fixes the stream of its events."""
         known = self.feeds.get(batch.context_id)
         if known is not None:
             return known

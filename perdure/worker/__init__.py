@@ -1,4 +1,4 @@
-"""The composition root: from agents and settings to a Temporal worker."""
+"""The composition root: builds a Temporal worker from agents and settings."""
 
 from .engine import Engine, Lifespan
 from .plugin import PerdurePlugin

@@ -1,4 +1,4 @@
-"""A folder of agent files beside the agents of code: what is in it is served, as it is at present."""
+"""Serves the agent files of a folder beside the agents of code, and follows changes of the files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..ports import Toolset
 logger = logging.getLogger("perdure.worker")
 
 FOLDER_POLL_SECONDS = 0.3
-"""Seconds between two looks. A file is read once it is the same at two of them: whoever writes it may not be done."""
+"""Seconds between two scans. A file is read once two scans find it unchanged: an editor may still be writing it."""
 
 _FileState = tuple[int, int]
 """Time (ns) and size."""
@@ -28,25 +28,26 @@ _FileState = tuple[int, int]
 class _WatchedAgentFile:
     state: _FileState
     latest_agent: Agent | None = None
-    """What it says, or said before it was broken."""
+    """The agent of the file, or of its last valid version."""
     served_agent: Agent | None = None
-    """What is served of it: an older one, where the latest has a name that others have."""
+    """The agent that is served: an older version, if the name of the latest one is taken."""
     load_error: str | None = None
     last_report: str = ""
-    """What was said of it last."""
+    """The last report on the file."""
 
 
 class AgentFolder:
-    """Keeps ``agents`` as the files of a folder are, for the length of ``async with folder:``, on the worker's loop.
+    """Keeps ``agents`` in step with the files of a folder, for the length of ``async with folder:``, on the worker's
+    loop.
 
-    A file that is broken is reported, by ``say``, and what it said before stays in force. One that is gone takes its
-    agent with it: runs of that agent look for another worker for a minute, and fail.
+    A broken file is reported by ``say``, and its last valid version stays in force. A removed file removes its agent:
+    runs of that agent look for another worker for a minute, and fail.
     """
 
     def __init__(
         self, folder: Path, agents: Agents, *, toolsets: Iterable[Toolset] = (), say: Callable[[str], object]
     ) -> None:
-        """Reads the folder. Raises ``InvalidInputError`` where there is none."""
+        """Read the folder. Raises ``InvalidInputError`` if it does not exist."""
         if not folder.is_dir():
             raise InvalidInputError(f"there is no folder {folder}", hint="Name the one that has the agent files.")
         self._folder = folder
@@ -66,7 +67,7 @@ class AgentFolder:
         await asyncio.gather(self._watching, return_exceptions=True)
 
     async def _watch_folder(self) -> None:
-        """Until cancelled."""
+        """Apply changes of the folder until cancelled."""
         there = True
         while True:
             await asyncio.sleep(FOLDER_POLL_SECONDS)
@@ -81,27 +82,27 @@ class AgentFolder:
                 settled = {path: state for path, state in now.items() if before.get(path) == state}
                 loaded = await asyncio.to_thread(
                     self._load_files, self._find_changed_files(settled)
-                )  # YAML takes its time
+                )  # parsing YAML is slow
                 self._apply_files(settled, now.keys() | before.keys(), loaded)
             except Exception:
                 logger.exception("the agent files of %s could not be looked at", self._folder)
 
     def _scan_folder(self) -> dict[Path, _FileState]:
-        """The files that there are."""
+        """Return the agent files in the folder with their state."""
         found: dict[Path, _FileState] = {}
         for path in sorted(self._folder.glob("*")):
             if path.suffix.lower() in AGENT_FILE_SUFFIXES and not path.name.startswith("."):
-                with suppress(OSError):  # an editor that is just replacing it
+                with suppress(OSError):  # an editor may be replacing it
                     stat = path.stat()
                     found[path] = (stat.st_mtime_ns, stat.st_size)
         return found
 
     def _find_changed_files(self, settled: dict[Path, _FileState]) -> list[Path]:
-        """The files that are to be read."""
+        """Return the files that must be read."""
         return [path for path, state in settled.items() if path not in self._files or self._files[path].state != state]
 
     def _load_files(self, paths: Iterable[Path]) -> dict[Path, Agent | str]:
-        """The agents that these files describe, or why they do not."""
+        """Load the agents of these files, or the reasons why they are invalid."""
         return {path: self._load_file(path) for path in paths}
 
     def _load_file(self, path: Path) -> Agent | str:
@@ -109,14 +110,14 @@ class AgentFolder:
             return load_agent(path, tools=self._agents.tools, toolsets=self._toolsets)
         except PerdureError as error:
             return f"{error.message} ({error.hint})" if error.hint else error.message
-        except Exception as error:  # the others are served all the same
+        except Exception as error:  # the other files are still served
             return f"{path}: {type(error).__name__}: {error}"
 
     def _apply_files(
         self, settled: dict[Path, _FileState], present: Collection[Path], loaded: dict[Path, Agent | str]
     ) -> None:
-        """Serve what the files say. Those of ``present`` that are not ``settled`` may still be written to; what has
-        changed is ``loaded``."""
+        """Serve the agents of the files. Files of ``present`` that are not ``settled`` may still be written; changed
+        files are in ``loaded``."""
         gone = [self._files.pop(path) for path in [*self._files] if path not in present]
         changed = list(loaded)
         if not gone and not changed:
@@ -125,7 +126,7 @@ class AgentFolder:
             self._record_loaded(path, settled[path], found)
         ours = {file.served_agent.name for file in (*gone, *self._files.values()) if file.served_agent is not None}
         taken = {agent.name: "the code" for agent in self._agents if agent.name not in ours}
-        # Who has a name keeps it; of several that want one, the first file gets it.
+        # A file keeps its served name; if several want a free one, the first file gets it.
         for path, file in sorted(self._files.items(), key=lambda one: (_is_agent_renamed(one[1]), one[0])):
             free = (
                 agent
@@ -166,7 +167,7 @@ class AgentFolder:
 
 
 def _is_agent_renamed(file: _WatchedAgentFile) -> bool:
-    """Whether it asks for another name than the one that it is served under."""
+    """Whether the file's agent has another name than the one that is served."""
     return file.served_agent is None or (
         file.latest_agent is not None and file.latest_agent.name != file.served_agent.name
     )

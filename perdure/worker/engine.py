@@ -1,4 +1,8 @@
-"""Everything that a worker needs, put together: store, chain, author loop, activities, stages."""
+"""``Engine``: the parts of one worker process (store, chain, author loop, activities, stages) and how they are
+connected.
+
+Also the worker's limits and settings, its check of search attributes, and the author's lifespan.
+"""
 
 from __future__ import annotations
 
@@ -56,20 +60,21 @@ from ..types.limits import Limits, RateLimit
 from ..types.wire import ToolOutput
 
 # ---
-# Which search attributes the namespace of a worker has, and what is said where it lacks some.
+# The search attributes of a worker's namespace, with a warning for missing ones.
 
 
 logger = logging.getLogger("perdure.worker")
 
 
 class SearchAttributeCheck:
-    """Asked by every reply that says so (``stages.indexed``). Whoever registers them later need not restart workers."""
+    """Finds the namespace's search attributes, at every reply that reports them (``stages.indexed``). Registering them
+    later needs no restart of workers."""
 
     def __init__(self) -> None:
         self._said: dict[str, str] = {}
 
     async def __call__(self) -> tuple[str, ...] | None:
-        """Those that are there, of the present activity's namespace; None where it cannot be told. Never raises."""
+        """Return the attributes of the current activity's namespace; None if they cannot be read. Never raises."""
         try:
             client = activity.client()
         except RuntimeError:  # a test's environment
@@ -89,11 +94,12 @@ class SearchAttributeCheck:
 
 
 # ---
-# What a worker may use: the limits per provider, the rate of its task queue, and the bytes of its caches.
+# Settings of a worker: limits per provider, rate of its task queue, and size of its caches.
 
 
 def check_provider_limits(limits: Any, agents: Iterable[Agent]) -> dict[str, RateLimit]:
-    """``provider_limits`` by the names of providers, or of the classes of agents' own. Raises ``DefinitionError``."""
+    """Check ``provider_limits``, by the names of providers, or of the classes of agents' own. Raises
+    ``DefinitionError``."""
     if limits is None:
         return {}
     if not isinstance(limits, Mapping):
@@ -119,7 +125,7 @@ def check_provider_limits(limits: Any, agents: Iterable[Agent]) -> dict[str, Rat
 
 
 def build_throttles(limits: Mapping[str, RateLimit]) -> dict[str, Throttle]:
-    """One for each limit, found by each name of its provider."""
+    """Build one throttle for each limit, found by each name of its provider."""
     made = {name: Throttle(name, limit) for name, limit in limits.items()}
     for alias, name in PROVIDER_ALIASES.items():
         if (found := made.get(name) or made.get(alias)) is not None:
@@ -128,7 +134,7 @@ def build_throttles(limits: Mapping[str, RateLimit]) -> dict[str, Throttle]:
 
 
 def check_call_rate(rate: Any) -> float | None:
-    """``calls_per_second``: a number above zero. Raises ``DefinitionError``."""
+    """Check ``calls_per_second``: a number above zero. Raises ``DefinitionError``."""
     if rate is None or (isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0):
         return rate
     raise DefinitionError(
@@ -138,7 +144,7 @@ def check_call_rate(rate: Any) -> float | None:
 
 
 def check_cache_size(cache: Any) -> int:
-    """``cache``: a number of bytes. Raises ``DefinitionError``."""
+    """Check ``cache``: a number of bytes. Raises ``DefinitionError``."""
     if isinstance(cache, int) and not isinstance(cache, bool) and cache >= 0:
         return cache
     raise DefinitionError(
@@ -147,27 +153,27 @@ def check_cache_size(cache: Any) -> int:
 
 
 # ---
-# What the author's ``lifespan`` yields: pools, clients. It is entered and left where the author's code runs.
+# The author's ``lifespan``, which yields shared resources (pools, clients). It runs on the author's event loop.
 
 
 Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
 """``@asynccontextmanager async def resources(): yield …``"""
 
 LIFESPAN_EXIT_SECONDS = 10.0
-"""Seconds that leaving a lifespan may take before the worker stops without it."""
+"""Seconds that the exit of a lifespan may take before the worker stops without it."""
 LIFESPAN_WARN_SECONDS = 10.0
-"""Seconds after which a worker says that it still waits for its lifespan to be entered."""
+"""Seconds after which a worker logs that its lifespan is not entered yet."""
 _LIFESPAN_CANCEL_SECONDS = 2.0
 
 
 class LifespanResources:
     """Holds a lifespan open: ``async with``. ``value`` is what it yields, None without one.
 
-    One task of the author's loop enters and leaves it, as task groups and cancel scopes inside need it.
+    One task of the author's loop enters and exits it, as task groups and cancel scopes inside require.
     """
 
     def __init__(self, lifespan: Lifespan | None, author: AuthorLoop) -> None:
-        """Raises ``DefinitionError`` for what cannot be a lifespan."""
+        """Raises ``DefinitionError`` for an invalid lifespan."""
         self._lifespan = lifespan
         self._author = author
         self._name = _check_worker_lifespan(lifespan)
@@ -183,7 +189,7 @@ class LifespanResources:
             await self._leave_lifespan()
 
     async def _enter_lifespan(self) -> None:
-        """Raises ``RuntimeSetupError`` when it cannot be entered."""
+        """Enter the lifespan. Raises ``RuntimeSetupError`` if that fails."""
         entered: Future[Any] = Future()
         self._leaving: Future[None] = Future()
         self._task = asyncio.create_task(self._author.run(self._name, self._hold_lifespan, entered, self._leaving))
@@ -210,7 +216,7 @@ class LifespanResources:
         ) from error
 
     async def _hold_lifespan(self, entered: Future[Any], leaving: Future[None]) -> None:
-        """On the author's loop: enter, say so, and leave when told to."""
+        """Enter the lifespan on the author's loop, set ``entered``, and exit when ``leaving`` is set."""
         assert self._lifespan is not None, "only called with one"
         manager = self._lifespan()
         if not hasattr(manager, "__aenter__"):
@@ -225,7 +231,7 @@ class LifespanResources:
             await asyncio.wrap_future(leaving)
 
     async def _leave_lifespan(self) -> None:
-        """Never raises and never hangs: the worker has to stop."""
+        """Exit the lifespan. Never raises and never hangs: the worker has to stop."""
         self._task.remove_done_callback(self._log_early_end)
         if not self._leaving.done():
             self._leaving.set_result(None)
@@ -242,18 +248,20 @@ class LifespanResources:
             logger.error("%s failed when it was left", self._name, exc_info=error)
 
     async def _abandon_task(self) -> None:
-        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody asks for it any more
+        self._task.add_done_callback(
+            lambda task: task.cancelled() or task.exception()
+        )  # marks its exception as retrieved
         self._task.cancel()
         await asyncio.wait([self._task], timeout=_LIFESPAN_CANCEL_SECONDS)
 
     def _log_early_end(self, task: asyncio.Task[Any]) -> None:
-        """It is over while the worker serves: a task group in it that failed, for instance."""
+        """Log that the lifespan ended while the worker serves: a task group in it failed, for instance."""
         error = None if task.cancelled() else task.exception()
         logger.error("%s ended while the worker serves; its resources are gone", self._name, exc_info=error)
 
 
 def _check_worker_lifespan(lifespan: Any) -> str:
-    """What it is called in messages. Raises ``DefinitionError``."""
+    """Check the lifespan and return its name for messages. Raises ``DefinitionError``."""
     if lifespan is None:
         return ""
     name = f"the lifespan {getattr(lifespan, '__name__', type(lifespan).__name__)}"
@@ -274,7 +282,7 @@ def _check_worker_lifespan(lifespan: Any) -> str:
 
 
 class Engine:
-    """The parts of one worker process. ``async with engine.running():`` opens and closes what has to be.
+    """The parts of one worker process. ``async with engine.serve():`` opens and closes them.
 
     Several Temporal workers of one process may share an engine; it closes when the last of them has stopped.
     """
@@ -332,10 +340,10 @@ class Engine:
 
     @asynccontextmanager
     async def serve(self, temporal: TemporalClient | None = None, task_queue: str = "") -> AsyncIterator[None]:
-        """Open for the length of the block, to serve ``task_queue``.
+        """Open the engine for the length of the block, to serve ``task_queue``.
 
-        Raises ``DefinitionError`` where a hook of the worker asks an agent that is not here, ``StoreError`` when the
-        store cannot be opened, ``RuntimeSetupError`` when the lifespan fails.
+        Raises ``DefinitionError`` if a hook of the worker names an agent that is not served here, ``StoreError`` if the
+        store cannot be opened, ``RuntimeSetupError`` if the lifespan fails.
         """
         async with self._opening:
             if self._users == 0:
@@ -366,15 +374,16 @@ class Engine:
             self._stack = stack.pop_all()
 
     async def call_model(self, call: ModelCall) -> ModelReply:
-        """A model call through all stages, without Temporal."""
+        """Run a model call through all stages, without Temporal."""
         return await compose_model(self._stages, self.model.call)(call)
 
     async def call_tool(self, call: ToolCall) -> ToolOutput:
-        """A tool call through all stages, without Temporal."""
+        """Run a tool call through all stages, without Temporal."""
         return await compose_tool(self._stages, self.tool.call)(call)
 
     def _build_stages(self) -> list[Stage]:
-        """From the outside in. Inline tools run through the same stages, the inline stage itself left out."""
+        """Build the stages from the outside in. Inline tools run through the same stages, without the inline stage
+        itself."""
         chain = Chain(self.store, cache=self._cache)
         tracing = TracingStage()
         hooks = HookStage(self.author.run, self.agents.get, self.agents.find_tool, self.tool.context, self.hooks)
@@ -407,7 +416,8 @@ class Engine:
         return ModelChain(agent.chain, find, throttles=self._throttles, waiting=report_waiting)
 
     def _can_force(self, agent: Agent) -> bool:
-        """Whether every model of ``agent`` takes ``tool_choice``: a provider says ``tool_choice = False`` if not."""
+        """Whether every model of ``agent`` takes ``tool_choice``: a provider declares ``tool_choice = False`` if
+        not."""
         models = [(find_fake_model(agent.name, str(one), one.own) or one.own, one.provider) for one in agent.chain]
         return all(getattr(own or get_provider(name), "tool_choice", True) for own, name in models)
 
@@ -415,7 +425,8 @@ class Engine:
         return self.agents.get(agent).limits
 
     def _can_hooks_change_messages(self, agent: str) -> bool:
-        """Whether hooks may change what users say to the agent; those of the worker, where nobody knows it."""
+        """Whether hooks may change users' messages to the agent; for an agent that is not served here, those of the
+        worker."""
         known = self.agents.find(agent)
         sets = (self.hooks, *([known.hooks] if known is not None else []))
         return any(some.on(event) for some in sets if some for event in MESSAGE_EVENTS)

@@ -1,4 +1,7 @@
-"""``PerdurePlugin``: adds the engine to anyone's own Temporal client and worker."""
+"""``PerdurePlugin``: adds the engine to any Temporal client and worker.
+
+Also ``TaskBoundRunner``, the workflow runner that refuses queries which would make a history impossible to replay.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +29,23 @@ from ..workflows import AgentWorkflow
 from .engine import Engine, Lifespan
 
 # ---
-# Runs workflow code only as far as a workflow task has taken it, whoever queries the run.
+# The workflow runner: runs workflow code only up to the last started workflow task, also for queries.
 #
-# Own module: the plugin puts it into any Temporal worker, and it knows of nothing else here.
+# The plugin sets it in any Temporal worker; it depends on nothing else in this package.
 
 
 _PASSIVE_JOBS = ("query_workflow", "remove_from_cache")
-"""Jobs of an activation that run no workflow code but a query's handler."""
+"""Jobs of an activation that run no workflow code except a query's handler."""
 
 
 class TaskBoundRunner(UnsandboxedWorkflowRunner):
-    """Fails what the SDK does to answer a query where it would lead to a history that cannot be replayed.
+    """Fails an activation for a query where it would lead to a history that cannot be replayed.
 
-    A query of a run that is not in the worker's cache comes with the history to its last event. The SDK (1.35) applies
-    events to the workflow for which no workflow task has started yet, and keeps the result in its cache. An update in
-    the task that starts then finds them applied, and in replay, where updates come first in a task, not: TMPRL1100, and
-    the run is stuck for good. Failed here, the query is refused, the run leaves the cache, and its next task loads it
-    from history alone. docs/decisions/025-queries.md.
+    A query of a run that is not in the worker's cache comes with the history up to its last event. The SDK (1.35)
+    applies events to the workflow for which no workflow task has started yet, and keeps the result in its cache. An
+    update in the next task then finds them applied; in replay, where updates come first in a task, it does not:
+    TMPRL1100, and the run is stuck permanently. When this fails the activation, the query is refused, the run leaves
+    the cache, and its next task loads it from history alone. docs/decisions/025-queries.md.
     """
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
@@ -53,8 +56,8 @@ class TaskBoundRunner(UnsandboxedWorkflowRunner):
 
         def activate_of_task(act: WorkflowActivation) -> WorkflowActivationCompletion:
             if any(job.WhichOneof("variant") not in _PASSIVE_JOBS for job in act.jobs):
-                # Time and size are those of the task that has started: no other has, and yet there are further events.
-                # The time alone would not tell: it stands still where the server's clock is set back.
+                # Same time and size as at the last started task, yet further events: no other task has started.
+                # The time alone is not enough: it does not change while the server's clock is set back.
                 same_task = act.timestamp == last.timestamp and act.history_size_bytes == last.history_size_bytes
                 if act.history_length > last.history_length and same_task:
                     failed = WorkflowActivationCompletion()
@@ -72,20 +75,20 @@ class TaskBoundRunner(UnsandboxedWorkflowRunner):
 logger = logging.getLogger("perdure.worker")
 
 HEARTBEAT_THROTTLE = timedelta(milliseconds=500)
-"""How often heartbeats may go out: a cancellation arrives with the answer to one."""
+"""Shortest time between two heartbeats: a cancellation arrives with the answer to one."""
 STICKY_QUEUE_TIMEOUT = timedelta(seconds=2)
-"""How long a workflow task waits for the worker that has the run cached, before any other may take it."""
+"""How long a workflow task waits for the worker that has the run cached, before another may take it."""
 DRAIN_MARGIN = timedelta(seconds=30)
-"""What a worker waits for its activities beyond the longest tool timeout, before it cancels them."""
+"""How long a worker waits for its activities beyond the longest tool timeout, before it cancels them."""
 
 
 class PerdurePlugin(SimplePlugin):
     """``Worker(client, task_queue=…, plugins=[PerdurePlugin(agents=[support])])``.
 
-    Adds ``AgentWorkflow``, the model activity and the dynamic tool activity, and the stages around them. Sets, unless
-    the worker does, the timeouts by which a lost worker is noticed within seconds. ``lifespan``, ``stream``,
-    ``provider_limits``, ``hooks``, ``tools``, ``resolve_auth`` and ``cache``: see ``Worker``. Its
-    ``calls_per_second`` is here ``max_task_queue_activities_per_second``.
+    Adds ``AgentWorkflow``, the model activity and the dynamic tool activity, and the stages around them. Unless the
+    worker sets them, sets the timeouts by which a lost worker is detected within seconds. ``lifespan``, ``stream``,
+    ``provider_limits``, ``hooks``, ``tools``, ``resolve_auth`` and ``cache``: see ``Worker``. Its ``calls_per_second``
+    is here ``max_task_queue_activities_per_second``.
     """
 
     def __init__(
@@ -139,7 +142,8 @@ class PerdurePlugin(SimplePlugin):
         return config
 
     async def run_worker(self, worker: TemporalWorker, next: Callable[[TemporalWorker], Awaitable[None]]) -> None:
-        """See base class. Raises ``ThreadsLostError`` when the worker had to stop, after it has drained."""
+        """See base class. Raises ``ThreadsLostError`` if the worker had to stop because its threads are lost, after
+        draining."""
 
         async def serve() -> None:
             loop, lost = asyncio.get_running_loop(), self.engine.author.fatal_reason
@@ -161,14 +165,15 @@ class PerdurePlugin(SimplePlugin):
             await serve()
 
     def drain_time(self) -> timedelta:
-        """The longest that a tool may take, and a little more."""
+        """Return the longest timeout of a tool, plus ``DRAIN_MARGIN``."""
         boxes = [self.engine.agents.tools, *(agent.toolbox for agent in self.engine.agents)]
         longest = max((tool.timeout for tools in boxes for tool in tools), default=0.0)
         return timedelta(seconds=longest) + DRAIN_MARGIN
 
 
 def _check_no_dynamic_activity(activities: Iterable[Callable[..., Any]]) -> None:
-    """A worker can have one dynamic activity, and agents' tools need it: each is an activity named after its tool."""
+    """Raise ``DefinitionError`` for a dynamic activity: a worker can have one, and agents' tools need it, each an
+    activity named after its tool."""
     for fn in activities:
         definition = getattr(fn, "__temporal_activity_definition", None)
         if definition is not None and definition.name is None:

@@ -1,4 +1,7 @@
-"""Does this version of perdure go on with runs that an earlier one began? Their histories say so, before a deploy."""
+"""Replays stored workflow histories to check, before a deploy, that this version can continue runs of earlier ones.
+
+Also reads and writes history files and fetches histories from a server.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,18 @@ from ..types.interface import WORKFLOW_TYPE
 from ..workflows import AgentWorkflow
 
 # ---
-# Histories to replay: from files, and of runs that a server knows, every execution of them.
+# Histories to replay: from files, and from a server with all executions of a run.
 
 
 _OMITTED_HISTORY_FIELDS = ("stackTrace", "identity", "workerVersion", "meteringMetadata")
-"""Left out of files: what replay does not look at, and what names machines. ``sdkMetadata`` stays: its flags switch the
-SDK's checks on."""
+"""Fields omitted from files: those that replay does not use, and those that name machines. ``sdkMetadata`` stays: its
+flags enable the SDK's checks."""
 _EXPORT_HINT = "`temporal workflow show -w ID -o json`, Temporal's UI or `perdure replay --save` make one."
 
 
 def read_histories(path: Path) -> dict[str, WorkflowHistory]:
-    """The histories of a file, or of all ``*.json`` below a folder, by their paths. Raises ``InvalidInputError``."""
+    """Read the histories of a file, or of all ``*.json`` below a folder, by their paths. Raises
+    ``InvalidInputError``."""
     files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
     if not files:
         raise InvalidInputError(f"there is no history (*.json) in {path}", hint=_EXPORT_HINT)
@@ -52,7 +56,7 @@ def _read_history_file(file: Path) -> WorkflowHistory:
 
 
 async def fetch_run_histories(client: Client, id: str) -> dict[str, WorkflowHistory]:
-    """All executions of a run that the server still has, the oldest first: continued as new, resumed, reopened.
+    """Fetch all executions of a run that the server still has, the oldest first: continued as new, resumed, reopened.
 
     Raises ``RunNotFoundError``, ``ServerUnreachableError``.
     """
@@ -87,7 +91,8 @@ async def _fetch_execution_history(client: Client, id: str, run_id: str) -> Work
 
 
 async def list_run_ids(client: Client, query: str) -> list[str]:
-    """Ids of the runs that a Temporal query finds, the newest first. Raises ``InvalidInputError`` for a wrong query."""
+    """List the ids of the runs that match a Temporal query, the newest first. Raises ``InvalidInputError`` for an
+    invalid query."""
     ids: dict[str, None] = {}
     try:
         async for seen in client.temporal.list_workflows(f"WorkflowType = '{WORKFLOW_TYPE}' AND ({query})"):
@@ -100,7 +105,7 @@ async def list_run_ids(client: Client, query: str) -> list[str]:
 
 
 def format_history_json(history: WorkflowHistory) -> str:
-    """Its JSON, an event a line, so that a diff of two can be read."""
+    """Format a history as JSON, one event a line, so that a diff of two is readable."""
     events = json.loads(history.to_json())["events"]
     lines = ",\n".join(json.dumps(_strip_omitted_fields(event), separators=(",", ":")) for event in events)
     return f'{{"events":[\n{lines}\n]}}\n'
@@ -130,7 +135,7 @@ def save_histories(folder: Path, id: str, histories: Iterable[WorkflowHistory]) 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What came of one history."""
+    """The replay result of one history."""
 
     name: str
     """Its file, or the id of its run."""
@@ -141,7 +146,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What came of all of them; ``str(report)`` is for people."""
+    """The replay results of all histories; ``str(report)`` is for people."""
 
     histories: tuple[Replayed, ...]
 
@@ -164,7 +169,7 @@ class ReplayReport:
 
 
 class ReplayError(PerdureError):
-    """A history does not replay. ``report`` has them all."""
+    """A history does not replay. ``report`` has all results."""
 
     def __init__(self, report: ReplayReport) -> None:
         super().__init__(str(report), hint="Keep workers of the version that began these runs until they have ended.")
@@ -180,15 +185,15 @@ async def replay(
     workflows: Sequence[type] = (),
     data_converter: DataConverter | None = None,
 ) -> ReplayReport:
-    """Replay histories with the workflow of this version: those of a file or a folder (``path``), or of runs that the
-    server of ``client`` knows: the run ``id``, or all that a Temporal ``query`` finds
-    (``"ExecutionStatus = 'Running'"``), each with all its executions.
+    """Replay histories with the workflow of this version: those of a file or a folder (``path``), or of runs on the
+    server of ``client``: the run ``id``, or all that a Temporal ``query`` finds (``"ExecutionStatus = 'Running'"``),
+    each with all its executions.
 
-    ``workflows`` are classes of one's own whose histories are among them. Encrypted histories need the
-    ``data_converter`` that reads them; a client brings its own.
+    ``workflows`` are the application's own classes whose histories are among them. Encrypted histories need the
+    ``data_converter`` that decrypts them; a client has its own.
 
-    Raises ``ReplayError``, with the report, if one does not replay; ``InvalidInputError`` where there is nothing to
-    replay: a check that looks at nothing must not pass. ``RunNotFoundError``, ``ServerUnreachableError``.
+    Raises ``ReplayError``, with the report, if one does not replay; ``InvalidInputError`` if there is nothing to
+    replay: an empty check must not pass. ``RunNotFoundError``, ``ServerUnreachableError``.
     """
     histories = await _load_histories(path, client, id, query)
     converter = data_converter or (client.temporal.data_converter if client else DataConverter.default)
@@ -203,7 +208,7 @@ async def replay_histories(
     workflows: Sequence[type] = (),
     data_converter: DataConverter = DataConverter.default,
 ) -> ReplayReport:
-    """What comes of ``histories``, by their names."""
+    """Replay ``histories``, by their names, and return the report."""
     replayer = Replayer(workflows=[AgentWorkflow, *workflows], data_converter=data_converter)
     found = []
     for name, history in histories.items():

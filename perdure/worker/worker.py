@@ -1,4 +1,4 @@
-"""``Worker``: serves agents until it is told to stop, and then finishes what it has begun."""
+"""``Worker``: serves agents until it is stopped, and then finishes the calls in progress."""
 
 from __future__ import annotations
 
@@ -34,40 +34,39 @@ logger = logging.getLogger("perdure.worker")
 class Worker:
     """Runs agents' activities and workflows from one task queue.
 
-    ``await worker.run()`` serves until SIGTERM or SIGINT, then drains: no new tasks, and running tools are given the
-    longest of their timeouts to end. ``async with worker:`` serves for the length of a block. ``drain`` (seconds)
-    bounds the wait; runs lose nothing by a short one, another worker goes on with them.
+    ``await worker.run()`` serves until SIGTERM or SIGINT, then drains: it takes no new tasks, and running tools may
+    finish within the longest of their timeouts. ``async with worker:`` serves for the length of a block. ``drain``
+    (seconds) bounds the wait; a short one loses nothing, another worker continues the runs.
 
     ``lifespan`` holds what tools and instructions share, from the worker's start to its end: a function without
-    parameters that gives an async context manager, whose value is ``ctx.resources``. It runs on the event loop of the
-    tools. One that fails at the start is a ``RuntimeSetupError`` there; leaving it may take 10 s.
+    parameters that returns an async context manager, whose value is ``ctx.resources``. It runs on the event loop of the
+    tools. A failure at the start raises ``RuntimeSetupError``; the exit may take 10 s.
 
         @asynccontextmanager
         async def resources():
             async with httpx.AsyncClient() as http:
                 yield http
 
-    ``stream=False``: replies are not written to the store while they come, only when they are whole. Whoever follows a
-    run gets every other event, each with the step that it belongs to, and the store has a few writes less a second for
-    each model call that takes longer than a moment.
+    ``stream=False``: replies are written to the store only when complete. A follower of a run still gets every other
+    event, each with its step, and the store has a few writes less a second for each long model call.
 
-    ``provider_limits`` are of this worker: ``{"anthropic": RateLimit(concurrent=8, per_minute=50)}``, by the names of
-    providers. A call that has to wait waits in its activity, first come, first served, and the run's status says so.
-    ``calls_per_second`` is of all workers of the task queue together, kept by the Temporal server: it counts every
-    activity of that queue, so tool calls and retries too, and holds them back before they start. Workers of one queue
-    should all give the same.
+    ``provider_limits`` apply to this worker: ``{"anthropic": RateLimit(concurrent=8, per_minute=50)}``, by the names of
+    providers. A call over the limit waits in its activity, first come, first served, and the run's status shows it.
+    ``calls_per_second`` applies to all workers of the task queue together, enforced by the Temporal server: it counts
+    every activity of that queue, also tool calls and retries, and delays them before they start. All workers of one
+    queue should set the same value.
 
-    ``hooks`` run around the calls of every agent, before the agent's own. ``tools`` are no agent's until a step adds
-    one by its name (``step.add_tool("refund")``); every worker of the queue needs them.
+    ``hooks`` run around the calls of every agent, before the agent's own. ``tools`` belong to no agent until a step
+    adds one by its name (``step.add_tool("refund")``); every worker of the queue needs them.
 
-    ``resolve_auth`` makes a run's ``auth_ref`` into its ``auth_context``, once for each attempt of a call: a sync or
-    async function of the reference and a ``RunFacts``, which returns plain data. One that raises is asked again; an
+    ``resolve_auth`` resolves a run's ``auth_ref`` to its ``auth_context``, once for each attempt of a call: a sync or
+    async function of the reference and a ``RunFacts``, which returns plain data. If it raises, it is retried; an
     ``AbortError`` ends the run.
 
-    ``cache``: bytes that the worker may take for what it can read from the store again or make again (transcripts,
-    files, outcomes of calls, compacted views, tools of toolsets), 256 MiB by default. The least recently used leaves
-    first, and costs a read when it is needed again; with 0 nothing is kept. Not part of it are the calls under way and
-    the workflows that Temporal's SDK caches.
+    ``cache``: bytes that the worker may use for data that it can read or compute again (transcripts, files, outcomes of
+    calls, compacted views, tools of toolsets), 256 MiB by default. The least recently used entry is evicted first, and
+    costs a read when needed again; with 0 nothing is kept. Calls in progress and the workflows that Temporal's SDK
+    caches are not included.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class Worker:
         )
         self.task_queue = config.resolve_task_queue(task_queue or client.task_queue)
         self.drain = plugin.drain_time() if drain is None else timedelta(seconds=drain)
-        # Made when it starts: one that is made and never run keeps its place on the queue, and no other worker of this
+        # Made at the start: a worker that is made and never run keeps its slot on the queue, and no other one of this
         # client could take it.
         self._make: Callable[[], TemporalWorker] = lambda: TemporalWorker(
             client.temporal,
@@ -110,7 +109,7 @@ class Worker:
             plugins=[plugin],
             max_concurrent_activities=max_concurrent_activities,
             max_task_queue_activities_per_second=rate,
-            # Zero is the SDK's default and would be taken for no choice.
+            # Zero is the SDK's default and would count as unset.
             graceful_shutdown_timeout=max(self.drain, timedelta(milliseconds=1)),
         )
         self._temporal = client.temporal
@@ -119,28 +118,27 @@ class Worker:
 
     @property
     def agents(self) -> tuple[Agent, ...]:
-        """Those that are served."""
+        """The agents that are served."""
         return tuple(self._engine.agents)
 
     def add(self, agent: Agent, *, replace: bool = False) -> None:
-        """Serve ``agent`` too, also while the worker runs; with ``replace`` in the place of the one of its name.
+        """Serve ``agent`` too, also while the worker runs; with ``replace`` instead of the one of the same name.
 
-        To be called on the worker's event loop, and on every worker of the queue: a run whose next call finds a worker
-        that does not know its agent yet looks for one for a minute. Raises ``DefinitionError``.
+        Call it on the worker's event loop, and on every worker of the queue: a run whose next call reaches a worker
+        without its agent retries for a minute. Raises ``DefinitionError``.
         """
         self._engine.agents.replace_agents([agent.name] if replace else (), [agent])
 
     def remove(self, name: str) -> None:
-        """Serve the agent of that name no more. Raises ``AgentNotFoundError``."""
+        """Stop serving the agent of that name. Raises ``AgentNotFoundError``."""
         self._engine.agents.replace_agents([self._engine.agents.get(name).name])
 
     def folder(
         self, path: Path, *, toolsets: Iterable[Toolset] = (), say: Callable[[str], object] = logger.warning
     ) -> AgentFolder:
-        """Serve the agent files of a folder too, and what becomes of them for the length of ``async with`` on what this
-        returns. They may name the worker's ``tools``, and ``toolsets``; ``say`` is told of each that is taken up or
-        broken. Raises ``InvalidInputError`` where there is no such folder.
-        """
+        """Serve the agent files of a folder too, and follow their changes for the length of ``async with`` on the
+        returned object. They may name the worker's ``tools``, and ``toolsets``; ``say`` is called for each file that is
+        loaded or broken. Raises ``InvalidInputError`` if the folder does not exist."""
         return AgentFolder(path, self._engine.agents, toolsets=toolsets, say=say)
 
     async def run(self) -> None:
@@ -157,7 +155,7 @@ class Worker:
 
     async def __aenter__(self) -> Worker:
         async with AsyncExitStack() as stack:
-            # Opened here too, so that a store that cannot be opened is an error now and not a cancelled block.
+            # Opened here too, so that a store that cannot be opened raises now instead of cancelling the block.
             await stack.enter_async_context(self._engine.serve(self._temporal, self.task_queue))
             await stack.enter_async_context(self._create_temporal_worker())
             self._open = stack.pop_all()
@@ -181,7 +179,7 @@ class Worker:
 
 
 def _add_stop_signal(loop: asyncio.AbstractEventLoop, name: signal.Signals, stop: asyncio.Event) -> bool:
-    """Whether the signal now sets ``stop``: only the main thread may catch signals."""
+    """Make the signal set ``stop``; false if that is not possible: only the main thread may catch signals."""
     try:
         loop.add_signal_handler(name, stop.set)
     except (ValueError, RuntimeError, NotImplementedError):

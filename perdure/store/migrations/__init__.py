@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from perdure.errors import StoreError, StoreVersionError
 
 CURRENT_VERSION = "0001"
-"""The newest version in ``versions/``. Numbered, so that a newer one is known as such."""
+"""The newest version in ``versions/``. Numbered, so that a newer one is recognised."""
 VERSION_TABLE = "perdure_version"
 """Not alembic's default name: the database may be shared with a program that uses alembic too."""
 
@@ -19,7 +19,7 @@ _alembic_lock = threading.Lock()  # alembic keeps the environment that it runs i
 
 
 def read_version(connection: Connection) -> str | None:
-    """The schema's version; None for a database that never was a store."""
+    """Return the schema's version; None for a database that never was a store."""
     if not sa.inspect(connection).has_table(VERSION_TABLE):
         return None
     row = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()  # noqa: S608  # a constant
@@ -27,7 +27,7 @@ def read_version(connection: Connection) -> str | None:
 
 
 def is_current(connection: Connection) -> bool:
-    """Whether nothing is to be applied. Raises ``StoreVersionError`` for a newer schema."""
+    """Whether no migration is to be applied. Raises ``StoreVersionError`` for a newer schema."""
     found = read_version(connection)
     if found is not None and found > CURRENT_VERSION:
         raise StoreVersionError(

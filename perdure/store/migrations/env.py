@@ -7,7 +7,7 @@ from perdure.store.migrations import VERSION_TABLE
 context.configure(
     connection=context.config.attributes["connection"],
     version_table=VERSION_TABLE,
-    transactional_ddl=True,  # SQLite's is; alembic thinks it is not
+    transactional_ddl=True,  # SQLite's DDL is transactional; alembic assumes that it is not
 )
 with context.begin_transaction():
     context.run_migrations()
