@@ -87,7 +87,7 @@ class Summariser:
             call.agent = _copy_agent_with_model(call.agent, asked.model)
 
     async def summarise(self, old: Sequence[Message], sent: Sequence[Message]) -> str:
-        """Return the summary of ``old``; empty if the model gave none. ``sent``: the messages as last sent to the model.
+        """Return the summary of ``old``; empty if the model gave none. ``sent``: the messages as sent to the model.
 
         The agent's own model gets the prompt behind the conversation, which the provider may have in its cache. Another
         model, or one for which that is too long, gets the conversation as text, in pieces if necessary.

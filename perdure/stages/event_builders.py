@@ -442,7 +442,7 @@ def _build_messages_withheld(call: ModelCall, reply: ModelReply) -> Iterator[New
 
 
 def _build_subagents_started(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
-    """Build the events of subagent calls, which start as soon as the reply is recorded; their own runs have the rest."""
+    """Build the start events of subagent calls, which begin once this is recorded; their own runs have the rest."""
     task = call.input
     for index, one in enumerate(reply.output.calls):
         if isinstance(one.disposition, SubagentCall):
