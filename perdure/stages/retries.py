@@ -145,7 +145,7 @@ def _ignore_heartbeat(*details: object) -> None:
 
 
 # ---
-# The budget stage: limits of one model call over all its attempts (``Limits``). Past them, the last error fails the run.
+# The budget stage: limits of one model call over all its attempts (``Limits``); past them the last error fails the run.
 
 
 FAILED_ATTEMPTS_KEY = "failed_attempts"
@@ -274,7 +274,7 @@ FAILURE_CHARS = 1000
 included, by "Failure exceeds size limit", which hides why a run is stuck. So causes stay in the log, too."""
 
 LONGEST_DELAY = float(LONGEST_SECONDS)
-"""Maximum delay in seconds that Temporal takes. ``Limits.retry_wait`` limits a provider's ``retry_after`` long before."""
+"""Maximum delay in seconds that Temporal takes; ``Limits.retry_wait`` limits a provider's ``retry_after`` well below."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ def _encode_readable_json(result: dict[str, Any]) -> bytes:
 
 
 # ---
-# A user's message on its way into the transcript: blobs that its sender put into the store are read, bytes become blobs.
+# A user's message on its way into the transcript: blobs of text from its sender are read, and bytes become blobs.
 
 
 logger = logging.getLogger("perdure.worker")
