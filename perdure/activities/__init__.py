@@ -1,4 +1,4 @@
-"""The bare calls (a model through its provider, a tool through its function) and what an iteration is around one.
+"""The bare calls (a model through its provider, a tool through its function) and the iteration stage around them.
 
 Ports are injected.
 """

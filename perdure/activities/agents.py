@@ -1,4 +1,4 @@
-"""The agents that a worker serves, by name, and tools that its steps may add."""
+"""The agents that a worker serves, by name, and the worker's tools, which step policies may add."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..tools import SubagentTool, Tool, Toolbox
 
 
 class Agents:
-    """Agents by name. Refuses two of one name, and a cycle of subagents."""
+    """Agents by name. Refuses two agents of one name, and a cycle of subagents."""
 
     def __init__(self, agents: Iterable[Agent] = (), tools: Iterable[Tool | Callable[..., Any]] = ()) -> None:
-        """``tools`` are those of the worker, which no agent has until a step adds one. Raises ``DefinitionError``."""
+        """``tools`` are the worker's, which no agent has until a step adds one. Raises ``DefinitionError``."""
         self._agents: dict[str, Agent] = {}
         self.tools = Toolbox(tools)
         if isinstance(agents, Agent):
@@ -25,14 +25,14 @@ class Agents:
         check_subagents(self._agents)
 
     def add(self, agent: Agent) -> None:
-        """Serve ``agent`` too, and its subagents; the same object twice counts once. Raises ``DefinitionError``, and
-        then everything stays as it was."""
+        """Serve ``agent`` too, and its subagents; adding the same object again has no effect. Raises
+        ``DefinitionError``, and then changes nothing."""
         self.replace_agents(come=[agent])
 
     def replace_agents(self, gone: Iterable[str] = (), come: Iterable[Agent] = ()) -> None:
-        """Serve those of the names ``gone`` no more, and ``come`` from now on, all at once; raises as :meth:`add`.
+        """Remove the agents named in ``gone`` and add ``come``, all at once; raises as :meth:`add`.
 
-        A call that has begun ends with the agent that it began with.
+        A call in progress ends with the agent that it began with.
         """
         before = self._agents
         leaving = set(gone)
@@ -64,11 +64,11 @@ class Agents:
                 self._add_with_subagents(subagent)
 
     def find(self, name: str) -> Agent | None:
-        """The agent of that name, if it is here."""
+        """Return the agent of that name, or None."""
         return self._agents.get(name)
 
     def get(self, name: str) -> Agent:
-        """The same. Raises ``AgentNotFoundError``, which names the ones that are here."""
+        """Return the agent of that name. Raises ``AgentNotFoundError``, which names the agents served."""
         agent = self._agents.get(name)
         if agent is None:
             here = ", ".join(sorted(self._agents)) or "none"
@@ -79,7 +79,7 @@ class Agents:
         return agent
 
     def find_tool(self, agent: str, name: str) -> Tool | None:
-        """The tool that a call of the agent means: its own, else one of the worker's. Raises as :meth:`get`."""
+        """Return the tool of that name: the agent's own, else one of the worker's; or None. Raises as :meth:`get`."""
         return self.get(agent).toolbox.get(name) or self.tools.get(name)
 
     def __iter__(self) -> Iterator[Agent]:
@@ -90,7 +90,7 @@ class Agents:
 
 
 def check_hook_agents(hooks: Iterable[Hook], agents: Agents) -> None:
-    """Raise ``DefinitionError`` for a hook of the worker that asks an agent which is not among ``agents``."""
+    """Raise ``DefinitionError`` for a hook of the worker whose ``agents`` are not all among ``agents``."""
     for hook in hooks:
         for name in map(_read_agent_name, hook.agents):
             if agents.find(name) is None:
@@ -102,9 +102,9 @@ def check_hook_agents(hooks: Iterable[Hook], agents: Agents) -> None:
 
 
 def check_subagents(agents: Mapping[str, Agent]) -> None:
-    """Raise ``DefinitionError`` for a cycle of subagents, and for a name that nobody has.
+    """Raise ``DefinitionError`` for a cycle of subagents, and for the name of an unknown agent.
 
-    Agents that a model chooses among (``delegate``) may form a cycle: how deep it goes is for the run to limit.
+    Agents that a model chooses among (``delegate``) may form a cycle: the run limits its depth.
     """
     below = {name: [_read_agent_name(one) for one in agent.subagents] for name, agent in agents.items()}
     for name, agent in agents.items():
@@ -125,7 +125,7 @@ def check_subagents(agents: Mapping[str, Agent]) -> None:
 
 
 def _iter_callable_agents(agent: Agent) -> Iterator[Agent | str]:
-    """All that it may call, and that its step policies may ask."""
+    """Yield all agents, or their names, that ``agent`` may call and that its step policies may branch to."""
     yield from agent.subagents
     for hook in agent.hooks:
         yield from hook.agents
@@ -139,7 +139,7 @@ def _read_agent_name(agent: Agent | str) -> str:
 
 
 def _find_cycle(name: str, below: Mapping[str, Sequence[str]], path: tuple[str, ...]) -> tuple[str, ...]:
-    """The way from ``name`` back to itself, or to where the path was before; empty without one."""
+    """Return the path from ``name`` back to itself or to an agent already on the path; empty without a cycle."""
     if name in path:
         return (*path[path.index(name) :], name)
     for subagent in below[name]:

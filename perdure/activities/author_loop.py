@@ -1,10 +1,11 @@
-"""Where authors' code runs: an event loop of its own in a thread, and threads for sync functions.
+"""Runs authors' code: async functions on an event loop of their own in a thread, sync functions in a pool of threads.
 
 The SDK sends heartbeats through the worker's loop. A tool that blocks must not stall it: the run would look lost, and
-every other run with it. Here it only stalls its own kind, and a warning names it.
+every other run with it. Here it stalls only other async functions, and a warning names it.
 
-Python cannot end a thread. A function that was abandoned (its time was over, its run was stopped) keeps its thread
-until it returns. A worker with too many such threads sets ``AuthorLoop.lost``: it is to stop, and its process to end.
+Python cannot end a thread. A function that was abandoned (its timeout was over, its run was stopped) keeps its thread
+until it returns. With too many such threads ``AuthorLoop.fatal_reason`` is set: the worker is to stop, and its process
+to end.
 """
 
 from __future__ import annotations
@@ -24,20 +25,18 @@ from typing import Any
 # ---
 # Threads for authors' sync functions. They are daemons: one that hangs does not keep the program from ending.
 #
-# The standard library's pool joins its threads when the interpreter exits, so a tool that never returns, and whose
-# run has long gone on after its timeout, would hold the process.
+# The standard library's pool joins its threads when the interpreter exits, so a tool that never returns would keep the
+# process alive, although its run has long gone on after the timeout.
 #
-# The pool has no maximum: a worker runs as many functions at once as it has activity slots, and a function that
-# waited
-# for a thread behind others would lose its time to them. A function that was abandoned still occupies its thread,
-# which
-# is counted as lost until the function returns.
+# The pool has no maximum: a worker runs as many functions at once as it has activity slots, and a function that had to
+# wait for a thread would lose part of its timeout. A function that was abandoned still occupies its thread, which is
+# counted as lost until the function returns.
 
 
 MAX_IDLE_THREADS = 32
-"""Idle threads that are kept for the next functions."""
+"""Maximum of idle threads kept for the next functions."""
 _JOIN_TIMEOUT = 0.5
-"""Seconds that idle threads are given to end."""
+"""Seconds to wait for threads to end."""
 
 
 class ThreadJob:
@@ -50,14 +49,14 @@ class ThreadJob:
         self._is_abandoned = False
 
     def abandon(self) -> None:
-        """Nobody waits for the result any more: until the function returns, its thread is lost."""
+        """Stop waiting for the result: until the function returns, its thread counts as lost."""
         with self._pool.lock:
             if self.fn is not None and not self._is_abandoned:
                 self._is_abandoned = True
                 self._pool.lost_count += 1
 
     def mark_ended(self) -> None:
-        """The function has returned. Called with the pool's lock held."""
+        """Record that the function has returned. Call it with the pool's lock held."""
         self.fn = None  # an idle thread keeps nothing alive
         if self._is_abandoned:
             self._pool.lost_count -= 1
@@ -123,7 +122,7 @@ class ThreadPool:
             self._threads.discard(threading.current_thread())
 
     def _run_job(self, job: ThreadJob, jobs: SimpleQueue[ThreadJob | None]) -> bool:
-        """Call the function of ``job``; whether the thread is to wait for another one in ``jobs``."""
+        """Call the function of ``job``. Return whether the thread is to wait for another job in ``jobs``."""
         future, fn = job.future, job.fn
         assert fn is not None, "called once"
         error: BaseException | None = None
@@ -151,22 +150,22 @@ class ThreadPool:
 logger = logging.getLogger("perdure.worker")
 
 PROBE_INTERVAL = 1.0
-"""Seconds between two looks at the loop; what blocks it longer is named."""
+"""Seconds between two probes of the loop; a function that blocks it longer is named in a warning."""
 MAX_LOST_THREADS = 256
-"""Abandoned sync functions that still run, at which the worker is to stop."""
+"""Number of abandoned sync functions still running at which the worker is to stop."""
 LOST_THREADS_GRACE = 60.0
-"""Seconds after which there must still be so many: functions that are merely slow have returned by then."""
+"""Seconds after which the number must still be reached: functions that are merely slow have returned by then."""
 MAX_BLOCKED_TIME = 300.0
 """Seconds that an async function may block its loop before the worker is to stop: no other async function can run."""
 CANCEL_TIMEOUT = 10.0
-"""Seconds that a cancelled async function is given to end before nobody waits for it any more."""
+"""Seconds to wait for a cancelled async function to end."""
 _STOP_TIMEOUT = 2.0
 
 _current_function: contextvars.ContextVar[str | None] = contextvars.ContextVar("perdure_author", default=None)
 
 
 class OverdueError(TimeoutError):
-    """An author's function did not return in its time."""
+    """An author's function did not return within its timeout."""
 
 
 class AuthorLoop:
@@ -174,14 +173,14 @@ class AuthorLoop:
 
     def start(self) -> None:
         """Start the threads. After :meth:`stop` it may be started again."""
-        # Each start has its own: a thread that was blocked at the stop must not touch what came after.
+        # Each start has its own loop and event: a thread blocked at the stop must not touch those of the next start.
         loop, stopping = asyncio.new_event_loop(), threading.Event()
         loop.set_task_factory(_create_named_task)
         self._loop, self._stopping = loop, stopping
         self._pool = ThreadPool("perdure-tool")
         self._recheck_scheduled = False
         self.fatal_reason: Future[str] = Future()
-        """Why the worker can run authors' functions no more, once that is so."""
+        """Why the worker can no longer run authors' functions; set once that is so."""
         self._threads = [
             threading.Thread(target=_run_loop_thread, args=(loop, stopping), name="perdure-author", daemon=True),
             threading.Thread(
@@ -192,7 +191,7 @@ class AuthorLoop:
             thread.start()
 
     def stop(self) -> None:
-        """End the loop, cancelling what still runs. A blocked thread is left behind: it cannot be ended."""
+        """End the loop and cancel its tasks. A blocked thread is left behind: it cannot be ended."""
         self._stopping.set()
         self._loop.call_soon_threadsafe(self._loop.stop)
         for thread in self._threads:
@@ -200,15 +199,15 @@ class AuthorLoop:
         self._pool.stop()
 
     async def run(self, name: str, fn: Callable[..., Any], *args: Any, timeout: float | None = None) -> Any:
-        """Call ``fn`` there, whether sync or async, and return what it returns.
+        """Call ``fn``, sync or async, on the author's side, and return its result.
 
-        ``timeout``: seconds that ``fn`` may take. They are counted from its first line, not from this call; then
+        ``timeout``: seconds that ``fn`` may take, counted from its first line, not from this call; then
         ``OverdueError`` is raised.
 
         Cancelling this cancels an async ``fn`` at its next ``await`` and waits for it, ``CANCEL_TIMEOUT`` seconds at
-        most; if it ends with a result all the same, that is returned. A sync one runs to its end in its thread, and
-        its result is dropped. Of what it raises only an ``Exception`` gets here: ``sys.exit()`` in a tool, or a
-        cancellation that is not ours, comes as ``RuntimeError``.
+        most; if it ends with a result all the same, that is returned. A sync ``fn`` runs to its end in its thread, and
+        its result is dropped. Only an ``Exception`` is raised as it is: ``sys.exit()`` in a tool, or a cancellation
+        that did not come from here, is raised as ``RuntimeError``.
         """
         if timeout is None:
             return await self._call_function(name, fn, args, _ignore_begin)
@@ -217,7 +216,7 @@ class AuthorLoop:
             async with asyncio.timeout(None) as limit:
 
                 def begin() -> None:
-                    if limit.when() is None:  # a function that gave an awaitable begins twice
+                    if limit.when() is None:  # a function that returned an awaitable begins twice
                         with suppress(RuntimeError):  # it has ended already
                             limit.reschedule(clock.time() + timeout)
 
@@ -234,7 +233,7 @@ class AuthorLoop:
     async def _call_function(
         self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], begun: Callable[[], None]
     ) -> Any:
-        """``begun`` is called when ``fn`` begins, in its thread."""
+        """Call ``fn``; ``begun`` is called when it begins, in its thread."""
         if is_coroutine_function(fn):
             return await self._run_on_loop(name, fn(*args), begun)
         context = contextvars.copy_context()
@@ -255,7 +254,8 @@ class AuthorLoop:
         return result
 
     def _check_lost_threads(self, name: str) -> None:
-        """Report lost threads: at 8, at 16, and so on, and to the worker when they stay too many."""
+        """Log a warning at 8 lost threads, at 16, and so on; at ``MAX_LOST_THREADS`` check again after the grace
+        time."""
         lost = self._pool.lost_count
         if lost >= MAX_LOST_THREADS:
             if not self._recheck_scheduled:
@@ -271,8 +271,8 @@ class AuthorLoop:
             )
 
     def _recheck_lost_threads(self, pool: ThreadPool, name: str) -> None:
-        """``pool`` is that of the first look."""
-        if pool is self._pool:  # else there were a stop and a start since
+        """Set ``fatal_reason`` if there are still too many lost threads. ``pool`` is the pool of the first check."""
+        if pool is self._pool:  # else it was stopped and started since
             self._recheck_scheduled = False
             if pool.lost_count >= MAX_LOST_THREADS:
                 _report_lost(
@@ -308,23 +308,23 @@ class AuthorLoop:
                 raise
             if ending.exception() is not None:
                 raise
-            return ending.result()  # it ended after all: what it did is done
+            return ending.result()  # it ended with a result after all, so its effects count
 
 
 def is_coroutine_function(fn: Callable[..., Any]) -> bool:
-    """Whether a call of ``fn``, a function or an object, is a coroutine. If not, it may still return one."""
+    """Whether a call of ``fn``, a function or an object, gives a coroutine. If not, it may still return one."""
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004  # asks whether the call is a coroutine, not whether there is one
 
 
 def _create_named_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-    """A task named after the function that it works for, also one that the function began."""
+    """Create a task named after the author's function that it works for, also if the function itself began it."""
     options["name"] = options.get("name") or _current_function.get()
     return _NamedTask(coroutine, loop=loop, **options)
 
 
 class _NamedTask(asyncio.Task[Any]):
     def set_name(self, value: object) -> None:
-        """``loop.create_task`` of Python 3.13 sets the name that it was given last, None for none."""
+        """Ignore None: ``loop.create_task`` of Python 3.13 sets the name that it was given last, None if none."""
         if value is not None:
             super().set_name(value)
 
@@ -352,8 +352,8 @@ def _run_loop_forever(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _watch_loop(loop: asyncio.AbstractEventLoop, stopping: threading.Event, lost: Future[str]) -> None:
-    """Probe the loop. Without an answer in time name the function that blocks it; after ``MAX_BLOCKED_TIME``, set
-    ``lost``."""
+    """Probe the loop. Without a response in time, warn with the name of the function that blocks it; after
+    ``MAX_BLOCKED_TIME``, set ``lost``."""
     while not stopping.is_set():
         answered = threading.Event()
         try:
@@ -366,7 +366,7 @@ def _watch_loop(loop: asyncio.AbstractEventLoop, stopping: threading.Event, lost
                 "Make it a plain def, which runs in a thread, or await what it waits for.",
                 _name_running_function(loop),
             )
-            looks = 0  # and not the clock: a process that was suspended has looked at nothing
+            looks = 0  # not the clock: a process that was suspended has probed nothing
             while not answered.wait(PROBE_INTERVAL) and not stopping.is_set():
                 looks += 1
                 if looks * PROBE_INTERVAL > MAX_BLOCKED_TIME:
@@ -407,7 +407,7 @@ async def _await_value(awaitable: Any) -> Any:
 
 
 def _ignore_begin() -> None:
-    """The time of the function is not counted."""
+    """Do nothing: without a timeout the start of the function does not matter."""
 
 
 def _report_lost(lost: Future[str], why: str) -> None:
@@ -419,7 +419,7 @@ def _report_lost(lost: Future[str], why: str) -> None:
 def _call_in_thread(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     try:
         return fn(*args)
-    except StopIteration as error:  # no future can carry it: whoever waits would wait for ever
+    except StopIteration as error:  # a future cannot carry it: its waiter would wait without end
         raise _wrap_base_exception(error) from error
     except Exception:
         raise

@@ -1,4 +1,4 @@
-"""The iteration stage: prologue (prompt and request), the call further in, epilogue (what becomes of the reply)."""
+"""The iteration stage: prologue (prompt and request), the inner call, epilogue (planning of the reply's calls)."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from .tools import add_hook_plans
 from .toolsets import Toolsets
 
 # ---
-# The prologue of an iteration: what the model is to be asked.
+# The prologue of an iteration: the request.
 
 
 INSTRUCTIONS_TIMEOUT = 60.0
-"""Seconds that an agent's function of instructions may take."""
+"""Seconds that an agent's instructions function may take."""
 
 
 class RequestBuilder:
-    """Makes requests. What an author's code is told comes from ``told``."""
+    """Builds requests. The author's code gets the run context ``told``."""
 
     def __init__(self, author: AuthorLoop, forces: Callable[[Agent], bool] = lambda _: True) -> None:
-        """``forces`` says whether all models of an agent can be made to call a tool."""
+        """``forces`` returns whether all models of an agent can be forced to call a tool."""
         self._author = author
         self._can_force_tool = forces
 
     async def build_request(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> ModelRequest:
-        """What the model is asked. Raises ``InvalidInputError`` where there is nothing to answer."""
+        """Build the request of a model call. Raises ``InvalidInputError`` for a conversation without messages."""
         forcing = call.input.purpose == "force_finish"
         if forcing and agent.finish == "tool" and not self._can_force_tool(agent):
             call.new_messages = add_answer_template(call.new_messages, agent.output_type.template)
@@ -53,7 +53,7 @@ class RequestBuilder:
             model=agent.model_name,
             messages=said,
             system=await self._build_system_prompt(agent, told),
-            # Those of a typed answer stay as they are: other tools would make the provider's cache of no use.
+            # With a typed answer the tools stay as they are: other tools would invalidate the provider's cache.
             tools=() if forcing and agent.finish != "tool" else agent.specs,
             tool_choice=FINISH_TOOL if forcing and agent.finish == "tool" else None,
             settings=agent.settings,
@@ -83,7 +83,8 @@ class RequestBuilder:
 
 
 def add_answer_template(fresh: Sequence[Message], template: str) -> list[Message]:
-    """``fresh``, where the engine's order to finish says too how that is done without a tool."""
+    """Return ``fresh`` with the answer template in the engine's order to finish, for models that cannot be forced to
+    call the tool."""
     order = f"If you cannot call {FINISH_TOOL}, write your answer into this template, and nothing else:\n{template}"
     place = max((at for at, message in enumerate(fresh) if message.id == REMINDER_ID), default=None)
     if place is None:
@@ -93,7 +94,8 @@ def add_answer_template(fresh: Sequence[Message], template: str) -> list[Message
 
 
 def _select_request_messages(call: ModelCall) -> list[Message]:
-    """The conversation without system prompts: these are given apart."""
+    """Return the conversation without system prompts, which a request has separately. Raises ``InvalidInputError`` if
+    it is empty."""
     said = [message for message in (*call.prefix, *call.new_messages) if message.role != "system"]
     if not said:
         raise InvalidInputError(
@@ -104,12 +106,12 @@ def _select_request_messages(call: ModelCall) -> list[Message]:
 
 
 # ---
-# A limit of cost and a model whose price nobody knows, or of what nobody counts: the limit would not hold, so the run
-# does not go on.
+# Limits of cost or tokens and a reply without price or usage: the limit could not be enforced, so the run fails.
 
 
 def find_missing_price(agent: Agent, message: Message, *, inherited: bool = False) -> DefinitionError | None:
-    """What is wrong with a reply that cannot count towards ``cost_usd``; ``inherited``: a limit of the run's parent."""
+    """Return the error for a reply without a price that a limit ``cost_usd`` needs, or None. ``inherited``: the run's
+    parent has such a limit."""
     usage = message.usage
     if (
         not (inherited or agent.limits.limits_cost)
@@ -124,8 +126,9 @@ def find_missing_price(agent: Agent, message: Message, *, inherited: bool = Fals
 def find_missing_usage(
     agent: Agent, message: Message, used: Usage, *, inherited: bool = False
 ) -> DefinitionError | None:
-    """What is wrong with a reply without usage, where none of the turn's replies had any (``used``); ``inherited``: a
-    limit of cost of the run's parent. One that lacks it beside others is let pass, and a refused or filtered one."""
+    """Return the error for a reply without usage if none of the turn's replies had any (``used``), or None.
+    ``inherited``: the run's parent has a cost limit. A reply that lacks it beside others that have it passes, and so
+    does a vetoed, refused or filtered one."""
     count = used + (message.usage or Usage())
     if count.total_tokens or message.cost_usd or message.finish_reason in ("veto", "refusal", "content_filter"):
         return None
@@ -139,7 +142,7 @@ def find_missing_usage(
 
 
 def check_summary_price(agent: Agent, summary: ModelReply, *, inherited: bool = False) -> ModelReply:
-    """``summary``. Raises ``DefinitionError`` where it cannot count: another model may have written it."""
+    """Return ``summary``. Raises ``DefinitionError`` if it has no price: another model may have written it."""
     made = summary.output
     said = Message(role="assistant", model=made.model or None, usage=made.usage, cost_usd=made.cost_usd)
     if (wrong := find_missing_price(agent, said, inherited=inherited)) is not None:
@@ -148,18 +151,18 @@ def check_summary_price(agent: Agent, summary: ModelReply, *, inherited: bool = 
 
 
 # ---
-# The epilogue of an iteration: what is to become of a reply.
+# The epilogue of an iteration: the output of a reply.
 
 
 class ReplyReader:
-    """Reads replies: which calls run, and how; whether it is the answer."""
+    """Reads replies: which calls run, and how; whether a reply is the answer."""
 
     def __init__(self, author: AuthorLoop, approving: ApprovalGate) -> None:
         self._author, self._approving = author, approving
         self._answer_reader = AnswerReader(author)
 
     async def build_output(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ModelOutput:
-        """What control needs to know of ``message``."""
+        """Build the output of ``message`` for the loop."""
         task = call.input
         wrong = find_missing_price(agent, message, inherited=task.cost_limited)
         wrong = wrong or find_missing_usage(agent, message, task.used, inherited=task.cost_limited)
@@ -189,13 +192,13 @@ class ReplyReader:
         )
 
     async def accept_step_answer(self, agent: Agent, stepped: StepResult, told: RunContext[Any]) -> FinalAnswer:
-        """The answer of a step policy (:meth:`Finishing.stepped`)."""
+        """Return the answer of a step policy (:meth:`AnswerReader.accept_step_answer`)."""
         return await self._answer_reader.accept_step_answer(agent, stepped, told)
 
     async def _plan_calls(
         self, agent: Agent, message: Message, answered: Mapping[str, Disposition]
     ) -> tuple[Call, ...]:
-        """What is to become of each call. Validators of the author's run on the author's side."""
+        """Plan each call. The author's validators run on the author's side."""
         tools = [agent.toolbox.get(part.name) for part in message.tool_calls if part.id not in answered]
         if any(tool is not None and tool.validates_by_code for tool in tools):
             planned = await self._author.run(
@@ -206,7 +209,7 @@ class ReplyReader:
 
 
 def build_step_reply(agent: Agent, finish: FinalAnswer) -> ModelReply:
-    """What a step policy has answered in a model's place; nothing is paid."""
+    """Build the reply of a step policy that answers in the model's place, without cost."""
     said = (TextPart(text=finish.content),) if finish.content else ()
     message = Message(role="assistant", parts=said, finish_reason="stop", usage=Usage(), cost_usd=0.0)
     return ModelReply(
@@ -216,7 +219,7 @@ def build_step_reply(agent: Agent, finish: FinalAnswer) -> ModelReply:
 
 
 def _build_agent_limits(agent: Agent) -> AgentLimits:
-    """What the loop is to keep to from now on."""
+    """Build the limits that the loop enforces from now on."""
     return AgentLimits(
         max_iterations=agent.max_iterations,
         on_limit=agent.on_limit,
@@ -227,7 +230,7 @@ def _build_agent_limits(agent: Agent) -> AgentLimits:
 
 
 def _choose_finish_reason(message: Message, ending: ReplyOutcome) -> FinishReason:
-    """Why the reply ended; that it calls the finish tool is its end, and no call for more."""
+    """Return the reply's finish reason; a reply whose answer is a call of the finish tool has "stop"."""
     reason = message.finish_reason or "stop"
     return "stop" if ending.finish is not None and reason == "tool_calls" else reason
 
@@ -242,7 +245,7 @@ def _plan_reply_calls(agent: Agent, message: Message, answered: Mapping[str, Dis
 
 
 def plan_tool_call(agent: Agent, part: ToolCallPart) -> Call:
-    """What is to become of a call, from the very tool whose schema the model was shown."""
+    """Plan a call, with the very tool whose schema the model was shown."""
     tool = agent.toolbox.get(part.name)
     disposition: Disposition
     if tool is None:
@@ -269,7 +272,7 @@ def plan_tool_call(agent: Agent, part: ToolCallPart) -> Call:
 
 
 def _choose_disposition(tool: Tool, part: ToolCallPart) -> Disposition:
-    """Raises ``ToolError`` for arguments that do not fit."""
+    """Choose how a call runs. Raises ``ToolError`` for invalid arguments."""
     if isinstance(tool, SubagentTool | RemoteTool | CallbackTool):
         return tool.build_disposition(part.arguments)
     tool.validate(part.arguments)
@@ -284,7 +287,8 @@ def _choose_disposition(tool: Tool, part: ToolCallPart) -> Disposition:
 
 
 class IterationStage:
-    """Knows the agents that this worker serves. An author's code that it runs is told of the run (``RunContext``)."""
+    """Builds requests and reads replies of the agents that this worker serves. The author's code that it runs gets a
+    ``RunContext``."""
 
     def __init__(
         self,
@@ -297,9 +301,9 @@ class IterationStage:
         forces: Callable[[Agent], bool] = lambda _: True,
         toolsets: Toolsets | None = None,
     ) -> None:
-        """``memory`` gives the memory of one call, ``resources`` what the lifespan yielded.
+        """``memory`` returns the memory of one call, ``resources`` what the lifespan yielded.
 
-        ``hooks`` are those of the worker. ``forces`` says whether an agent's models can be made to call a tool.
+        ``hooks`` are the worker's. ``forces`` returns whether an agent's models can be forced to call a tool.
         """
         self._agents = agents
         self._author = author
@@ -314,10 +318,9 @@ class IterationStage:
         self._reply_reader = ReplyReader(author, self._approval_gate)
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
-        """Around a model call; an ending (``purpose="close"``) is only passed on to be recorded, and hooks alone are
-        told of a reminder.
+        """Around a model call; for an ending (``purpose="close"``) or a reminder (``"remind"``) only hooks run.
 
-        Raises ``InvalidInputError`` for a context that does not fit the agent, and where there is nothing to answer;
+        Raises ``InvalidInputError`` for a context that does not fit the agent, and for a conversation without messages;
         ``DefinitionError`` for overrides that do not fit it.
         """
         if call.input.purpose == "close":
@@ -383,17 +386,17 @@ class IterationStage:
             agent, await self._subagent_hooks.run_before_subagent(agent, told, output), self._hook_runner.find_hooks
         )
         await self._hook_runner.run_approval_hooks(agent, told, reply.output)
-        reply.system = request.system  # hooks changed what this call was asked, not what the agent's prompt is
+        reply.system = request.system  # hooks changed the prompt of this request only, not the agent's
         return reply
 
     async def render_input(self, agent: str, plain: Mapping[str, Any]) -> str:
-        """What the model is shown of a typed input of ``agent``. Raises ``InvalidInputError``."""
+        """Render a typed input of ``agent`` as text for the model. Raises ``InvalidInputError``."""
         found = self._agents.get(agent)
         rendered: str = await self._author.run(f"input of agent {agent}", found.render_input, plain)
         return rendered
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Run it, if it may: rules on approvals are asked once more. Hooks are told of what it asks."""
+        """Run the call, if the approval rules, which are checked once more, allow it. Hooks run on its question."""
         task = call.input
         agent, tool = self._agents.get(task.agent), self._agents.find_tool(task.agent, task.name)
         output = await self._approval_gate.run_tool(

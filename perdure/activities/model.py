@@ -1,4 +1,4 @@
-"""The bare model call: the request goes out, the stream is read to its end, and what was said becomes a message."""
+"""The bare model call: sends the request, reads the stream to its end, and makes the reply a message."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ ComputeCost = Callable[[str, str, Usage, str | None], float | None]
 
 
 class ModelActivity:
-    """Calls models. What they are asked, and what is to become of the reply, is for :class:`IterationStage` to say."""
+    """Calls models. :class:`IterationStage` builds the request and reads the reply."""
 
     def __init__(self, provider: Callable[[Agent], Provider], cost: ComputeCost) -> None:
-        """``provider`` gives the one that an agent's models are asked through, ``cost`` the price of a call in USD."""
+        """``provider`` returns the provider of an agent's models, ``cost`` the price of a call in USD."""
         self._provider = provider
         self._compute_cost = cost
 
     @activity.defn(name=MODEL_ACTIVITY)
     async def model(self, call: Any) -> Any:
-        """The activity. Stages stand between it and Temporal: it is given a ``ModelCall``, never the JSON."""
+        """The activity. The stages between it and Temporal pass it a ``ModelCall``, never the JSON."""
         return await self.call(call)
 
     async def call(self, call: ModelCall) -> ModelReply:
-        """Ask the model for ``call.request``. Raises ``ProviderError``."""
+        """Send ``call.request`` to the model. Raises ``ProviderError``."""
         agent, request = call.agent, call.request
         assert request is not None, "the iteration stage makes the request"
         completed, withheld = await self._call_with_containment(agent, call, request)
@@ -45,7 +45,7 @@ class ModelActivity:
         parts = call.call_ids.assign_reply_ids(
             (part for part in completed.parts if not _is_cut_off(part, completed)), completed.origin
         )
-        # The API may call it by another name than the one that is priced.
+        # The API may return another name of the model than the one with a price.
         model, asked = completed.model or agent.model_name, _find_requested_model(agent, provider)
         cost = self._compute_cost(provider, model, completed.usage, asked)
         message = Message(
@@ -64,14 +64,15 @@ class ModelActivity:
     async def _call_with_containment(
         self, agent: Agent, call: ModelCall, request: ModelRequest
     ) -> tuple[Completed, tuple[Withheld, ...]]:
-        """The reply, and what the request was made without: of what the API refuses only the rest is asked.
+        """Call the model; after each refusal by the API, call it again without the refused content. Return the reply
+        and the withheld content.
 
         All tries are one attempt of one activity: a refused request is not paid, and an attempt that is lost begins
-        with the first again. What is withheld is recorded with the reply, or not at all.
+        with the first try again. The withheld content is recorded with the reply, or not at all.
         """
         conversation = [*call.prefix, *call.new_messages]
         before = filter_present_withheld(find_last_withheld(conversation), (*conversation, *request.messages))
-        texts = call.input.purpose != "compact"  # the order to sum up is none of the conversation
+        texts = call.input.purpose != "compact"  # the summary prompt is no part of the conversation
         contained = ContentWithholder(request.messages, before, resend=call.input.resend, texts=texts)
         refused: ProviderError | None = None
         call.report_model(agent.model)
@@ -93,7 +94,7 @@ class ModelActivity:
                 call.emit(Restarted(agent.model, type(error).__name__, error.message))
 
     async def _read_stream(self, agent: Agent, call: ModelCall, request: ModelRequest) -> Completed:
-        """Read the stream to its end. A stream without ``Completed`` was cut, and nothing of it counts."""
+        """Read the stream to its end. Raises ``TruncatedStreamError`` for a stream without ``Completed``."""
         call.call_ids = ids = _build_call_ids(call)
         events = self._provider(agent).stream(request)
         last: StreamEvent | None = None
@@ -107,7 +108,7 @@ class ModelActivity:
                 call.emit(event)
         except ContentFilterError as error:
             if last is not None and not isinstance(last, Restarted):
-                error.refused = frozenset()  # the filter has read the reply
+                error.refused = frozenset()  # the filter objected to the reply
             raise
         finally:
             close = getattr(events, "aclose", None)
@@ -124,12 +125,12 @@ def _build_call_ids(call: ModelCall) -> CallIds:
 
 
 def _find_requested_model(agent: Agent, provider: str) -> str | None:
-    """The name by which ``agent`` has asked for the model; None where it may have been one of several."""
+    """Return the name by which ``agent`` requested the model; None if it may be one of several."""
     names = [one.name for one in agent.chain if len(agent.chain) == 1 or one.provider == provider]
     return names[0] if len(names) == 1 else None
 
 
 def _is_cut_off(part: Part, reply: Completed) -> bool:
-    """Whether ``part`` is a call that the model could not write to its end: it is none."""
+    """Whether ``part`` is a tool call that was cut off with the reply, which is then dropped."""
     ended = reply.finish_reason in ("length", "content_filter", "refusal")
     return ended and isinstance(part, ToolCallPart) and part.malformed is not None

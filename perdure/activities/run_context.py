@@ -1,4 +1,4 @@
-"""On whose behalf a call is made: what its run was given is opened, or its reference is resolved."""
+"""The ``auth_context`` of a call (decrypted, or resolved from the run's reference), and the memory of a call."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ RESOLVE_AUTH_TIMEOUT = 30.0
 
 
 class TokenOpener(Protocol):
-    """Keys: see :class:`perdure.encryption.KeyRing`."""
+    """The keys that open tokens: see :class:`perdure.encryption.KeyRing`."""
 
     def open(self, token: str, abouts: Iterator[str]) -> bytes:
-        """What the token was made of."""
+        """Decrypt the token."""
         ...
 
 
 class AuthResolver:
-    """Gives calls their ``auth_context``, each its own, once; nothing is kept behind it."""
+    """Resolves the ``auth_context`` of each call anew; nothing is cached."""
 
     def __init__(
         self,
@@ -41,18 +41,18 @@ class AuthResolver:
         resolve: AuthFunction | None = None,
         resources: Callable[[], Any] = lambda: None,
     ) -> None:
-        """``resolve`` is the author's ``resolve_auth``; ``resources`` gives what the lifespan yielded."""
+        """``resolve`` is the author's ``resolve_auth``; ``resources`` returns what the lifespan yielded."""
         self._keys = keys
         self._author = author
         self._resolve = resolve
         self._resources = resources
 
     async def __call__(self, task: CallFacts) -> AuthContext | None:
-        """None for a run that nobody gave any.
+        """Return the ``auth_context`` of a call; None for a run without one.
 
-        Raises ``AuthContextUnavailableError`` where it cannot be had here and now, ``AuthContextError`` where it never
-        will; and what ``resolve_auth`` raises of perdure's own, as ``AbortError``. The text of its other exceptions is
-        only logged.
+        Raises ``AuthContextUnavailableError`` if it is not available here and now, ``AuthContextError`` if it never
+        will be; and perdure's own errors from ``resolve_auth``, such as ``AbortError``. The text of its other
+        exceptions is only logged.
         """
         if task.auth_context is not None:
             return AuthContext(json.loads(self._keys.open(task.auth_context, iter_bound_contexts(task))))
@@ -74,7 +74,7 @@ class AuthResolver:
         except PerdureError:
             raise
         except Exception as error:
-            # Its text may have a credential, or an address with one: history gets the class, the worker's log the text.
+            # The text may contain a credential: history gets only the class, the worker's log the text.
             logger.exception("resolve_auth failed for run %s", task.context_id)
             raise _build_auth_error(f"it raised {type(error).__name__}, see the worker's log") from None
         if not isinstance(found, Mapping):
@@ -83,9 +83,9 @@ class AuthResolver:
 
 
 def iter_bound_contexts(task: CallFacts) -> Iterator[str]:
-    """The conversations that a token of the run may be sealed for: its own, and those above it.
+    """Yield the conversations for which a token of the run may be sealed: its own, and its ancestors'.
 
-    Its id alone proves nothing, as a client chooses it: Temporal has to confirm that the run is a child.
+    The id alone proves nothing, as a client chooses it: Temporal has to confirm that the run is a child.
     """
     context_id = task.context_id
     yield context_id
@@ -104,7 +104,7 @@ def _build_auth_error(why: str) -> AuthContextUnavailableError:
 
 
 # ---
-# Memory as authors' code sees it: the store belongs to the worker's loop, and the code runs elsewhere.
+# Memory for authors' code: the store is used on the worker's loop, and the code runs in other threads.
 
 
 T = TypeVar("T")
@@ -114,9 +114,9 @@ _MAX_RETRY_DELAY = 5.0
 
 
 class MemoryFactory:
-    """Gives each call its view of what is kept in the store.
+    """Creates the memory of each call, which reads from the store.
 
-    ``waiting`` is told why a read has to wait for the store, and "" when it is over.
+    ``waiting`` is called with the reason when a read has to wait for the store, and with "" when the wait is over.
     """
 
     def __init__(self, store: Kept, waiting: Callable[[str], None] = lambda _: None) -> None:
@@ -124,12 +124,12 @@ class MemoryFactory:
         self._report_waiting = waiting
 
     def __call__(self, writes: MemoryWrites) -> Memory:
-        """The memory of one call, which writes into ``writes``. On the worker's loop."""
+        """Create the memory of one call, which writes into ``writes``. Call it on the worker's loop."""
         return Memory(_StoreReader(self._store, asyncio.get_running_loop(), self._report_waiting), writes)
 
 
 class _StoreReader:
-    """Asks the store on its own loop, for whatever thread."""
+    """Reads from the store on the worker's loop, for callers in any thread."""
 
     def __init__(self, store: Kept, loop: asyncio.AbstractEventLoop, waiting: Callable[[str], None]) -> None:
         self._store = store
@@ -139,11 +139,11 @@ class _StoreReader:
         """Reads that wait for the store."""
 
     def recall(self, namespace: str, key: str) -> Future[bytes | None]:
-        """One value."""
+        """Read one value."""
         return self._submit_read(lambda: self._store.recall(namespace, key))
 
     def recall_all(self, namespace: str, prefix: str, limit: int) -> Future[dict[str, bytes]]:
-        """The first ``limit`` values under ``prefix``."""
+        """Read the first ``limit`` values under ``prefix``."""
         return self._submit_read(lambda: self._store.recall_all(namespace, prefix, limit=limit))
 
     def _submit_read(self, read: Callable[[], Awaitable[T]]) -> Future[T]:
@@ -155,7 +155,8 @@ class _StoreReader:
             raise
 
     async def _read_with_retries(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Read as soon as the store can be read: that it cannot is no failure of the tool's. Its timeout bounds it."""
+        """Read as soon as the store is available: an unavailable store is not the tool's failure. The tool's timeout
+        limits the wait."""
         delay, waited = _FIRST_RETRY_DELAY, False
         try:
             while True:

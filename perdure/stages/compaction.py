@@ -1,8 +1,8 @@
-"""The compaction stage: a model is sent a view of the conversation, and a conversation that got long is written anew.
+"""The compaction stage: sends the model a view of the conversation, and rewrites a conversation that got long.
 
-It stands inside the iteration, which makes the request, and outside the hooks, which see what is sent. What it decides
-is in the outcome: whether the loop is to have the conversation compacted, and by which ways a refused call may be made
-shorter. What a rewrite comes to is recorded like any reply, under the journal.
+It is inside the iteration stage, which makes the request, and outside the hooks, which see what is sent. What it
+decides is in the outcome: whether the loop is to have the conversation compacted, and in which ways a call refused for
+its length may be shortened. A rewrite is recorded like any reply, under the journal.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ..types.messages import (
 from ..types.wire import CompactionResult, ModelOutput, ToolOutput
 
 # ---
-# Summaries: how a model is asked for one, and what stands in a transcript in the place of what it tells.
+# Summaries: the request for a summary, and the message that replaces the summarised messages in a transcript.
 
 
 SUMMARY_PROMPT = (
@@ -50,14 +50,14 @@ SUMMARY_PROMPT = (
     "with names, numbers, paths and identifiers exactly as they are; what was decided, and why; what failed; what was "
     "going on last, and what is left to do. Write the summary and nothing else, as plain text. Call no tool."
 )
-"""What a model is told; ``Compaction.summarise(prompt=…)`` takes its place."""
+"""The default prompt for a summary; ``Compaction.summarise(prompt=…)`` replaces it."""
 _SUMMARY_TEMPLATE = "[The conversation up to here was summed up to save space. The summary:]\n\n{summary}"
-_MAX_PART_CHARS = 8_000  # characters of one text in a conversation that is given as text
-_MIN_TRUNCATED_CHARS = 1_000  # of a text that is not cut down any more to be taken
+_MAX_PART_CHARS = 8_000  # characters of one text in a conversation formatted as text
+_MIN_TRUNCATED_CHARS = 1_000  # a text shorter than this is not cut any further
 
 
 def build_summary_message(summary: str, output: ModelOutput, replaced: Replaced) -> Message:
-    """What stands in the conversation in the place of what was summed up."""
+    """Build the message that replaces the summarised messages."""
     return Message(
         role="user",
         parts=(TextPart(text=_SUMMARY_TEMPLATE.format(summary=clean_text(summary))),),
@@ -71,7 +71,7 @@ def build_summary_message(summary: str, output: ModelOutput, replaced: Replaced)
 
 
 class Summariser:
-    """Has one model sum up one conversation, in as many calls as that takes."""
+    """Has one model summarise one conversation, in as many calls as that takes."""
 
     def __init__(self, call: ModelCall, next: NextModel, asked: Summarise) -> None:
         self.usage = Usage()
@@ -81,16 +81,16 @@ class Summariser:
         self._next = next
         self._prompt = asked.prompt or SUMMARY_PROMPT
         self._uses_own_model = asked.model is None
-        # Nothing of it is part of the conversation that somebody follows.
+        # A summary's model calls are no part of the conversation, so they write no events.
         call.report_model, call.emit = _discard_notification, _discard_notification
         if not self._uses_own_model:
             call.agent = _copy_agent_with_model(call.agent, asked.model)
 
     async def summarise(self, old: Sequence[Message], sent: Sequence[Message]) -> str:
-        """The summary of ``old``; empty where the model gave none. ``sent``: what the model was sent of it last.
+        """Return the summary of ``old``; empty if the model gave none. ``sent``: the messages as sent to the model.
 
-        The agent's own model is asked behind the conversation as it has it in its cache already. Another one, or one
-        for which that is too long, is given the conversation as text, in pieces if need be.
+        The agent's own model gets the prompt behind the conversation, which the provider may have in its cache. Another
+        model, or one for which that is too long, gets the conversation as text, in pieces if necessary.
         """
         request = self._call.request
         assert request is not None, "the iteration stage makes it"
@@ -107,8 +107,8 @@ class Summariser:
         return await self._summarise_in_pieces([text for message in old if (text := format_message_text(message))])
 
     async def _summarise_in_pieces(self, texts: list[str]) -> str:
-        """All at once; or the first half, and its summary with the second. Two that are too long together are cut: each
-        round has fewer texts, or shorter ones, so it comes to an end whatever the window is.
+        """Summarise ``texts`` at once; or the first half, and then its summary with the second. Two texts that are too
+        long together are cut: each round has fewer texts, or shorter ones, so the recursion ends whatever the window.
         """
         try:
             reply = await self._call_model(self._build_text_request("\n\n".join(texts)))
@@ -151,12 +151,12 @@ class Summariser:
 
 
 def _is_vetoed_reply(reply: Message) -> bool:
-    """Whether a hook has answered in the model's place: what it says is no summary."""
+    """Whether a hook has answered in the model's place: its text is not a summary."""
     return str(reply.finish_reason) == "veto"
 
 
 def format_message_text(message: Message) -> str:
-    """``message`` for a model that is told about it."""
+    """Format ``message`` as text for a request that quotes the conversation."""
     lines = [line for part in message.parts if (line := _format_part_text(part))]
     return "\n".join([f"[{message.role}]", *lines]) if lines else ""
 
@@ -179,7 +179,7 @@ def _format_file_labels(files: Iterable[FilePart]) -> list[str]:
 
 
 def _copy_agent_with_model(agent: Agent, model: object) -> Agent:
-    """``agent`` with another model, and nothing of what was said to its own."""
+    """Return ``agent`` with another model, without the settings and provider options of its own."""
     other = copy.copy(agent)
     other.chain = validate_models(agent.name, model)
     other.settings, other.provider_options = {}, {}
@@ -187,17 +187,17 @@ def _copy_agent_with_model(agent: Agent, model: object) -> Agent:
 
 
 def _discard_notification(_: object) -> None:
-    """Nobody follows."""
+    """Ignore a notification."""
 
 
 logger = logging.getLogger("perdure.worker")
 
 
 class CompactionStage:
-    """Does what ``Agent(compaction=…)`` says; nothing for an agent without."""
+    """Does what ``Agent(compaction=…)`` says; does nothing for an agent without it."""
 
     def __init__(self, cache: Cache[_CachedView]) -> None:
-        """``cache`` keeps the views of conversations; of others they are made anew, with the same outcome."""
+        """``cache`` keeps the views of conversations; a view that is not there is built anew, with the same outcome."""
         self._views = ConversationViewCache(cache)
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
@@ -223,7 +223,7 @@ class CompactionStage:
         return await next(call)
 
     def _apply_view(self, call: ModelCall, ways: CompactionSettings) -> ConversationView | None:
-        """Put the view into the request."""
+        """Put the view into the request, and return it; None without one."""
         request = call.request
         assert request is not None, "the iteration stage makes it"
         if not ways.has_view:
@@ -236,7 +236,7 @@ class CompactionStage:
 
     async def _rewrite_conversation(self, call: ModelCall, next: NextModel, ways: CompactionSettings) -> ModelReply:
         said, asked = _drop_system_messages(call.prefix), ways.summarise
-        if asked is None:  # the agent's code has changed since it was decided
+        if asked is None:  # the agent's code has changed since the loop decided on it
             return ModelReply(ModelOutput(), None)
         begin = _find_kept_start(said, asked.keep_last >> 2 * (call.input.tighter or 0))
         old, kept = said[:begin], said[begin:]
@@ -267,26 +267,25 @@ class CompactionStage:
 
 @dataclass(slots=True)
 class _CachedView:
-    """The fold of a run."""
+    """The view of a run's conversation."""
 
     ways: CompactionSettings
     tighter: int
     fold: ConversationView
     bytes: int = 0
-    """Of what it has read, about."""
+    """Estimated size of the messages that the view has read."""
 
     def can_continue(self, ways: CompactionSettings, tighter: int, recorded: Sequence[Message]) -> bool:
-        """Whether it has read the beginning of ``recorded``, and reads it in this way."""
+        """Whether the view has the same settings, and has read a beginning of ``recorded``."""
         if (self.ways, self.tighter) != (ways, tighter) or len(self.fold.all_messages) > len(recorded):
             return False
         return all(a is b for a, b in zip(self.fold.all_messages, recorded, strict=False))
 
 
 class ConversationViewCache:
-    """The folds of recorded conversations, by run: the next call reads on where the last one stopped.
+    """The views of recorded conversations, by run: the next call reads on where the last one stopped.
 
-    A fold is used only where it has read the very messages that it is asked about, so what comes out never depends on
-    what is kept.
+    A view is used only if it has read the very messages of the request, so the result never depends on what is cached.
     """
 
     def __init__(self, cache: Cache[_CachedView]) -> None:
@@ -295,7 +294,7 @@ class ConversationViewCache:
     def get_view(
         self, run: str, ways: CompactionSettings, tighter: int, recorded: Sequence[Message]
     ) -> ConversationView:
-        """A fold that has read ``recorded``, to read on with."""
+        """Return a copy of the view that has read ``recorded``, to add more messages to."""
         kept = self._cache.get(run)
         if kept is None or not kept.can_continue(ways, tighter, recorded):
             kept = _CachedView(ways, tighter, ConversationView(ways, tighter))
@@ -307,22 +306,23 @@ class ConversationViewCache:
 
 
 def estimate_message_bytes(message: Message) -> int:
-    """About what it takes in memory."""
+    """Estimate the bytes that ``message`` takes in memory."""
     return 500 + BYTES_OF_TOKEN * estimate_message_tokens(message)
 
 
 def _drop_system_messages(messages: Sequence[Message]) -> list[Message]:
-    """Without system prompts: these are given apart."""
+    """Return ``messages`` without system prompts: a request has these separately."""
     return [message for message in messages if message.role != "system"]
 
 
 def _has_unsummarised_message(old: Sequence[Message]) -> bool:
-    """Whether there is anything in it that is not a summary already."""
+    """Whether ``old`` has a message that is not a summary already."""
     return any(message.replaces is None for message in old)
 
 
 def _find_kept_start(said: Sequence[Message], keep: int) -> int:
-    """Where the ``keep`` last messages begin; fewer, where they are all that there is and yet too much."""
+    """Return the index where the last ``keep`` messages begin; with fewer of them, where else nothing is left to
+    summarise."""
     while not _has_unsummarised_message(said[: (begin := find_tail_start(said, keep))]) and keep:
         keep >>= 2
     return begin
@@ -331,7 +331,7 @@ def _find_kept_start(said: Sequence[Message], keep: int) -> int:
 def _list_remaining_compactions(
     call: ModelCall, ways: CompactionSettings, fold: ConversationView | None
 ) -> tuple[str, ...]:
-    """By which ways the call may be made shorter."""
+    """List the ways in which the call may be shortened."""
     said, left = _drop_system_messages(call.prefix), []
     if ways.summarise is not None and _has_unsummarised_message(said[: find_tail_start(said, 0)]):
         left.append("summarise")
@@ -356,7 +356,8 @@ def _is_summary_due(call: ModelCall, asked: Summarise, reply: Message) -> bool:
 
 
 def _estimate_token_change(said: Sequence[Message], rewritten: Sequence[Message]) -> dict[str, int]:
-    """Of the conversation as its last reply was counted, else an estimate; and what that makes of the new one."""
+    """Return the tokens of the conversation before and after: before as its last reply was counted, else an estimate;
+    after in the same proportion."""
     before, after = estimate_tokens(said), estimate_tokens(rewritten)
     usage = next((message.usage for message in reversed(said) if message.usage is not None), None)
     if usage is not None and usage.input_tokens:

@@ -1,6 +1,6 @@
-"""What there is to say of a model call: the events of its beginning, of its outcome, and of any call's failure.
+"""Builds the events of model calls, tool calls, approvals, questions, branches and failures.
 
-Keys make attempts say once what is so for all of them.
+An event's key is the same in every attempt, so that several attempts record the event once.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ from .retries import RetryDecision
 from .transcript import move_file_to_blob
 
 # ---
-# What there is to say of approvals: that a call waits, and what was decided.
+# Events of approvals.
 
 
 def build_approvals_requested(output: ModelOutput, said: dict[str, Any]) -> Iterator[NewEvent]:
-    """The calls of a reply that wait for somebody. ``said`` is what every event has."""
+    """Build an event for each call of a reply that needs an approval. ``said`` has the fields of every event."""
     for call in output.calls:
         if call.approval is not None:
             event = ApprovalRequested(
@@ -93,21 +93,21 @@ def build_approvals_requested(output: ModelOutput, said: dict[str, Any]) -> Iter
 
 
 def build_approvals_reminded(task: ModelInput, said: dict[str, Any]) -> Iterator[NewEvent]:
-    """The calls of which somebody is reminded."""
+    """Build the events of reminders of pending approvals."""
     for one in task.reminders or ():
         event = ApprovalReminded(**said, **one.model_dump())
         yield NewEvent(event, key=f"reminded/{task.scope}/{task.op}/{one.call_id}")
 
 
 def build_approvals_revoked(task: ModelInput, said: dict[str, Any]) -> Iterator[NewEvent]:
-    """Standing approvals that somebody took back."""
+    """Build the events of revoked standing approvals."""
     for one in task.revoked:
         event = ApprovalRevoked(**said, name=one.tool, by=one.by, revoked_at=one.at, approved_by=one.approved_by)
         yield NewEvent(event, key=f"revoked/{task.scope}/{one.tool}/{one.at}")
 
 
 def build_approval_decided(how: ApprovalOutcome, call_id: str, name: str, key: str, said: dict[str, Any]) -> NewEvent:
-    """What came of the wait; ``key`` names the call."""
+    """Build the event of a decision; ``key`` identifies the call."""
     event = ApprovalDecided(
         **said,
         call_id=call_id,
@@ -120,11 +120,11 @@ def build_approval_decided(how: ApprovalOutcome, call_id: str, name: str, key: s
 
 
 # ---
-# What there is to say of branches: that they begin, and what they came to.
+# Events of branches.
 
 
 def build_branches_started(task: ModelInput, output: ModelOutput, said: dict[str, Any]) -> Iterator[NewEvent]:
-    """The branches that a step waits for. ``said`` is what every event has."""
+    """Build the events of the branches that a step waits for. ``said`` has the fields of every event."""
     for place, one in enumerate(output.branches):
         event = BranchStarted(
             **said,
@@ -138,7 +138,7 @@ def build_branches_started(task: ModelInput, output: ModelOutput, said: dict[str
 
 
 def build_branches_completed(task: ModelInput, said: dict[str, Any]) -> Iterator[NewEvent]:
-    """What the branches came to that the step has waited for."""
+    """Build the events of the outcomes of the branches that the step has waited for."""
     for one in task.branches:
         event = BranchCompleted(
             **said,
@@ -154,39 +154,39 @@ def build_branches_completed(task: ModelInput, said: dict[str, Any]) -> Iterator
 
 
 # ---
-# What the events of one call share.
+# Fields and keys that the events of one call share.
 
 
 def build_event_fields(call: ModelCall | ToolCall) -> dict[str, Any]:
-    """What every event of ``call`` has."""
+    """Return the fields of every event of ``call``."""
     task = call.input
     now = timestamp(datetime.now(UTC))
     return {"context_id": task.context_id, "task_id": task.task_id or None, "at": now, "attempt": call.attempt}
 
 
 def build_result_event_key(scope: str, head: str | None, call_id: str) -> str:
-    """The same for the tool and for the model call that is given the result: a call has one, whoever says it first."""
+    """Return the key of a result's event. It is the same in the tool activity and in the next model call, so the result
+    is recorded once."""
     return f"result/{scope}/{head}/{call_id}"
 
 
 # ---
-# What there is to say of what a model call is given: messages that join the conversation, results that no tool said.
+# Events of a model call's input: new messages, and results that no tool activity recorded.
 #
-# A message or result is known by the head that it comes behind and its place there: a call that failed, or was
-# stopped,
-# leaves both as they were for the next.
+# A message or result is identified by the head that it follows and its position there: both stay the same for the
+# next call after one that failed or was stopped.
 
 
 def build_input_events(call: ModelCall, said: dict[str, Any]) -> Iterator[NewEvent]:
-    """The messages that join the conversation, and results that no tool recorded: of refused or stopped calls."""
+    """Build the events of new messages, and of results that no tool activity recorded (refused or stopped calls)."""
     task, count = call.input, 0
-    head = task.head if task.behind is None else task.behind or None  # as the first of these calls said it
+    head = task.head if task.behind is None else task.behind or None  # the head that the first of these calls used
     for item in task.new:
         if isinstance(item, NewResult):
             if item.decided is not None:
                 key = build_result_event_key(task.scope, head, item.call_id)
                 yield build_approval_decided(item.decided, item.call_id, item.name, key, said)
-                if item.decided.state == "approved":  # a client was to run it since then
+                if item.decided.state == "approved":  # a client was to run the call from then on
                     yield NewEvent(ToolStarted(**said, call_id=item.call_id, name=item.name), key=f"began/{key}")
             if item.key is None:
                 result = ToolCompleted(
@@ -201,7 +201,7 @@ def build_input_events(call: ModelCall, said: dict[str, Any]) -> Iterator[NewEve
                 yield NewEvent(result, key=build_result_event_key(task.scope, head, item.call_id))
         elif item.id != REMINDER_ID:
             plain = json.dumps(item.model_dump(mode="json", exclude_none=True), sort_keys=True)
-            digest = hashlib.sha256(plain.encode()).hexdigest()[:16]  # a reset run may be told something else
+            digest = hashlib.sha256(plain.encode()).hexdigest()[:16]  # a run that was reset may get another message
             yield NewEvent(_build_message_injected(item, said), key=f"said/{task.scope}/{head}/{count}/{digest}")
             count += 1
 
@@ -221,16 +221,16 @@ def _build_message_injected(item: NewMessage, said: dict[str, Any]) -> MessageIn
 
 
 # ---
-# What there is to say of questions: that a call waits for an answer, and who has given one.
+# Events of external calls and of questions.
 
 
 def build_external_call_events(
     task: ModelInput, output: ModelOutput, said: dict[str, Any], owner: str
 ) -> Iterator[NewEvent]:
-    """The calls of a reply that other workers or a client are to run, and nothing stands between.
+    """Build the events of a reply's remote and callback calls that are handed over as soon as the reply is recorded.
 
-    They are handed over with the reply, under the ``owner`` of the model call. Of the others their own activities say
-    so: of those that somebody has to approve, that hooks are to see, or that a limit holds back.
+    Their keys have the ``owner`` of the model call. Calls that need an approval, that hooks see first, or that a limit
+    holds back get these events from their own activities.
     """
     for call in select_immediate_external_calls(task, output):
         begins = ToolStarted(
@@ -242,7 +242,7 @@ def build_external_call_events(
 
 
 def select_immediate_external_calls(task: ModelInput, output: ModelOutput) -> Iterator[Call]:
-    """The calls that are handed over as soon as the reply is recorded; limits count as the loop does
+    """Select the calls that are handed over as soon as the reply is recorded. Counts limits as the loop does
     (``admit_calls``)."""
     bounds = [one.tool_calls for one in (output.limits.run, output.limits.turn) if one and one.tool_calls is not None]
     left = task.calls_left if task.calls_left is not None else min(bounds, default=math.inf)
@@ -260,7 +260,7 @@ def select_immediate_external_calls(task: ModelInput, output: ModelOutput) -> It
 
 
 def build_callback_asked(call: ToolCall, how: Clearance, said: dict[str, Any]) -> NewEvent:
-    """A client is to run the call, as nothing stands before it any more."""
+    """Build the event of a callback call that a client is now to run."""
     task = call.input
     assert isinstance(task.side, BeforeExternalCall), "it is looked at"
     arguments = dict(call.arguments) if how.arguments is None else how.arguments
@@ -285,13 +285,13 @@ def _omit_large_event_arguments(arguments: dict[str, Any] | None) -> dict[str, A
 
 
 def build_question_asked(call: ToolCall, question: Question, said: dict[str, Any]) -> NewEvent:
-    """The tool asks."""
+    """Build the event of a question that the tool asks."""
     event = _question_asked(said, call.input.call_id, call.input.name, question)
     return NewEvent(event, key=f"asked/{call.key}")
 
 
 def build_question_answered(call: ToolCall, said: dict[str, Any]) -> NewEvent:
-    """The tool goes on with the last of its answers."""
+    """Build the event of the call's last answer."""
     last = call.input.answers[-1]
     event = QuestionAnswered(
         **said,
@@ -306,15 +306,15 @@ def build_question_answered(call: ToolCall, said: dict[str, Any]) -> NewEvent:
 
 
 # ---
-# What there is to say of a tool call: that it begins, and what it came to.
+# Events of tool calls and of model calls.
 
 
 def build_tool_start_events(call: ToolCall) -> list[NewEvent]:
-    """The tool begins, or begins again after a lost worker; and who had approved it."""
+    """Build the events of a tool's start, also after a lost worker: the start, its approval, or its last answer."""
     task = call.input
-    if task.answers:  # it began before it asked
+    if task.answers:  # its start was recorded before its question
         return [build_question_answered(call, build_event_fields(call))]
-    if isinstance(task.side, AfterExternalCall):  # it has begun elsewhere
+    if isinstance(task.side, AfterExternalCall):  # its start was recorded when it was handed over
         return []
     if task.approval is None:
         return [_build_tool_started(call)]
@@ -329,13 +329,13 @@ def _build_tool_started(call: ToolCall) -> NewEvent:
     task = call.input
     arguments = None if measure_json(dict(call.arguments)) > INLINE_BYTES else dict(call.arguments)
     event = ToolStarted(**build_event_fields(call), call_id=task.call_id, name=task.name, arguments=arguments)
-    # A call that is run elsewhere begins once, however often the worker looks at it before.
+    # An external call starts once, however often the worker's own activity before it runs.
     began = f"began/{build_result_event_key(task.scope, task.head, task.call_id)}"
     return NewEvent(event, key=f"tool/{call.owner}" if task.side is None else began)
 
 
 def build_tool_end_events(call: ToolCall, output: ToolOutput) -> list[NewEvent]:
-    """What the call came to: a result, or a question; or it is handed over to whoever runs it."""
+    """Build the event of the call's end: its result, its question, or the handover to a client."""
     task = call.input
     if output.question is not None:
         return [build_question_asked(call, output.question, build_event_fields(call))]
@@ -356,7 +356,7 @@ def build_tool_end_events(call: ToolCall, output: ToolOutput) -> list[NewEvent]:
 
 
 def build_iteration_start_events(call: ModelCall) -> list[NewEvent]:
-    """What is so as soon as the call begins: run and turn are under way, and what the model is told."""
+    """Build the events of a model call's start: run and turn started, its input, and a limit that was reached."""
     task, said = call.input, build_event_fields(call)
     events: list[NewEvent] = []
     if task.iteration <= 1:
@@ -372,18 +372,18 @@ def build_iteration_start_events(call: ModelCall) -> list[NewEvent]:
 
 
 def build_model_started(call: ModelCall, model: str, place: int = 0) -> NewEvent:
-    """``model`` is asked; of a chain of models, as number ``place`` from 0."""
+    """Build the event of a call to ``model``, number ``place`` (from 0) in a chain of models."""
     event = ModelStarted(**build_event_fields(call), iteration=call.input.iteration, model=model)
     return NewEvent(event, key=f"asked/{call.owner}/{place}")
 
 
 def build_model_retracted(call: ModelCall, reason: str) -> NewEvent:
-    """What was streamed so far does not count."""
+    """Build the event that retracts what was streamed so far."""
     return NewEvent(ModelRetracted(**build_event_fields(call), iteration=call.input.iteration, reason=reason))
 
 
 def build_reply_events(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
-    """The reply is whole; with an answer the turn has ended, and a session waits."""
+    """Build the events of a complete reply; with an answer, also of the end of the turn and of a waiting session."""
     task, output, said = call.input, reply.output, build_event_fields(call)
     if task.purpose == "compact":
         return list(_build_conversation_compacted(call, reply))
@@ -432,7 +432,7 @@ def build_reply_events(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
 
 
 def _build_messages_withheld(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
-    """What this reply is the first to be given without."""
+    """Build the events of content that is withheld from a request for the first time."""
     task, now = call.input, reply.message.withheld if reply.message is not None else ()
     before = {one.key for one in find_last_withheld([*call.prefix, *call.new_messages])} if now else ()
     for one in now:
@@ -442,7 +442,7 @@ def _build_messages_withheld(call: ModelCall, reply: ModelReply) -> Iterator[New
 
 
 def _build_subagents_started(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
-    """The calls of other agents, which begin as soon as this is recorded: what happens in them is in their own runs."""
+    """Build the start events of subagent calls, which begin once this is recorded; their own runs have the rest."""
     task = call.input
     for index, one in enumerate(reply.output.calls):
         if isinstance(one.disposition, SubagentCall):
@@ -459,7 +459,7 @@ def _build_subagents_started(call: ModelCall, reply: ModelReply) -> Iterator[New
 
 
 def _build_conversation_compacted(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
-    """The conversation was summed up; nothing where there was nothing to sum up."""
+    """Build the event of a compaction; none where nothing was summarised."""
     output = reply.output
     done = output.compacted
     if done is not None:
@@ -473,7 +473,7 @@ def _build_conversation_compacted(call: ModelCall, reply: ModelReply) -> Iterato
 
 
 def build_closing_events(call: ModelCall) -> list[NewEvent]:
-    """How the run, or only its turn, ended, where that is for the loop to say."""
+    """Build the events of an ending that the loop decided on: of the run, or only of its turn."""
     task, said = call.input, build_event_fields(call)
     closing = task.closing
     if closing is None:
@@ -506,19 +506,19 @@ def build_closing_events(call: ModelCall) -> list[NewEvent]:
         execution = call.owner.partition("/")[0]
         run = RunEvent(**said, **why, state=closing.status, agent=task.agent)
         events.append(NewEvent(run, key=f"ended/{execution}/{closing.status}"))
-    elif state != "waiting":  # else a part of what was said is recorded, and the turn goes on
+    elif state != "waiting":  # else part of the input is recorded, and the turn goes on
         events.append(NewEvent(RunEvent(**said, state="waiting", agent=task.agent)))
     return events
 
 
 def build_reminder_events(call: ModelCall) -> Iterator[NewEvent]:
-    """The calls that still wait."""
+    """Build the events of reminders of pending approvals."""
     return build_approvals_reminded(call.input, build_event_fields(call))
 
 
 def _build_turn_ended(turn: TurnEvent, op: int = 0) -> NewEvent:
-    """The call that gave the answer may have said so already, and a message may have extended the turn since: maybe
-    without a model call, and then the ending ``op`` says so once more."""
+    """Build the event of a turn's end. The call that gave the answer may have recorded it already. If a message has
+    extended the turn since, without a model call, the ending ``op`` makes the key a new one."""
     more = f"/{op}" if turn.unanswered else ""
     return NewEvent(turn, key=f"ended/{turn.task_id}/{turn.iterations}/{turn.state}/{turn.finish_reason}{more}")
 
@@ -529,7 +529,8 @@ def _build_limit_reached(call: ModelCall, use: LimitUse) -> NewEvent:
 
 
 def build_failure_events(call: ModelCall | ToolCall, found: RetryDecision) -> list[NewEvent]:
-    """The attempt failed; what it streamed does not count, and the run may have to wait for an operator."""
+    """Build the events of a failed attempt: the error, the retraction of what was streamed, and the run's pause if it
+    has to wait for an operator."""
     said, final = build_event_fields(call), not found.retry
     tool = call.input if isinstance(call, ToolCall) else None
     error = ErrorEvent(

@@ -1,9 +1,11 @@
-"""The feed of a model call: what is streamed becomes events, written a few times a second for whoever follows.
+"""The events stage and the failures stage, and the feeds that write a call's events to the store while it runs.
 
-    asking, emit ──► parts in order ──► every 25 ms: adjacent deltas as one ──► the store
-                          └── what is left at the end: deltas are thrown away, the rest goes with the outcome
+The feed of a model call:
 
-A reply that is whole before the first write adds none.
+    start_model, emit ──► parts in order ──► every 25 ms: adjacent deltas as one ──► the store
+                               └── queued at the end: deltas are dropped, the rest is written with the outcome
+
+A reply that is complete before the first write adds no write.
 """
 
 from __future__ import annotations
@@ -50,40 +52,40 @@ from .event_builders import (
 from .retries import decide_retry, measure_agent_missing
 
 # ---
-# The events of a call as the store is given them.
+# Event batches of a call.
 
 
 def build_event_batch(
     call: ModelCall | ToolCall, events: Sequence[NewEvent], token: str = "", *, advances: bool = False
 ) -> EventBatch:
-    """Of the conversation that ``call`` is of, where its events stand. See ``EventBatch`` for ``token`` and
-    ``advances``."""
+    """Build a batch for the conversation of ``call``. See ``EventBatch`` for ``token`` and ``advances``."""
     return EventBatch(
         call.input.context_id, events, token, advances, call.input.lineage if call.input.is_child else None
     )
 
 
 # ---
-# What whoever follows is told of users' messages where hooks may change them: what they have become, and not before.
+# Events of users' messages that hooks may change: written after the hooks have run, with the changed message.
 #
-# A message that a hook withholds, or fails at, must not be read in the events either.
+# A message that a hook withholds, or fails at, must not appear in the events either.
 
 
 def pop_injected_events(events: list[NewEvent]) -> list[NewEvent]:
-    """Take the events of users' messages out of ``events``."""
+    """Remove the events of users' messages from ``events`` and return them."""
     said = [one for one in events if isinstance(one.event, MessageInjected)]
     events[:] = [one for one in events if not isinstance(one.event, MessageInjected)]
     return said
 
 
 def update_injected_events(said: Sequence[NewEvent], messages: Sequence[Message]) -> list[NewEvent]:
-    """The events of ``messages``, which are those of ``said`` in their order, or some of them."""
+    """Return the events of ``messages``, with their present text. ``messages`` are those of ``said`` in their order,
+    or some of them."""
     return list(_match_injected_events(list(said), messages))
 
 
 def _match_injected_events(said: list[NewEvent], messages: Sequence[Message]) -> Iterator[NewEvent]:
     for message in messages:
-        while said and _get_injected_message_id(said[0]) != message.id:  # the conversation had heard it before
+        while said and _get_injected_message_id(said[0]) != message.id:  # already in the conversation
             said.pop(0)
         if said:
             yield _update_injected_event(said.pop(0), message)
@@ -94,7 +96,7 @@ def _get_injected_message_id(new: NewEvent) -> str | None:
 
 
 def _update_injected_event(new: NewEvent, message: Message) -> NewEvent:
-    """The same event, saying what the message says now; of a text that is large, its beginning."""
+    """Return the event with the message's present text and files; a large text is cut to ``INLINE_BYTES``."""
     event = new.event
     assert isinstance(event, MessageInjected), "no other was taken out"
     text = message.text
@@ -107,22 +109,22 @@ def _update_injected_event(new: NewEvent, message: Message) -> NewEvent:
 
 
 # ---
-# Writes events beside a call that goes on: one batch at a time, no more often than is asked, and never in its way.
+# Writes events while a call runs: one batch at a time, at a bounded rate, without delaying the call.
 
 
 logger = logging.getLogger("perdure.worker")
 
 WRITE_RETRY_DELAY = 1.0
-"""Seconds until a store that failed is asked again."""
+"""Seconds until a write that failed is retried."""
 LAST_WRITE_TIMEOUT = 1.0
-"""Seconds that a call which has failed waits for its last events; what is not there by then is not needed."""
+"""Seconds that a failed call waits for its last events to be written."""
 
 _pending_writes: set[asyncio.Future[bool]] = set()
-"""Writes that nobody may wait for any more; an event loop forgets tasks that nobody holds."""
+"""Writes in progress. Holds references: an event loop may drop a task that nothing else references."""
 
 
 class BatchWriter:
-    """Writes what ``take`` gives when it is time; None is nothing. A batch that failed is written again as it was."""
+    """Writes the batches that ``take`` returns; None means nothing to write. A failed batch is retried unchanged."""
 
     def __init__(self, store: EventLog, take: Callable[[], EventBatch | None], interval: float) -> None:
         """``interval``: seconds from the end of one write to the next."""
@@ -134,12 +136,12 @@ class BatchWriter:
         self._write_future: asyncio.Future[bool] | None = None
         self._stopped = False
         self.unwritten_batch: EventBatch | None = None
-        """What was taken and is not known to be written."""
+        """The batch that was taken and is not known to be written."""
         self.is_superseded = False
-        """The store says that another attempt has taken over."""
+        """Whether the store reported that another attempt has taken over."""
 
     def schedule_write(self, delay: float) -> None:
-        """Write in ``delay`` seconds at the latest, or as soon after that as it may be."""
+        """Start a write in at most ``delay`` seconds; while a write is in progress, after its interval."""
         if self._stopped or self._write_future is not None:
             return
         loop = asyncio.get_running_loop()
@@ -151,13 +153,13 @@ class BatchWriter:
         self._timer, self._due_at = loop.call_at(due, self._start_write), due
 
     def stop(self) -> None:
-        """Begin no more writes."""
+        """Start no more writes."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
 
     async def wait_for_write(self) -> None:
-        """Until what is being written is written, for a while at most."""
+        """Wait for the write in progress, ``LAST_WRITE_TIMEOUT`` seconds at most."""
         if self._write_future is not None:
             await asyncio.wait([self._write_future], timeout=LAST_WRITE_TIMEOUT)
 
@@ -188,7 +190,7 @@ class BatchWriter:
 
 
 def start_batch_write(store: EventLog, batch: EventBatch) -> asyncio.Future[bool]:
-    """Write ``batch`` whoever waits for it. That it failed is no fault of the call: a line in the log."""
+    """Start writing ``batch``, also if the caller does not wait for it. A failure is only logged."""
     writing = asyncio.ensure_future(store.append(batch))
     _pending_writes.add(writing)
     writing.add_done_callback(_finish_batch_write)
@@ -198,23 +200,23 @@ def start_batch_write(store: EventLog, batch: EventBatch) -> asyncio.Future[bool
 def _finish_batch_write(writing: asyncio.Future[bool]) -> None:
     _pending_writes.discard(writing)
     if not writing.cancelled() and (error := writing.exception()) is not None:
-        # What is not a failure of the store is a fault in the engine, and somebody should hear of it.
+        # An error other than StoreError is a fault in the engine, so it is logged as a warning.
         level = logging.DEBUG if isinstance(error, StoreError) else logging.WARNING
         logger.log(level, "events could not be written: %s: %s", type(error).__name__, error)
 
 
 async def write_last_batch(store: EventLog, batch: EventBatch) -> None:
-    """Write ``batch`` for a call that has failed. Waits for a while at most, and raises nothing."""
+    """Write ``batch`` for a call that has failed. Waits ``LAST_WRITE_TIMEOUT`` seconds at most; raises nothing."""
     if batch.events:
         await asyncio.wait([start_batch_write(store, batch)], timeout=LAST_WRITE_TIMEOUT)
 
 
 # ---
-# The failures stage: an attempt that failed is said to have failed, wherever in the stages behind it that was.
+# The failures stage: records a failed attempt, whichever inner stage failed.
 
 
 class FailuresStage:
-    """Records the errors of attempts, inline tools' each as their own. Passes every error on."""
+    """Records the errors of attempts, including each inline tool's own. Re-raises every error."""
 
     def __init__(self, store: EventLog) -> None:
         self._store = store
@@ -228,7 +230,7 @@ class FailuresStage:
             raise
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Around a tool call. An exception of the tool itself does not come here: it is a result."""
+        """Around a tool call. An exception of the tool itself does not reach this stage: it is a result."""
         try:
             return await next(call)
         except Exception as error:
@@ -237,7 +239,7 @@ class FailuresStage:
 
     async def _write_failure(self, call: ModelCall | ToolCall, error: Exception, token: str) -> None:
         if isinstance(error, StoreError) and not isinstance(error, TranscriptCorruptedError):
-            return  # it is down, or not the run's
+            return  # the store is down, or is not the run's
         events = [
             *call.pending_events,
             *build_failure_events(call, decide_retry(error, call.attempt, measure_agent_missing(error))),
@@ -249,16 +251,16 @@ class FailuresStage:
 DELTA_INTERVAL = 0.025
 """Seconds between two writes, and from the first delta to the first."""
 FIRST_WRITE_DELAY = 0.1
-"""Seconds until it is written that a call has begun of which nothing has come yet."""
+"""Seconds until the start of a call is written if nothing was streamed by then."""
 MAX_QUEUED_CHARS = 1024 * 1024
-"""Characters that wait for the store. A reply that gets further ahead of it is followed no longer, only completed."""
+"""Maximum of characters that wait for the store. Past it, no more deltas of the reply are written."""
 
 DeltaKind = Literal["text", "thinking", "tool_call"]
 
 
 @dataclass(slots=True)
 class _QueuedDelta:
-    """Adjacent deltas of one text, one thinking or one call's arguments."""
+    """Adjacent deltas of one text, one thinking part or one call's arguments."""
 
     kind: DeltaKind
     index: int
@@ -267,7 +269,7 @@ class _QueuedDelta:
 
 
 class ModelEventFeed:
-    """Of one attempt. All methods belong to the worker's event loop, and none but ``settled`` waits."""
+    """Events of one attempt. Call all methods on the worker's event loop; only ``wait_for_write`` waits."""
 
     def __init__(self, store: EventLog, call: ModelCall, *, stream: bool = True) -> None:
         """Without ``stream`` nothing is written before the outcome, and no deltas at all."""
@@ -286,16 +288,16 @@ class ModelEventFeed:
             self._writer.schedule_write(FIRST_WRITE_DELAY)
 
     def start_model(self, model: str) -> None:
-        """``model`` is asked now."""
+        """Record that ``model`` is called now."""
         self._queue.append(build_model_started(self._call, model, self._models_started))
         self._models_started += 1
 
     def add_events(self, events: Sequence[NewEvent]) -> None:
-        """``events`` have happened."""
+        """Queue ``events``."""
         self._queue += events
 
     def emit(self, event: StreamEvent) -> None:
-        """The model has streamed ``event``."""
+        """Queue an event that the model has streamed."""
         match event:
             case TextDelta():
                 self._add_delta("text", 0, event.text)
@@ -311,7 +313,7 @@ class ModelEventFeed:
                 pass
 
     def stop(self) -> list[NewEvent]:
-        """Write no more. What is not known to be written and still has to be; deltas have not."""
+        """Stop writing. Return the events that are not known to be written, without deltas."""
         self._writer.stop()
         taken = self._writer.unwritten_batch
         mine = [new for new in taken.events if not isinstance(new.event, ModelDelta)] if taken else []
@@ -320,7 +322,7 @@ class ModelEventFeed:
         return mine
 
     async def wait_for_write(self) -> None:
-        """Until a write that was begun before ``stop`` is over, for a while at most."""
+        """Wait for a write started before ``stop``, ``LAST_WRITE_TIMEOUT`` seconds at most."""
         await self._writer.wait_for_write()
 
     def _add_delta(self, kind: DeltaKind, index: int, text: str) -> None:
@@ -339,7 +341,7 @@ class ModelEventFeed:
         self._writer.schedule_write(DELTA_INTERVAL)
 
     def _handle_restart(self, event: Restarted) -> None:
-        """The next of a chain of models is asked; nothing that the one before has said counts."""
+        """Start the next model of a chain; what the one before has streamed does not count."""
         self._drop_deltas()
         self._offsets.clear()
         self._tool_calls.clear()
@@ -389,15 +391,15 @@ class ModelEventFeed:
 
 
 # ---
-# What a tool says of itself while it runs: from any thread, at any rate; the latest of it is written now and then.
+# Progress that a tool reports while it runs: from any thread, at any rate; only the latest report is written.
 
 
 PROGRESS_INTERVAL = 0.1
-"""Seconds between two writes, and until the first: a tool that is done by then adds none."""
+"""Seconds between two writes, and until the first: a tool that ends before it causes no write."""
 
 
 class ProgressFeed:
-    """Of one call. Made, and stopped, on the worker's event loop."""
+    """Progress of one call. Create and stop it on the worker's event loop."""
 
     def __init__(self, store: EventLog, call: ToolCall) -> None:
         self._call = call
@@ -408,10 +410,10 @@ class ProgressFeed:
         self._writer = BatchWriter(store, self._take_batch, PROGRESS_INTERVAL)
 
     def report_progress(self, message: str, data: Any) -> None:
-        """``data`` is plain JSON. From any thread; what comes after the end of the call is dropped.
+        """Report progress from any thread. ``data`` is plain JSON. A report after the end of the call is dropped.
 
-        Raises ``ValueError`` for what cannot be stored: here, where the author's code sees it. Written with the
-        outcome it would keep that from being recorded.
+        Raises ``ValueError`` for a report that cannot be stored: here, where the author's code sees it, because
+        later it would prevent the outcome from being recorded.
         """
         task = self._call.input
         event = ToolProgress(
@@ -423,11 +425,11 @@ class ProgressFeed:
             if self._stopped:
                 return
             waits, self._latest_event = self._latest_event is not None, NewEvent(event)
-            if not waits:  # else whoever is woken for it finds this one
+            if not waits:  # else the write that is scheduled already takes this one
                 self._loop.call_soon_threadsafe(self._writer.schedule_write, PROGRESS_INTERVAL)
 
     def stop(self) -> list[NewEvent]:
-        """Write no more; what was said last and is not written."""
+        """Stop writing. Return the last report, if it is not written."""
         with self._lock:
             self._stopped = True
             latest, self._latest_event = self._latest_event, None
@@ -439,24 +441,24 @@ class ProgressFeed:
             latest, self._latest_event = self._latest_event, None
         if latest is None:
             return None
-        # Of all attempts the same: a late word of a tool whose result the model has been given is dropped.
+        # The same token for all attempts: a late report of a tool whose result the model already has is dropped.
         return build_event_batch(self._call, [latest], build_batch_token(self._call.asked_at))
 
 
 # ---
-# The events stage: whoever follows the run is told what a call is at, as it happens.
+# The events stage: writes the events of a call as it runs.
 #
-# It stands inside the journal, so an outcome that is found there is not said again; what the call comes to is
-# recorded in
-# one transaction with its outcome. Events never make a call fail, or wait.
+# It is inside the journal stage, so an outcome found there writes no events again; the final events are recorded in
+# one transaction with the outcome. Events never make a call fail or wait.
 
 
 class EventsStage:
-    """Writes what happens in a call, and puts the rest beside its outcome.
+    """Writes the events of a call while it runs, and adds the final ones to the commit of its outcome.
 
     Without ``stream`` a model call writes nothing before its outcome: no deltas, and no transaction of its own.
-    ``stopped_by_run`` says of a cancelled call whether the run stopped it; else it is the worker that stops.
-    ``changed_by_hooks`` says whether those of an agent may change what users say: then that is told when they have.
+    ``stopped_by_run`` returns whether the run cancelled the call; else the worker is stopping.
+    ``changed_by_hooks`` returns whether an agent's hooks may change users' messages: then the events of these
+    messages are written after the hooks have run.
     """
 
     def __init__(
@@ -505,7 +507,7 @@ class EventsStage:
         return self._attach_events(call, reply, build_reply_events(call, reply))
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Around a tool call that may act. The journal stage says that it begins, and what it comes to."""
+        """Around a tool call that may act. The journal stage writes the events of its start and its end."""
         progress = ProgressFeed(self._store, call)
         call.report_progress = progress.report_progress
         try:

@@ -1,7 +1,7 @@
-"""The innermost stage but one: hooks see the whole conversation and run under the journal.
+"""The hook stage: hooks around model calls and tool calls see the whole conversation and run under the journal.
 
-What a retry finds in the journal came behind the hooks, so they do not run again. Outside them stands only what makes
-the request and reads the reply (the iteration); inside them the limits of a call, which a slow hook does not use up.
+The outcome that a retry finds in the journal was recorded after the hooks, so they do not run again. Outside of them
+the iteration makes the request and reads the reply; inside are the limits of a call, which a slow hook does not use up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .tool_hooks import FindTool, ToolContextFactory, ToolHookRunner
 class HookStage:
     """Runs the hooks of the worker, then the agent's, then the tool's around the bare call.
 
-    ``run`` calls an author's function on the author's side; ``find_agent``, ``find_tool`` and ``contexts`` give the
+    ``run`` calls an author's function on the author's side; ``find_agent``, ``find_tool`` and ``contexts`` return the
     agent, the tool and the context of a tool call.
     """
 
@@ -46,7 +46,7 @@ class HookStage:
         """Around a model call. Raises ``HookError``, ``AbortError``."""
         before = self._select_hooks("before_llm_call", call)
         if before and (veto := await self._run_before_hooks(before, call)) is not None:
-            summing = call.input.purpose == "compact"  # why there is none is no summary
+            summing = call.input.purpose == "compact"  # the veto's reason must not become the summary
             return ModelReply(ModelOutput(), Message(role="assistant") if summing else _build_veto_reply(veto))
         reply = await next(call)
         if (after := self._select_hooks("after_llm_call", call)) and reply.message is not None:
@@ -62,7 +62,7 @@ class HookStage:
         return (*self._worker_hooks.on(event), *agent.hooks.on(event))
 
     async def _run_before_hooks(self, hooks: tuple[Hook, ...], call: ModelCall) -> Veto | None:
-        """Change the request; or what says that there is none."""
+        """Let hooks change the request. Return the ``Veto`` of a hook that forbids it, else None."""
         agent: Agent = call.agent
         given: HookArguments = {"model": agent.model, "iteration": call.input.iteration, "ctx": call.run_context}
         vetoes: list[Veto] = []
@@ -81,8 +81,8 @@ class HookStage:
             return False
 
         assert call.request is not None, "the iteration stage makes the request"
-        # Settings are the agent's own, and dictionaries: what a hook does to them in place is for this call alone.
-        # What it does to the list of messages nobody would check.
+        # Settings are the agent's own dictionaries: what a hook changes in them in place is for this call alone.
+        # Messages become a tuple, because a change of the list in place would not be checked.
         settings, options = copy.deepcopy((call.request.settings, call.request.provider_options))
         messages = tuple(call.request.messages)
         show(replace(call.request, messages=messages, settings=settings, provider_options=options))
@@ -114,13 +114,14 @@ class HookStage:
 
 
 def _build_veto_reply(veto: Veto) -> Message:
-    """What stands in the transcript in the place of the reply that nobody was asked for."""
+    """Build the message that stands in the transcript in the place of the vetoed reply."""
     said = (TextPart(text=clean_text(str(veto.reason))),)
     return Message(role="assistant", parts=said, finish_reason="veto", usage=Usage(), cost_usd=0.0)
 
 
 def _check_hook_settings(hook: Hook, agent: Agent, request: ModelRequest) -> None:
-    """Those of an agent are checked when it is defined; these can only be checked now."""
+    """Raise ``HookError`` for settings of a hook that the models do not take. An agent's are checked when it is
+    defined; a hook's only now."""
     given: Any = SimpleNamespace(
         chain=agent.chain, settings=request.settings, provider_options=request.provider_options
     )
@@ -133,7 +134,7 @@ def _check_hook_settings(hook: Hook, agent: Agent, request: ModelRequest) -> Non
 
 
 def _move_request_files_to_blobs(request: ModelRequest) -> ModelRequest:
-    """``request`` with the bytes of files, where a hook put some into its messages, beside them."""
+    """Return ``request`` with the bytes of files that a hook put into its messages moved into ``files``."""
     messages, blobs = extract_file_blobs(request.messages)
     if not blobs:
         return request

@@ -1,7 +1,7 @@
-"""Inline tools: quick ones run inside the model activity, behind the recorded reply; one activity less an iteration.
+"""Inline tools: quick tools run inside the model activity, after the reply is recorded, which saves an activity.
 
-The stage stands outside the journal: the reply is recorded before any tool acts, and every tool call goes through
-the same stages as an activity's, with a journal entry of its own. A retry finds all of it.
+The stage is outside the journal: the reply is recorded before any tool acts, and every tool call goes through
+the same stages as an activity's, with a journal entry of its own. A retry finds all of them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..types.wire import OUTPUT_BYTES, AgentLimits, CallFacts, ModelOutput, Tool
 from .journal_keys import build_tool_key
 
 INLINE_SECONDS = 20.0
-"""Seconds for all inline tools of one reply; what has not begun by then becomes an ordinary call."""
+"""Seconds for all inline tools of one reply; a call that has not begun by then becomes an ordinary call."""
 
 
 class InlineStage:
-    """Runs the inline calls of a reply through ``run``, which is the chain that a tool activity goes through."""
+    """Runs the inline calls of a reply through ``run``, the chain of stages that a tool activity goes through."""
 
     def __init__(self, run: NextTool, clock: Callable[[], float] = monotonic) -> None:
         self._run_tool = run
@@ -48,14 +48,14 @@ class InlineStage:
         assert task is not None, "a coroutine runs in a task"
         try:
             for index, asked in enumerate(calls):
-                # A tool that was cancelled comes back with a result that says so: the next must not begin.
+                # A cancelled tool returns a result that reports the cancellation: the next must not begin.
                 if _is_inline_call(asked) and left > 0 and self._clock() < until and not task.cancelling():
                     left -= 1
                     calls[index] = done = await self._run_inline_call(call, output, index)
                     if isinstance(done.disposition, InlineCall) and done.disposition.aborted is not None:
                         break  # the run ends
         except asyncio.CancelledError:
-            # The reply is paid for and recorded: hand it over, and let the workflow close what is left.
+            # The reply is paid for and recorded: return it, and let the workflow close the calls that are left.
             pass
         return output.model_copy(update={"calls": tuple(_omit_large_results(calls))})
 
@@ -65,8 +65,8 @@ class InlineStage:
         assert isinstance(how, ActivityCall), "only such calls are inline"
         task = ToolInput(
             **call.input.model_dump(include=_CALL_FACT_FIELDS),
-            # The number that the loop gives this call (loop/apply.py), and with it the journal key: one that was begun
-            # here and becomes an activity, because this worker stops, is known there as begun.
+            # The number that the loop gives this call (loop/apply.py), and with it the journal key: if the call begins
+            # here and becomes an activity because this worker stops, the activity finds it as begun.
             op=call.input.op + 1 + index,
             call_id=asked.id,
             name=asked.name,
@@ -87,7 +87,7 @@ class InlineStage:
             asked_at=call.asked_at,
         )
         result = await self._run_tool(inner)
-        if result.status == "asking":  # its activity finds that in the journal, and the call waits
+        if result.status == "asking":  # its activity finds the question in the journal, and the call waits
             return asked.model_copy(update={"disposition": how.model_copy(update={"inline": False})})
         aborted = result.content if result.status == "aborted" else None
         content = None if aborted else result.content
@@ -96,8 +96,8 @@ class InlineStage:
 
 
 def _count_inline_calls_left(left: int | None, limits: AgentLimits) -> float:
-    """How many calls may run here; the loop refuses or holds back the others. Before the run knows its limits (None)
-    none of its calls has run.
+    """Count the calls that may run here; the loop refuses or holds back the others. ``left`` is None before the run
+    knows its limits, when none of its calls has run.
     """
     if left is not None:
         return left
@@ -106,7 +106,7 @@ def _count_inline_calls_left(left: int | None, limits: AgentLimits) -> float:
 
 
 def _omit_large_results(calls: Iterable[Call]) -> Iterator[Call]:
-    """Results that do not fit into history together are there by their journal key alone."""
+    """Remove the contents of results that together do not fit into history; their journal keys stay."""
     left = OUTPUT_BYTES
     for call in calls:
         how = call.disposition

@@ -1,7 +1,7 @@
-"""Attaches stages to Temporal: a worker interceptor with the stages inside, around perdure's own activities only.
+"""Attaches stages to Temporal: a worker interceptor that runs the stages around perdure's own activities only.
 
-A user's interceptors stand before or behind it as the worker lists them. Behind it the argument is a ``ModelCall`` or
-``ToolCall``; before it, the plain JSON that is in history.
+Also has the composition of stages and the tracing stage. A user's interceptors are outside or inside of this one, in
+the worker's order. Inside, the argument is a ``ModelCall`` or ``ToolCall``; outside, the plain JSON that is in history.
 """
 
 from __future__ import annotations
@@ -27,43 +27,44 @@ from .journal_keys import build_tool_key
 from .retries import Heartbeat, RetryDecision, decide_retry, measure_agent_missing
 
 # ---
-# Stages around a call, composed by hand: the first stage is the outermost.
+# Composition of stages around a call: the first stage is the outermost.
 
 
 def compose_model(stages: Sequence[Stage], call: NextModel) -> NextModel:
-    """``call`` with ``stages`` around it."""
+    """Return ``call`` with ``stages`` around it."""
     for stage in reversed(stages):
         call = partial(stage.model, next=call)
     return call
 
 
 def compose_tool(stages: Sequence[Stage], call: NextTool) -> NextTool:
-    """``call`` with ``stages`` around it."""
+    """Return ``call`` with ``stages`` around it."""
     for stage in reversed(stages):
         call = partial(stage.tool, next=call)
     return call
 
 
 # ---
-# Which search attributes a run may keep up to date, and if its memo: said with its replies, behind the journal.
+# Which search attributes a run may update, and whether its memo: added to replies after the journal stage.
 
 
 FindSearchAttributes = Callable[[], Awaitable[tuple[str, ...] | None]]
-"""The attributes that the namespace of the present activity has; None where it cannot be told."""
+"""Returns the search attributes of the current activity's namespace; None if they cannot be read."""
 
 
 def needs_search_attributes(call: ModelCall, output: ModelOutput) -> bool:
-    """Whether the run is told with this reply: it needs to know before it first waits, and again now and then."""
+    """Whether this reply carries the search attributes: the run needs them before its first wait, and renewed later."""
     if call.input.purpose not in ("call", "force_finish"):
         return False
     return call.input.iteration <= 1 or any(one.approval is not None for one in output.calls)
 
 
 def attach_search_attributes(call: ModelCall, output: ModelOutput, names: tuple[str, ...] | None) -> ModelOutput:
-    """``output`` with ``names``, where the run is told of them. What is recorded is the same in every namespace."""
+    """Return ``output`` with ``names``, if this reply carries them. The recorded outcome is the same in every
+    namespace."""
     if not needs_search_attributes(call, output):
         return output
-    # Without that attribute nobody would find what the memo says, nor know whether it is all there is.
+    # Without that attribute a client could not find runs by it, nor know whether the memo is complete.
     return output.model_copy(update={"indexed": names, "noted": PENDING_ATTRIBUTE in (names or ())})
 
 
@@ -89,10 +90,10 @@ class StageInterceptor(Interceptor):
 
 
 class _StageInboundInterceptor(ActivityInboundInterceptor):
-    """JSON to calls and back, heartbeats, and errors as Temporal knows them; inside, the stages.
+    """Converts JSON to calls and back, heartbeats, and converts errors to Temporal's; runs the stages inside.
 
-    They are one link of Temporal's chain, not one each: nobody can stand between them, and links are made anew for
-    every activity.
+    The stages are one link of Temporal's chain, not one each: no other interceptor can come between them, and links
+    are created anew for every activity.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ def _parse_activity_input(input: ExecuteActivityInput) -> ModelCall | ToolCall:
 
 
 def _build_application_error(verdict: RetryDecision) -> ApplicationError:
-    """What Temporal is told: the class by its name, whether to try again, and when."""
+    """Build the error for Temporal: the class by its name, whether to retry, and when."""
     return ApplicationError(
         verdict.message,
         *verdict.details,
@@ -162,10 +163,10 @@ def _build_application_error(verdict: RetryDecision) -> ApplicationError:
 
 
 # ---
-# The outermost stage: one OpenTelemetry span per model call and per tool call, where OpenTelemetry is installed.
+# The tracing stage, the outermost: one OpenTelemetry span per model call and per tool call, if OpenTelemetry is there.
 
 
-# Attribute names of the OpenTelemetry GenAI conventions (v1.37); kept here because they still move between versions.
+# Attribute names of the OpenTelemetry GenAI conventions (v1.37); kept here because they still change between versions.
 _SPAN_OPERATION = "gen_ai.operation.name"
 _SPAN_AGENT = "gen_ai.agent.name"
 _SPAN_CONVERSATION = "gen_ai.conversation.id"
@@ -222,5 +223,5 @@ class TracingStage:
         }
         span = self._tracer.start_span(f"perdure.{operation}", attributes=attributes)
         if not span.get_span_context().is_valid:
-            return nullcontext()  # nobody has set up the SDK: this span would go nowhere, and have no children
+            return nullcontext()  # the SDK is not set up: this span would not be exported, and have no children
         return self._use_span(span, end_on_exit=True)

@@ -1,10 +1,10 @@
-"""The journal stage: an effect that was paid for is never paid for again.
+"""The journal stage, which records each call's outcome once, and the reply cache stage.
 
-A model call: the outcome is looked up before, and recorded after, in one transaction with the transcript's node.
-A tool call: the intent is recorded first, so that a retry can tell "never begun" (run it), "done" (return it) and
-"begun, outcome unknown" apart; the last is run again only for an idempotent tool.
+A model call: its outcome is looked up before, and recorded after, in one transaction with the transcript's node.
+A tool call: its intent is recorded first, so that a retry can tell "never begun" (run it), "done" (return it) and
+"begun, outcome unknown" apart; in the last case only an idempotent tool runs again.
 
-What the author's code wrote into memory is part of the transaction, so it happens as often as the outcome: once.
+The author's writes into memory are part of the transaction, so they happen as often as the outcome: once.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from .event_stream import build_event_batch
 from .journal_keys import build_model_key, parse_outcome
 
 CANCELLED_COMMIT_TIMEOUT = 10.0
-"""Seconds that a cancelled activity still tries to record what it has paid for."""
+"""Seconds for which a cancelled activity still tries to record its outcome."""
 
 
 class JournalStage:
     """Looks outcomes up and records them.
 
-    ``waiting`` is told why a record has to wait for the store, and "" when it is there.
+    ``waiting`` is called with the reason when a write has to wait for the store, and with "" when it is done.
     """
 
     def __init__(self, journal: Journal, waiting: Callable[[str], None] = lambda _: None) -> None:
@@ -58,7 +58,7 @@ class JournalStage:
         self._report_waiting = waiting
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
-        """The recorded outcome, or that of ``next``, recorded."""
+        """Return the recorded outcome, or run ``next`` and record its outcome."""
         key = build_model_key(call.input)
         recorded = (await self._journal.find_outcomes([key])).get(key)
         if recorded is not None:
@@ -70,41 +70,41 @@ class JournalStage:
         if paid:
             reach_point("model.answered")
         body = reply.output.model_dump_json(exclude_none=True).encode()
-        parse_outcome(ModelOutput, body, key)  # what could not be read back later is not recorded
+        parse_outcome(ModelOutput, body, key)  # an outcome that could not be read back is not recorded
         outcome = Outcome(key, "model", body)
         first = await self._commit_despite_cancel(
             replace(reply.commit, outcome=outcome, memory=tuple(call.memory_writes))
         )
         if paid:
             reach_point("model.recorded")
-        if first != body:  # another attempt was quicker; what it said is what counts
+        if first != body:  # another attempt recorded its outcome first, and that counts
             reply.output = parse_outcome(ModelOutput, first, key)
         return reply
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """The recorded outcome, or that of ``next`` if it may act, recorded."""
+        """Return the recorded outcome, or run ``next``, if the call may run, and record its outcome."""
         begins = build_event_batch(call, build_tool_start_events(call))
-        again = call.input.idempotent or call.input.side is not None  # hooks alone, which may run again
+        again = call.input.idempotent or call.input.side is not None  # only hooks run, which may run again
         claim = await self._journal.claim(call.key, call.owner, again=again, events=begins)
         if claim.outcome is not None:
             return parse_outcome(ToolOutput, claim.outcome, call.key)
         while True:
             try:
                 return await self._run_and_record(call, claim, next)
-            except MemoryChangedError:  # nothing is recorded of it: it has read what is there no more
+            except MemoryChangedError:  # nothing is recorded: it has read values that were changed since
                 call.memory_writes.clear()
                 call.hook_writes[:] = call.before_hook_writes or ()
                 call.blobs.clear()
                 call.error = None
 
     async def _run_and_record(self, call: ToolCall, claim: Claim, next: NextTool) -> ToolOutput:
-        """Run it, and record what it came to. Raises ``MemoryChangedError`` where it has to run once more."""
+        """Run the call and record its outcome. Raises ``MemoryChangedError`` where it has to run once more."""
         output = _build_unknown_outcome(call, claim) or await _run_claimed_tool(call, next)
         output, blobs = _move_large_content_to_blob(output)
         body = output.model_dump_json(exclude_none=True).encode()
-        parse_outcome(ToolOutput, body, call.key)  # what could not be read back later is not recorded
-        # A tool that failed has done nothing as far as memory goes; one that wrote has written once, with its outcome.
-        # One that asks runs again from its start, and so do the hooks around it.
+        parse_outcome(ToolOutput, body, call.key)  # an outcome that could not be read back is not recorded
+        # A failed tool writes nothing into memory; the writes of another are recorded once, with its outcome.
+        # A tool that asks a question runs again from its start, and so do the hooks around it.
         memory = (
             () if output.status == "asking" else (*call.hook_writes, *(() if output.is_error else call.memory_writes))
         )
@@ -117,11 +117,14 @@ class JournalStage:
         return output if first == body else parse_outcome(ToolOutput, first, call.key)
 
     async def _commit_despite_cancel(self, commit: Commit) -> bytes:
-        """Write ``commit``, whatever comes: a cancelled activity sees it written first."""
+        """Write ``commit``, also if the activity is cancelled meanwhile. Return the recorded outcome.
+
+        Raises ``StoreError`` if, after a cancellation, it is not written within ``CANCELLED_COMMIT_TIMEOUT`` seconds.
+        """
         try:
             return await self._commit_with_retry(commit)
         except asyncio.CancelledError:
-            # It may be written, or about to be: asked again, the store says what is recorded.
+            # It may be written, or about to be: a second commit returns the outcome that is recorded.
             try:
                 return await asyncio.wait_for(self._commit_with_retry(commit), CANCELLED_COMMIT_TIMEOUT)
             except TimeoutError:
@@ -130,9 +133,9 @@ class JournalStage:
                 ) from None
 
     async def _commit_with_retry(self, commit: Commit) -> bytes:
-        """Write ``commit`` as soon as the store takes it.
+        """Write ``commit`` as soon as the store takes it. Return the recorded outcome.
 
-        Failing the attempt instead would throw away a paid reply, or the outcome of an act that cannot be undone.
+        Failing the attempt instead would lose a paid reply, or the outcome of an effect that cannot be undone.
         """
         delay, waited = 0.2, False
         while True:
@@ -160,7 +163,7 @@ async def _run_claimed_tool(call: ToolCall, next: NextTool) -> ToolOutput:
 
 
 def _build_unknown_outcome(call: ToolCall, claim: Claim) -> ToolOutput | None:
-    """What the model is told of a call that began, whose end nobody saw, and that may not run (once more)."""
+    """Build the result of a call that began, has no recorded outcome, and may not run again; None if it may run."""
     name, retries = call.input.name, call.input.retries
     if claim.state == "begun":
         text = (
@@ -178,7 +181,7 @@ def _build_unknown_outcome(call: ToolCall, claim: Claim) -> ToolOutput | None:
 
 
 def _move_large_content_to_blob(output: ToolOutput) -> tuple[ToolOutput, list[Blob]]:
-    """Results above the threshold go to the store whole, and to history by reference."""
+    """Replace a content above ``INLINE_BYTES`` by a reference; return the output and the blob to write."""
     if output.content is None or len(output.content) * 4 <= INLINE_BYTES:
         return output, []
     blob = Blob.from_content(output.content)
@@ -188,18 +191,15 @@ def _move_large_content_to_blob(output: ToolOutput) -> tuple[ToolOutput, list[Bl
 
 
 # ---
-# The paid stage: a reply is kept before code of the author's sees it, so that code which fails does not cost it.
+# The reply cache stage: keeps a reply before the author's code sees it, so that it is not lost if that code fails.
 #
-# Not where a hook may change the reply (``after_llm_call``): it may be there to take a secret out, and what it has
-# not
-# seen yet is stored nowhere.
+# It keeps no reply that a hook may change (``after_llm_call``): the hook may be there to remove a secret, so nothing
+# is stored before it has run.
 #
-# It stands right behind the hooks. The outcome of a call is what they have made of the reply, and is recorded when
-# they
-# are done (:mod:`.journal`); until then the reply is kept in the store's memory, in a namespace of the conversation.
-# An
-# attempt, or a run gone on with (``resume``), that asks the same again is given it and runs the hooks alone. What is
-# kept is deleted in the transaction that records the outcome.
+# The stage is right inside the hooks. The outcome of a call is the reply as the hooks have changed it, and is recorded
+# when they are done (the journal stage); until then the reply is kept in the store's memory, in a namespace of the
+# conversation. An attempt, or a resumed run (``resume``), that makes the same request again gets this reply and runs
+# only the hooks. The kept reply is deleted in the transaction that records the outcome.
 
 
 logger = logging.getLogger("perdure.worker")
@@ -207,16 +207,16 @@ logger = logging.getLogger("perdure.worker")
 REPLY_CHANGING_HOOK: HookEvent = "after_llm_call"
 """Hooks that may change a reply before it is stored."""
 REPLY_READING_HOOKS: tuple[HookEvent, ...] = ("before_subagent", "on_approval", "on_finish")
-"""The others that run when a reply is there."""
+"""Other hooks that run after a reply."""
 HASHED_MESSAGES = 20
-"""Messages of a conversation that, with their number, say which request it is: all of a long one would take a while."""
+"""Number of last messages that, with the total count, identify a request: hashing a long conversation would be slow."""
 
 
 class ReplyCacheStore(Protocol):
-    """What the stage asks of a store."""
+    """The store as the reply cache stage uses it."""
 
     async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
-        """Values by their keys."""
+        """Return the values of a namespace by their keys."""
         ...
 
     async def commit(self, commit: Commit) -> bytes | None:
@@ -235,19 +235,19 @@ class CachedReply(Data):
 
 
 def build_reply_namespace(run_id: str) -> str:
-    """Of the replies of a conversation that are kept."""
+    """Return the memory namespace of the kept replies of a conversation."""
     return f"paid:{run_id}"
 
 
 class ReplyCacheStage:
-    """Keeps replies while hooks and output validators look at them; see the module for what it does not keep."""
+    """Keeps replies while hooks and output validators run; see above for what it does not keep."""
 
     def __init__(self, store: ReplyCacheStore, worker: HookSet | None = None) -> None:
         self._store = store
         self._worker_hooks = HookSet() if worker is None else worker
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
-        """Around the bare call. Raises ``StoreError`` before it, not behind it."""
+        """Around the bare call. Raises ``StoreError`` before it, not after it."""
         agent: Agent = call.agent
         if not self._can_cache_reply(agent):
             return await next(call)
@@ -273,18 +273,18 @@ class ReplyCacheStage:
         return reply
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Nothing to do: what a tool came to is shown to hooks as it is recorded."""
+        """Nothing to do: a tool call has its own journal entry."""
         return await next(call)
 
     def _can_cache_reply(self, agent: Agent) -> bool:
-        """Whether code of the author's looks at replies, and may fail, or be slow; and none may change them."""
+        """Whether the author's code reads replies, and may fail or be slow, and no hook may change them."""
         sets = [some for some in (self._worker_hooks, agent.hooks) if some]
         if any(some.on(REPLY_CHANGING_HOOK) for some in sets):
             return False
         return bool(agent.output_validators) or any(some.on(event) for some in sets for event in REPLY_READING_HOOKS)
 
     async def _save_reply(self, write: MemoryWrite) -> None:
-        """A store that is down now may be there when the hooks are done, and the outcome is what counts."""
+        """Write the reply. A ``StoreError`` is only logged: the store may be back when the outcome is recorded."""
         try:
             await self._store.commit(Commit(memory=(write,)))
         except StoreError as error:
@@ -292,7 +292,7 @@ class ReplyCacheStage:
 
 
 def _parse_cached_reply(body: bytes) -> CachedReply | None:
-    """What is kept; None where another version of perdure wrote it, in a way that this one does not know."""
+    """Parse a kept reply; None where another version of perdure wrote it in a format that this one does not know."""
     try:
         return CachedReply.model_validate_json(body)
     except ValidationError:
@@ -300,7 +300,8 @@ def _parse_cached_reply(body: bytes) -> CachedReply | None:
 
 
 def hash_request(agent: Agent, request: ModelRequest) -> str:
-    """What the model is asked, and which one."""
+    """Return the SHA-256 of a request and the agent's models (hex). Of long conversations it takes only the message
+    count and the last ``HASHED_MESSAGES`` messages."""
     said = request.messages
     asked: dict[str, Any] = {
         "models": [str(one) for one in agent.chain],

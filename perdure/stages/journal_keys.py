@@ -1,4 +1,4 @@
-"""Journal keys: which effect a call is, the same for every attempt of it."""
+"""Journal keys, which identify a call across all its attempts, and the parsing of recorded outcomes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _encode_canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"),
 
 
 def build_model_key(task: ModelInput) -> str:
-    """Key of a model call: its scope and number, and what the model is asked.
+    """Return the key of a model call: its scope and number, and the content of the request.
 
-    Who decided on a call, and when, is left out: after a Temporal reset the same is decided at another time.
+    The approver and the time of a decision are left out: after a Temporal reset the same decision has another time.
     """
     digest = {
         "agent": task.agent,
@@ -37,9 +37,9 @@ def build_model_key(task: ModelInput) -> str:
 
 
 def build_tool_key(task: ToolInput) -> str:
-    """Key of a tool call: its scope and number, the call and its arguments, and the values that it was answered so far.
+    """Return the key of a tool call: its scope and number, the call, its arguments, and its answers so far.
 
-    Arguments too large for history stand in the node of ``head``, whose hash covers them.
+    Arguments too large for history are in the node of ``head``, whose hash covers them.
     """
     digest = {
         "call_id": task.call_id,
@@ -52,13 +52,14 @@ def build_tool_key(task: ToolInput) -> str:
 
 
 def build_first_run_key(task: ToolInput) -> str:
-    """The key of the call's first run: the same for all of its runs, whatever was answered in between, and for what is
-    done before and after it."""
+    """Return the key of the call's first run: the same for all its runs, whatever answers came in between, and for the
+    activities before and after an external call."""
     return build_tool_key(task.model_copy(update={"answers": (), "side": None}) if task.answers or task.side else task)
 
 
 def _dump_without_defaults(data: Data, *without: str) -> dict[str, Any]:
-    """Without defaults: a field that a later version adds must not change the keys of calls that do not use it."""
+    """Dump ``data`` without defaults: a field added by a later version must not change the keys of calls that do not
+    use it."""
     return data.model_dump(exclude_defaults=True, exclude=set(without))
 
 
@@ -67,14 +68,14 @@ def _hash_journal_key(scope: str, op: int, kind: str, digest: dict[str, Any]) ->
 
 
 # ---
-# Recorded outcomes, read back.
+# Parsing of recorded outcomes.
 
 
 OutputT = TypeVar("OutputT", bound=BaseModel)
 
 
 def parse_outcome(kind: type[OutputT], body: bytes, key: str) -> OutputT:
-    """The outcome of journal entry ``key``. Raises ``TranscriptCorruptedError``, by which the run waits."""
+    """Parse the outcome of journal entry ``key``. Raises ``TranscriptCorruptedError``, on which the run waits."""
     try:
         return kind.model_validate_json(body)
     except ValidationError:

@@ -1,7 +1,8 @@
-"""What a call needs before it may begin, outside the journal: nothing here acts, so it may fail and be retried.
+"""The prepare stage: makes what a call needs before it may begin. It has no effects, so it may fail and be retried.
 
-Behind the journal's claim the same failure would leave "begun, outcome unknown", and the model would be told of a
-call that never ran. A deploy under way is enough: the worker that took the call does not know the agent yet.
+It is outside the journal. After the journal's claim the same failure would leave "begun, outcome unknown", and the
+model would get that as the result of a call that never ran. A deploy is enough for it: the worker that took the call
+does not serve the agent yet.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from .transcript import check_store_id, format_unreadable_result
 
 
 class PrepareStage:
-    """Checks store and agent, and fills in arguments that are too large for history, and on whose behalf it is made.
+    """Checks store and agent, loads arguments that are too large for history, and resolves the ``auth_context``.
 
-    ``find_agent`` raises ``AgentNotFoundError`` for an agent that is not here; ``authorise`` gives a run's
-    ``auth_context``.
+    ``find_agent`` raises ``AgentNotFoundError`` for an agent that this worker does not serve; ``authorise`` returns a
+    run's ``auth_context``.
     """
 
     def __init__(
@@ -37,13 +38,16 @@ class PrepareStage:
         self._authorise = authorise
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
-        """Of the rest nothing: a model call that failed before its reply may simply be made again."""
-        if call.input.purpose != "close":  # an ending must be possible without keys
+        """Resolve the ``auth_context`` only: a model call that failed before its reply may be retried anyway."""
+        if call.input.purpose != "close":  # an ending must be recorded even without encryption keys
             call.auth = await self._resolve_auth(call.input)
         return await next(call)
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Raises ``AgentNotFoundError``, ``StoreMismatchError``, ``TranscriptCorruptedError``, ``AuthContextError``."""
+        """Prepare a tool call.
+
+        Raises ``AgentNotFoundError``, ``StoreMismatchError``, ``TranscriptCorruptedError``, ``AuthContextError``.
+        """
         check_store_id(call.input, self._store_id)
         self._find_agent(call.input.agent)
         if call.auth is None:
@@ -58,7 +62,7 @@ class PrepareStage:
         return await next(call)
 
     async def _resolve_side_text(self, side: AfterExternalCall, blob: BlobRef) -> AfterExternalCall:
-        """With the text of its blob, which a client has named: where nobody has it, that is for the model to hear."""
+        """Load the text of the blob that a client has named. A blob that is not there becomes an error result."""
         try:
             return side.model_copy(update={"text": await self._chain.resolve_blob(blob), "blob": None})
         except TranscriptCorruptedError as error:

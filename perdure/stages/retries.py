@@ -1,4 +1,4 @@
-"""Heartbeats of an activity, from a task of its own, so that no call has to think of them."""
+"""Heartbeats of an activity, the budget stage (limits of a model call over its attempts), and the retry decision."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from ..types.messages import clean_text
 from ..types.wire import ToolOutput
 
 HEARTBEAT_INTERVAL = 0.5
-"""Seconds between heartbeats: a cancellation arrives with the answer to one, and an interrupt is to stop a call within
-a second. A tenth of the timeout (workflows/options.py), and what the SDK lets through (worker/plugin.py)."""
+"""Seconds between heartbeats: a cancellation arrives with the response to one, and an interrupt is to stop a call
+within a second. A tenth of the timeout (workflows/options.py), and what the SDK lets through (worker/plugin.py)."""
 
 _AGENT_MISSING_SINCE = "agent missing since"
 
@@ -36,7 +36,7 @@ _current_heartbeat: ContextVar[Heartbeat | None] = ContextVar("perdure_heartbeat
 
 
 class Heartbeat:
-    """``async with Heartbeat():`` heartbeats until the end of the block; its details say what is waited for."""
+    """``async with Heartbeat():`` heartbeats until the end of the block; its details say why the activity waits."""
 
     def __init__(self) -> None:
         self._details: tuple[object, ...] = ()
@@ -46,7 +46,9 @@ class Heartbeat:
     async def __aenter__(self) -> Heartbeat:
         self._token = _current_heartbeat.set(self)
         self._heartbeat = activity.heartbeat
-        for details in activity.info().heartbeat_details:  # of the attempt before, or what that one kept of its own
+        for (
+            details
+        ) in activity.info().heartbeat_details:  # of the previous attempt, which includes the values of earlier ones
             if isinstance(details, dict) and isinstance(kept := details.get("kept"), dict):
                 self._values = {name: value for name, value in kept.items() if isinstance(value, int)}
         self._context = copy_context()  # the activity's: heartbeat() finds its activity there
@@ -61,25 +63,26 @@ class Heartbeat:
         _current_heartbeat.reset(self._token)
 
     def set_details(self, *details: object) -> None:
-        """What the next heartbeats say; shown as the reason of a stuck run."""
+        """Set the details of the next heartbeats; shown as the reason of a stuck run."""
         self._details = details
 
     def get_value(self, name: str) -> int:
-        """What :meth:`keep` kept in an earlier attempt or in this one; 0 for nothing."""
+        """Return what :meth:`set_value` stored in this attempt or an earlier one; 0 by default."""
         return self._values.get(name, 0)
 
     def set_value(self, name: str, value: int) -> None:
-        """Have the next attempt know ``value``."""
+        """Store ``value`` for this attempt and the next ones."""
         if self._values.get(name, 0) != value:
             self._values[name] = value
             self._context.run(self._send)
 
     def build_reporter(self) -> Callable[..., None]:
-        """A function that heartbeats at once with details of the author's, and again with them; from any thread."""
+        """Return a function that sets the author's details and heartbeats at once; callable from any thread."""
         loop = asyncio.get_running_loop()
 
         def report(*details: object) -> None:
-            # Here, where the author's code sees the error: a heartbeat that cannot be encoded cancels its activity.
+            # Encode here, where the author's code sees the error: a heartbeat that cannot be encoded cancels its
+            # activity.
             plain = tuple(to_jsonable_python(detail) for detail in details)
             loop.call_soon_threadsafe(self._send_details, plain, context=self._context)
 
@@ -101,27 +104,27 @@ class Heartbeat:
 
 
 def report_waiting(reason: str) -> None:
-    """Say in the heartbeats of the current activity, if there is one, why it waits; "" when it no longer does."""
+    """Report why the current activity, if there is one, waits, in its heartbeats; "" when it no longer does."""
     if (current := _current_heartbeat.get()) is not None:
         current.set_details(*([{"waiting": reason}] if reason else []))
 
 
 def get_attempt_value(name: str) -> int | None:
-    """What the attempts of the current activity have remembered under ``name``; None where there is no activity."""
+    """Return the value that the attempts of the current activity stored under ``name``; None outside an activity."""
     current = _current_heartbeat.get()
     return None if current is None else current.get_value(name)
 
 
 def set_attempt_value(name: str, value: int) -> bool:
-    """Have the activity's next attempt know ``value``. Whether there is an activity."""
+    """Store ``value`` for the current activity's next attempts. Return whether there is an activity."""
     if (current := _current_heartbeat.get()) is not None:
         current.set_value(name, value)
     return current is not None
 
 
 def measure_agent_missing(error: Exception) -> float:
-    """Seconds since the first of the activity's attempts that did not find its agent, this one having failed with
-    ``error``. By the server's clock: each attempt may run on another machine."""
+    """Return the seconds since the first of the activity's attempts that did not find its agent; this one has failed
+    with ``error``. Uses the server's clock: each attempt may run on another machine."""
     if (current := _current_heartbeat.get()) is None:
         return 0.0
     now, since = activity.info().started_time.timestamp(), 0
@@ -132,7 +135,7 @@ def measure_agent_missing(error: Exception) -> float:
 
 
 def build_heartbeat_reporter() -> Callable[..., None]:
-    """What a tool's ``ctx.heartbeat`` does in the current activity: nothing where there is none."""
+    """Return the function behind a tool's ``ctx.heartbeat``; outside an activity it does nothing."""
     current = _current_heartbeat.get()
     return current.build_reporter() if current is not None else _ignore_heartbeat
 
@@ -142,27 +145,28 @@ def _ignore_heartbeat(*details: object) -> None:
 
 
 # ---
-# What one model call may take over all its attempts (``Limits``): past it, the last error fails the run.
+# The budget stage: limits of one model call over all its attempts (``Limits``); past them the last error fails the run.
 
 
 FAILED_ATTEMPTS_KEY = "failed_attempts"
-"""What the heartbeats of a model call say of its attempts so far. Temporal keeps the last details of an attempt for the
-next one, so the count survives the worker."""
+"""Name of the count of failed attempts in the heartbeats of a model call. Temporal keeps the last details of an attempt
+for the next one, so the count survives the worker."""
 
 
 class BudgetStage:
-    """Innermost: what fails outside, the store for instance, is not the model's failure.
+    """Enforces an agent's limits of a model call. It is innermost, so that failures outside, for instance of the store,
+    do not count as the model's.
 
-    An error that the provider said when to come back from costs no attempt, but time; a wait that would end past the
-    limit is not begun. An attempt that is still under way when the time is up is broken off. The first attempt is given
+    An error with the provider's ``retry_after`` counts as no attempt, but its wait counts as time; a wait that would
+    end past the limit is not begun. An attempt still running when the time is up is cancelled. The first attempt has
     the whole time, however long it waited for a worker.
     """
 
     def __init__(self, limits: Callable[[str], Limits]) -> None:
-        """``limits`` of the agent of that name."""
+        """``limits`` returns the limits of the agent of a name."""
         self._find_limits = limits
         self._failed_attempts: dict[str, int] = {}
-        """By call, where there is no Temporal to remember it (``perdure.testing``)."""
+        """Counts by call, where no Temporal heartbeats keep them (``perdure.testing``)."""
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """See the class."""
@@ -180,7 +184,9 @@ class BudgetStage:
             spent = f"{_format_seconds(whole)} (call_timeout)"
             raise _mark_final(ProviderTimeoutError("the reply was not complete"), spent) from None
         except ProviderError as error:
-            if not error.retryable:  # whoever can do without (a summary in pieces) has failed at nothing
+            if (
+                not error.retryable
+            ):  # the caller may go on without the reply (a summary in pieces), so it does not count
                 raise
             bounded = bound_wait(error, limits.retry_seconds)
             failed = self._count_failed_attempts(call, obeyed=error.retry_after is not None and not bounded)
@@ -193,7 +199,7 @@ class BudgetStage:
         return await next(call)
 
     def _count_failed_attempts(self, call: ModelCall, *, obeyed: bool) -> int:
-        """How many attempts have failed, this one included unless the wait that the provider asks for is ``obeyed``."""
+        """Count the failed attempts, including this one unless the wait that the provider asks for is ``obeyed``."""
         of_call = call.owner.rpartition("/")[0]
         before = get_attempt_value(FAILED_ATTEMPTS_KEY)
         failed = (self._failed_attempts.get(of_call, 0) if before is None else before) + (not obeyed)
@@ -203,7 +209,8 @@ class BudgetStage:
 
 
 def bound_wait(error: ProviderError, longest: float) -> bool:
-    """Make the wait that ``error`` asks for at most ``longest`` seconds; its message says so. Whether it was longer."""
+    """Limit the wait that ``error`` asks for to ``longest`` seconds, and say so in its message. Return whether it was
+    longer."""
     asked = error.retry_after
     if asked is None or asked <= longest:
         return False
@@ -215,7 +222,7 @@ def bound_wait(error: ProviderError, longest: float) -> bool:
 
 
 def describe_exhausted_limit(limits: Limits, failed: int, elapsed: float, delay: float | None) -> str | None:
-    """What is used up, in words; None while another attempt may be made ``delay`` seconds from now."""
+    """Describe the exhausted limit; None while another attempt may be made ``delay`` seconds from now."""
     if limits.attempts is not None and failed >= limits.attempts:
         return f"{failed} attempt{'s' if failed > 1 else ''} (attempts)"
     whole = limits.call_seconds
@@ -228,7 +235,7 @@ def describe_exhausted_limit(limits: Limits, failed: int, elapsed: float, delay:
 
 
 def _mark_final(error: ProviderError, spent: str) -> ProviderError:
-    """``error`` as the last one: not tried again."""
+    """Mark ``error`` as not retryable, with the exhausted limit ``spent`` in its message, and return it."""
     error.retryable = False
     error.message = f"gave up after {spent}: {error.message}"
     error.args = (error.message,)
@@ -236,7 +243,7 @@ def _mark_final(error: ProviderError, spent: str) -> ProviderError:
 
 
 def _measure_elapsed(call: ModelCall) -> float:
-    """Seconds since the first attempt was scheduled."""
+    """Return the seconds since the first attempt was scheduled."""
     return monotonic() - call.scheduled
 
 
@@ -248,54 +255,55 @@ def _format_seconds(seconds: float) -> str:
 
 
 # ---
-# What becomes of a call that failed: tried again or not, and what is said of it.
+# The decision on a failed attempt: whether to retry it, and the failure that is reported.
 
 
 AGENT_SECONDS = 60.0
-"""How long an unknown agent is looked for, from the first attempt that did not find it: a deploy may be under way."""
+"""Seconds for which an unknown agent is retried, from the first attempt that did not find it: a deploy may be under
+way."""
 TOOLSET_ATTEMPTS = 7
-"""How often a toolset is asked for its tools: a minute, with the delays of workflows/options.py, for a server may be
-starting anew."""
+"""Attempts to list a toolset's tools: about a minute with the delays of workflows/options.py, because its server may be
+restarting."""
 SILENT_ATTEMPTS = 3
-"""How often a model may fall silent before the run fails with it: every attempt may have been paid for."""
+"""Attempts with ``ProviderTimeoutError`` before the run fails with it: every attempt may have been paid for."""
 UNEXPECTED_ATTEMPTS = 5
-"""How often an attempt may fail with something that is no ``PerdureError``, or that an author's provider has raised
-and nobody knows, before the run fails with it."""
+"""Attempts with an error other than a ``PerdureError``, or with a bare ``ProviderError`` of an author's provider,
+before the run fails with it."""
 FAILURE_CHARS = 1000
-"""Of an error's message. Temporal replaces a failure of more than about 4 KB, traceback and causes counted, by
-"Failure exceeds size limit", and nobody can see any more what a run is stuck on. So causes stay in the log, too."""
+"""Maximum characters of an error's message. Temporal replaces a failure of more than about 4 KB, traceback and causes
+included, by "Failure exceeds size limit", which hides why a run is stuck. So causes stay in the log, too."""
 
 LONGEST_DELAY = float(LONGEST_SECONDS)
-"""Seconds that Temporal can be told. ``Limits.retry_wait`` bounds what a provider asks for long before."""
+"""Maximum delay in seconds that Temporal takes; ``Limits.retry_wait`` limits a provider's ``retry_after`` well below."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """What a failed attempt means."""
+    """The decision on a failed attempt."""
 
     error_type: str
     """Class name of the error."""
     message: str
     retry: bool
     delay: float | None = None
-    """Seconds until the next attempt, where the provider said so."""
+    """Seconds until the next attempt, if the provider gave them."""
     ways: tuple[str, ...] = ()
-    """What the loop may do before it asks again: ``ContextLengthError.ways``."""
+    """Ways in which the loop may shorten the conversation before the next call: ``ContextLengthError.ways``."""
 
     @property
     def details(self) -> tuple[dict[str, list[str]], ...]:
-        """For the loop, as details of the failure that Temporal is told."""
+        """The details of the Temporal failure, which the loop reads."""
         return ({"compaction": list(self.ways)},) if self.ways else ()
 
 
 def decide_retry(error: Exception, attempt: int, missing: float = 0.0) -> RetryDecision:
-    """Of attempt number ``attempt`` (from 1) that failed with ``error``. ``missing``: seconds without the agent.
+    """Decide on attempt number ``attempt`` (from 1) that failed with ``error``. ``missing``: seconds without the agent.
 
-    What is no ``PerdureError`` is a fault in the engine, or in an author's prompt function: tried again, but not for
-    ever.
+    An error other than a ``PerdureError`` is a fault in the engine or in an author's prompt function: it is retried,
+    up to ``UNEXPECTED_ATTEMPTS``.
     """
     most = {
-        ProviderError: UNEXPECTED_ATTEMPTS,  # nobody knows what it is
+        ProviderError: UNEXPECTED_ATTEMPTS,  # of unknown kind
         ProviderTimeoutError: SILENT_ATTEMPTS,
         ToolsetError: TOOLSET_ATTEMPTS,
     }.get(type(error))
@@ -311,5 +319,5 @@ def decide_retry(error: Exception, attempt: int, missing: float = 0.0) -> RetryD
 
 
 def _truncate_failure_text(text: str) -> str:
-    text = clean_text(text)  # else Temporal's client could not send it, nor say whether to try again
+    text = clean_text(text)  # else Temporal's client could not send the failure, nor whether to retry
     return text if len(text) <= FAILURE_CHARS else text[:FAILURE_CHARS] + CUT

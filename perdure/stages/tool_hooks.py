@@ -1,7 +1,7 @@
-"""Hooks around a tool call: they change or veto it before, and change its result afterwards.
+"""Hooks around a tool call: they change or veto it before it runs, and change its result afterwards.
 
-Whatever they do, the call has a result: a hook that fails makes it an error that names the hook, and one that fails
-behind the tool does not hide that the tool has acted.
+The call always has a result: a hook that fails makes it an error that names the hook, and the error of a hook that
+fails after the tool says that the tool has acted.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ..types.wire import ToolOutput
 logger = logging.getLogger("perdure.worker")
 
 FindTool = Callable[[str, str], Tool | None]
-"""The tool that an agent's call means, by their names."""
+"""``find(agent, tool)``: returns the tool of an agent's call, by their names."""
 
 
 class ToolContextFactory(Protocol):
     """Makes contexts of tool calls."""
 
     def __call__(self, call: ToolCall, writes: MemoryWrites) -> ToolContext[Any]:
-        """One whose memory writes into ``writes``."""
+        """Build a context whose memory writes into ``writes``."""
         ...
 
 
@@ -71,10 +71,10 @@ class ToolHookRunner:
 
 
 class _ToolCallHooks:
-    """The hooks of one call. What they write into memory is kept whatever the call comes to.
+    """The hooks of one call. What they write into memory is recorded whatever the outcome of the call.
 
-    A tool runs once more where another call has changed what it read (``MemoryChangedError``). The hooks before it have
-    run then; those behind it see each result.
+    A tool runs once more if another call has changed what it read (``MemoryChangedError``). The hooks before it do not
+    run again; those after it see each result.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class _ToolCallHooks:
         self._hooks = hooks
 
     async def run_call(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """The call between its hooks."""
+        """Run the call between its hooks."""
         name, has_run = call.input.name, isinstance(call.input.side, AfterExternalCall)
         try:
             await self._read_context()
@@ -106,9 +106,9 @@ class _ToolCallHooks:
             tuple(call.hook_writes) if call.before_hook_writes is None else call.before_hook_writes
         )
         output = self._explain_changed_arguments(call, await next(call))
-        if output.status == "asking":  # the call goes on when it was answered, and hooks run around that
+        if output.status == "asking":  # the call goes on after the answer, and the hooks run around that
             return output
-        if output.cleared is not None:  # it is run elsewhere now, and hooks run when it comes back
+        if output.cleared is not None:  # an external call: the hooks after it run when its result comes back
             return output.model_copy(
                 update={"cleared": output.cleared.model_copy(update={"around": self._build_around()})}
             )
@@ -120,7 +120,7 @@ class _ToolCallHooks:
             await self._run_error_hooks(call)
             return output if output.status == "aborted" else await self._run_after_hooks(call, output)
         except asyncio.CancelledError:
-            if call.input.idempotent or has_run:  # hooks alone, which may run again
+            if call.input.idempotent or has_run:  # only hooks run, which may run again
                 raise
             text = f"Cancelled: {ran}: the call was cancelled before its hooks had ended"
             return ToolOutput(key=call.key, content=text, is_error=True, status="cancelled")
@@ -128,11 +128,11 @@ class _ToolCallHooks:
             return _build_hook_failure(call, error, ran)
 
     def _build_around(self) -> ExternalCallHooks:
-        """What there is to do when the call comes back."""
+        """Build the plan of the hooks that run when the result comes back."""
         return ExternalCallHooks(after=bool(self._hooks["after_tool_call"]), errors=bool(self._hooks["on_error"]))
 
     async def _read_context(self) -> None:
-        """``ctx.context`` as the agent's type. Its validators are the author's."""
+        """Convert ``ctx.context`` to the agent's type, on the author's side: its validators are the author's code."""
         if self._agent.has_context and any("ctx" in hook.takes for some in self._hooks.values() for hook in some):
             name = f"context of agent {self._agent.name}"
             self._context.context = await self._run_author_code(name, self._agent.read_context, self._context.context)
@@ -161,14 +161,14 @@ class _ToolCallHooks:
         return vetoes[0] if vetoes else None
 
     def _explain_changed_arguments(self, call: ToolCall, output: ToolOutput) -> ToolOutput:
-        """The model must not think that it gave arguments which a hook has given."""
+        """Add to an arguments error that a hook had changed the arguments: the model must not take them for its own."""
         if call.changed_by is None or not isinstance(call.error, ArgumentsError):
             return output
         text = f"{output.content}\n(the hook {call.changed_by.name} had changed the arguments)"
         return output.model_copy(update={"content": text})
 
     async def _run_error_hooks(self, call: ToolCall) -> None:
-        """Whoever observes errors only ends the run (``Abort``); else it fails for itself."""
+        """Run the ``on_error`` hooks. ``AbortError`` ends the run; every other failure of a hook is only logged."""
         if call.error is None or not self._hooks["on_error"]:
             return
         given, side = self._build_hook_arguments(call), call.input.side
@@ -207,7 +207,8 @@ class _ToolCallHooks:
         return output.model_copy(update=said)
 
     def _merge_hook_result(self, call: ToolCall, before: ToolResultPart, returned: Any) -> ToolResultPart:
-        """What a hook has made of the result: whole, or as a tool gives one. An error stays one then."""
+        """Merge what a hook returned into the result: a ``ToolResultPart``, or a value as a tool returns it. With such
+        a value an error stays an error."""
         if isinstance(returned, ToolResultPart):
             text, files, is_error = clean_text(returned.content), returned.files, returned.is_error
         else:
@@ -220,12 +221,12 @@ class _ToolCallHooks:
 
     def _build_hook_arguments(self, call: ToolCall) -> HookArguments:
         task = call.input
-        arguments = copy.deepcopy(dict(call.arguments))  # what a hook does to them is its return, or nothing
+        arguments = copy.deepcopy(dict(call.arguments))  # changes in place reach the call only through take() above
         return {"name": task.name, "arguments": arguments, "call_id": task.call_id, "ctx": self._context}
 
 
 def _build_hook_failure(call: ToolCall, error: Exception, what: str) -> ToolOutput:
-    """The result of a call of which a hook has failed, or that a hook has ended the run at."""
+    """Build the result of a call whose hook has failed, or has ended the run (``AbortError``)."""
     if isinstance(error, AbortError):
         return ToolOutput(key=call.key, content=format_error(error.plain()), is_error=True, status="aborted")
     return ToolOutput(key=call.key, content=f"{format_error(error)}\n({what})", is_error=True)

@@ -1,4 +1,7 @@
-"""The transcript stage: a model call is given one hash and gets a conversation; its reply becomes the next node."""
+"""The transcript stage: loads the conversation of a model call by its head, and makes its reply the next node.
+
+Also builds the run and turn rows of the store, and the transcript's form of users' messages and branches.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +54,11 @@ from ..types.wire import (
 from .journal_keys import parse_outcome
 
 # ---
-# Branches of a step on their way to the loop and back: forked conversations become nodes, long texts become blobs.
+# Branches of a step: forked conversations become nodes, and long texts become blobs.
 
 
 async def resolve_branch_outcomes(chain: TranscriptChain, outcomes: Sequence[BranchOutcome]) -> list[BranchOutcome]:
-    """``outcomes`` with the answers that stand in blobs. Raises ``TranscriptCorruptedError``."""
+    """Return ``outcomes`` with the answers loaded from blobs. Raises ``TranscriptCorruptedError``."""
     return [await _resolve_branch_outcome(chain, one) for one in outcomes]
 
 
@@ -68,7 +71,8 @@ async def _resolve_branch_outcome(chain: TranscriptChain, outcome: BranchOutcome
 def build_branches_reply(
     chain: TranscriptChain, store_id: str, call: ModelCall, reply: ModelReply, sent: Sequence[Blob]
 ) -> ModelReply:
-    """``reply`` whose step waits for branches: each gets the end of its conversation, the run keeps its own.
+    """Complete ``reply``, whose step waits for branches: each branch gets the head of its conversation, and the run
+    keeps its own head.
 
     ``sent``: the files of messages that are new since the head.
     """
@@ -94,7 +98,7 @@ def build_branches_reply(
 
 
 def _move_branch_message_to_blob(asked: BranchRequest, blobs: list[Blob]) -> BranchRequest:
-    """A long message stays out of history."""
+    """Replace a message above ``INLINE_BYTES`` by a reference, to keep it out of history; add its blob to ``blobs``."""
     if asked.message is None or len(asked.message.encode()) <= INLINE_BYTES:
         return asked
     blobs.append(Blob.from_content(asked.message))
@@ -102,11 +106,11 @@ def _move_branch_message_to_blob(asked: BranchRequest, blobs: list[Blob]) -> Bra
 
 
 # ---
-# What the store is told of a run and its turn with each call: for lists, and for whoever asks when Temporal forgot.
+# Rows of a run and its turn, written with each call: for lists, and for clients once Temporal has deleted the run.
 
 
 def build_run_row(call: ModelCall, output: ModelOutput) -> RunRow:
-    """The run as it stands after this call; the workflow may still go on, and the next call says so."""
+    """Build the row of the run after this call. If the workflow still goes on, the next call writes it again."""
     task = call.input
     status = "running"
     if task.closing is not None:
@@ -118,7 +122,7 @@ def build_run_row(call: ModelCall, output: ModelOutput) -> RunRow:
 
 
 def build_turn_row(call: ModelCall, output: ModelOutput) -> TurnRow | None:
-    """The turn, where there is something to say of it: it took messages (maybe after its answer), or has ended."""
+    """Build the row of the turn if it took messages (maybe after its answer) or has ended; else None."""
     task = call.input
     heard = [item for item in task.new if isinstance(item, NewMessage) and item.id != REMINDER_ID]
     ids = tuple(item.id for item in heard if item.id)
@@ -135,7 +139,8 @@ def build_turn_row(call: ModelCall, output: ModelOutput) -> TurnRow | None:
 
 
 def _encode_response(task: ModelInput, output: ModelOutput) -> bytes | None:
-    """JSON of the ``Response``, as far as this call knows it; of a failure with ``error_type`` and ``error``."""
+    """Encode the ``Response`` as JSON, as far as this call knows it; for a failure with ``error_type`` and ``error``.
+    None before there is an answer or an ending."""
     closing = task.closing
     if closing is not None:
         why = {"error_type": closing.error_type, "error": closing.error} if closing.error_type else {}
@@ -164,7 +169,7 @@ def _encode_response(task: ModelInput, output: ModelOutput) -> bytes | None:
 
 
 def _encode_readable_json(result: dict[str, Any]) -> bytes:
-    """JSON of ``result`` that readers take: without an output that could not be read back."""
+    """Encode ``result`` as JSON that clients can read: without an output that could not be read back."""
     body = json.dumps(result).encode()
     try:
         Response.model_validate_json(body)
@@ -174,36 +179,36 @@ def _encode_readable_json(result: dict[str, Any]) -> bytes:
 
 
 # ---
-# A user's message on its way into the transcript: what its sender put into the store is read, bytes become blobs.
+# A user's message on its way into the transcript: blobs of text from its sender are read, and bytes become blobs.
 
 
 logger = logging.getLogger("perdure.worker")
 
 RenderTypedText = Callable[[str], Awaitable[str]]
-"""What is said for the JSON of a typed input."""
+"""Renders the JSON of a typed input as the text for the model."""
 
 
 async def _render_as_xml(text: str) -> str:
-    """Without the agent's code: as XML, field by field."""
+    """Render a typed input as XML, field by field, without the agent's code."""
     plain = parse_output(text)
     return to_xml(plain) if isinstance(plain, dict) else text
 
 
 class IncomingMessages:
-    """The messages that one model call is given. ``blobs`` are the files that came in them, and are to be written."""
+    """Builds the new messages of one model call. ``blobs`` are the files that came in them, and are to be written."""
 
     def __init__(self, chain: TranscriptChain, store_id: str, render: RenderTypedText = _render_as_xml) -> None:
-        """``render`` gives what the model is shown of a typed input."""
+        """``render`` renders a typed input as text for the model."""
         self._chain = chain
         self._render = render
         self._store_id = store_id
         self.blobs: list[Blob] = []
 
     async def build_message(self, item: NewMessage) -> Message:
-        """``item`` as the transcript has it.
+        """Build the transcript's message of ``item``.
 
-        What is not there is said to be missing, to the model and to whoever reads the transcript. It never was part of
-        the transcript, and waiting for it would keep every other message out for ever.
+        Content that cannot be read is replaced by a text that says so, to the model and to readers of the transcript.
+        It never was part of the transcript, and waiting for it would block every other message.
         """
         content = item.content
         if isinstance(content, str) and item.typed:
@@ -238,12 +243,12 @@ class IncomingMessages:
         if isinstance(part, TextPart):
             return TextPart(text=await self._chain.resolve_blob(part.blob))
         read = await self._chain.load_files([Message(role="user", parts=(part,))])
-        size = len(read[part.blob.hash])  # what the sender says of it may be anything
+        size = len(read[part.blob.hash])  # the size that the sender gave may be wrong
         return part.model_copy(update={"blob": BlobRef(hash=part.blob.hash, size=size)})
 
 
 def move_file_to_blob(part: FilePart) -> tuple[FilePart, list[Blob]]:
-    """``part`` with a reference in the place of bytes, and the blob that this takes."""
+    """Return ``part`` with a reference in the place of its bytes, and the blob to write, if any."""
     if part.data is None:
         return part, []
     blob = Blob.from_content(decode_file_data(part))
@@ -263,12 +268,12 @@ RenderInput = Callable[[str, Mapping[str, Any]], Awaitable[str]]
 
 
 class TranscriptStage:
-    """Loads what was said before the call, and makes the node of what is said now."""
+    """Loads the conversation before the call, and builds the node of its new messages and reply."""
 
     def __init__(
         self, chain: TranscriptChain, journal: Journal, runs: Runs, store_id: str, render: RenderInput | None = None
     ) -> None:
-        """``render`` gives what the agent of a name shows its model of a typed input."""
+        """``render(agent, input)`` renders a typed input as text, as the agent of that name shows it to its model."""
         self._render = render
         self._chain = chain
         self._journal = journal
@@ -276,7 +281,10 @@ class TranscriptStage:
         self._store_id = store_id
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
-        """Give the call its conversation, and the reply its head and what is to be written."""
+        """Give the call its conversation, and the reply its head and its commit.
+
+        Raises ``StoreMismatchError``, ``TranscriptCorruptedError``.
+        """
         task = call.input
         check_store_id(task, self._store_id)
         if task.purpose == "remind":
@@ -284,11 +292,11 @@ class TranscriptStage:
         sent = self._create_incoming_messages(task)
         call.new_messages = await self._build_new_messages(task, sent)
         call.head = head = await self._read_last_head(task) if task.resume else task.head
-        if task.purpose != "close":  # an ending says nothing to a model, and must be possible on a corrupt chain
+        if task.purpose != "close":  # an ending calls no model, and must be possible on a corrupt chain
             call.prefix = await self._chain.load(head)
         behind = call.prefix or await self._load_preceding_messages(head, call.new_messages)
         fresh = _drop_recorded_messages(behind, call.new_messages) if task.resume else call.new_messages
-        if task.purpose != "compact":  # what is open there is open behind it
+        if task.purpose != "compact":  # calls that are open stay open after a compaction
             call.new_messages = [*build_closing_messages(behind, fresh), *fresh]
         if task.purpose != "close":
             known = {blob.hash: blob.body for blob in sent.blobs}
@@ -316,14 +324,15 @@ class TranscriptStage:
         return reply
 
     async def _run_without_node(self, call: ModelCall, next: NextModel) -> ModelReply:
-        """Of a call that says nothing in the conversation."""
+        """Run a call that adds nothing to the conversation (a reminder)."""
         call.prefix = await self._chain.load(call.input.head)
         reply = await next(call)
         reply.output = reply.output.model_copy(update={"head": call.input.head, "store_id": self._store_id})
         return reply
 
     def _extend_chain(self, head: str | None, said: Sequence[Message], nodes: list[Node], blobs: list[Blob]) -> str:
-        """Put ``said`` behind ``head``: its node into ``nodes``, and what that takes into ``blobs``; the new head."""
+        """Build the node of ``said`` behind ``head``; add it to ``nodes``, and its blobs to ``blobs``. Return the new
+        head."""
         node, more = self._chain.extend(head, said)
         self._chain.remember(node, said)
         nodes.append(node)
@@ -331,7 +340,7 @@ class TranscriptStage:
         return node.hash
 
     def _create_incoming_messages(self, task: ModelInput) -> IncomingMessages:
-        """Of what an ending records, also what no agent knows what to make of."""
+        """Create the builder of messages. For an ending it renders without the agent's code, which may be missing."""
         render = self._render
         if render is None or task.purpose == "close":
             return IncomingMessages(self._chain, self._store_id)
@@ -343,23 +352,23 @@ class TranscriptStage:
         return IncomingMessages(self._chain, self._store_id, shown)
 
     async def _read_last_head(self, task: ModelInput) -> str | None:
-        """Where the conversation of this id ended; where it is to begin, if there never was one."""
+        """Return the head of the earlier conversation of this id; without one, the task's head."""
         row = await self._runs.get_run(task.context_id)
         return row.head if row is not None and row.head is not None else task.head
 
     async def _load_preceding_messages(self, head: str | None, fresh: list[Message]) -> list[Message]:
-        """What an ending records ``fresh`` behind, if it can be read: open calls can only be closed at their place."""
+        """Load the messages before ``fresh``, in which an ending closes open calls; empty if they cannot be read."""
         try:
             return await self._chain.load(head) if fresh else []
         except TranscriptCorruptedError:
             return []
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Nothing to do: the next model call is given the result by its key."""
+        """Nothing to do: the next model call reads the result by its journal key."""
         return await next(call)
 
     async def _build_new_messages(self, task: ModelInput, sent: IncomingMessages) -> list[Message]:
-        """The new items as messages: neighbouring results are one message, in the order of their calls."""
+        """Build messages of the new items: neighbouring results become one message, in the order of their calls."""
         ending = task.purpose == "close"
         keys = [item.key for item in task.new if isinstance(item, NewResult) and item.key is not None]
         recorded = await self._journal.find_outcomes(keys) if keys else {}
@@ -378,7 +387,8 @@ class TranscriptStage:
         return messages
 
     async def _build_tool_result(self, item: NewResult, recorded: dict[str, bytes], *, ending: bool) -> ToolResultPart:
-        """Without a result that should be there no model is called; but a run ends without it."""
+        """Build the part of a result. Raises ``TranscriptCorruptedError`` for a result that cannot be read; in an
+        ending, and for a blob that a client has named, the part says so instead."""
         said: dict[str, Any] = {"content": item.text or "", "is_error": item.is_error}
         try:
             if item.blob is not None:
@@ -387,7 +397,7 @@ class TranscriptStage:
                 said |= await self._read_recorded_result(item, item.key, recorded)
         except TranscriptCorruptedError as error:
             if not ending and not (item.blob is not None and item.answered_by is not None):
-                raise  # what a client has named, and nobody has, is for the model to hear of: nothing is lost
+                raise  # for a missing blob that a client has named, the model gets an error: nothing is lost
             said |= {"content": format_unreadable_result(error), "is_error": True}
         return ToolResultPart(call_id=item.call_id, name=item.name, answered_by=item.answered_by or None, **said)
 
@@ -402,7 +412,7 @@ class TranscriptStage:
         return {"content": text, "is_error": output.is_error, "files": output.files}
 
     def _build_system_messages(self, call: ModelCall, reply: ModelReply) -> list[Message]:
-        """The system prompt is recorded when it is not the one that the model saw last."""
+        """Return the system prompt as a message if it differs from the last one in the transcript."""
         if reply.system is None:
             return []
         last = next((message for message in reversed(call.prefix) if message.role == "system"), None)
@@ -410,7 +420,7 @@ class TranscriptStage:
 
 
 def _build_answered_results(reply: ModelReply) -> Iterator[Message]:
-    """The results of calls that the engine answered itself, right behind the reply."""
+    """Build the message of the results of calls that the engine answered itself; it follows the reply."""
     answered = [(call, how) for call in reply.output.calls if isinstance(how := call.disposition, AnsweredCall)]
     if answered:
         yield Message(
@@ -423,16 +433,16 @@ def _build_answered_results(reply: ModelReply) -> Iterator[Message]:
 
 
 def _drop_recorded_messages(behind: Sequence[Message], fresh: Sequence[Message]) -> list[Message]:
-    """``fresh`` without what the conversation has under the same id.
+    """Return ``fresh`` without the messages whose ids are already in the conversation.
 
-    The first call of a new execution may have been recorded by a worker that was lost, and stopped before anybody knew.
+    A worker that was lost may have recorded the first call of a new execution, without the workflow knowing.
     """
     heard = {message.id for message in behind if message.role == "user" and message.id}
     return [message for message in fresh if message.role != "user" or message.id not in heard]
 
 
 def format_unreadable_result(error: TranscriptCorruptedError) -> str:
-    """What the model is told in the place of a result."""
+    """Format the text that the model gets in the place of a result that cannot be read."""
     return f"[the result could not be read: {error.message}]"
 
 
@@ -446,8 +456,8 @@ def check_store_id(task: CallFacts, store_id: str) -> None:
 
 
 def _move_large_output_to_blobs(output: ModelOutput, blobs: list[Blob], kept: dict[str, Any]) -> ModelOutput:
-    """``output`` with where it is ``kept``. Large text and arguments stay out of history; adds the blobs that this
-    needs to ``blobs``."""
+    """Return ``output`` updated with ``kept``, and with large text and arguments replaced by references, to keep them
+    out of history. Adds their blobs to ``blobs``."""
     output = output.model_copy(update=kept | {"calls": tuple(_omit_large_call_arguments(output.calls, blobs))})
     large = _is_large_text(output.text)
     if output.finish is not None and (output.limits.protocol == "tool" or not large):
@@ -462,7 +472,7 @@ def _move_large_output_to_blobs(output: ModelOutput, blobs: list[Blob], kept: di
 
 
 def _move_answer_and_text_to_blobs(output: ModelOutput, finish: FinalAnswer, blobs: list[Blob]) -> ModelOutput:
-    """The same where the answer is not the reply's text, or is no more: a hook or a validator may have changed it."""
+    """The same where the answer differs from the reply's text, as a hook or a validator may have changed it."""
     update: dict[str, Any] = {}
     if _is_large_text(finish.content):
         blobs.append(Blob.from_content(finish.content))
@@ -478,9 +488,9 @@ def _is_large_text(text: str) -> bool:
 
 
 def _omit_large_call_arguments(calls: Iterable[Call], blobs: list[Blob]) -> Iterator[Call]:
-    """Arguments that do not fit, each for itself or all together, are read from the transcript node instead; what a
-    subagent is asked, from a blob. Whoever runs a remote or callback tool can read neither: its arguments travel whole,
-    or it is not run."""
+    """Remove arguments that are too large, each or all together: they are read from the transcript node instead, and a
+    subagent's message from a blob. The process that runs a remote or callback tool can read neither: its arguments are
+    sent whole, or the call is refused."""
     left = far = OUTPUT_BYTES
     for call in calls:
         found = measure_json(call.arguments)
