@@ -167,6 +167,9 @@ async def side_by_side(engine: Engine, scenarios: Mapping[str, Callable[[Engine]
                 await scenario(own)
             finally:
                 await own.close()
+        except asyncio.CancelledError:  # of the test's time
+            print(f"scenario that had not ended: {name}")
+            raise
         except Exception as error:
             error.add_note(f"scenario: {name}")
             raise
