@@ -274,7 +274,7 @@ FAILURE_CHARS = 1000
 included, by "Failure exceeds size limit", which hides why a run is stuck. So causes stay in the log, too."""
 
 LONGEST_DELAY = float(LONGEST_SECONDS)
-"""Maximum delay in seconds that Temporal takes; ``Limits.retry_wait`` limits a provider's ``retry_after`` well below."""
+"""Maximum delay in seconds that Temporal takes. ``Limits.retry_wait`` limits a provider's ``retry_after`` far below."""
 
 
 @dataclass(frozen=True, slots=True)
