@@ -1,7 +1,7 @@
-"""Approvals on the worker's side: which calls of a reply wait for a person, and whether one that runs may.
+"""Approvals on the worker's side: which calls of a reply need a person's approval, and whether a call may still run.
 
-The same question is asked twice: when the reply is planned, and when the tool is about to run. In between lie minutes
-or months, and maybe a deploy: a rule that it brought holds for the calls that are in flight.
+The rules are checked twice: when the reply is planned, and when the tool is about to run. Minutes or months may pass
+in between, and a deploy: its new rules apply to the calls in flight.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .author_loop import AuthorLoop
 logger = logging.getLogger("perdure.worker")
 
 POLICY_TIMEOUT = 60.0
-"""Seconds that an approval policy may take; after that a person is asked."""
+"""Seconds that an approval policy may take; after that the call needs an approval."""
 
 
 _COMPOSED_SCHEMA_KEYS = {"$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties"}
@@ -45,25 +45,25 @@ _COMPOSED_SCHEMA_KEYS = {"$ref", "allOf", "anyOf", "oneOf", "if", "patternProper
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """A rule of this agent says that the call does not run."""
+    """A rule of this agent denies the call."""
 
     agent: str
 
     def build_text(self, name: str) -> str:
-        """What the model is told."""
+        """Build the text for the model."""
         return f"Denied: a rule of agent {self.agent} does not allow this call of {name}"
 
 
 class ApprovalGate:
-    """Asks the agent's rules, then the tool, and then the rules of the agents that it works for: what those deny or
-    have asked for holds below them too. Policies of authors run on the author's side."""
+    """Applies the agent's rules, then the tool's, and then the rules of the agents above it: what those deny, or
+    require an approval for, applies to their subagents too. Authors' policies run on the author's side."""
 
     def __init__(self, author: AuthorLoop, find: Callable[[str], Agent | None]) -> None:
-        """``find`` gives the agents that this worker serves."""
+        """``find`` returns an agent that this worker serves, by its name, or None."""
         self._author, self._find = author, find
 
     async def plan_approval(self, agent: Agent, call: Call, told: RunContext[Any], lineage: Lineage | None) -> Call:
-        """``call``, to wait for a person or refused, where a rule or its tool says so."""
+        """Return ``call``, marked to wait for an approval or refused, if a rule or its tool requires so."""
         how = call.disposition
         if not isinstance(how, ActivityCall | RemoteCall | SubagentCall | CollectCall | TellCall | CallbackCall):
             return call
@@ -88,7 +88,7 @@ class ApprovalGate:
     async def run_tool(
         self, agent: Agent, tool: Tool | None, call: ToolCall, next: NextTool, told: Callable[[], Awaitable[Any]]
     ) -> ToolOutput:
-        """Run ``call``, if it may. A result for the model says why not."""
+        """Run ``call``, if it may; else return a result for the model that says why not."""
         task, given = call.input, call.input.approval
         if isinstance(task.side, AfterExternalCall):  # it has run
             return await next(call)
@@ -106,7 +106,8 @@ class ApprovalGate:
     async def _refuse_changed_arguments(
         self, agent: Agent, tool: Tool | None, call: ToolCall, told: Callable[[], Awaitable[Any]]
     ) -> ToolOutput | None:
-        """The refusal of a call that a hook has given other arguments than were approved or ruled on, if so."""
+        """Return the refusal of a call whose arguments, as changed by a hook, are not approved or not allowed; None if
+        the call may run."""
         task, given = call.input, call.input.approval
         how = f"the hook {call.changed_by.name} changed its arguments; it was not run"
         if given is not None and given.standing is None:
@@ -124,7 +125,7 @@ class ApprovalGate:
     async def _refuse_by_current_rules(
         self, agent: Agent, tool: Tool | None, call: ToolCall, told: Callable[[], Awaitable[Any]]
     ) -> str | None:
-        """Why the call may not run as things stand now, if so."""
+        """Return why the call may not run by the present rules; None if it may."""
         task = call.input
         terms = await self._find_current_terms(agent, tool, call, told)
         if isinstance(terms, Denial):
@@ -157,7 +158,7 @@ class ApprovalGate:
         *,
         policy: bool = True,
     ) -> Approval | Denial | None:
-        """An ``Approval`` where the call waits for one, or None where it runs."""
+        """Return an ``Approval`` if the call needs one, a ``Denial``, or None if it may run."""
         above = [found for one in (lineage.ancestors if lineage is not None else ()) if (found := self._find(one))]
         asked = tool.needs_approval if tool is not None else False
         narrow = {name for one in (agent, *above) for rule in one.approvals for name in rule.arguments}
@@ -167,7 +168,7 @@ class ApprovalGate:
             else CallArguments(call.arguments)
         )
         terms = await self._find_own_terms(agent, asked, call, seen, told, policy=policy)
-        for one in above:  # what they deny or have asked for holds below them too; what they allow gives nothing
+        for one in above:  # their "deny" and "ask" apply to their subagents too; their "allow" grants nothing
             rule = find_rule(one.approvals, call.name, seen)
             if isinstance(terms, Denial) or rule is None or rule.action == "allow":
                 continue
@@ -177,7 +178,7 @@ class ApprovalGate:
     async def _find_own_terms(
         self, agent: Agent, asked: Any, call: ToolCallPart, seen: CallArguments, told: Any, *, policy: bool
     ) -> Approval | Denial | None:
-        """As far as its own agent says. ``asked`` is ``needs_approval`` of the tool."""
+        """Apply only the rules of the call's own agent. ``asked`` is ``needs_approval`` of the tool."""
         rule = find_rule(agent.approvals, call.name, seen)
         if rule is not None and rule.action != "ask":
             return Denial(agent.name) if rule.action == "deny" else None
@@ -197,9 +198,10 @@ class ApprovalGate:
         return terms or (Approval() if asked or rule is not None else None)
 
     async def _resolve_arguments(self, tool: Tool | None, call: ToolCallPart, names: Collection[str]) -> CallArguments:
-        """What the tool is called with; where that is not known here, what the model said and the schema's defaults.
+        """Return the validated arguments of the call; where they are not known here, the model's arguments and the
+        schema's defaults.
 
-        Of the arguments ``names`` those are then unknown which neither gives, and which the tool may have by itself.
+        Those of the arguments ``names`` that neither gives, but the tool may have, are then ``UNKNOWN_ARGUMENT``.
         """
         if tool is not None and not tool.read_elsewhere:
             try:
@@ -208,7 +210,7 @@ class ApprovalGate:
                     values = await self._author.run(name, tool.validate, call.arguments)
                 else:
                     values = tool.validate(call.arguments)
-            except Exception as error:  # the call will fail, unless a validator of the author's changes its mind
+            except Exception as error:  # the call will fail, unless an author's validator then decides otherwise
                 logger.debug("the arguments of call %s of %s are not valid: %s", call.id, call.name, error)
             else:
                 return CallArguments({name: _dump_or_unknown(value) for name, value in values.items()})
@@ -222,7 +224,7 @@ class ApprovalGate:
         )
 
     async def _run_policy(self, agent: Agent, policy: Any, part: ToolCallPart, told: Any) -> Any:
-        """What the author's policy says. One that fails has a person asked."""
+        """Return the author's policy's decision; True (an approval is needed) if the policy fails."""
         name = f"approval policy of {part.name}, agent {agent.name}"
         try:
             said = await self._author.run(name, policy, part, told, timeout=POLICY_TIMEOUT)
@@ -238,12 +240,12 @@ class ApprovalGate:
 def _dump_or_unknown(value: Any) -> Any:
     try:
         return to_plain_data(value)
-    except Exception:  # of a type of the author's
+    except Exception:  # an author's type
         return UNKNOWN_ARGUMENT
 
 
 def _add_argument_notice(output: ToolOutput, given: ApprovalOutcome | None) -> ToolOutput:
-    """What came of the call; the model is told of arguments that are not its own."""
+    """Return ``output`` with a notice for the model, if the approver changed the arguments."""
     if given is None or given.arguments is None or output.content is None or output.status == "aborted":
         return output
     changed = json.dumps(given.arguments, sort_keys=True, ensure_ascii=False)

@@ -1,7 +1,7 @@
-"""Whether a reply is the answer: by the finish protocol, the agent's output type, and its output validators.
+"""Decides whether a reply is the answer: by the finish protocol, the agent's output type, and its output validators.
 
-What does not fit goes back to the model, ``parse_retries`` times; then the run fails with ``ParseError``. A reply is
-paid for, and recorded whatever becomes of it: nothing here raises what the reply is to blame for.
+A rejected answer goes back to the model, ``parse_retries`` times; then the run fails with ``ParseError``. A reply is
+paid for and always recorded, so an error caused by the reply is returned as an outcome, not raised.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .author_loop import AuthorLoop, OverdueError
 from .step_policy import StepResult
 
 VALIDATOR_TIMEOUT = 60.0
-"""Seconds that an output validator may take, from when it begins."""
+"""Seconds that an output validator may take, from its start."""
 _ERROR_CHARS = 600
-"""Characters of an error, and of what the model said, in a ``ParseError``."""
+"""Maximum characters of an error, and of the model's text, in a ``ParseError``."""
 _ACCEPTED_TEXT = "The answer is accepted; the task is finished."
 _NOT_RUN_FINISHED = "not run: the task was finished in the same reply"
 _NOT_RUN_FAILED = "not run: the run failed"
@@ -36,7 +36,7 @@ _NOT_RUN_FORCED = f"not run: the task has to be finished; call {FINISH_TOOL}"
 
 
 class _AuthorCodeError(Exception):
-    """Code of the author's failed; the run does, with ``error``."""
+    """The author's code failed: the run fails with ``error``."""
 
     def __init__(self, error: PerdureError) -> None:
         super().__init__(error.message)
@@ -45,24 +45,24 @@ class _AuthorCodeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ReplyOutcome:
-    """What a reply means for its turn."""
+    """The effect of a reply on its turn."""
 
     finish: FinalAnswer | None = None
     rejected: bool = False
     reminder: str | None = None
     failed: ReplyFailure | None = None
     answered: Mapping[str, AnsweredCall | RefusedCall] = field(default_factory=dict)
-    """Of calls, by their ids: those that the engine answers itself."""
+    """The dispositions of the calls that the engine answers itself, by call id."""
 
 
 class AnswerReader:
-    """Reads replies for answers. Code of the author's runs on the author's side."""
+    """Reads the answers of replies. The author's code runs on the author's side."""
 
     def __init__(self, author: AuthorLoop) -> None:
         self._author = author
 
     async def read_reply(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ReplyOutcome:
-        """What ``message`` means for the turn. Raises what another attempt may not meet (an unreachable store)."""
+        """Return the outcome of ``message`` for the turn. Raises errors that a retry may avoid (store unavailable)."""
         try:
             if agent.finish == "tool":
                 return await self._read_tool_reply(agent, call, message, told)
@@ -71,7 +71,7 @@ class AnswerReader:
             return build_failed_outcome(message, error.error)
 
     async def accept_step_answer(self, agent: Agent, stepped: StepResult, told: RunContext[Any]) -> FinalAnswer:
-        """The answer that a step policy gives, behind the output validators. Raises ``HookError``, ``AbortError``."""
+        """Return a step policy's answer after the output validators. Raises ``HookError``, ``AbortError``."""
         finish = stepped.finish
         assert finish is not None, "it has finished"
         if not agent.output_validators:
@@ -133,7 +133,7 @@ class AnswerReader:
     async def _read_xml_reply(
         self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]
     ) -> ReplyOutcome:
-        """A reply without a call may have the answer in its text."""
+        """Read a reply without tool calls, whose text may have the answer as XML."""
         arguments = agent.output_type.read_xml(message.text)
         if arguments is None:
             if call.input.purpose != "force_finish":
@@ -150,7 +150,8 @@ class AnswerReader:
         return await self._accept_arguments(agent, part.arguments, told)
 
     async def _accept_arguments(self, agent: Agent, arguments: Mapping[str, Any], told: RunContext[Any]) -> FinalAnswer:
-        """The answer of these arguments. Raises ``OutputError`` and ``ModelRetry`` with what the model is told."""
+        """Build the answer of these arguments. Raises ``OutputError`` and ``ModelRetry`` with the text for the
+        model."""
         kind = agent.output_type
         value = await self._run_output_type(agent, kind.read_arguments, arguments)
         value = await self._run_validators(agent, value, told)
@@ -158,13 +159,13 @@ class AnswerReader:
         return finish
 
     async def _run_output_type(self, agent: Agent, fn: Callable[[Any], Any], value: Any) -> Any:
-        """``fn`` of the output type: where code of the author's runs in it, on the author's side."""
+        """Call ``fn`` of the output type; on the author's side, if it runs the author's code."""
         if not agent.output_type.runs_code:
             return fn(value)
         return await self._author.run(f"validators of the output of agent {agent.name}", fn, value)
 
     async def _run_validators(self, agent: Agent, value: Any, told: RunContext[Any]) -> Any:
-        """What the agent's validators make of ``value``, one behind the other."""
+        """Run the agent's validators on ``value`` in order; return the value that they leave."""
         for validator in agent.output_validators:
             changed = await self._run_validator(agent, validator, value, told)
             if changed is None or changed is value:
@@ -198,7 +199,7 @@ class AnswerReader:
 
 
 def build_failed_outcome(message: Message, error: PerdureError) -> ReplyOutcome:
-    """The run fails with ``error``; the reply is recorded, and none of its calls runs."""
+    """Build the outcome of a run that fails with ``error``; the reply is recorded, and none of its calls runs."""
     results = {part.id: AnsweredCall(text=_NOT_RUN_FAILED, is_error=True) for part in message.tool_calls}
     return ReplyOutcome(
         failed=ReplyFailure(type=type(error).__name__, message=_truncate_error(clean_text(str(error)))),
@@ -213,7 +214,8 @@ def _describe_rejection(error: OutputError | ModelRetry) -> str:
 
 
 def _reject_reply(agent: Agent, call: ModelCall, message: Message, why: str, calls: Mapping[str, str]) -> ReplyOutcome:
-    """The reply will not do: the model is told, or the run fails. ``calls`` says what is told of which call."""
+    """Build the outcome of a rejected reply: the model tries again, or the run fails. ``calls``: result texts for the
+    model, by call id."""
     count = (call.input.rejected or 0) + 1
     if count <= agent.parse_retries:
         results = {call_id: RefusedCall(text=text) for call_id, text in calls.items()}

@@ -1,7 +1,7 @@
-"""Hooks of an iteration beside those around the call: on messages as they join, on the answer, on errors.
+"""Runs an iteration's hooks other than those around the call: on messages, the answer, errors, approvals, subagents.
 
-What a user's message has become is what is recorded, and what whoever follows is told. An ending records messages that
-no model was given: they go through the same hooks, and the ending is recorded whatever these do.
+The transcript and the events have a user's message as the hooks have changed it. An ending records messages that no
+model has seen: they go through the same hooks, and the ending is recorded even if these fail.
 """
 
 from __future__ import annotations
@@ -26,26 +26,25 @@ from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, ModelOutput, ToolOutput
 from .author_loop import AuthorLoop
 
 # ---
-# Hooks around subagents: before one is asked, behind the reply that asks; after it has answered, before the next
-# call.
+# Hooks around subagents: before a subagent starts, after the reply that calls it; and after its answer, before the next
+# model call.
 #
-# A subagent is a run of its own, which no activity stands around. So both run beside its parent's model calls: what
-# they
-# change is part of what these record.
+# A subagent is a run of its own, without an activity around it. So both run with its parent's model calls, and their
+# changes are recorded with these.
 
 
 FindHooks = Callable[[HookEvent, Agent], tuple[Hook, ...]]
 
 
 class SubagentHooks:
-    """Runs the hooks that ``on`` gives for an event and an agent."""
+    """Runs the hooks that ``on`` returns for an event and an agent."""
 
     def __init__(self, author: AuthorLoop, on: FindHooks) -> None:
         self._author = author
         self._find_hooks = on
 
     async def run_before_subagent(self, agent: Agent, told: RunContext[Any], output: ModelOutput) -> ModelOutput:
-        """Let hooks change or veto what subagents are asked. Raises ``HookError``, ``AbortError``."""
+        """Let hooks change or veto the messages to subagents. Raises ``HookError``, ``AbortError``."""
         hooks = self._find_hooks("before_subagent", agent)
         if not hooks or not any(isinstance(call.disposition, SubagentCall | TellCall) for call in output.calls):
             return output
@@ -82,7 +81,7 @@ class SubagentHooks:
         return call.model_copy(update={"disposition": how.model_copy(update={"message": given["message"]})})
 
     async def run_after_subagent(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> None:
-        """Let hooks change what subagents have answered. Raises ``HookError``, ``AbortError``."""
+        """Let hooks change the answers of subagents. Raises ``HookError``, ``AbortError``."""
         hooks = self._find_hooks("after_subagent", agent)
         if not hooks or not any(message.tool_results for message in call.new_messages):
             return
@@ -144,13 +143,13 @@ class HookRunner:
         self._worker = worker
 
     def find_hooks(self, event: HookEvent, agent: Agent | None) -> tuple[Hook, ...]:
-        """The hooks of ``event``, in their order; the worker's alone where nobody knows the agent."""
+        """Return the hooks of ``event``, in their order; only the worker's if ``agent`` is None."""
         return (*self._worker.on(event), *(agent.hooks.on(event) if agent is not None else ()))
 
     # --- messages
 
     async def run_message_hooks(self, agent: Agent | None, call: ModelCall, told: RunContext[Any]) -> None:
-        """Let hooks change the users' messages among ``call.fresh``. Raises ``HookError``, ``AbortError``."""
+        """Let hooks change the users' messages in ``call.new_messages``. Raises ``HookError``, ``AbortError``."""
         hooks = {event: self.find_hooks(event, agent) for event in MESSAGE_EVENTS}
         if not any(hooks.values()):
             return
@@ -167,7 +166,7 @@ class HookRunner:
     async def run_message_hooks_at_end(
         self, find: Callable[[str], Agent], call: ModelCall, told: Callable[[Agent | None], Any]
     ) -> None:
-        """The same for messages that are recorded with an ending. What fails withholds them; it raises nothing."""
+        """Do the same for messages that are recorded with an ending. On an error withhold them; raise nothing."""
         try:
             agent = find(call.input.agent)
         except AgentNotFoundError:
@@ -241,12 +240,12 @@ class HookRunner:
         return output.model_copy(update={"finish": finish.model_copy(update={"content": given["content"]})})
 
     async def run_approval_hooks(self, agent: Agent, told: RunContext[Any], output: ModelOutput) -> None:
-        """Tell hooks of the calls that wait for a person. Raises ``HookError``, ``AbortError``."""
+        """Run hooks on the calls that wait for an approval or a client. Raises ``HookError``, ``AbortError``."""
         hooks = self.find_hooks("on_approval", agent)
         for call in output.calls if hooks else ():
             how = call.approval or call.disposition
             if isinstance(how, CallbackCall) and how.around.before:
-                continue  # hooks see it first; the activity in which they do tells of it
+                continue  # hooks see it first, in an activity that then runs these hooks
             if isinstance(how, ApprovalTerms | CallbackCall):
                 more: dict[str, Any] = (
                     {"hash": how.hash} if isinstance(how, ApprovalTerms) else {"kind": "callback", "form": how.form}
@@ -255,7 +254,8 @@ class HookRunner:
                 await run_hooks(self._author.run, hooks, given)
 
     async def run_reminder_hooks(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> None:
-        """Tell them again. One that fails is logged, for the run waits as it did. Raises ``AbortError``."""
+        """Run the ``on_approval`` hooks for a reminder. A failure is logged: the run waits on. Raises
+        ``AbortError``."""
         arguments = {part.id: part.arguments for message in call.prefix for part in message.tool_calls}
         for one in call.input.reminders or ():
             for hook in self.find_hooks("on_approval", agent):
@@ -272,9 +272,9 @@ class HookRunner:
     async def run_question_hooks(
         self, agent: Agent, call: ToolCall, output: ToolOutput, told: MakeContext
     ) -> ToolOutput:
-        """Tell hooks that a tool asks, or that a client is to run the call now.
+        """Run hooks on a tool's question, or on a call that a client is now to run.
 
-        One that fails makes the call an error: nobody may have heard of it.
+        A hook that fails makes the call an error: without it the question may not have reached anyone.
         """
         hooks, side = self.find_hooks("on_approval", agent), call.input.side
         client = side if output.cleared is not None and isinstance(side, BeforeExternalCall) and side.client else None
@@ -300,7 +300,7 @@ class HookRunner:
         return output
 
     async def run_error_hooks(self, agent: Agent, call: ModelCall, told: RunContext[Any], error: Exception) -> None:
-        """Tell hooks of an attempt that failed. One that fails itself is logged. Raises ``AbortError``."""
+        """Run hooks on a failed attempt. The failure of a hook is logged. Raises ``AbortError``."""
         for hook in self.find_hooks("on_error", agent):
             given: HookArguments = {
                 "error": error,
@@ -325,13 +325,13 @@ def _wait_facts(
     told: RunContext[Any],
     **more: Any,
 ) -> HookArguments:
-    """What ``on_approval`` hooks are told of a wait; ``more`` are the facts that not every kind of wait has."""
+    """Build the arguments of ``on_approval`` hooks; ``more`` are those that not every kind of wait has."""
     given = {"kind": "approval", "name": name, "arguments": dict(arguments or {}), "call_id": call_id, "hash": None}
     return given | {"expires_in": expires_in, "reminder": 0, "question": None, "form": None, "ctx": told, **more}
 
 
 def _check_answer_type(agent: Agent, content: str) -> None:
-    """Raise ``DefinitionError`` for what whoever waits for the answer could not read as the agent's output."""
+    """Raise ``DefinitionError`` if the client could not read ``content`` as the agent's output."""
     try:
         agent.output_type.load_value(json.loads(content))
     except (ValueError, ParseError) as error:
@@ -342,5 +342,5 @@ def _check_answer_type(agent: Agent, content: str) -> None:
 
 
 def _is_user_message(message: Message) -> bool:
-    """Reminders are the engine's own."""
+    """Whether ``message`` is a user's, not a reminder of the engine."""
     return message.role == "user" and message.id != REMINDER_ID

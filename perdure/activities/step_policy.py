@@ -1,7 +1,7 @@
-"""The step policy: the hooks on ``on_iteration``, run before every model call of a turn but the first.
+"""The step policy: runs the ``on_iteration`` hooks before every model call of a turn but the first.
 
-What they decide becomes part of the call: what the model is asked, what is recorded, what the loop keeps. An attempt
-that is lost has recorded nothing, and the policy runs again; one that finds the outcome does not run it.
+Their decisions become part of the call: of the request, of what is recorded, and of the overrides that the loop keeps.
+An attempt that is lost has recorded nothing, and the policy runs again; one that finds the outcome does not run it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .author_loop import AuthorLoop
 from .hooks import HookRunner
 
 # ---
-# What a step policy may ask of other agents: ``step.branch``, from the conversation as the policy has it.
+# Branches of a step policy (``step.branch``) to other agents, from the conversation as the policy has changed it.
 
 
 BranchMessages = Literal["all", "none"]
@@ -45,14 +45,14 @@ BranchMessages = Literal["all", "none"]
 
 @dataclass(frozen=True, slots=True)
 class BranchWait:
-    """The policy waits for branches: what the call comes to, in a reply's place."""
+    """The outcome of a call whose policy waits for branches, in a reply's place."""
 
     branches: tuple[BranchRequest, ...]
     forks: tuple[BranchConversation | None, ...]
     blobs: tuple[Blob, ...]
 
     def build_reply(self, call: ModelCall) -> ModelReply:
-        """Nothing of what the attempt did counts: the policy, and the hooks before it, run again."""
+        """Build the reply, without the attempt's memory writes: the policy, and the hooks before it, run again."""
         call.memory_writes.clear()
         call.blobs += self.blobs
         return ModelReply(ModelOutput(branches=self.branches), message=None, branch_conversations=self.forks)
@@ -62,7 +62,7 @@ class StepBranches:
     """The branches of one attempt of a policy."""
 
     def __init__(self, agents: Agents, call: ModelCall, known: Sequence[Message], recorded: int) -> None:
-        """``known``: the conversation, of which the first ``recorded`` messages are in the transcript already."""
+        """``known``: the conversation, whose first ``recorded`` messages are in the transcript already."""
         self._agents = agents
         self._call = call
         self._conversation = self._drop_finish_order(known)
@@ -72,7 +72,7 @@ class StepBranches:
         self.branches = Branches(tuple(call.branches), self._read_answer)
 
     def begin_branch(self, step: Step, agent: Any, message: Any, model: Any, messages: Any) -> Branch:
-        """``step.branch``. Raises ``DefinitionError``, ``AgentNotFoundError``, ``InvalidInputError``."""
+        """Implement ``step.branch``. Raises ``DefinitionError``, ``AgentNotFoundError``, ``InvalidInputError``."""
         found = self._agents.get(_read_branch_agent(agent))
         if messages not in get_args(BranchMessages):
             raise DefinitionError(f'step.branch(messages=…) is "all" or "none", not {messages!r:.100}')
@@ -92,7 +92,7 @@ class StepBranches:
         return branch
 
     def build_wait(self) -> BranchWait:
-        """What the policy waits for."""
+        """Build the wait for the new branches."""
         new = self.branches.new_branches
         forks = [self._forks[id(branch)] for branch in new]
         return BranchWait(
@@ -112,7 +112,7 @@ class StepBranches:
         if model is None:
             return ()
         given = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else model
-        apply_override(agent, {"model": given})  # what is wrong with it is said now
+        apply_override(agent, {"model": given})  # raises for an invalid model now
         if (found := measure_json(given)) > BRANCH_MODEL_BYTES:
             raise DefinitionError(
                 f"step.branch(model=…) has {found:,} bytes as JSON and may have {BRANCH_MODEL_BYTES:,}",
@@ -121,7 +121,8 @@ class StepBranches:
         return (given,) if isinstance(given, str) else tuple(given)
 
     def _build_fork(self, step: Step, text: str | None) -> tuple[BranchConversation | None, list[Blob]]:
-        """The conversation as the policy has it now, behind as much of the transcript as it has left unchanged."""
+        """Build the conversation as the policy has it now: on the transcript's head, where its messages are unchanged,
+        else a new conversation. Return it with the blobs to write."""
         call, known = self._call, self._conversation
         now = self._drop_finish_order(step.messages)
         if len(now) == len(known) and all(a is b for a, b in zip(now, known, strict=True)):
@@ -143,15 +144,15 @@ class StepBranches:
         ), blobs
 
     def _drop_finish_order(self, messages: Sequence[Message]) -> list[Message]:
-        """Without the engine's order to finish, which is for the agent of the run alone."""
+        """Drop the engine's order to finish, which is for the agent of the run only."""
         if self._call.input.purpose != "force_finish":
             return list(messages)
-        # Behind a reply without an answer there is a reminder too, under the same id: without it the reply came last.
+        # The reminder after a reply without an answer has the same id, and stays: only the last of them is the order.
         order = next((one for one in reversed(self._call.new_messages) if one.id == REMINDER_ID), None)
         return [message for message in messages if message is not order]
 
     def _read_answer(self, outcome: BranchOutcome) -> Any:
-        """The answer of a branch that has ended. Raises ``BranchError``."""
+        """Read the answer of a branch that has ended. Raises ``BranchError``."""
         what = f"the branch {outcome.said} (run {self._call.input.context_id}/{outcome.op})"
         if outcome.error_type is not None:
             cause = build_error(outcome.error_type, outcome.error or "")
@@ -182,7 +183,8 @@ def _read_branch_agent(agent: Any) -> str:
 
 
 def _read_branch_message(agent: Agent, message: Any) -> tuple[str | None, bool]:
-    """The text of what ``agent`` is asked, and whether it is JSON of its input type."""
+    """Return the text of the message to ``agent``, and whether it is JSON of its input type. Raises
+    ``DefinitionError``."""
     if message is None:
         return None, False
     if isinstance(message, str) and message:
@@ -214,20 +216,20 @@ def _build_branch_request(
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the policy has made of a call; ``call.prefix`` and ``call.fresh`` are changed in place."""
+    """The policy's changes to a call; ``call.prefix`` and ``call.new_messages`` are changed in place."""
 
     agent: Agent
-    """As the call is made with."""
+    """The agent of the call, with the policy's overrides."""
     finish: FinalAnswer | None
-    """The answer, where no model is to be asked."""
+    """The answer, if no model is to be called."""
     kept: LastingOverrides | None
     replaced: Replaced | None
-    """Where ``call.fresh`` is the whole conversation, and nothing of it follows the head: what was there before."""
+    """The replaced conversation, where ``call.new_messages`` is a whole new one that does not follow the head."""
     value: Any = None
-    """The answer as it is before it becomes text: what output validators are given."""
+    """The answer before it becomes text: the argument of output validators."""
 
     def add_to_reply(self, reply: ModelReply, call: ModelCall) -> None:
-        """Add to ``reply`` what is to be recorded with it."""
+        """Add to ``reply`` the lasting overrides and the rewritten conversation."""
         if self.kept is not None:
             reply.output = reply.output.model_copy(update={"overrides": self.kept})
         if self.replaced is not None:
@@ -246,7 +248,7 @@ class StepPolicy:
         self._hook_runner = firing
 
     async def run_policy(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> StepResult | BranchWait | None:
-        """Let the policy change ``call``; None where it has nothing to say. Raises ``HookError``, ``AbortError``."""
+        """Let the policy change ``call``; None if it changes nothing. Raises ``HookError``, ``AbortError``."""
         task = call.input
         if task.iteration <= 1 or task.purpose not in ("call", "force_finish"):
             return None
@@ -304,7 +306,7 @@ class _PolicyAttempt:
         )
 
     async def _fire_hooks(self, author: AuthorLoop, hooks: Sequence[Hook], step: Step, told: RunContext[Any]) -> bool:
-        """Whether they have done it; one that is only to be logged may have failed."""
+        """Run the hooks. Return False if a hook with ``on_error="log"`` has failed."""
         done: list[Hook] = []
 
         def show(given: HookArguments) -> HookArguments:
@@ -320,12 +322,12 @@ class _PolicyAttempt:
 
         run = self._step_branches.branches.wrap_runner(author.run)
         await run_hooks(run, hooks, show({"step": step, "iteration": step.iteration, "ctx": told}), take)
-        if not done:  # it was only logged that it failed
+        if not done:  # its failure was only logged
             self._step_branches.branches.discard_new_branches()
         return bool(done)
 
     def _check_step(self, step: Step) -> None:
-        """Raise ``DefinitionError`` for what cannot be carried out: the error names the hook that did it."""
+        """Raise ``DefinitionError`` for changes that cannot be carried out, so that the error names the hook."""
         self._inside.check_unchanged("step.messages[i]")
         base, before = self._call.base_agent, self._call.input.overrides or {}
         changes = step.build_changes()
@@ -352,7 +354,7 @@ class _PolicyAttempt:
         self._build_finish(step)
 
     def _build_finish(self, step: Step) -> FinalAnswer | None:
-        """The answer that the policy gives. Raises ``DefinitionError`` for one that is not of the output type."""
+        """Build the policy's answer, if any. Raises ``DefinitionError`` if it is not of the output type."""
         if step.finished is None:
             return None
         kind = self._agent.output_type
@@ -360,11 +362,12 @@ class _PolicyAttempt:
             finish = kind.build_finish(kind.validate_value(step.finished[0]))
         except ValueError as error:
             raise DefinitionError(f"step.finish was given what the output cannot be: {error}") from error
-        # A text is an output under finish="tool" only if it was given as one, and this was.
+        # Under finish="tool" a text is an output only if it was given as one, which is so here.
         return finish.model_copy(update={"called": kind.is_text and self._agent.finish == "tool"})
 
     def _build_tool_result(self, before: ToolResultPart, value: Any) -> ToolResultPart:
-        """What a policy makes of a result: a part of the same call, or anything that a tool may return."""
+        """Build the result that replaces ``before``. ``value``: a part of the same call, or anything that a tool may
+        return. Raises ``DefinitionError`` for a part of another call."""
         if isinstance(value, ToolResultPart):
             if value.call_id != before.call_id:
                 raise DefinitionError(
@@ -396,7 +399,8 @@ class _PolicyAttempt:
         return StepResult(agent, finish, LastingOverrides(**kept) if kept else None, replaced, value)
 
     def _apply_edit(self, step: Step) -> Replaced | None:
-        """Put the edited conversation into the call; what it replaces, where that was recorded already."""
+        """Put the edited conversation into the call. Return the conversation that it replaces, if that was recorded
+        already."""
         call, recorded = self._call, len(self._recorded)
         edited, blobs = extract_file_blobs(adopt_edited_messages(step.messages, self._conversation))
         blobs += self._blobs
@@ -427,13 +431,14 @@ class _PolicyAttempt:
         )
 
     def _list_changed_results(self, step: Step) -> tuple[str, ...]:
-        """Calls of the last reply whose results say something else now."""
+        """List the ids of the last reply's calls whose results were changed."""
         before = {part.call_id: part for part in Step(self._build_facts()).results}
         return tuple(one.call_id for one in step.results if before.get(one.call_id, one) != one)
 
 
 def _group_hooks(hooks: Sequence[Hook]) -> Iterator[list[Hook]]:
-    """Those that fail the run go together; one that is only logged goes alone, so that it can be undone."""
+    """Group adjacent hooks that fail the run; a hook whose failure is only logged is alone, so that it can be
+    undone."""
     some: list[Hook] = []
     for hook in hooks:
         if hook.on_error == "fail":
@@ -454,6 +459,6 @@ def _has_same_messages(messages: Sequence[Message], others: Sequence[Message]) -
 def _build_injected_event(message: Message) -> MessageInjected:
     text, blob = message.text, None
     if len(text) * 4 > INLINE_BYTES and len(text.encode()) > INLINE_BYTES:
-        text, blob = "", Blob.from_content(text).ref  # the transcript keeps it there
+        text, blob = "", Blob.from_content(text).ref  # the blob is recorded with the transcript
     files = tuple(part for part in extract_file_blobs([message])[0][0].parts if isinstance(part, FilePart))
     return MessageInjected(by=message.by, content=text, blob=blob, files=files)

@@ -1,4 +1,7 @@
-"""The bare tool call: prepare (check the arguments again), execute, finalise (text for the model)."""
+"""The bare tool call: prepare (check the arguments again), execute, finalise (text for the model).
+
+Also has the cancellation of a call, and the worker's part of calls that run elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -51,29 +54,29 @@ from .author_loop import AuthorLoop, OverdueError
 from .toolsets import Toolsets
 
 # ---
-# Whether a call is to stop, and who says so: Temporal of an activity, or the task that runs it in process.
+# Cancellation of a call: by Temporal in an activity, by the task in process.
 
 
 class Cancellation(Protocol):
-    """Of the call in which it is made."""
+    """Cancellation of the call in which it is created."""
 
     def is_requested(self) -> bool:
-        """Whether nobody waits for the call any more. From any thread."""
+        """Whether the call is cancelled. From any thread."""
         ...
 
     def is_from_run(self) -> bool:
-        """Of a call that was cancelled: whether the run did it. Else it is the worker that stops."""
+        """Whether the run cancelled the call, which is cancelled; else the worker is stopping."""
         ...
 
 
 class ActivityCancellation:
-    """Of the Temporal activity in which it is made."""
+    """Cancellation of the Temporal activity in which it is created."""
 
     def __init__(self) -> None:
         self._context = contextvars.copy_context()
 
     def is_requested(self) -> bool:
-        """See :class:`Cancellation`. A context can be entered once at a time, so each look takes a copy."""
+        """See :class:`Cancellation`. A context can be entered once at a time, so each check uses a copy."""
         return self._context.copy().run(activity.is_cancelled)
 
     def is_from_run(self) -> bool:
@@ -83,7 +86,7 @@ class ActivityCancellation:
 
 
 class TaskCancellation:
-    """Of the task in which it is made; only a run cancels it."""
+    """Cancellation of the task in which it is created; only a run cancels it."""
 
     def __init__(self) -> None:
         self._task = asyncio.current_task()
@@ -98,22 +101,23 @@ class TaskCancellation:
 
 
 def get_cancellation() -> Cancellation:
-    """Of the present call, wherever it runs."""
+    """Return the cancellation of the current call, in an activity or in process."""
     return ActivityCancellation() if activity.in_activity() else TaskCancellation()
 
 
 # ---
-# Calls that are run elsewhere, on the worker's side: what is planned around them, and what is checked before them.
+# External calls (remote and callback) on the worker's side: the plan of their hooks, and the checks before them.
 #
-# Hooks and rules stand around the two activities as around any tool's: the stages see a call, and what it comes to.
+# Hooks and rules run around the activities before and after the call as around any tool's: the stages see a call and
+# its outcome.
 
 
 FindHooks = Callable[[HookEvent, Agent], tuple[Hook, ...]]
-"""The hooks of the worker, then those of the agent."""
+"""Returns the hooks of the worker, then those of the agent."""
 
 
 def add_hook_plans(agent: Agent, output: ModelOutput, on: FindHooks) -> ModelOutput:
-    """``output``, its calls that are run elsewhere with what there is around them."""
+    """Return ``output`` with the hook plans of its external calls."""
     if not any(isinstance(call.disposition, RemoteCall | CallbackCall) for call in output.calls):
         return output
     return output.model_copy(update={"calls": tuple(_add_hook_plan(agent, call, on) for call in output.calls)})
@@ -135,7 +139,7 @@ def _add_hook_plan(agent: Agent, call: Call, on: FindHooks) -> Call:
 
 
 async def clear_external_call(author: AuthorLoop, tool: Tool, call: ToolCall, side: BeforeExternalCall) -> ToolOutput:
-    """The call may be handed over, with the arguments that it has behind the hooks. Raises ``ToolError``."""
+    """Clear the call for handover, with its arguments as the hooks have changed them. Raises ``ToolError``."""
     if not isinstance(tool, CallbackTool if side.client else RemoteTool):
         raise ToolError(f"{call.input.name} is run in another way now: call it again")
     arguments = dict(call.arguments)
@@ -146,14 +150,14 @@ async def clear_external_call(author: AuthorLoop, tool: Tool, call: ToolCall, si
 
 
 def build_returned_output(call: ToolCall, side: AfterExternalCall) -> ToolOutput:
-    """What the call came to, as its hooks are to see it."""
+    """Build the output of an external call's result, for the hooks after it."""
     text = side.text or ""
     call.error = ToolError(text) if side.is_error else None
     return ToolOutput(key=call.key, content=text, is_error=side.is_error)
 
 
 def _check_external_arguments(name: str, arguments: dict[str, Any]) -> None:
-    """Raise ``ArgumentsError`` for what cannot be sent."""
+    """Raise ``ArgumentsError`` for arguments that are not plain JSON or larger than ``REMOTE_BYTES``."""
     wrong = f"the arguments of {name} are not valid"
     if why := find_json_flaw(arguments):
         raise ArgumentsError(f"{wrong}: they must be plain JSON: {why}")
@@ -174,10 +178,10 @@ class ToolActivity:
         cancellation: Callable[[], Cancellation] = get_cancellation,
         toolsets: Toolsets | None = None,
     ) -> None:
-        """``heartbeat`` gives, inside an activity, the function that reports progress of it from any thread.
+        """``heartbeat`` returns, inside an activity, a function that heartbeats from any thread.
 
-        ``memory`` gives the memory of one call, ``resources`` what the lifespan yielded, ``cancellation`` whether the
-        present call is to stop.
+        ``memory`` returns the memory of one call, ``resources`` what the lifespan yielded, ``cancellation`` the
+        cancellation of the current call.
         """
         self._cancellation = get_cancellation
         self._toolsets = toolsets
@@ -189,11 +193,11 @@ class ToolActivity:
 
     @activity.defn(dynamic=True)
     async def tool(self, args: Sequence[RawValue]) -> Any:
-        """The activity of every tool. Stages stand between it and Temporal: what it is given is a ``ToolCall``."""
+        """The activity of every tool. The stages between it and Temporal pass it a ``ToolCall``."""
         return await self.call(cast(ToolCall, args))
 
     async def call(self, call: ToolCall) -> ToolOutput:
-        """Run the tool and say what came of it."""
+        """Run the tool and return its outcome."""
         task = call.input
         agent = self._agents.get(task.agent)
         given_up, cancelled = threading.Event(), self._cancellation()
@@ -217,8 +221,8 @@ class ToolActivity:
         except asyncio.CancelledError:
             if cancelled.is_from_run():
                 return _build_cancelled_output(call, tool)
-            # The worker stops: the journal has an intent and no outcome, which is the truth. The next attempt tells
-            # the model so, or runs an idempotent tool again.
+            # The worker stops: the journal rightly has an intent and no outcome. The next attempt reports an unknown
+            # outcome to the model, or runs an idempotent tool again.
             raise
         finally:
             given_up.set()
@@ -229,11 +233,12 @@ class ToolActivity:
             return await clear_external_call(self._author, tool, call, side)
         except ArgumentsError as error:
             return _build_error_output(call, str(error), error)
-        except Exception as error:  # of an author's validator, too
+        except Exception as error:  # also an author's validator's
             return _build_error_output(call, format_error(error), error)
 
     async def _find_tool(self, agent: Agent, call: ToolCall, context: ToolContext[Any]) -> Tool | None:
-        """Of the agent, of its toolsets, or of the worker. Raises ``ToolError`` for one that is another now."""
+        """Find the tool: of the agent's toolsets, of the agent, or of the worker. Raises ``ToolError`` for a tool of a
+        toolset that has changed."""
 
         async def told() -> ToolContext[Any]:
             if not agent.has_context:
@@ -267,7 +272,7 @@ class ToolActivity:
     def context(
         self, call: ToolCall, writes: MemoryWrites, cancelled: Callable[[], bool] = lambda: False
     ) -> ToolContext[Any]:
-        """What the author's code is told in ``call``; its memory writes into ``writes``."""
+        """Build the context of ``call`` for the author's code; its memory writes into ``writes``."""
         task = call.input
         return ToolContext(
             run_id=task.context_id,
@@ -289,7 +294,8 @@ class ToolActivity:
 
 
 def _bind_tool_call(agent: Agent, tool: Tool, call: ToolCall, context: ToolContext[Any]) -> Callable[[], Any]:
-    """All that may run an author's code: validators, the function, serialisers. It goes to the author's loop whole."""
+    """Return a function that runs all of the author's code of a call (validators, the function, serialisers), to be
+    called on the author's side."""
     arguments = dict(call.arguments)
 
     def bound() -> Callable[[], Any]:
@@ -312,7 +318,7 @@ async def _await_tool_result(value: Awaitable[Any]) -> ResultContent:
 
 
 async def _record_file(call: ToolCall, file: File) -> FilePart:
-    """A reference to ``file``, which is written with the outcome."""
+    """Return a reference to ``file``, whose blob is written with the outcome."""
     if file.data is None:
         return file.part
     blob = await asyncio.to_thread(Blob.from_content, file.data)  # hashing: 20 ms for 20 MB
@@ -321,7 +327,7 @@ async def _record_file(call: ToolCall, file: File) -> FilePart:
 
 
 def _ignore_heartbeat(*details: Any) -> None:
-    """Outside Temporal nobody waits for a heartbeat."""
+    """Do nothing: outside Temporal there are no heartbeats."""
 
 
 def _build_error_output(call: ToolCall, text: str, error: Exception | None = None) -> ToolOutput:
@@ -330,7 +336,8 @@ def _build_error_output(call: ToolCall, text: str, error: Exception | None = Non
 
 
 def _build_question_output(call: ToolCall, question: Question) -> ToolOutput:
-    """Whatever the tool has made of it: it runs again from its start, so nothing of this run counts."""
+    """Build the output of a tool that asks, whatever it returned or raised: it runs again from its start, so this run's
+    writes are dropped."""
     if len(call.input.answers) >= MAX_QUESTIONS:
         return _build_error_output(
             call, f"ToolError: {call.input.name} has asked {MAX_QUESTIONS} times, and asks again"

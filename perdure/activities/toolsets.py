@@ -1,7 +1,7 @@
-"""Tools of toolsets: the list that a run has taken, and whether a tool is still what the run was told.
+"""Tools of toolsets: the pinned list of a run, and the check that a tool's definition is still the pinned one.
 
-What a run has taken is a blob in the store, and the reference to it travels with the run. What there is at present is
-asked again at most every ``Toolset.recheck`` seconds by each worker.
+The pinned list of a run is a blob in the store; the run carries the reference. Each worker lists the present tools of a
+toolset at most every ``Toolset.recheck`` seconds, or when the toolset reports a change.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ logger = logging.getLogger("perdure.worker")
 TOOLSET_TIMEOUT = 60.0
 """Seconds that a toolset may take to list its tools, and to close."""
 MAX_LISTS = 256
-"""Lists of toolsets at present that a worker keeps: one for each toolset and audience."""
+"""Maximum of present lists that a worker keeps, one for each toolset and audience."""
 _PARSED_FACTOR = 8
-"""Times its JSON that a list takes in memory, about."""
+"""Estimated memory of a parsed list, as a multiple of its JSON."""
 
 MakeContext = Callable[[], Awaitable[RunContext[Any]]]
-"""Gives the context of a tool call, as its agent's code sees it."""
+"""Returns the context of a tool call, with ``context`` as the agent's type."""
 
 
 @dataclass(slots=True)
@@ -49,9 +49,9 @@ class _ToolList:
     rows: tuple[PinnedTool, ...] = ()
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     asked: int = 0
-    """How often it was."""
+    """Number of times that the toolset was listed."""
     failed: ToolsetError | None = None
-    """What it said last, where that was no list."""
+    """The error of the last listing, if it failed."""
 
 
 class Toolsets:
@@ -64,7 +64,7 @@ class Toolsets:
         taken: Cache[tuple[PinnedTool, ...]],
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """``load`` reads what a run has taken, ``taken`` keeps it."""
+        """``load`` reads the pinned list of a run from the store, ``taken`` caches it."""
         self._author = author
         self._load = load
         self._clock = clock
@@ -72,9 +72,10 @@ class Toolsets:
         self._list_cache = taken
 
     async def add_offered_tools(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> Agent:
-        """``agent`` with the tools of its toolsets. A list that the run takes with this call is put into the call.
+        """Return ``agent`` with the tools of its toolsets. A list that the run pins with this call is put into the
+        call.
 
-        Raises ``ToolsetError`` where one cannot be listed, ``DefinitionError`` for names that clash.
+        Raises ``ToolsetError`` for a toolset that cannot be listed, ``DefinitionError`` for names that clash.
         """
         if not agent.toolsets:
             return agent
@@ -94,7 +95,8 @@ class Toolsets:
     async def _choose_lists(
         self, agent: Agent, before: tuple[PinnedTool, ...] | None, told: RunContext[Any]
     ) -> tuple[PinnedTool, ...]:
-        """All lists together; of a run that has taken some, only those that it takes anew, where these will do."""
+        """Return all lists together. A run with pinned lists renews only those of toolsets with
+        ``on_change="refresh"``, and keeps its own if these cannot be listed or clash."""
         rows: list[PinnedTool] = []
         for toolset in agent.toolsets:
             if before is None:
@@ -116,9 +118,9 @@ class Toolsets:
         return tuple(rows)
 
     async def find_tool(self, agent: Agent, call: ToolCall, context: MakeContext) -> Tool | None:
-        """The tool that ``call`` means, if it is of a toolset.
+        """Return the tool of ``call``, if it is of a toolset; else None.
 
-        Raises ``ToolError``, for the model, where it is not there any more, or another now, or cannot be asked for.
+        Raises ``ToolError``, for the model, if the tool is no longer there, has changed, or cannot be listed.
         """
         name, wanted = call.input.name, call.input.toolset
         if wanted is None:
@@ -141,7 +143,7 @@ class Toolsets:
         return present.tools[name]
 
     async def close(self, agents: Iterable[Agent]) -> None:
-        """Close the toolsets of ``agents``, and forget what they listed."""
+        """Close the toolsets of ``agents``, and drop all lists."""
         self._lists.clear()
         for toolset in {id(one): one for agent in agents for one in agent.toolsets}.values():
             try:
@@ -149,7 +151,7 @@ class Toolsets:
             except Exception as error:  # the worker stops all the same
                 logger.warning("toolset %s could not be closed: %s", toolset.name, format_error(error))
 
-    # --- what there is at present
+    # --- present lists
 
     async def _fetch_current(self, toolset: Toolset, told: RunContext[Any]) -> _ToolList:
         key = (id(toolset), await self._fetch_audience(toolset, told))
@@ -159,7 +161,9 @@ class Toolsets:
             self._lists.pop(next(iter(self._lists)))
         asked = present.asked
         async with present.asking:
-            if present.asked != asked and (failed := present.failed) is not None:  # while we waited; all would wait on
+            if (
+                present.asked != asked and (failed := present.failed) is not None
+            ):  # failed while this call waited: a retry by each waiter would delay them all
                 raise ToolsetError(failed.message, hint=failed.hint)
             if present.changes != toolset.changes or self._clock() >= present.until:
                 await self._list_tools(present, told)
@@ -198,7 +202,7 @@ class Toolsets:
         present.rows, present.tools = rows, tools
         present.changes, present.until = changes, self._clock() + toolset.recheck
 
-    # --- what runs have taken
+    # --- pinned lists
 
     async def _load_list(self, ref: BlobRef) -> tuple[PinnedTool, ...]:
         found = self._list_cache.get(ref.hash)
