@@ -1,4 +1,4 @@
-"""Agents as data: a JSON, TOML or YAML file that names a model, says what to do, and refers to tools by their names."""
+"""Agents as data: a JSON, TOML or YAML file with a model, instructions, and tools by name; types from JSON Schemas."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from ..types.validation_errors import describe_validation_error
 from .agent import Agent
 
 # ---
-# A type from a JSON Schema, for agents that are data: what models can be held to, and nothing that is only checked.
+# Types from a JSON Schema, for agents that are data. Only keywords that a model can be held to are supported.
 #
-# An object becomes a ``TypedDict``: its values are plain dictionaries with what the model gave.
+# An object becomes a ``TypedDict``: its values are plain dictionaries.
 
 
 _SCALAR_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
@@ -54,11 +54,11 @@ _TYPE_KEYWORDS = {
 }
 _COMMON_KEYWORDS = {"type", "description", "title", "examples", "$schema"}
 MAX_SCHEMA_DEPTH = 20
-_make_typed_dict: Any = TypedDict  # called with names that are known at run time alone
+_make_typed_dict: Any = TypedDict  # called with names that are known only at run time
 
 
 def build_type_from_schema(schema: Any, where: str) -> Any:
-    """A type that pydantic can take, of the values that fit ``schema``. ``where`` names it in errors.
+    """Build a type that pydantic accepts and that the values of ``schema`` fit. ``where`` names it in errors.
 
     Raises ``DefinitionError`` that names the place and the keyword.
     """
@@ -112,7 +112,7 @@ def _build_schema_type(schema: Any, where: str, depth: int) -> Any:
 
 
 def _check_constraints(where: str, kind: Any, bounds: Mapping[str, Any]) -> None:
-    """Raise ``DefinitionError`` for a pattern that is none, and a bound that is no number."""
+    """Raise ``DefinitionError`` for an invalid pattern and for a bound that is not a number."""
     if bounds:
         try:
             TypeAdapter(Annotated[kind, Field(**bounds)])
@@ -156,7 +156,7 @@ def _build_literal_type(schema: Mapping[str, Any], where: str) -> Any:
 
 
 def _select_type_keywords(schema: Mapping[str, Any], kind: Any) -> dict[str, Any]:
-    """What ``schema`` says of one of its types."""
+    """Return the keywords of ``schema`` that apply to type ``kind``."""
     others = set().union(*_TYPE_KEYWORDS.values()) - _TYPE_KEYWORDS.get(kind, set()) if isinstance(kind, str) else set()
     return {name: value for name, value in schema.items() if name not in others | {"description", "title"}}
 
@@ -171,7 +171,7 @@ def _build_schema_type_error(where: str, why: str, hint: str) -> DefinitionError
 
 MAX_AGENT_FILE_BYTES = 1024 * 1024
 MAX_AGENT_FILE_VALUES = 100_000
-"""In one file, those that aliases of YAML stand for counted as often as they are named."""
+"""Most values in one file. A value that YAML aliases repeat counts each time."""
 
 T = TypeVar("T")
 JsonFields = dict[str, JsonValue]
@@ -212,10 +212,11 @@ def load_agent(
     tools: Iterable[Tool | Callable[..., Any]] = (),
     toolsets: Iterable[Toolset] = (),
 ) -> Agent:
-    """The agent that a file describes, or a mapping with the same fields.
+    """Load the agent that a file describes, or a mapping with the same fields.
 
-    ``tools`` and ``toolsets`` are what it may refer to by name. A file without a ``name`` gives its agent its own.
-    Raises ``DefinitionError`` that names the file and the field, ``RuntimeSetupError`` where nothing here reads YAML.
+    ``tools`` and ``toolsets`` are those that it may refer to by name. A file without a ``name`` names its agent after
+    the file. Raises ``DefinitionError`` that names the file and the field, ``RuntimeSetupError`` if no YAML parser is
+    installed.
     """
     if isinstance(source, Mapping):
         where, given = "the agent", dict(source)
@@ -235,7 +236,7 @@ def load_agent(
 
 
 def _use_json_terms(message: str) -> str:
-    """What pydantic says, in the words of who writes files and no Python."""
+    """Rewrite pydantic's message in the terms of JSON, for authors of files."""
     return message.replace("a valid tuple", "a list").replace("a valid dictionary", "an object")
 
 
@@ -252,7 +253,7 @@ _COPIED_FIELDS = {
 
 
 def _build_agent(spec: AgentSpec, tools: Toolbox, toolsets: Mapping[str, Toolset]) -> Agent:
-    """Raises ``DefinitionError``."""
+    """Build the agent of ``spec``. Raises ``DefinitionError``."""
     plain: dict[str, Any] = spec.model_dump(include=_COPIED_FIELDS, exclude_none=True)
     for field in ("input", "output", "context"):
         if (schema := getattr(spec, field)) is not None:
@@ -304,7 +305,7 @@ def _parse_file_compaction(way: str, values: JsonFields) -> Compaction:
         raise DefinitionError(f"compaction: there is no {way!r}", hint=f"There are: {', '.join(_COMPACTION_KINDS)}.")
     try:
         made: Compaction = getattr(Compaction, way)(**values)
-    except TypeError as error:  # a DefinitionError is one too, and says it better
+    except TypeError as error:  # DefinitionError is a TypeError too, and has the better message
         if isinstance(error, DefinitionError):
             raise
         raise DefinitionError(f"compaction.{way}: {error}", hint=f"See Compaction.{way}.") from None
@@ -312,7 +313,7 @@ def _parse_file_compaction(way: str, values: JsonFields) -> Compaction:
 
 
 def _read_agent_file(path: Path) -> dict[str, Any]:
-    """What stands in a file. Raises ``DefinitionError``."""
+    """Parse the file at ``path``. Raises ``DefinitionError``."""
     read = _FILE_PARSERS.get(path.suffix.lower())
     if read is None:
         raise DefinitionError(f"{path}: an agent file ends in {', '.join(_FILE_PARSERS)}", hint="Rename it.")
@@ -332,7 +333,7 @@ def _read_agent_file(path: Path) -> dict[str, Any]:
 
 
 def _read_file_text(path: Path) -> str:
-    """What stands in it. A pipe would be waited for, and a device has no end."""
+    """Read the text of a regular file: reading a pipe would block, and a device has no end."""
     if not S_ISREG(path.stat().st_mode):
         raise DefinitionError(f"{path} is no file", hint="Put the agent's file in its place.")
     with path.open("rb") as file:
@@ -345,7 +346,7 @@ def _read_file_text(path: Path) -> str:
 
 
 def _has_more_values(found: Any, most: int) -> bool:
-    """Whether there are more than ``most`` values in it: a few lines of YAML can stand for more than fit in memory."""
+    """Whether ``found`` has more than ``most`` values: a few lines of YAML can expand to more than fits in memory."""
     left = [found]
     while left and most:
         most -= 1
@@ -370,7 +371,7 @@ def _parse_yaml(text: str) -> Any:
 
 
 def _iterate_yaml_mappings(yaml: Any, root: Any) -> Iterator[Any]:
-    """Its mappings, each once: an alias is the node that it stands for."""
+    """Iterate over the mappings, each once: an alias is the same node as its anchor."""
     left, seen = [root], set()
     while left:
         node = left.pop()
@@ -401,4 +402,4 @@ _FILE_PARSERS: dict[str, Callable[[str], Any]] = {
     ".yml": _parse_yaml,
 }
 AGENT_FILE_SUFFIXES = tuple(_FILE_PARSERS)
-"""Of agent files."""
+"""File name suffixes of agent files."""

@@ -1,4 +1,4 @@
-"""The type of an agent's answers: the ``__finish__`` tool that a model gives them by, and what it gave as a value."""
+"""Typed input and output of agents: the ``__finish__`` tool, output validators, and ``Typed``, the agent's types."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..types.wire import FinalAnswer
 from .xml import build_template, parse_filled_template, to_xml
 
 TEMPLATE_ROOT = "finish"
-"""Root of the XML that a model may give its answer in, instead of a call."""
+"""Root element of the XML in which a model may write its answer instead of calling the tool."""
 _FINISH_TOOL_DESCRIPTION = (
     "Ends the task with your answer. Call it alone, when everything else is done: "
     "only what you give here is returned, and other calls beside it are not run."
@@ -31,18 +31,18 @@ _FINISH_TOOL_DESCRIPTION = (
 
 
 class OutputError(ValueError):
-    """What a model gave is not of the type; the message is written for the model."""
+    """The model's answer does not fit the type; the message is written for the model."""
 
 
 class OutputType:
-    """A type that pydantic can take, built once. What is no object is wrapped into one: every tool takes an object."""
+    """A type that pydantic accepts, built once. A non-object is wrapped into one: tool arguments are an object."""
 
     def __init__(self, agent: str, kind: Any) -> None:
-        """Raises ``DefinitionError`` for what pydantic cannot take."""
+        """Raise ``DefinitionError`` for a type that pydantic does not accept."""
         self._agent = agent
         self._name = getattr(kind, "__name__", None) or repr(kind)
         self.is_text = kind is str
-        """Whether an answer is text, and no JSON."""
+        """Whether an answer is plain text, not JSON."""
         if kind is None or isinstance(kind, BaseModel | Mapping | list | str) or inspect.isroutine(kind):
             raise self._build_output_type_error(
                 "is a value", "Give a type: a pydantic model, a dataclass, list[str], int, …"
@@ -56,42 +56,42 @@ class OutputType:
             ) from error
         self._adapter, self._arguments_adapter = tool.adapter, tool.arguments_adapter
         self.inside = tool.wrapper_field
-        """The one argument that is the answer; None where all arguments together are."""
+        """Name of the one argument that is the answer; None if all arguments together are."""
         self.schema = tool.schema
         """JSON Schema of the tool's arguments."""
         self.runs_code = runs_code(self._adapter.core_schema)
-        """Whether reading it may run a function of the author's, which must not block the worker's loop."""
+        """Whether reading it may run the author's code, which must not block the worker's loop."""
         self.spec = ToolSpec(FINISH_TOOL, _FINISH_TOOL_DESCRIPTION, self.schema)
         """The tool, as the model sees it."""
 
     def read_arguments(self, arguments: Mapping[str, Any]) -> Any:
-        """The value that a model gave. Validators of the author's run in it. Raises ``OutputError``."""
+        """Read the value from the model's arguments. Runs the author's validators. Raises ``OutputError``."""
         try:
             found = self._arguments_adapter.validate_json(_encode_finish_arguments(arguments))
         except ValidationError as error:
             title = f"the arguments of {FINISH_TOOL} are not valid:"
             raise OutputError(explain_validation_error(error, title, self.schema.get("properties", {}))) from error
-        except Exception as error:  # a validator of the author's, or values that are not JSON
+        except Exception as error:  # a validator of the author's raised, or values are not JSON
             raise OutputError(
                 f"the arguments of {FINISH_TOOL} could not be read: {type(error).__name__}: {error}"
             ) from error
         return getattr(found, "inside") if self.inside else found  # noqa: B009  # a field made at run time
 
     def read_xml(self, text: str) -> dict[str, Any] | None:
-        """The arguments that a model wrote into the template; None where ``text`` has nothing of it."""
+        """Read the arguments that a model wrote into the template; None if ``text`` has none."""
         try:
             found = parse_filled_template(text, self.schema, TEMPLATE_ROOT)
-        except RecursionError:  # hundreds of elements in each other
+        except RecursionError:  # hundreds of nested elements
             return None
         return found if isinstance(found, dict) else ({} if found is not None else None)
 
     @property
     def template(self) -> str:
-        """What a model without ``tool_choice`` is to fill in."""
+        """The template that a model without ``tool_choice`` fills in."""
         return build_template(self.schema, TEMPLATE_ROOT)
 
     def validate_value(self, value: Any) -> Any:
-        """``value``, which code of the author's gave, as one of the type. Raises ``OutputError``."""
+        """Validate ``value``, which the author's code returned, against the type. Raises ``OutputError``."""
         try:
             return self._adapter.validate_python(value)
         except ValidationError as error:
@@ -102,7 +102,7 @@ class OutputType:
             raise OutputError(f"it is no {self._name}: {type(error).__name__}: {error}") from error
 
     def build_finish(self, value: Any) -> FinalAnswer:
-        """``value`` as the answer of a turn. Raises ``OutputError`` for what no JSON can carry."""
+        """Build the answer of a turn from ``value``. Raises ``OutputError`` if it cannot be JSON."""
         if self.is_text:
             return FinalAnswer(content=clean_text(value), called=True)
         try:
@@ -114,9 +114,9 @@ class OutputType:
         return FinalAnswer(content=json.dumps(plain, ensure_ascii=False), called=True, typed=True)
 
     def load_value(self, plain: Any) -> Any:
-        """A ``Response.output``, plain JSON, as a value of the type. Raises ``ParseError``."""
+        """Convert a ``Response.output``, plain JSON, into a value of the type. Raises ``ParseError``."""
         if plain is None or self.is_text:
-            return plain  # without output: the turn was stopped, or ended at a limit
+            return plain  # no output: the turn was stopped, or ended at a limit
         try:
             return self._adapter.validate_json(json.dumps(plain), by_alias=True, by_name=True)  # as it was written
         except Exception as error:  # a validator of the author's may raise anything
@@ -132,7 +132,7 @@ class OutputType:
 @dataclass(frozen=True, slots=True)
 class _FinishForm:
     adapter: TypeAdapter[Any]
-    """Of the type; ``given`` reads the arguments, ``schema`` is theirs."""
+    """Adapter of the output type; ``arguments_adapter`` reads the arguments, of which ``schema`` is the schema."""
     arguments_adapter: TypeAdapter[Any]
     schema: dict[str, Any]
     wrapper_field: str | None
@@ -140,7 +140,7 @@ class _FinishForm:
 
 def _build_finish_form(kind: Any) -> _FinishForm:
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
-    adapter.rebuild(raise_errors=True)  # a name that is missing in it is said now
+    adapter.rebuild(raise_errors=True)  # report an unresolved name now
     schema = _inline_root_reference(remove_titles(adapter.json_schema(schema_generator=PlainSchema)))
     if schema.get("type") == "object" and "properties" in schema:
         json.dumps(schema, allow_nan=False)
@@ -159,12 +159,12 @@ def _build_finish_form(kind: Any) -> _FinishForm:
 
 @cache
 def _build_text_finish_form() -> _FinishForm:
-    """Most agents answer with text: one for all of them."""
+    """Build the form for text output, cached: most agents use it."""
     return _build_finish_form(str)
 
 
 def _inline_root_reference(schema: dict[str, Any]) -> dict[str, Any]:
-    """A type that holds itself is a reference into its own definitions; APIs want an object at the top."""
+    """Inline the top-level reference of a recursive type: APIs require an object at the root."""
     reference = schema.get("$ref")
     if not isinstance(reference, str):
         return schema
@@ -180,7 +180,7 @@ def _encode_finish_arguments(arguments: Mapping[str, Any]) -> bytes:
 
 
 # ---
-# Output validators: functions of the author's that look at an answer before it is one.
+# Output validators: functions of the author's that check an answer before it is accepted.
 
 
 _VALIDATOR_SIGNATURE_HINT = "It takes the output, or the output and a RunContext: def check(output, ctx): …"
@@ -188,19 +188,19 @@ _VALIDATOR_SIGNATURE_HINT = "It takes the output, or the output and a RunContext
 
 @dataclass(frozen=True, slots=True)
 class OutputValidator:
-    """A function, sync or async. It gives the answer, changed or not (None is as it was), or raises ``ModelRetry``."""
+    """A sync or async function. It returns the answer, changed or not (None keeps it), or raises ``ModelRetry``."""
 
     fn: Callable[..., Any]
     name: str
     takes_context: bool
 
     def build_arguments(self, output: Any, context: Any) -> tuple[Any, ...]:
-        """What ``fn`` is called with."""
+        """Return the arguments that ``fn`` is called with."""
         return (output, context) if self.takes_context else (output,)
 
 
 def build_output_validators(agent: str, validators: Any) -> tuple[OutputValidator, ...]:
-    """``validators`` of ``agent``. Raises ``DefinitionError`` for what is none."""
+    """Build the ``validators`` of ``agent``. Raises ``DefinitionError`` for an invalid one."""
     if callable(validators) or isinstance(validators, str) or not isinstance(validators, Iterable):
         raise DefinitionError(
             f"agent {agent!r}: output_validators must be a list, not {validators!r:.100}",
@@ -210,7 +210,7 @@ def build_output_validators(agent: str, validators: Any) -> tuple[OutputValidato
 
 
 def build_output_validator(agent: str, fn: Any) -> OutputValidator:
-    """One of them. Raises ``DefinitionError``."""
+    """Build one validator. Raises ``DefinitionError``."""
     if isinstance(fn, OutputValidator):
         return fn
     if not callable(fn):
@@ -235,7 +235,7 @@ def build_output_validator(agent: str, fn: Any) -> OutputValidator:
 
 
 # ---
-# What an agent declares of its input and its output, and what its own code can do with the two.
+# The declared input and output types of an agent, and the methods for user code that convert by them.
 
 
 ValidatorT = TypeVar("ValidatorT", bound=Callable[..., Any])
@@ -244,39 +244,39 @@ DEFAULT_PARSE_RETRIES = 2
 
 
 class Typed:
-    """The part of an ``Agent`` that knows its types."""
+    """The part of an ``Agent`` that holds its input and output types."""
 
     name: str
 
     def _set_types(self, input: Any, output: Any, finish: Any, parse_retries: Any, validators: Any) -> None:
-        """Check and keep what the agent was given. Raises ``DefinitionError``."""
+        """Validate and set the types. Raises ``DefinitionError``."""
         self.input = input
-        """The declared type of what a run is asked; ``str`` is text and files."""
+        """The declared type of a run's input; ``str`` is text and files."""
         self._input_type = None if input is str else ContextType(self.name, input, "input")
         self.output = output
         """The declared type of the answers."""
         self.output_type = OutputType(self.name, output)
         self.finish: FinishProtocol = validate_finish_protocol(self.name, self.output_type, finish)
         self.parse_retries = _validate_parse_retries(self.name, parse_retries)
-        """How often an answer that is not of the type goes back to the model before the run fails."""
+        """How often an answer that does not fit the type goes back to the model before the run fails."""
         self.output_validators: tuple[OutputValidator, ...] = build_output_validators(self.name, validators)
 
     def output_validator(self, fn: ValidatorT) -> ValidatorT:
         """``@agent.output_validator``: a function of the output, or of the output and a ``RunContext``, sync or async.
 
-        It returns the output, changed if need be, or raises ``ModelRetry("why")``: then the model is told, and gives
-        another answer. It counts as one that is not of the type. Raises ``DefinitionError``.
+        It returns the output, changed if need be, or raises ``ModelRetry("why")``: the reason goes to the model, which
+        answers again. This counts as an answer that does not fit the type. Raises ``DefinitionError``.
         """
         self.output_validators = (*self.output_validators, build_output_validator(self.name, fn))
         return fn
 
     @property
     def takes_input(self) -> bool:
-        """Whether it declares an input type."""
+        """Whether the agent declares an input type."""
         return self._input_type is not None
 
     def check_input(self, value: Any) -> dict[str, Any]:
-        """``value``, a mapping or an instance of the agent's input type, as the plain JSON that a run is given.
+        """Return ``value``, a mapping or an instance of the agent's input type, as the plain JSON that a run takes.
 
         Raises ``InvalidInputError`` that names the field.
         """
@@ -288,8 +288,8 @@ class Typed:
         return self._input_type.check(value)
 
     def render_input(self, plain: Mapping[str, Any]) -> str:
-        """What the model is shown of an input: the value with its defaults, as XML. Validators of the author's run in
-        it. Raises ``InvalidInputError``."""
+        """Render an input for the model: the value with its defaults, as XML. Runs the author's validators. Raises
+        ``InvalidInputError``."""
         if self._input_type is None:
             raise InvalidInputError(
                 f"agent {self.name!r} declares no input type, and was given one",
@@ -300,19 +300,19 @@ class Typed:
         return to_xml(whole, adapter.json_schema())
 
     def input_schema(self) -> dict[str, Any]:
-        """JSON Schema of the input type: an object."""
+        """Return the JSON Schema of the input type: an object."""
         assert self._input_type is not None, "an agent with an input type"
         schema: dict[str, Any] = remove_titles(self._input_type.adapter.json_schema(schema_generator=PlainSchema))
         return {"type": "object", "properties": {}, **schema}
 
     def read_output(self, plain: Any) -> Any:
-        """A ``Response.output`` as plain JSON (of ``client.run(id)``, or of another language) as a value of the agent's
-        output type. Raises ``ParseError``."""
+        """Convert a ``Response.output`` as plain JSON (of ``client.run(id)``, or of another language) into a value of
+        the agent's output type. Raises ``ParseError``."""
         return self.output_type.load_value(plain)
 
 
 def validate_finish_protocol(name: str, output: OutputType, finish: Any) -> FinishProtocol:
-    """The finish protocol, which has to be one that can carry the output. Raises ``DefinitionError``."""
+    """Return the finish protocol, which must be able to carry the output. Raises ``DefinitionError``."""
     allowed: tuple[FinishProtocol, ...] = get_args(FinishProtocol)
     if finish is None:
         return "text" if output.is_text else "tool"

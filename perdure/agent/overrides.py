@@ -1,4 +1,4 @@
-"""An agent with what a run, a turn or a step changes of it: a copy, checked as a definition is."""
+"""Agents with the overrides of a run, a turn or a step: copies, checked like definitions and cached."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("perdure.worker")
 
 _MAX_CACHED_COPIES = 64
-"""Changed copies that an agent keeps."""
+"""Most overridden copies that an agent caches."""
 
 
 class OverrideCache(dict[str, "Agent"]):
-    """The changed copies of an agent, by what is changed: so many, for overrides come from outside."""
+    """The overridden copies of an agent, by their changes. Bounded, because overrides come from outside."""
 
     def get_or_create(self, key: str, make: Callable[[], Agent]) -> Agent:
-        """That of ``key``, made if there is none."""
+        """Return the copy of ``key``; call ``make`` if there is none."""
         found = self.get(key)
         if found is None:
             found = make()
@@ -44,11 +44,11 @@ class OverrideCache(dict[str, "Agent"]):
 
 
 def get_overridden_agent(agent: Agent, override: Override | Mapping[str, Any], worker: Toolbox | None = None) -> Agent:
-    """:func:`apply_override`, and the same copy for the same changes."""
+    """Return :func:`apply_override`'s copy, cached: the same copy for the same changes."""
     plain = override.model_dump() if isinstance(override, Override) else override
     key = json.dumps(plain, sort_keys=True, default=repr)
     if worker is not None and (added := plain.get("add_tools")):
-        key += repr([id(worker.get(name)) for name in added])  # a copy keeps its tools, and so their ids
+        key += repr([id(worker.get(name)) for name in added])  # a copy keeps its tools alive, and so their ids
     return _get_override_cache(agent).get_or_create(key, lambda: apply_override(agent, override, worker))
 
 
@@ -58,8 +58,8 @@ def _get_override_cache(agent: Agent) -> OverrideCache:
 
 
 def apply_override(agent: Agent, override: Override | Mapping[str, Any], tools: Toolbox | None = None) -> Agent:
-    """A copy of ``agent`` with the changes; what is wrong with them is said as of a definition. A step may have added
-    some of the worker's ``tools``."""
+    """Return a copy of ``agent`` with the changes. Errors are reported as for a definition. A step may have added some
+    of the worker's ``tools``."""
     try:
         given = override if isinstance(override, Override) else StepOverride.model_validate(override)
         fields = type(given).model_fields
@@ -76,9 +76,9 @@ def apply_override(agent: Agent, override: Override | Mapping[str, Any], tools: 
 
 
 def copy_with_tools(agent: Agent, key: str, tools: Callable[[], Iterable[Tool]]) -> Agent:
-    """A copy of ``agent`` that has ``tools`` besides its own; the same copy for the same ``key``.
+    """Return a copy of ``agent`` that also has ``tools``; the same copy for the same ``key``.
 
-    Where its code has got a tool of a name that one of them has, meanwhile, it is the code's that counts.
+    If the agent's code has a tool of the same name by now, the code's tool is used.
     """
 
     def make() -> Agent:
@@ -91,7 +91,7 @@ def copy_with_tools(agent: Agent, key: str, tools: Callable[[], Iterable[Tool]])
 
 
 def _copy_agent(agent: Agent) -> Agent:
-    """A copy with no copies of its own yet."""
+    """Copy the agent, with an empty cache of copies."""
     made = copy.copy(agent)
     vars(made)["_overridden"] = OverrideCache()
     return made
@@ -123,7 +123,7 @@ def _apply_override_changes(agent: Agent, changes: dict[str, Any], worker: Toolb
 
 
 def _merge_limits(agent: Agent, changes: dict[str, Any]) -> None:
-    """``limits`` put in the place of the agent's, one by one; the turn's iterations are ``max_iterations``."""
+    """Replace the agent's limits one by one by those in ``changes``; the turn's iterations are ``max_iterations``."""
     limits: RunLimits = changes["limits"]
     changes["limits"] = agent.limits.changed(limits)
     if limits.turn is not None and limits.turn.iterations is not None:
@@ -131,9 +131,9 @@ def _merge_limits(agent: Agent, changes: dict[str, Any]) -> None:
 
 
 def _select_offered_tools(agent: Agent, names: Sequence[str]) -> Toolbox:
-    """The tools of those names, in the agent's order: the model is shown the same list each time."""
+    """Return the tools of those names in the agent's order, so that the model sees the same list each time."""
     for name in names:
-        if name not in agent.toolbox and not agent.toolsets:  # what these have is not known yet
+        if name not in agent.toolbox and not agent.toolsets:  # the tools of toolsets are not known yet
             there = ", ".join(tool.name for tool in agent.toolbox) or "none"
             raise DefinitionError(
                 f"agent {agent.name!r}: tools names {name!r}, which the agent does not have",
@@ -145,8 +145,8 @@ def _select_offered_tools(agent: Agent, names: Sequence[str]) -> Toolbox:
 def _apply_step_tools(
     agent: Agent, offered: Toolbox, added: Sequence[str], removed: Sequence[str], worker: Toolbox | None
 ) -> Toolbox:
-    """``offered`` as steps have changed it, what they added last. A tool that is gone since then is left out: code may
-    change under a run."""
+    """Return ``offered`` with the changes of steps, added tools last. A tool that no longer exists is left out: code
+    may change under a run."""
     tools = [tool for tool in offered if tool.name not in removed and tool.name not in added]
     for name in added:
         found = agent.toolbox.get(name) or (worker.get(name) if worker is not None else None)
@@ -158,7 +158,7 @@ def _apply_step_tools(
 
 
 def check_agent_settings(agent: Agent) -> None:
-    """The agent's settings, against every model of its chain: which of them is asked is not known before.
+    """Check the agent's settings against every model of its chain, since any of them may be called.
 
     Raises ``SettingsError`` or ``DefinitionError``.
     """

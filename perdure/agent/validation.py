@@ -1,4 +1,4 @@
-"""What is checked when an agent is defined, field by field: each error names the agent, the field and the way out."""
+"""Checks of an agent's definition, field by field. Each error names the agent, the field and the way out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..types.limits import DEFAULT_ITERATIONS, MOST_COUNT, Limits
 
 
 def validate_agent_name(name: Any) -> str:
-    """The name of an agent. Raises ``DefinitionError``, as everything here."""
+    """Return the name of an agent. Raises ``DefinitionError``, as does every function of this module."""
     if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
         raise DefinitionError(
             f"the agent name {name!r} does not match {NAME_PATTERN.pattern}",
@@ -26,7 +26,7 @@ def validate_agent_name(name: Any) -> str:
 
 
 def validate_models(name: str, model: Any) -> tuple[ModelRef, ...]:
-    """A model, or a chain of them: each ``"<provider>:<model>"`` or a ``Provider`` object."""
+    """Return the chain of models; each is ``"<provider>:<model>"`` or a ``Provider`` object."""
     if not isinstance(model, list | tuple):
         return (_validate_model(name, model),)
     if not model:
@@ -59,7 +59,7 @@ def _validate_model(name: str, model: Any) -> ModelRef:
 
 
 def validate_agent_limits(name: str, limits: Any) -> Limits:
-    """``Limits``; None is no limit."""
+    """Return ``limits``; None means no limit."""
     if limits is not None and not isinstance(limits, Limits):
         raise DefinitionError(
             f"agent {name!r}: limits must be Limits, not {limits!r:.100}",
@@ -69,7 +69,7 @@ def validate_agent_limits(name: str, limits: Any) -> Limits:
 
 
 def build_missing_price_error(agent: str, model: str) -> DefinitionError:
-    """An agent has a limit of cost, and calls of ``model`` would count as free."""
+    """Build the error for an agent with a cost limit and a ``model`` whose calls would count as free."""
     return DefinitionError(
         f"agent {agent!r} has a limit of cost_usd, and no price of {model!r} is known: the limit would not hold",
         hint='Say it: register_price("<provider>:<model>", input=…, output=…), in dollars per million tokens. '
@@ -78,7 +78,7 @@ def build_missing_price_error(agent: str, model: str) -> DefinitionError:
 
 
 def build_missing_usage_error(agent: str, model: str, limit: str) -> DefinitionError:
-    """An agent has a limit of what is counted by tokens, and replies of ``model`` come without a count."""
+    """Build the error for an agent with a limit on tokens and a ``model`` whose replies have no token counts."""
     return DefinitionError(
         f"agent {agent!r} has a limit of {limit}, and {model!r} reports no usage: the limit would not hold",
         hint="Have its provider give Completed(…, usage=Usage(…)), or its endpoint report usage of streamed replies. "
@@ -89,10 +89,10 @@ def build_missing_usage_error(agent: str, model: str, limit: str) -> DefinitionE
 def check_prices(
     name: str, chain: Sequence[ModelRef], limits: Limits, compaction: CompactionSettings | None = None
 ) -> None:
-    """Raise ``DefinitionError`` for a limit of cost, and a model whose calls would count as free.
+    """Raise ``DefinitionError`` for a cost limit with a model whose calls would count as free.
 
-    What is not known here, the first reply shows: models of providers that are not perdure's own, and overrides.
-    ``compaction`` may name one that sums up.
+    Models of providers outside perdure, and overrides, are checked at the first reply. ``compaction`` may name a model
+    for summaries.
     """
     if limits.limits_cost:
         summing = compaction.summarise.model if compaction is not None and compaction.summarise is not None else None
@@ -102,7 +102,7 @@ def check_prices(
 
 
 def validate_compaction(name: str, compaction: Any) -> CompactionSettings | None:
-    """One ``Compaction``, or a list of them, by kind; None is none."""
+    """Return the settings of one ``Compaction`` or a list of them, by kind; None if there is none."""
     ways = build_compaction_settings(name, compaction)
     if ways is not None and ways.summarise is not None and ways.summarise.model is not None:
         validate_models(name, ways.summarise.model)
@@ -110,7 +110,7 @@ def validate_compaction(name: str, compaction: Any) -> CompactionSettings | None
 
 
 def validate_instructions(name: str, instructions: Any) -> Any:
-    """Text, a function, or None."""
+    """Return the instructions: text, a function, or None."""
     if not (instructions is None or isinstance(instructions, str) or callable(instructions)):
         raise DefinitionError(
             f"agent {name!r}: instructions must be text or a function of RunContext, not {instructions!r}",
@@ -120,7 +120,7 @@ def validate_instructions(name: str, instructions: Any) -> Any:
 
 
 def validate_toolsets(name: str, toolsets: Any) -> tuple[Toolset, ...]:
-    """Toolsets, each of a name of its own."""
+    """Return the toolsets; each must have a unique name."""
     given = validate_list(name, "toolsets", toolsets, "[Artifacts()]")
     known: dict[str, Toolset] = {}
     for one in given:
@@ -150,7 +150,7 @@ def validate_toolsets(name: str, toolsets: Any) -> tuple[Toolset, ...]:
 
 
 def validate_list(name: str, field: str, value: Any, example: str) -> list[Any]:
-    """A list, tuple or other iterable that is no text and no dictionary."""
+    """Return the items of a list, tuple or other iterable that is not text or a dictionary."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise DefinitionError(
             f"agent {name!r}: {field} must be a list, not {value!r:.100}", hint=f"For instance {field}={example}."
@@ -159,7 +159,7 @@ def validate_list(name: str, field: str, value: Any, example: str) -> list[Any]:
 
 
 def validate_mapping(name: str, field: str, value: Any) -> dict[str, Any]:
-    """A dictionary by names; None is an empty one."""
+    """Return a dictionary with string keys; empty for None."""
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
@@ -171,7 +171,7 @@ def validate_mapping(name: str, field: str, value: Any) -> dict[str, Any]:
 
 
 def validate_choice(name: str, field: str, value: Any, allowed: tuple[str, ...]) -> Any:
-    """One of ``allowed``, of which the first is the default."""
+    """Return one of ``allowed``; the first is the default."""
     if value not in allowed:
         raise DefinitionError(
             f"agent {name!r}: {field} is {value!r}, it can be {', '.join(allowed)}",
@@ -184,7 +184,7 @@ def validate_choice(name: str, field: str, value: Any, allowed: tuple[str, ...])
 
 
 def resolve_max_iterations(name: str, value: Any, limits: Limits) -> int:
-    """``max_iterations``, a whole number of at least 1: given as that, or as the turn's limit."""
+    """Return the model calls allowed per turn, a whole number of at least 1: ``max_iterations`` or the turn's limit."""
     of_turn = limits.turn.iterations if limits.turn is not None else None
     if value is None:
         return DEFAULT_ITERATIONS if of_turn is None else of_turn

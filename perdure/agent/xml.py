@@ -1,6 +1,6 @@
-"""XML that :mod:`.xml` wrote, or that a model wrote into its template, as plain JSON again.
+"""Values as XML for a model to read, templates for a model to fill in, and a parser for both.
 
-A reader of its own: it knows from the schema what it looks for, so a stray ``<`` or ``&`` in a model's text is text.
+The parser is guided by the JSON Schema, so a stray ``<`` or ``&`` in a model's text is read as text.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 # ---
-# What a JSON Schema says of one place of a value: which kinds of JSON may stand there, and what is below.
+# JSON Schemas by place in a value: which kinds of JSON are allowed there, and the schemas of its children.
 
 
 JSON_KINDS = frozenset(["string", "number", "boolean", "null", "object", "array"])
 _MAX_REFERENCE_DEPTH = 20
-"""References and alternatives that are followed from one place."""
+"""Most references and alternatives followed from one place."""
 
 
 def get_json_kind(value: Any) -> str:
-    """The kind of a plain JSON value."""
+    """Return the kind of a plain JSON value."""
     match value:
         case None:
             return "null"
@@ -39,22 +39,22 @@ def get_json_kind(value: Any) -> str:
 
 
 class ValueSchema:
-    """One place. ``branches`` are the schemas that it may have; without any, everything may stand there."""
+    """The schema of one place. ``branches`` are the alternatives; without any, every value is allowed."""
 
     def __init__(self, branches: Iterable[Mapping[str, Any]], defs: Mapping[str, Any]) -> None:
         self._defs = defs
         self.branches = tuple(inner for branch in branches for inner in _iterate_alternatives(branch, defs))
         kinds = [_get_schema_kinds(branch) for branch in self.branches]
         self.kinds: frozenset[str] = frozenset().union(*kinds) if kinds else JSON_KINDS
-        """Which kinds of JSON may stand here."""
+        """Kinds of JSON that are allowed here."""
 
     @classmethod
     def from_schema(cls, schema: Mapping[str, Any]) -> ValueSchema:
-        """The root of ``schema``."""
+        """Build the root of ``schema``."""
         return cls([schema], schema.get("$defs", {}))
 
     def get_child(self, name: str) -> ValueSchema:
-        """What may stand under ``name`` in an object."""
+        """Return the schema of property ``name`` of an object."""
         named = [branch["properties"][name] for branch in self.branches if name in branch.get("properties", {})]
         if not named:
             others = [branch.get("additionalProperties") for branch in self.branches]
@@ -62,7 +62,7 @@ class ValueSchema:
         return ValueSchema(map(_as_schema_mapping, named), self._defs)
 
     def get_item(self, index: int) -> ValueSchema:
-        """What may stand at ``index`` of an array."""
+        """Return the schema of item ``index`` of an array."""
         schemas = []
         for branch in self.branches:
             first = branch.get("prefixItems", ())
@@ -73,7 +73,7 @@ class ValueSchema:
         return ValueSchema(map(_as_schema_mapping, schemas), self._defs)
 
     def get_default_kind(self) -> str | None:
-        """The kind of a value of which nothing is said; None where it cannot be told."""
+        """Return the kind of a value without a ``type`` attribute; None if the schema leaves it open."""
         kinds = self.kinds - {"null"}
         if len(kinds) == 1:
             return next(iter(kinds))
@@ -109,7 +109,7 @@ def _get_schema_kinds(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def describe_schema_type(schema: Mapping[str, Any]) -> str:
-    """A word or two for what ``schema``, one branch, takes."""
+    """Describe the type of ``schema``, one branch, in a word or two."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
         return " or ".join(json.dumps(value, ensure_ascii=False) for value in values)
@@ -128,20 +128,19 @@ def describe_schema_type(schema: Mapping[str, Any]) -> str:
 # <limit type="null"/>
 # </input>
 #
-# What kind a value is (``type``) is only said where the schema leaves that open. :mod:`.xml_reader` reads it all
-# back.
+# The attribute ``type`` is written only where the schema leaves the kind open. :func:`from_xml` reads it all back.
 
 
 ITEM_ELEMENT, ENTRY_ELEMENT = "item", "entry"
-"""Elements of an array; elements of an object whose key is no name of an element, which stands in ``key``."""
+"""Element of an array item; element of an object entry whose key is not a valid element name (attribute ``key``)."""
 _ELEMENT_NAME_PATTERN = re.compile(r"(?!xml)[A-Za-z_][A-Za-z0-9_.-]*", re.IGNORECASE | re.ASCII)
 _NON_XML_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _MAX_TEMPLATE_DEPTH = 6
-"""Levels of a template; a type that holds itself would have no end."""
+"""Levels of a template; that of a recursive type would have no end."""
 
 
 def to_xml(value: Any, schema: Mapping[str, Any] | None = None, root: str = "input") -> str:
-    """``value``, plain JSON of ``schema``, as an element ``root``."""
+    """Render ``value``, plain JSON of ``schema``, as an element ``root``."""
     return "\n".join(_write_element(root, "", value, ValueSchema.from_schema(schema or {}), ""))
 
 
@@ -170,7 +169,7 @@ def _write_element(name: str, said: str, value: Any, shape: ValueSchema, indent:
 
 
 def _encode_key(key: str) -> tuple[str, str]:
-    """The element of a key, and the attribute that has it where it is no name."""
+    """Return the element of a key, and the attribute that holds the key if it is not a valid element name."""
     if _ELEMENT_NAME_PATTERN.fullmatch(key):
         return key, ""
     if _NON_XML_CHARACTER.search(key):
@@ -181,7 +180,7 @@ def _encode_key(key: str) -> tuple[str, str]:
 def _encode_scalar(value: Any) -> tuple[str, str]:
     if not isinstance(value, str):
         return "", json.dumps(value)
-    if _NON_XML_CHARACTER.search(value):  # XML has no way to say such a character, not even escaped
+    if _NON_XML_CHARACTER.search(value):  # XML cannot hold such a character, not even escaped
         return ' encoding="json"', _escape_attribute(json.dumps(value))
     return "", value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\r", "&#13;")
 
@@ -193,7 +192,7 @@ def _escape_attribute(value: str) -> str:
 
 
 def build_template(schema: Mapping[str, Any], root: str) -> str:
-    """What a model is to fill in: every element of ``schema``, with what is said of it as attributes."""
+    """Build the template for a model: every element of ``schema``, with its description as attributes."""
     return "\n".join(
         _write_template_element(
             root, _write_description_attributes(schema), ValueSchema.from_schema(schema), "", _MAX_TEMPLATE_DEPTH
@@ -245,13 +244,13 @@ class _XmlNode:
     name: str
     attributes: dict[str, str]
     start: int
-    """Where its content begins; ``end`` is where that ends."""
+    """Offset at which the content begins; ``end`` is where it ends."""
     end: int = -1
     children: list[_XmlNode] = field(default_factory=list)
 
 
 def from_xml(text: str, schema: Mapping[str, Any] | None = None, root: str = "input") -> Any:
-    """The plain JSON of an element that ``to_xml`` wrote. Raises ``ValueError`` where there is none."""
+    """Parse an element that ``to_xml`` wrote into plain JSON. Raises ``ValueError`` if there is none."""
     nodes = [node for node in _parse_elements(text) if node.name == root]
     if len(nodes) != 1:
         raise ValueError(f"the text is not one <{root}> element")
@@ -259,8 +258,8 @@ def from_xml(text: str, schema: Mapping[str, Any] | None = None, root: str = "in
 
 
 def parse_filled_template(text: str, schema: Mapping[str, Any], root: str) -> Any:
-    """What a model wrote into the template of ``schema``: the last element ``root``, else its elements alone, where all
-    are there that have to be. None where ``text`` has neither."""
+    """Parse what a model wrote into the template of ``schema``: the last element ``root``, else its child elements
+    alone if all required ones are there. None if ``text`` has neither."""
     nodes, shape, reader = _parse_elements(text), ValueSchema.from_schema(schema), _XmlReader(text, exact=False)
     roots = [node for node in _flatten_nodes(nodes) if node.name == root]
     if roots:
@@ -279,10 +278,10 @@ def _flatten_nodes(nodes: list[_XmlNode]) -> list[_XmlNode]:
 
 
 def _parse_elements(text: str) -> list[_XmlNode]:
-    """The elements of ``text``. A tag that nothing closes, or opens, is text."""
+    """Parse the elements of ``text``. An unmatched tag is text."""
     top = _XmlNode("", {}, 0)
     stack = [top]
-    waiting: Counter[str] = Counter()  # what is open, by name: else each tag that nothing opened looks at all of it
+    waiting: Counter[str] = Counter()  # open elements by name, so that unmatched end tags need no scan
     for tag in _XML_TAG_PATTERN.finditer(text):
         name = tag["name"]
         if not tag["close"]:
@@ -300,13 +299,13 @@ def _parse_elements(text: str) -> list[_XmlNode]:
             opened = next(at for at in range(len(stack) - 1, 0, -1) if stack[at].name == name)
             waiting.subtract(node.name for node in stack[opened:])
             _close_element(stack, opened, tag.start())
-    for node in stack[1:]:  # never closed: what is in it stands for itself
+    for node in stack[1:]:  # never closed: its children stand for themselves
         top.children += node.children
     return top.children
 
 
 def _close_element(stack: list[_XmlNode], at: int, end: int) -> None:
-    """Close the element at ``at``; those behind it were never closed."""
+    """Close the element at ``at``; those above it on the stack were never closed."""
     node = stack[at]
     for unclosed in stack[at + 1 :]:
         node.children += unclosed.children
@@ -327,14 +326,14 @@ def _unescape_references(text: str) -> str:
 
 
 class _XmlReader:
-    """``exact`` takes what is there as it is; else it is read as a model may have meant it."""
+    """Converts elements to JSON. With ``exact`` as written, else as a model may have meant it."""
 
     def __init__(self, text: str, *, exact: bool) -> None:
         self._text = text
         self._exact = exact
 
     def read_value(self, node: _XmlNode, shape: ValueSchema) -> Any:
-        """What ``node`` says, as far as it can be read; a text where it cannot."""
+        """Read the value of ``node`` as far as possible; its text if it cannot be parsed."""
         match self._resolve_kind(node, shape):
             case "null":
                 return None
@@ -379,7 +378,7 @@ class _XmlReader:
         return {key: self._read_property(nodes, shape.get_child(key)) for key, nodes in found.items()}
 
     def _read_property(self, nodes: list[_XmlNode], shape: ValueSchema) -> Any:
-        """A model may write an element once for each item of a list."""
+        """Read a property. A model may repeat its element once for each item of a list."""
         if (
             len(nodes) > 1
             and "array" in shape.kinds
@@ -402,7 +401,7 @@ class _XmlReader:
         return found if isinstance(found, kind) else text
 
     def _read_string(self, node: _XmlNode) -> str:
-        """All that stands in it, also what looks like elements."""
+        """Return all of the content as text, also what looks like elements."""
         text = _unescape_references(self._text[node.start : node.end])
         if node.attributes.get("encoding") == "json":
             decoded = _load_json_of_kind(text, str)
@@ -421,7 +420,7 @@ def _has_item_elements(node: _XmlNode) -> bool:
 
 
 def _load_json_of_kind(text: str, kind: type) -> Any:
-    """The JSON of ``text`` where it is of that ``kind``, else ``text``."""
+    """Parse ``text`` as JSON and return the value if it is of ``kind``, else ``text``."""
     try:
         found = json.loads(text)
     except ValueError:
