@@ -183,5 +183,5 @@ async def _write_fork_head(store: Store, found: ForkPoint) -> str | None:
     if not found.extra_messages:
         return found.base_head
     node, blobs = Chain(store).extend(found.base_head, found.extra_messages)
-    await store.commit(Commit(read_nodes=[node], read_blobs=blobs))
+    await store.commit(Commit(nodes=[node], blobs=blobs))
     return node.hash

@@ -346,7 +346,7 @@ async def upload_content(client: Client, content: Content) -> tuple[UploadedCont
     if client.store_url is None:
         _raise_store_needed(said, blobs)
     store = await client.store(create=True)
-    await store.commit(Commit(read_blobs=blobs))
+    await store.commit(Commit(blobs=blobs))
     return said, store.store_id
 
 

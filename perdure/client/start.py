@@ -174,7 +174,7 @@ async def _write_history(
     # The messages that a summary replaces belong to another conversation, possibly in another store.
     messages = [message.model_copy(update={"replaces": None}) if message.replaces else message for message in messages]
     node, blobs = chain.extend(None, messages)
-    await store.commit(Commit(read_nodes=[node], read_blobs=blobs))
+    await store.commit(Commit(nodes=[node], blobs=blobs))
     return node.hash, store.store_id
 
 

@@ -210,8 +210,8 @@ class MemoryWrite:
 class Commit:
     """Everything that is written in one transaction."""
 
-    read_nodes: Sequence[Node] = ()
-    read_blobs: Sequence[Blob] = ()
+    nodes: Sequence[Node] = ()
+    blobs: Sequence[Blob] = ()
     outcome: Outcome | None = None
     run: RunRow | None = None
     turn: TurnRow | None = None

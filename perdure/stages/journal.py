@@ -111,7 +111,7 @@ class JournalStage:
         outcome = Outcome(call.key, "tool", body)
         events = build_event_batch(call, [*call.pending_events, *build_tool_end_events(call, output)])
         first = await self._commit_despite_cancel(
-            Commit(read_blobs=[*blobs, *call.blobs], outcome=outcome, memory=memory, events=events)
+            Commit(blobs=[*blobs, *call.blobs], outcome=outcome, memory=memory, events=events)
         )
         reach_point("tool.recorded")
         return output if first == body else parse_outcome(ToolOutput, first, call.key)

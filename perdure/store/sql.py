@@ -233,9 +233,9 @@ def _claim_journal_key(database: Database, key: str, owner: str, again: bool, no
 def write_commit(database: Database, commit: Commit, now: str) -> bytes | None:
     """Write all of ``commit``; see :meth:`perdure.ports.Journal.commit`."""
     # In the same order everywhere, so that two transactions on PostgreSQL never deadlock.
-    for blob in sorted(commit.read_blobs, key=lambda blob: blob.hash):
+    for blob in sorted(commit.blobs, key=lambda blob: blob.hash):
         INSERT_BLOB.run(database, hash=blob.hash, body=blob.body)
-    for node in sorted(commit.read_nodes, key=lambda node: node.hash):
+    for node in sorted(commit.nodes, key=lambda node: node.hash):
         INSERT_NODE.run(database, hash=node.hash, parent=node.parent, body=node.body)
     outcome = commit.outcome
     if outcome is not None:

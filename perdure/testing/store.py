@@ -213,9 +213,9 @@ class MemoryStore:
         self._raise_failure()
         self._check_memory(commit)
         self.commits.append(commit)
-        for node in commit.read_nodes:
+        for node in commit.nodes:
             self.all_nodes.setdefault(node.hash, node)
-        for blob in commit.read_blobs:
+        for blob in commit.blobs:
             self.all_blobs.setdefault(blob.hash, blob.body)
         if commit.outcome is not None:
             entry = self.journal.setdefault(commit.outcome.key, JournalEntry())

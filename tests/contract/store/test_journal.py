@@ -51,7 +51,7 @@ async def test_a_late_outcome_leaves_the_run_alone(store: Store):
 
 
 async def test_a_commit_without_outcome_returns_none(store: Store):
-    assert await store.commit(Commit(read_nodes=[Node("n", None, b"[]")])) is None
+    assert await store.commit(Commit(nodes=[Node("n", None, b"[]")])) is None
 
 
 async def test_the_first_owner_may_act_and_may_ask_twice(store: Store):
@@ -146,8 +146,8 @@ async def test_everything_or_nothing(store: Store):
     if not hasattr(store, "path"):
         pytest.skip("has no types to refuse")
     commit = Commit(
-        read_nodes=[Node("n", None, b"[]")],
-        read_blobs=[Blob("b", b"blob")],
+        nodes=[Node("n", None, b"[]")],
+        blobs=[Blob("b", b"blob")],
         outcome=Outcome("a", "model", b"1"),
         run=RunRow("c", "agent", "scope", "n", None),  # type: ignore[arg-type]
     )

@@ -21,14 +21,14 @@ def line(count: int, name: str = "n", parent: str | None = None) -> list[Node]:
 
 async def test_a_chain_comes_root_first(store: Store):
     nodes = line(5)
-    await store.commit(Commit(read_nodes=nodes))
+    await store.commit(Commit(nodes=nodes))
     assert await store.read_nodes("n4") == nodes
     assert await store.read_nodes("n2") == nodes[:3]
 
 
 async def test_a_chain_stops_at_what_is_known(store: Store):
     nodes = line(6)
-    await store.commit(Commit(read_nodes=nodes))
+    await store.commit(Commit(nodes=nodes))
     assert await store.read_nodes("n5", until=["n3"]) == nodes[4:]
     assert await store.read_nodes("n5", until=["n1", "n4", "other"]) == nodes[5:]
     assert await store.read_nodes("n5", until=["n5"]) == []
@@ -38,13 +38,13 @@ async def test_a_chain_stops_at_what_is_known(store: Store):
 
 async def test_a_long_chain(store: Store):
     nodes = line(3000)
-    await store.commit(Commit(read_nodes=nodes))
+    await store.commit(Commit(nodes=nodes))
     assert await store.read_nodes("n2999") == nodes
 
 
 async def test_forks_share_their_prefix(store: Store):
     trunk, branch = line(4), line(2, "b", "n1")
-    await store.commit(Commit(read_nodes=[*trunk, *branch]))
+    await store.commit(Commit(nodes=[*trunk, *branch]))
     assert await store.read_nodes("b1") == trunk[:2] + branch
     assert await store.read_nodes("b1", until=["n3", "n1"]) == branch
 
@@ -53,14 +53,14 @@ async def test_writing_again_changes_nothing(database: Database):
     nodes = line(3)
     for _ in range(2):
         store = await database.open()
-        await store.commit(Commit(read_nodes=nodes, read_blobs=[Blob("b", b"blob")]))
-        await store.commit(Commit(read_nodes=[*nodes, *line(1, "m", "n2")]))
+        await store.commit(Commit(nodes=nodes, blobs=[Blob("b", b"blob")]))
+        await store.commit(Commit(nodes=[*nodes, *line(1, "m", "n2")]))
     assert await store.read_nodes("m0") == [*nodes, *line(1, "m", "n2")]
     assert await store.read_blobs(["b"]) == {"b": b"blob"}
 
 
 async def test_a_missing_node_is_named(store: Store):
-    await store.commit(Commit(read_nodes=line(4)[2:]))
+    await store.commit(Commit(nodes=line(4)[2:]))
     with pytest.raises(TranscriptCorruptedError, match="n1") as caught:
         await store.read_nodes("n3")
     assert caught.value.hint
@@ -71,7 +71,7 @@ async def test_a_missing_node_is_named(store: Store):
 
 async def test_blobs(store: Store):
     large = bytes(range(256)) * 80_000  # 20 MB
-    await store.commit(Commit(read_blobs=[Blob("large", large), Blob("empty", b"")]))
+    await store.commit(Commit(blobs=[Blob("large", large), Blob("empty", b"")]))
     assert await store.read_blobs(["large", "missing", "empty"]) == {"large": large, "empty": b""}
     assert await store.read_blobs([]) == {}
 
@@ -82,7 +82,7 @@ async def test_a_chain_survives_the_store(database: Database):
     said = [Message.user("hi"), Message.assistant("x" * 100_000), Message.user("\N{SNOWMAN}")]
     for message in said:
         node, blobs = chain.extend(head, [message])
-        await writer.commit(Commit(read_nodes=[node], read_blobs=blobs))
+        await writer.commit(Commit(nodes=[node], blobs=blobs))
         head = node.hash
     assert await Chain(await database.open()).load(head) == said
 
@@ -118,7 +118,7 @@ async def test_runs_newest_first_and_filtered(store: Store):
 async def test_a_run_is_not_overwritten_by_what_was_asked_for_earlier(store: Store, scope: str):
     await store.commit(Commit(run=row("c", asked_at="2026-01-01T00:00:02", status="cancelled")))
     late = Commit(
-        read_nodes=[Node("n", None, b"[]")],
+        nodes=[Node("n", None, b"[]")],
         outcome=Outcome("k", "model", b"{}"),
         run=row("c", scope=scope, asked_at="2026-01-01T00:00:01", status="running"),
     )

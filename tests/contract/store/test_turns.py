@@ -76,7 +76,7 @@ async def test_a_turn_that_was_asked_for_earlier_is_dropped_and_the_rest_written
     kept = turn(status="cancelled", head="h2", asked_at=at(2))
     await store.commit(Commit(turn=kept))
     late = Commit(
-        read_nodes=[Node("n", None, b"[]")],
+        nodes=[Node("n", None, b"[]")],
         outcome=Outcome("k", "model", b"{}"),
         run=RunRow("c", "agent", "scope", "n", "running", asked_at=at(1)),
         turn=turn(head="h1", asked_at=at(1), messages=["late"]),

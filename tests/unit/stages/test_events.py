@@ -74,7 +74,7 @@ async def test_a_quick_reply_is_told_with_its_outcome(store: MemoryStore) -> Non
     assert len(commit.events.events) == 6
     completed = told[4]
     assert isinstance(completed, ModelCompleted)
-    assert completed.head == commit.read_nodes[0].hash
+    assert completed.head == commit.nodes[0].hash
     assert completed.replaces == ()
 
 

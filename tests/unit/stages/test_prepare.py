@@ -42,7 +42,7 @@ async def test_large_arguments_come_from_the_transcript(store: MemoryStore) -> N
     chain = Chain(store)
     asked = ToolCallPart(id="c1", name="pay", arguments={"amount": "x" * 40_000})
     node, blobs = chain.extend(None, [Message.user("hi"), Message(role="assistant", parts=(asked,))])
-    await store.commit(Commit(read_nodes=[node], read_blobs=blobs))
+    await store.commit(Commit(nodes=[node], blobs=blobs))
     inner = Inner("42")
     agents = Agents([Agent("a", "openai:gpt-5")])
     await worker(store, agents, inner)(tool_call(arguments=None, head=node.hash))

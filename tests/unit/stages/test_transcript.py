@@ -66,7 +66,7 @@ async def test_a_prompt_that_changes_is_recorded_again(store: MemoryStore) -> No
 async def test_node_outcome_and_run_row_are_one_commit(store: MemoryStore) -> None:
     answer = await call(store, reply("Hello."))
     (commit,) = store.commits
-    assert [node.hash for node in commit.read_nodes] == [answer.output.head]
+    assert [node.hash for node in commit.nodes] == [answer.output.head]
     assert commit.outcome is not None
     assert commit.run is not None
     assert (commit.run.status, commit.run.head) == ("completed", answer.output.head)
@@ -105,7 +105,7 @@ async def test_a_large_result_and_a_large_message_are_read_from_their_blobs(stor
     large, message = Blob.from_content("x" * (INLINE_BYTES + 1)), Blob.from_content("m" * (INLINE_BYTES + 1))
     key = tool_call().key
     body = ToolOutput(key=key, blob=large.ref).model_dump_json().encode()
-    await store.commit(Commit(read_blobs=[large, message], outcome=Outcome(key, "tool", body)))
+    await store.commit(Commit(blobs=[large, message], outcome=Outcome(key, "tool", body)))
     inner = Inner("ok")
     new = (NewResult(call_id="c1", name="pay", key=key), NewMessage(content=message.ref))
     answer = await call(store, None, inner, new=new)
@@ -192,7 +192,7 @@ async def test_a_message_whose_blob_is_missing_is_said_to_be_and_keeps_no_other_
     store: MemoryStore, purpose: str
 ) -> None:
     here = Blob.from_content("the text")
-    await store.commit(Commit(read_blobs=[here]))
+    await store.commit(Commit(blobs=[here]))
     new = (
         NewMessage(content="one"),
         NewMessage(content=BlobRef(hash="0" * 64, size=3), id="m2"),

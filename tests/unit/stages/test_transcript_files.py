@@ -38,7 +38,7 @@ async def test_bytes_in_a_message_become_a_blob_of_the_same_commit(store: Memory
     assert said.parts == (TextPart(text="What is it?"), KEPT)
     assert inner.calls[0].files == {Blob.from_content(PNG).hash: PNG}
     assert (await Chain(store).load(answer.output.head))[0] == said
-    assert [Blob.from_content(PNG)] == list(store.commits[0].read_blobs)
+    assert [Blob.from_content(PNG)] == list(store.commits[0].blobs)
 
 
 async def test_files_of_earlier_messages_are_given_too(store: MemoryStore) -> None:
@@ -50,7 +50,7 @@ async def test_files_of_earlier_messages_are_given_too(store: MemoryStore) -> No
 
 async def test_what_its_sender_put_into_the_store_is_found(store: MemoryStore) -> None:
     long = "x" * (INLINE_BYTES + 1)
-    await store.commit(Commit(read_blobs=[Blob.from_content(PNG), Blob.from_content(long)]))
+    await store.commit(Commit(blobs=[Blob.from_content(PNG), Blob.from_content(long)]))
     inner = Inner(reply("A cat."))
     lied = KEPT.model_copy(update={"blob": BlobRef(hash=Blob.from_content(PNG).hash, size=7)})
     await call(store, inner, new=(message(TextPart(blob=Blob.from_content(long).ref), lied),))
@@ -101,7 +101,7 @@ async def test_files_of_a_tool_result_are_one_commit_with_its_outcome(store: Mem
     run = compose_tool([JournalStage(store)], draw)
     done = await run(tool_call())
     assert await run(tool_call(owner="run/2/2")) == done
-    assert [Blob.from_content(PNG)] == list(store.commits[0].read_blobs)
+    assert [Blob.from_content(PNG)] == list(store.commits[0].blobs)
     inner = Inner(reply("A cat."))
     await call(store, inner, op=2, new=(NewResult(call_id="c1", name="draw", key=done.key),))
     assert [result.files for result in inner.calls[0].new_messages[0].tool_results] == [(KEPT,)]

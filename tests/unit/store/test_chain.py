@@ -58,7 +58,7 @@ class CountingStore(MemoryStore):
 
 async def say(store: MemoryStore, chain: Chain, head: str | None, *said: Message, remember: bool = False) -> Node:
     node, blobs = chain.extend(head, said)
-    await store.commit(Commit(read_nodes=[node], read_blobs=blobs))
+    await store.commit(Commit(nodes=[node], blobs=blobs))
     if remember:
         chain.remember(node, said)
     return node
@@ -132,7 +132,7 @@ async def test_a_message_with_a_reference_is_resolved_by_the_next_load():
     blob = Blob.from_content("kept apart")
     ref = blob.ref
     referring = Message(role="user", parts=(TextPart(blob=ref),))
-    await store.commit(Commit(read_blobs=[blob]))
+    await store.commit(Commit(blobs=[blob]))
     node = await say(store, chain, None, referring, remember=True)
     assert await chain.load(node.hash) == [Message.user("kept apart")]
     assert await chain.resolve_blob(ref) == "kept apart"
@@ -227,7 +227,7 @@ async def test_a_form_of_a_newer_version():
     store = MemoryStore()
     body = b'[{"parts":[{"type":"hologram"}],"role":"user"}]'
     node = Node(hash_node(None, body), None, body)
-    await store.commit(Commit(read_nodes=[node]))
+    await store.commit(Commit(nodes=[node]))
     with pytest.raises(TranscriptCorruptedError, match="intact") as caught:
         await Chain(store).load(node.hash)
     assert "newer" in (caught.value.hint or "")

@@ -49,7 +49,7 @@ class CountingStore(MemoryStore):
 async def said(store: MemoryStore, chain: Chain, *messages: Message) -> list[Message]:
     """``messages`` as the transcript has them."""
     node, blobs = chain.extend(None, messages)
-    await store.commit(Commit(read_nodes=[node], read_blobs=blobs))
+    await store.commit(Commit(nodes=[node], blobs=blobs))
     chain.remember(node, messages)
     return await chain.load(node.hash)
 

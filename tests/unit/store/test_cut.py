@@ -45,7 +45,7 @@ async def written(store: MemoryStore, said: list[Message], breaks: set[int]) -> 
     chain, head, begin = Chain(store), None, 0
     for end in sorted({*breaks, len(said)}):
         node, blobs = chain.extend(head, said[begin:end])
-        await store.commit(Commit(read_nodes=[node], read_blobs=blobs))
+        await store.commit(Commit(nodes=[node], blobs=blobs))
         head, begin = node.hash, end
     return head
 
@@ -56,7 +56,7 @@ async def forked(store: MemoryStore, head: str | None, at: int | None, **results
     if not place.extra_messages:
         return await chain.load(place.base_head)
     node, blobs = chain.extend(place.base_head, place.extra_messages)
-    await store.commit(Commit(read_nodes=[node], read_blobs=blobs))
+    await store.commit(Commit(nodes=[node], blobs=blobs))
     return await chain.load(node.hash)
 
 

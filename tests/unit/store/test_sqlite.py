@@ -30,7 +30,7 @@ from perdure.types.messages import Message
 
 
 def outcome(key: str, size: int = 2) -> Commit:
-    return Commit(outcome=Outcome(key, "tool", b"x" * size), read_blobs=[Blob(f"blob-{key}", b"y" * size)])
+    return Commit(outcome=Outcome(key, "tool", b"x" * size), blobs=[Blob(f"blob-{key}", b"y" * size)])
 
 
 @contextlib.asynccontextmanager
@@ -108,7 +108,7 @@ async def test_a_full_database_writes_nothing_and_works_again(store: SqliteStore
 
 
 async def test_one_commit_that_fails_does_not_take_others_along(store: SqliteStore):
-    broken = Commit(read_nodes=[Node("broken", None, None)])  # type: ignore[arg-type]
+    broken = Commit(nodes=[Node("broken", None, None)])  # type: ignore[arg-type]
     commits = [outcome("a"), broken, outcome("b")]
     done = await asyncio.gather(*[store.commit(commit) for commit in commits], return_exceptions=True)
     assert [isinstance(answer, StoreError) for answer in done] == [False, True, False]
@@ -308,7 +308,7 @@ async def test_altered_rows_are_found_out(tmp_path: Path):
     async with opened(path) as store:
         one, _ = Chain(store).extend(None, [Message.user("one")])
         two, _ = Chain(store).extend(one.hash, [Message.user("two")])
-        await store.commit(Commit(read_nodes=[one, two]))
+        await store.commit(Commit(nodes=[one, two]))
         for change in (
             "UPDATE nodes SET body = replace(body, 'one', 'eno')",  # the bytes come back as text
             "UPDATE nodes SET parent = (SELECT max(hash) FROM nodes)",  # a circle

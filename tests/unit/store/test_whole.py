@@ -20,7 +20,7 @@ class Past:
 
     async def say(self, *messages: Message) -> str:
         node, blobs = self.chain.extend(self.head, messages)
-        await self.store.commit(Commit(read_nodes=[node], read_blobs=blobs))
+        await self.store.commit(Commit(nodes=[node], blobs=blobs))
         self.head = node.hash
         return node.hash
 
