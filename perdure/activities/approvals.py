@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..agent.agent import Agent
-from ..ports import NextTool, ToolCall
+from ..stages.calls import NextTool, ToolCall
 from ..tools import RunContext, Tool
 from ..tools.approvals import UNKNOWN_ARGUMENT, Approval, CallArguments, combine_approvals, find_rule, to_plain_data
 from ..types.approvals import ApprovalOutcome, ApprovalTerms, hash_arguments
@@ -104,12 +104,12 @@ class ApprovalGate:
         return _add_argument_notice(await next(call), given)
 
     async def _refuse_changed_arguments(
-        self, agent: Agent, tool: Tool | None, call: ToolCall, told: Callable[[], Awaitable[Any]]
+        self, agent: Agent, tool: Tool | None, call: ToolCall, told: Callable[[], Awaitable[Any]], hook: str
     ) -> ToolOutput | None:
-        """Return the refusal of a call whose arguments, as changed by a hook, are not approved or not allowed; None if
-        the call may run."""
+        """Return the refusal of a call whose arguments, as the hook of that name changed them, are not approved or not
+        allowed; None if the call may run."""
         task, given = call.input, call.input.approval
-        how = f"the hook {call.changed_by.name} changed its arguments; it was not run"
+        how = f"the hook {hook} changed its arguments; it was not run"
         if given is not None and given.standing is None:
             same = given.hash == hash_arguments(task.call_id, task.name, call.arguments)
             return None if same else _build_refusal(call, f"{task.name} was approved with other arguments: {how}")

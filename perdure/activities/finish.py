@@ -16,7 +16,7 @@ from ..agent.output import OutputError, OutputValidator
 from ..errors import AbortError, HookError, ModelRetry, ParseError, PerdureError
 from ..loop.finish import NO_ANSWER_REASONS, extract_answer, extract_forced_answer
 from ..loop.transcript import build_malformed_arguments_text
-from ..ports import ModelCall
+from ..stages.calls import ModelCall
 from ..tools import RunContext, truncate_error_text
 from ..types.interface import FINISH_TOOL
 from ..types.messages import Message, ToolCallPart, clean_text

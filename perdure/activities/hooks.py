@@ -16,7 +16,7 @@ from ..errors import AbortError, AgentNotFoundError, DefinitionError, HookError,
 from ..hooks import Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks
 from ..hooks.dispatch import extract_file_blobs, read_hook_message, read_hook_text, withhold_message
 from ..loop.finish import REMINDER_ID
-from ..ports import ModelCall, ToolCall
+from ..stages.calls import ConversationCall, ToolCall
 from ..tools import RunContext, SubagentTool, format_error
 from ..types.approvals import ApprovalTerms, hash_arguments
 from ..types.messages import Message, ToolResultPart, clean_text
@@ -80,7 +80,7 @@ class SubagentHooks:
             return call
         return call.model_copy(update={"disposition": how.model_copy(update={"message": given["message"]})})
 
-    async def run_after_subagent(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> None:
+    async def run_after_subagent(self, agent: Agent, call: ConversationCall, told: RunContext[Any]) -> None:
         """Let hooks change the answers of subagents. Raises ``HookError``, ``AbortError``."""
         hooks = self._find_hooks("after_subagent", agent)
         if not hooks or not any(message.tool_results for message in call.new_messages):
@@ -148,7 +148,7 @@ class HookRunner:
 
     # --- messages
 
-    async def run_message_hooks(self, agent: Agent | None, call: ModelCall, told: RunContext[Any]) -> None:
+    async def run_message_hooks(self, agent: Agent | None, call: ConversationCall, told: RunContext[Any]) -> None:
         """Let hooks change the users' messages in ``call.new_messages``. Raises ``HookError``, ``AbortError``."""
         hooks = {event: self.find_hooks(event, agent) for event in MESSAGE_EVENTS}
         if not any(hooks.values()):
@@ -164,7 +164,7 @@ class HookRunner:
         self._set_fresh(call, fresh)
 
     async def run_message_hooks_at_end(
-        self, find: Callable[[str], Agent], call: ModelCall, told: Callable[[Agent | None], Any]
+        self, find: Callable[[str], Agent], call: ConversationCall, told: Callable[[Agent | None], Any]
     ) -> None:
         """Do the same for messages that are recorded with an ending. On an error withhold them; raise nothing."""
         try:
@@ -188,7 +188,12 @@ class HookRunner:
                 context.memory.close()
 
     async def _run_hooks_on_message(
-        self, hooks: Sequence[Hook], message: Message, before: Sequence[Message], call: ModelCall, told: RunContext[Any]
+        self,
+        hooks: Sequence[Hook],
+        message: Message,
+        before: Sequence[Message],
+        call: ConversationCall,
+        told: RunContext[Any],
     ) -> Message:
         def take(hook: Hook, returned: Any, given: HookArguments) -> bool:
             given["message"] = read_hook_message(hook, returned, given["message"])
@@ -204,14 +209,14 @@ class HookRunner:
         call.files = {**call.files, **{blob.hash: blob.body for blob in blobs}}
         return changed
 
-    def _set_fresh(self, call: ModelCall, fresh: Sequence[Message]) -> None:
+    def _set_fresh(self, call: ConversationCall, fresh: Sequence[Message]) -> None:
         call.new_messages = fresh
         call.report_messages([message for message in fresh if _is_user_message(message)])
 
     # --- the answer, and errors
 
     async def run_finish_hooks(
-        self, agent: Agent, call: ModelCall, told: RunContext[Any], reply: Message, output: ModelOutput
+        self, agent: Agent, call: ConversationCall, told: RunContext[Any], reply: Message, output: ModelOutput
     ) -> ModelOutput:
         """Let hooks change the answer, where ``output`` has one. Raises ``HookError``, ``AbortError``."""
         finish = output.finish
@@ -253,7 +258,7 @@ class HookRunner:
                 given = _wait_facts(call.id, call.name, call.arguments, how.expires, told, **more)
                 await run_hooks(self._author.run, hooks, given)
 
-    async def run_reminder_hooks(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> None:
+    async def run_reminder_hooks(self, agent: Agent, call: ConversationCall, told: RunContext[Any]) -> None:
         """Run the ``on_approval`` hooks for a reminder. A failure is logged: the run waits on. Raises
         ``AbortError``."""
         arguments = {part.id: part.arguments for message in call.prefix for part in message.tool_calls}
@@ -299,7 +304,9 @@ class HookRunner:
             context.memory.close()
         return output
 
-    async def run_error_hooks(self, agent: Agent, call: ModelCall, told: RunContext[Any], error: Exception) -> None:
+    async def run_error_hooks(
+        self, agent: Agent, call: ConversationCall, told: RunContext[Any], error: Exception
+    ) -> None:
         """Run hooks on a failed attempt. The failure of a hook is logged. Raises ``AbortError``."""
         for hook in self.find_hooks("on_error", agent):
             given: HookArguments = {

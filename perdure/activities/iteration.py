@@ -11,7 +11,17 @@ from ..errors import DefinitionError, InvalidInputError, ToolError
 from ..hooks import HookSet
 from ..loop.finish import REMINDER_ID, TAG_PROMPT
 from ..loop.transcript import build_malformed_arguments_text, build_unknown_tool_text
-from ..ports import ModelCall, ModelReply, ModelRequest, NextModel, NextTool, ToolCall
+from ..ports import ModelRequest
+from ..stages.calls import (
+    ConversationCall,
+    ModelCall,
+    ModelReply,
+    NextRequest,
+    NextTool,
+    RequestCall,
+    ToolCall,
+    share_fields,
+)
 from ..tools import CallbackTool, Memory, RemoteTool, RunContext, SubagentTool, Tool, truncate_error_text
 from ..tools.memory import MemoryWrites
 from ..types.interface import FINISH_TOOL
@@ -43,7 +53,7 @@ class RequestBuilder:
         self._author = author
         self._can_force_tool = forces
 
-    async def build_request(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> ModelRequest:
+    async def build_request(self, agent: Agent, call: ConversationCall, told: RunContext[Any]) -> ModelRequest:
         """Build the request of a model call. Raises ``InvalidInputError`` for a conversation without messages."""
         forcing = call.input.purpose == "force_finish"
         if forcing and agent.finish == "tool" and not self._can_force_tool(agent):
@@ -93,7 +103,7 @@ def add_answer_template(fresh: Sequence[Message], template: str) -> list[Message
     return [*fresh[:place], told, *fresh[place + 1 :]]
 
 
-def _select_request_messages(call: ModelCall) -> list[Message]:
+def _select_request_messages(call: ConversationCall) -> list[Message]:
     """Return the conversation without system prompts, which a request has separately. Raises ``InvalidInputError`` if
     it is empty."""
     said = [message for message in (*call.prefix, *call.new_messages) if message.role != "system"]
@@ -317,7 +327,7 @@ class IterationStage:
         self._approval_gate = ApprovalGate(author, agents.find)
         self._reply_reader = ReplyReader(author, self._approval_gate)
 
-    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+    async def model(self, call: ConversationCall, next: NextRequest) -> ModelReply:
         """Around a model call; for an ending (``purpose="close"``) or a reminder (``"remind"``) only hooks run.
 
         Raises ``InvalidInputError`` for a context that does not fit the agent, and for a conversation without messages;
@@ -331,24 +341,25 @@ class IterationStage:
         if call.input.purpose == "remind":
             await self._run_reminder(call)
             return ModelReply(ModelOutput(), message=None)
-        call.base_agent = call.agent = self._agents.get(call.input.agent)
-        call.run_context = await self._build_run_context(call.agent, call)
+        base = agent = self._agents.get(call.input.agent)
+        pinned = None
+        told = await self._build_run_context(agent, call)
         try:
             if self._toolsets is not None:
-                call.base_agent = await self._toolsets.add_offered_tools(call.base_agent, call, call.run_context)
-            call.agent = call.base_agent.overridden(call.input.overrides, self._agents.tools)
-            reply = await self._run_iteration(call.agent, call, call.run_context, next)
+                base, pinned = await self._toolsets.add_offered_tools(agent, call, told)
+            agent = base.overridden(call.input.overrides, self._agents.tools)
+            reply = await self._run_iteration(base, agent, call, told, next)
         except Exception as error:
-            await self._hook_runner.run_error_hooks(call.agent, call, call.run_context, error)
+            await self._hook_runner.run_error_hooks(agent, call, told, error)
             raise
         else:
-            if call.pinned is not None:
-                reply.output = reply.output.model_copy(update={"pinned": call.pinned})
+            if pinned is not None:
+                reply.output = reply.output.model_copy(update={"pinned": pinned})
             return reply
         finally:
-            call.run_context.memory.close()
+            told.memory.close()
 
-    async def _run_reminder(self, call: ModelCall) -> None:
+    async def _run_reminder(self, call: ConversationCall) -> None:
         agent = self._agents.get(call.input.agent)
         told = await self._build_run_context(agent, call)
         try:
@@ -356,29 +367,38 @@ class IterationStage:
         finally:
             told.memory.close()
 
-    async def _run_iteration(self, agent: Agent, call: ModelCall, told: RunContext[Any], next: NextModel) -> ModelReply:
+    async def _run_iteration(
+        self, base: Agent, agent: Agent, call: ConversationCall, told: RunContext[Any], next: NextRequest
+    ) -> ModelReply:
         if call.input.purpose == "compact":
-            call.request = await self._request_builder.build_request(agent, call, told)
-            return check_summary_price(agent, await next(call), inherited=call.input.cost_limited)
+            request_call = await self._build_request_call(agent, call, told)
+            return check_summary_price(agent, await next(request_call), inherited=call.input.cost_limited)
         await self._hook_runner.run_message_hooks(agent, call, told)
         await self._subagent_hooks.run_after_subagent(agent, call, told)
-        stepped = await self._step_policy.run_policy(agent, call, told)
+        stepped = await self._step_policy.run_policy(base, agent, call, told)
         if isinstance(stepped, BranchWait):
             return stepped.build_reply(call)
         if stepped is not None:
-            call.agent = agent = stepped.agent
+            agent = stepped.agent
         if stepped is not None and stepped.finish is not None:
             reply = build_step_reply(agent, await self._reply_reader.accept_step_answer(agent, stepped, told))
         else:
-            reply = await self._ask_model(agent, call, told, next)
+            edited = stepped is not None and stepped.replaced is not None
+            reply = await self._ask_model(await self._build_request_call(agent, call, told, edited=edited), next)
         assert reply.message is not None, "a model says something"
         reply.output = await self._hook_runner.run_finish_hooks(agent, call, told, reply.message, reply.output)
         if stepped is not None:
             stepped.add_to_reply(reply, call)
         return reply
 
-    async def _ask_model(self, agent: Agent, call: ModelCall, told: RunContext[Any], next: NextModel) -> ModelReply:
-        call.request = request = await self._request_builder.build_request(agent, call, told)
+    async def _build_request_call(
+        self, agent: Agent, call: ConversationCall, told: RunContext[Any], *, edited: bool = False
+    ) -> RequestCall:
+        request = await self._request_builder.build_request(agent, call, told)
+        return RequestCall(**share_fields(call), agent=agent, run_context=told, request=request, edited=edited)
+
+    async def _ask_model(self, call: RequestCall, next: NextRequest) -> ModelReply:
+        agent, told, system = call.agent, call.run_context, call.request.system
         reply = await next(call)
         assert reply.message is not None, "a model says something"
         output = await self._reply_reader.build_output(agent, call, reply.message, told)
@@ -386,7 +406,7 @@ class IterationStage:
             agent, await self._subagent_hooks.run_before_subagent(agent, told, output), self._hook_runner.find_hooks
         )
         await self._hook_runner.run_approval_hooks(agent, told, reply.output)
-        reply.system = request.system  # hooks changed the prompt of this request only, not the agent's
+        reply.system = system  # hooks changed the prompt of this request only, not the agent's
         return reply
 
     async def render_input(self, agent: str, plain: Mapping[str, Any]) -> str:
@@ -406,7 +426,7 @@ class IterationStage:
             agent, call, output, lambda: self._build_run_context(agent, call)
         )
 
-    async def _build_run_context(self, agent: Agent | None, call: ModelCall | ToolCall) -> RunContext[Any]:
+    async def _build_run_context(self, agent: Agent | None, call: ConversationCall | ToolCall) -> RunContext[Any]:
         task = call.input
         context: Any = task.context
         if agent is not None and agent.has_context:

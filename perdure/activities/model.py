@@ -12,9 +12,9 @@ from temporalio import activity
 from ..agent.agent import Agent
 from ..errors import ContentFilterError, MalformedReplyError, ProviderError, TruncatedStreamError
 from ..loop.refused_content import ContentWithholder, filter_present_withheld, find_last_withheld
-from ..loop.transcript import CallIds, sanitize_parts
-from ..ports import Completed, ModelCall, ModelReply, ModelRequest, Provider, Restarted, StreamEvent, ToolCallDelta
-from ..types.events import StepTaken
+from ..loop.transcript import sanitize_parts
+from ..ports import Completed, ModelRequest, Provider, Restarted, StreamEvent, ToolCallDelta
+from ..stages.calls import ModelReply, RequestCall
 from ..types.messages import Message, Part, ToolCallPart, Usage, Withheld, clean_text
 from ..types.wire import MODEL_ACTIVITY, ModelOutput
 
@@ -33,13 +33,12 @@ class ModelActivity:
 
     @activity.defn(name=MODEL_ACTIVITY)
     async def model(self, call: Any) -> Any:
-        """The activity. The stages between it and Temporal pass it a ``ModelCall``, never the JSON."""
+        """The activity. The stages between it and Temporal pass it a ``RequestCall``, never the JSON."""
         return await self.call(call)
 
-    async def call(self, call: ModelCall) -> ModelReply:
+    async def call(self, call: RequestCall) -> ModelReply:
         """Send ``call.request`` to the model. Raises ``ProviderError``."""
         agent, request = call.agent, call.request
-        assert request is not None, "the iteration stage makes the request"
         completed, withheld = await self._call_with_containment(agent, call, request)
         provider = completed.provider or agent.provider_name  # of a chain, the one that answered
         parts = call.call_ids.assign_reply_ids(
@@ -62,7 +61,7 @@ class ModelActivity:
         return ModelReply(ModelOutput(), message)
 
     async def _call_with_containment(
-        self, agent: Agent, call: ModelCall, request: ModelRequest
+        self, agent: Agent, call: RequestCall, request: ModelRequest
     ) -> tuple[Completed, tuple[Withheld, ...]]:
         """Call the model; after each refusal by the API, call it again without the refused content. Return the reply
         and the withheld content.
@@ -93,9 +92,9 @@ class ModelActivity:
                 logger.warning("run %s asks again without: %s", call.input.context_id, left_out)
                 call.emit(Restarted(agent.model, type(error).__name__, error.message))
 
-    async def _read_stream(self, agent: Agent, call: ModelCall, request: ModelRequest) -> Completed:
+    async def _read_stream(self, agent: Agent, call: RequestCall, request: ModelRequest) -> Completed:
         """Read the stream to its end. Raises ``TruncatedStreamError`` for a stream without ``Completed``."""
-        call.call_ids = ids = _build_call_ids(call)
+        ids = call.renew_call_ids()
         events = self._provider(agent).stream(request)
         last: StreamEvent | None = None
         try:
@@ -117,11 +116,6 @@ class ModelActivity:
         if not isinstance(last, Completed):
             raise TruncatedStreamError(f"the stream of {agent.model} ended before its reply was complete")
         return last
-
-
-def _build_call_ids(call: ModelCall) -> CallIds:
-    edited = any(isinstance(step, StepTaken) and step.edited for step in call.step_events)
-    return CallIds([*call.prefix, *call.new_messages], call.input.scope, call.input.op, edited=edited)
 
 
 def _find_requested_model(agent: Agent, provider: str) -> str | None:

@@ -23,7 +23,8 @@ from ..loop.finish import REMINDER_ID
 from ..loop.payload_limits import OVERRIDE_BYTES
 from ..loop.transcript import adopt_edited_messages, find_conversation_problem
 from ..loop.turns import merge_overrides
-from ..ports import Blob, BranchConversation, ModelCall, ModelReply
+from ..ports import Blob
+from ..stages.calls import BranchConversation, ConversationCall, ModelReply
 from ..tools import RunContext, read_result
 from ..tools.subagents import agent_name
 from ..types.events import MessageInjected, StepTaken
@@ -51,7 +52,7 @@ class BranchWait:
     forks: tuple[BranchConversation | None, ...]
     blobs: tuple[Blob, ...]
 
-    def build_reply(self, call: ModelCall) -> ModelReply:
+    def build_reply(self, call: ConversationCall) -> ModelReply:
         """Build the reply, without the attempt's memory writes: the policy, and the hooks before it, run again."""
         call.memory_writes.clear()
         call.blobs += self.blobs
@@ -61,7 +62,7 @@ class BranchWait:
 class StepBranches:
     """The branches of one attempt of a policy."""
 
-    def __init__(self, agents: Agents, call: ModelCall, known: Sequence[Message], recorded: int) -> None:
+    def __init__(self, agents: Agents, call: ConversationCall, known: Sequence[Message], recorded: int) -> None:
         """``known``: the conversation, whose first ``recorded`` messages are in the transcript already."""
         self._agents = agents
         self._call = call
@@ -225,11 +226,14 @@ class StepResult:
     kept: LastingOverrides | None
     replaced: Replaced | None
     """The replaced conversation, where ``call.new_messages`` is a whole new one that does not follow the head."""
-    value: Any = None
+    value: Any
     """The answer before it becomes text: the argument of output validators."""
+    events: Sequence[StepTaken | MessageInjected]
+    """The policy's changes and messages as events."""
 
-    def add_to_reply(self, reply: ModelReply, call: ModelCall) -> None:
-        """Add to ``reply`` the lasting overrides and the rewritten conversation."""
+    def add_to_reply(self, reply: ModelReply, call: ConversationCall) -> None:
+        """Add to ``reply`` the events, the lasting overrides and the rewritten conversation."""
+        reply.step_events = self.events
         if self.kept is not None:
             reply.output = reply.output.model_copy(update={"overrides": self.kept})
         if self.replaced is not None:
@@ -247,20 +251,26 @@ class StepPolicy:
         self._agents = agents
         self._hook_runner = firing
 
-    async def run_policy(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> StepResult | BranchWait | None:
-        """Let the policy change ``call``; None if it changes nothing. Raises ``HookError``, ``AbortError``."""
+    async def run_policy(
+        self, base: Agent, agent: Agent, call: ConversationCall, told: RunContext[Any]
+    ) -> StepResult | BranchWait | None:
+        """Let the policy change ``call``; None if it changes nothing. ``base`` is ``agent`` without overrides.
+
+        Raises ``HookError``, ``AbortError``.
+        """
         task = call.input
         if task.iteration <= 1 or task.purpose not in ("call", "force_finish"):
             return None
         hooks = self._hook_runner.find_hooks("on_iteration", agent)
-        return await _PolicyAttempt(self._agents, agent, call).run(self._author, hooks, told) if hooks else None
+        return await _PolicyAttempt(self._agents, base, agent, call).run(self._author, hooks, told) if hooks else None
 
 
 class _PolicyAttempt:
     """One run of the policy."""
 
-    def __init__(self, agents: Agents, agent: Agent, call: ModelCall) -> None:
+    def __init__(self, agents: Agents, base: Agent, agent: Agent, call: ConversationCall) -> None:
         self._agents = agents
+        self._base_agent = base
         self._agent = agent
         self._call = call
         self._recorded = [message for message in call.prefix if message.role != "system"]
@@ -288,7 +298,7 @@ class _PolicyAttempt:
 
     def _build_facts(self) -> StepFacts:
         task, agent = self._call.input, self._agent
-        own = self._call.base_agent.toolbox
+        own = self._base_agent.toolbox
         instructions = agent.instructions
         return StepFacts(
             iteration=task.iteration - 1,
@@ -329,11 +339,11 @@ class _PolicyAttempt:
     def _check_step(self, step: Step) -> None:
         """Raise ``DefinitionError`` for changes that cannot be carried out, so that the error names the hook."""
         self._inside.check_unchanged("step.messages[i]")
-        base, before = self._call.base_agent, self._call.input.overrides or {}
+        before = self._call.input.overrides or {}
         changes = step.build_changes()
         for some in (changes, *step.kept_changes.values()):
             if some:
-                apply_override(base, merge_overrides(before, some), self._agents.tools)
+                apply_override(self._base_agent, merge_overrides(before, some), self._agents.tools)
         if (found := measure_json(step.kept_changes)) > OVERRIDE_BYTES:
             raise DefinitionError(
                 f"step.keep: what is to hold from now on has {found:,} bytes as JSON and may have {OVERRIDE_BYTES:,}",
@@ -392,11 +402,11 @@ class _PolicyAttempt:
             return None
         replaced = None if same else self._apply_edit(step)
         taken = self._build_step_event(step, changes, replaced)
-        self._call.step_events = [taken, *map(_build_injected_event, step.injected_messages)]
+        events: list[StepTaken | MessageInjected] = [taken, *map(_build_injected_event, step.injected_messages)]
         overrides = merge_overrides(self._call.input.overrides or {}, changes)
-        agent = self._call.base_agent.overridden(overrides, self._agents.tools) if changes else self._agent
+        agent = self._base_agent.overridden(overrides, self._agents.tools) if changes else self._agent
         value = None if step.finished is None else agent.output_type.validate_value(step.finished[0])
-        return StepResult(agent, finish, LastingOverrides(**kept) if kept else None, replaced, value)
+        return StepResult(agent, finish, LastingOverrides(**kept) if kept else None, replaced, value, events)
 
     def _apply_edit(self, step: Step) -> Replaced | None:
         """Put the edited conversation into the call. Return the conversation that it replaces, if that was recorded

@@ -21,7 +21,8 @@ from ..errors import AbortError, PerdureError, ToolError
 from ..hooks import Hook, HookEvent
 from ..hooks.dispatch import is_same_json
 from ..loop.transcript import build_unknown_tool_text
-from ..ports import Blob, ToolCall
+from ..ports import Blob
+from ..stages.calls import ToolCall
 from ..tools import (
     ArgumentsError,
     CallbackTool,

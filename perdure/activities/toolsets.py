@@ -16,7 +16,8 @@ from typing import Any
 from ..agent.agent import Agent
 from ..agent.overrides import copy_with_tools
 from ..errors import DefinitionError, PerdureError, ToolError, ToolsetError
-from ..ports import Blob, Cache, ModelCall, ToolCall, Toolset
+from ..ports import Blob, Cache, Toolset
+from ..stages.calls import ConversationCall, ToolCall
 from ..tools import RunContext, Tool, format_error
 from ..tools.tool import ToolsetTool, pin_tool
 from ..types.interface import FINISH_TOOL
@@ -71,26 +72,28 @@ class Toolsets:
         self._lists: dict[tuple[int, Hashable], _ToolList] = {}
         self._list_cache = taken
 
-    async def add_offered_tools(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> Agent:
-        """Return ``agent`` with the tools of its toolsets. A list that the run pins with this call is put into the
-        call.
+    async def add_offered_tools(
+        self, agent: Agent, call: ConversationCall, told: RunContext[Any]
+    ) -> tuple[Agent, BlobRef | None]:
+        """Return ``agent`` with the tools of its toolsets, and the list that the run pins with this call, if any; its
+        blob is put into the call.
 
         Raises ``ToolsetError`` for a toolset that cannot be listed, ``DefinitionError`` for names that clash.
         """
         if not agent.toolsets:
-            return agent
-        before = call.input.pinned
+            return agent, None
+        before, pinned = call.input.pinned, None
         rows = await self._load_list(before) if before is not None else None
         if rows is None or any(one.on_change == "refresh" for one in agent.toolsets):
             rows = await self._choose_lists(agent, rows, told)
             blob = Blob.from_content(encode_pinned_tools(rows))
             if before is None or blob.hash != before.hash:
                 call.blobs.append(blob)
-                call.pinned = blob.ref
+                pinned = blob.ref
                 self._cache_list(blob.ref, rows)
-        ref = call.pinned or before
+        ref = pinned or before
         assert ref is not None, "a list is taken or was"
-        return copy_with_tools(agent, ref.hash, lambda: map(ToolsetTool, rows))
+        return copy_with_tools(agent, ref.hash, lambda: map(ToolsetTool, rows)), pinned
 
     async def _choose_lists(
         self, agent: Agent, before: tuple[PinnedTool, ...] | None, told: RunContext[Any]

@@ -25,7 +25,7 @@ from ..loop.compaction import (
     find_tail_start,
     truncate_text,
 )
-from ..ports import Cache, ModelCall, ModelReply, ModelRequest, NextModel, NextTool, ToolCall
+from ..ports import Cache, ModelRequest
 from ..types.compaction import CompactionSettings, Summarise
 from ..types.messages import (
     FilePart,
@@ -38,7 +38,8 @@ from ..types.messages import (
     Usage,
     clean_text,
 )
-from ..types.wire import CompactionResult, ModelOutput, ToolOutput
+from ..types.wire import CompactionResult, ModelOutput
+from .calls import ModelReply, NextRequest, RequestCall
 
 # ---
 # Summaries: the request for a summary, and the message that replaces the summarised messages in a transcript.
@@ -73,7 +74,7 @@ def build_summary_message(summary: str, output: ModelOutput, replaced: Replaced)
 class Summariser:
     """Has one model summarise one conversation, in as many calls as that takes."""
 
-    def __init__(self, call: ModelCall, next: NextModel, asked: Summarise) -> None:
+    def __init__(self, call: RequestCall, next: NextRequest, asked: Summarise) -> None:
         self.usage = Usage()
         self.cost_usd: float | None = None
         self.model = ""
@@ -92,11 +93,11 @@ class Summariser:
         The agent's own model gets the prompt behind the conversation, which the provider may have in its cache. Another
         model, or one for which that is too long, gets the conversation as text, in pieces if necessary.
         """
-        request = self._call.request
-        assert request is not None, "the iteration stage makes it"
         if self._uses_own_model and sent:
             try:
-                reply = await self._call_model(replace(request, messages=[*sent, Message.user(self._prompt)]))
+                reply = await self._call_model(
+                    replace(self._call.request, messages=[*sent, Message.user(self._prompt)])
+                )
             except ContextLengthError:
                 pass
             else:
@@ -128,10 +129,8 @@ class Summariser:
         return "" if _is_vetoed_reply(reply) else reply.text.strip()
 
     def _build_text_request(self, conversation: str) -> ModelRequest:
-        request = self._call.request
-        assert request is not None, "the iteration stage makes it"
         text = f"{self._prompt}\n\n<conversation>\n{conversation}\n</conversation>"
-        agent: Agent = self._call.agent
+        agent = self._call.agent
         return ModelRequest(
             model=agent.model_name,
             messages=[Message.user(text)],
@@ -200,10 +199,9 @@ class CompactionStage:
         """``cache`` keeps the views of conversations; a view that is not there is built anew, with the same outcome."""
         self._views = ConversationViewCache(cache)
 
-    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+    async def model(self, call: RequestCall, next: NextRequest) -> ModelReply:
         """Around a model call."""
-        agent: Agent = call.agent
-        ways = agent.compaction
+        ways = call.agent.compaction
         if ways is None:
             return ModelReply(ModelOutput(), None) if call.input.purpose == "compact" else await next(call)
         if call.input.purpose == "compact":
@@ -218,23 +216,18 @@ class CompactionStage:
             reply.compaction_due = _is_summary_due(call, ways.summarise, reply.message)
         return reply
 
-    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Nothing to do."""
-        return await next(call)
-
-    def _apply_view(self, call: ModelCall, ways: CompactionSettings) -> ConversationView | None:
+    def _apply_view(self, call: RequestCall, ways: CompactionSettings) -> ConversationView | None:
         """Put the view into the request, and return it; None without one."""
-        request = call.request
-        assert request is not None, "the iteration stage makes it"
         if not ways.has_view:
             return None
+        request = call.request
         recorded = len(_drop_system_messages(call.prefix))
         fold = self._views.get_view(call.input.context_id, ways, call.input.tighter or 0, request.messages[:recorded])
         fold.add_messages(request.messages[recorded:])
         call.request = replace(request, messages=fold.build_sent_messages())
         return fold
 
-    async def _rewrite_conversation(self, call: ModelCall, next: NextModel, ways: CompactionSettings) -> ModelReply:
+    async def _rewrite_conversation(self, call: RequestCall, next: NextRequest, ways: CompactionSettings) -> ModelReply:
         said, asked = _drop_system_messages(call.prefix), ways.summarise
         if asked is None:  # the agent's code has changed since the loop decided on it
             return ModelReply(ModelOutput(), None)
@@ -243,7 +236,6 @@ class CompactionStage:
         if not _has_unsummarised_message(old):
             return ModelReply(ModelOutput(), None)
         self._apply_view(call, ways)
-        assert call.request is not None, "the iteration stage makes it"
         sent = list(call.request.messages)
         summing = Summariser(call, next, asked)
         text = await summing.summarise(old, sent[: -len(kept)] if kept else sent)
@@ -329,7 +321,7 @@ def _find_kept_start(said: Sequence[Message], keep: int) -> int:
 
 
 def _list_remaining_compactions(
-    call: ModelCall, ways: CompactionSettings, fold: ConversationView | None
+    call: RequestCall, ways: CompactionSettings, fold: ConversationView | None
 ) -> tuple[str, ...]:
     """List the ways in which the call may be shortened."""
     said, left = _drop_system_messages(call.prefix), []
@@ -340,13 +332,12 @@ def _list_remaining_compactions(
     return tuple(left)
 
 
-def _is_summary_due(call: ModelCall, asked: Summarise, reply: Message) -> bool:
+def _is_summary_due(call: RequestCall, asked: Summarise, reply: Message) -> bool:
     """Whether the next call may be too long, and a summary would make it much shorter."""
     usage = reply.usage
     if usage is not None and usage.input_tokens:
         tokens = usage.input_tokens + usage.output_tokens
     else:
-        assert call.request is not None, "it was asked"
         tokens = estimate_tokens(call.request.messages) + estimate_message_tokens(reply)
     if tokens < asked.at:
         return False

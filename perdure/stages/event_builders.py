@@ -15,8 +15,7 @@ from typing import Any
 from ..agent.xml import to_xml
 from ..loop.finish import REMINDER_ID
 from ..loop.lifecycle import PAUSING_ERRORS
-from ..loop.refused_content import find_last_withheld
-from ..ports import ModelCall, ModelReply, NewEvent, ToolCall, timestamp
+from ..ports import NewEvent, timestamp
 from ..types.approvals import ApprovalOutcome
 from ..types.events import (
     ApprovalDecided,
@@ -69,6 +68,7 @@ from ..types.wire import (
     NewResult,
     ToolOutput,
 )
+from .calls import ModelCall, ModelReply, ToolCall
 from .retries import RetryDecision
 from .transcript import move_file_to_blob
 
@@ -401,7 +401,7 @@ def build_reply_events(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
         cost_usd=output.cost_usd,
         head=output.head,
     )
-    steps = [NewEvent(step.model_copy(update=said)) for step in call.step_events]
+    steps = [NewEvent(step.model_copy(update=said)) for step in reply.step_events]
     events = [*steps, *_build_messages_withheld(call, reply), NewEvent(completed)]
     if task.purpose == "call":  # the loop runs no call of another reply, and none of them waits
         events += _build_subagents_started(call, reply)
@@ -433,12 +433,9 @@ def build_reply_events(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
 
 def _build_messages_withheld(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
     """Build the events of content that is withheld from a request for the first time."""
-    task, now = call.input, reply.message.withheld if reply.message is not None else ()
-    before = {one.key for one in find_last_withheld([*call.prefix, *call.new_messages])} if now else ()
-    for one in now:
-        if one.key not in before:
-            event = MessageWithheld(**build_event_fields(call), **one.model_dump(exclude={"key"}))
-            yield NewEvent(event, key=f"withheld/{task.scope}/{task.op}/{one.key}")
+    for content in reply.new_withheld:
+        event = MessageWithheld(**build_event_fields(call), **content.model_dump(exclude={"key"}))
+        yield NewEvent(event, key=f"withheld/{call.input.scope}/{call.input.op}/{content.key}")
 
 
 def _build_subagents_started(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:

@@ -17,21 +17,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from ..agent.agent import Agent
 from ..errors import StoreError, TranscriptCorruptedError
 from ..ports import (
     Completed,
     EventBatch,
     EventLog,
-    ModelCall,
-    ModelReply,
     NewEvent,
-    NextModel,
-    NextTool,
     Restarted,
     StreamEvent,
     TextDelta,
     ThinkingDelta,
-    ToolCall,
     ToolCallDelta,
     build_batch_token,
 )
@@ -39,6 +35,7 @@ from ..types.events import ErrorEvent, MessageInjected, ModelDelta, ToolProgress
 from ..types.interface import FINISH_TOOL
 from ..types.messages import FilePart, Message, clean_text
 from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, ToolOutput
+from .calls import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 from .event_builders import (
     build_closing_events,
     build_event_fields,
@@ -49,7 +46,8 @@ from .event_builders import (
     build_reminder_events,
     build_reply_events,
 )
-from .retries import decide_retry, measure_agent_missing
+from .heartbeat import measure_agent_missing
+from .retries import decide_retry
 
 # ---
 # Event batches of a call.
@@ -271,9 +269,15 @@ class _QueuedDelta:
 class ModelEventFeed:
     """Events of one attempt. Call all methods on the worker's event loop; only ``wait_for_write`` waits."""
 
-    def __init__(self, store: EventLog, call: ModelCall, *, stream: bool = True) -> None:
-        """Without ``stream`` nothing is written before the outcome, and no deltas at all."""
+    def __init__(
+        self, store: EventLog, call: ModelCall, *, stream: bool = True, answer_field: str | None = None
+    ) -> None:
+        """Without ``stream`` nothing is written before the outcome, and no deltas at all.
+
+        ``answer_field``: the argument of the finish tool that the answer is wrapped in, if any (``OutputType.inside``).
+        """
         self._call = call
+        self._answer_field = answer_field
         self._writes_deltas = stream
         self._queue: list[NewEvent | _QueuedDelta] = list(call.pending_events)
         call.pending_events.clear()
@@ -375,7 +379,6 @@ class ModelEventFeed:
         offset = self._offsets.get(at, 0)
         self._offsets[at] = offset + len(text)
         call_id, name = self._tool_calls[piece.index] if piece.kind == "tool_call" else ("", "")
-        inside = self._call.agent.output_type.inside if name == FINISH_TOOL and self._call.agent else None
         event = ModelDelta(
             **{**build_event_fields(self._call), "at": piece.at},
             iteration=self._call.input.iteration,
@@ -385,7 +388,7 @@ class ModelEventFeed:
             index=piece.index,
             call_id=call_id,
             name=name,
-            inside=inside,
+            inside=self._answer_field if name == FINISH_TOOL else None,
         )
         return NewEvent(event)
 
@@ -468,11 +471,13 @@ class EventsStage:
         *,
         stream: bool = True,
         changed_by_hooks: Callable[[str], bool] = lambda _: False,
+        find_agent: Callable[[str], Agent | None] = lambda _: None,
     ) -> None:
         self._store = store
         self._stopped_by_run = stopped_by_run
         self._stream = stream
         self._changed_by_hooks = changed_by_hooks
+        self._find_agent = find_agent
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Around a model call, the recording of an ending, or a reminder."""
@@ -488,7 +493,10 @@ class EventsStage:
             call.report_messages = lambda messages: call.pending_events.extend(update_injected_events(said, messages))
             reply = await next(call)
             return self._attach_events(call, reply, build_closing_events(call))
-        feed = ModelEventFeed(self._store, call, stream=self._stream)
+        agent = self._find_agent(call.input.agent)
+        feed = ModelEventFeed(
+            self._store, call, stream=self._stream, answer_field=None if agent is None else agent.output_type.inside
+        )
         call.report_model, call.emit = feed.start_model, feed.emit
         call.report_messages = lambda messages: feed.add_events(update_injected_events(said, messages))
         try:

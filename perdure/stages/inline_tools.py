@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 
-from ..ports import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 from ..types.plain_json import measure_json
 from ..types.tool_calls import ActivityCall, Call, InlineCall
-from ..types.wire import OUTPUT_BYTES, AgentLimits, CallFacts, ModelOutput, ToolInput, ToolOutput
+from ..types.wire import OUTPUT_BYTES, AgentLimits, CallFacts, ModelOutput, ToolInput
+from .calls import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 from .journal_keys import build_tool_key
 
 INLINE_SECONDS = 20.0
@@ -36,10 +36,6 @@ class InlineStage:
         if any(_is_inline_call(asked) for asked in reply.output.calls):
             reply.output = await self._run_inline_calls(call, reply.output)
         return reply
-
-    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Nothing to do: the call is an activity of its own."""
-        return await next(call)
 
     async def _run_inline_calls(self, call: ModelCall, output: ModelOutput) -> ModelOutput:
         until = self._clock() + INLINE_SECONDS

@@ -17,12 +17,12 @@ from ..errors import AbortError
 from ..hooks import AuthorRunner, Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks
 from ..hooks.dispatch import extract_file_blobs, is_same_json, read_hook_arguments
 from ..hooks.hook import TOOL_HOOK_EVENTS
-from ..ports import NextTool, ToolCall
 from ..tools import ArgumentsError, Tool, ToolContext, format_error, read_result
 from ..tools.memory import MemoryWrites
 from ..types.messages import FilePart, Message, ToolResultPart, clean_text
 from ..types.tool_calls import AfterExternalCall, ExternalCallHooks
 from ..types.wire import ToolOutput
+from .calls import NextTool, ToolCall
 
 logger = logging.getLogger("perdure.worker")
 
@@ -38,8 +38,12 @@ class ToolContextFactory(Protocol):
         ...
 
 
-class ToolHookRunner:
-    """See :class:`~perdure.stages.hooks.HookStage`."""
+class ToolHookStage:
+    """Runs the hooks of the worker, then the agent's, then the tool's around the bare call.
+
+    ``run`` calls an author's function on the author's side; ``find_agent``, ``find_tool`` and ``contexts`` return the
+    agent, the tool and the context of a call.
+    """
 
     def __init__(
         self,
@@ -47,16 +51,16 @@ class ToolHookRunner:
         find_agent: Callable[[str], Agent],
         find_tool: FindTool,
         contexts: ToolContextFactory,
-        worker: HookSet,
+        worker: HookSet | None = None,
     ) -> None:
         self._run_author_code = run
         self._find_agent = find_agent
         self._find_tool = find_tool
         self._build_context = contexts
-        self._worker_hooks = worker
+        self._worker_hooks = HookSet() if worker is None else worker
 
-    async def run_around(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Run the hooks around ``next``."""
+    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
+        """Around a tool call."""
         agent = self._find_agent(call.input.agent)
         tool = self._find_tool(call.input.agent, call.input.name)
         sets = [some for some in (self._worker_hooks, agent.hooks, *([tool.hooks] if tool is not None else [])) if some]
@@ -99,7 +103,7 @@ class _ToolCallHooks:
         if (
             call.changed_by is not None
             and call.check_arguments is not None
-            and (refused := await call.check_arguments()) is not None
+            and (refused := await call.check_arguments(call.changed_by.name)) is not None
         ):
             return refused
         call.before_hook_writes = (

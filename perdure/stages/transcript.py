@@ -16,26 +16,12 @@ from pydantic import ValidationError
 from ..agent.xml import to_xml
 from ..errors import StoreMismatchError, TranscriptCorruptedError
 from ..loop.finish import REMINDER_ID, build_output
+from ..loop.refused_content import find_last_withheld
 from ..loop.transcript import build_closing_messages
-from ..ports import (
-    Blob,
-    BranchConversation,
-    Commit,
-    Journal,
-    ModelCall,
-    ModelReply,
-    NextModel,
-    NextTool,
-    Node,
-    RunRow,
-    Runs,
-    ToolCall,
-    TranscriptChain,
-    TurnRow,
-)
+from ..ports import Blob, Commit, Journal, Node, RunRow, Runs, TranscriptChain, TurnRow
 from ..types.files import decode_file_data
 from ..types.interface import Response, parse_output
-from ..types.messages import BlobRef, ContentPart, FilePart, Message, TextPart, ToolResultPart
+from ..types.messages import BlobRef, ContentPart, FilePart, Message, TextPart, ToolResultPart, Withheld
 from ..types.plain_json import measure_json
 from ..types.subagents import BranchOutcome, BranchRequest, TellCall
 from ..types.tool_calls import AnsweredCall, Call, CallbackCall, RefusedCall, RemoteCall, SubagentCall
@@ -51,6 +37,7 @@ from ..types.wire import (
     NewResult,
     ToolOutput,
 )
+from .calls import BranchConversation, ConversationCall, ModelCall, ModelReply, NextConversation, share_fields
 from .journal_keys import parse_outcome
 
 # ---
@@ -69,7 +56,7 @@ async def _resolve_branch_outcome(chain: TranscriptChain, outcome: BranchOutcome
 
 
 def build_branches_reply(
-    chain: TranscriptChain, store_id: str, call: ModelCall, reply: ModelReply, sent: Sequence[Blob]
+    chain: TranscriptChain, store_id: str, call: ConversationCall, reply: ModelReply, sent: Sequence[Blob]
 ) -> ModelReply:
     """Complete ``reply``, whose step waits for branches: each branch gets the head of its conversation, and the run
     keeps its own head.
@@ -280,7 +267,7 @@ class TranscriptStage:
         self._runs = runs
         self._store_id = store_id
 
-    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+    async def model(self, call: ModelCall, next: NextConversation) -> ModelReply:
         """Give the call its conversation, and the reply its head and its commit.
 
         Raises ``StoreMismatchError``, ``TranscriptCorruptedError``.
@@ -289,46 +276,60 @@ class TranscriptStage:
         check_store_id(task, self._store_id)
         if task.purpose == "remind":
             return await self._run_without_node(call, next)
-        sent = self._create_incoming_messages(task)
-        call.new_messages = await self._build_new_messages(task, sent)
-        call.head = head = await self._read_last_head(task) if task.resume else task.head
-        if task.purpose != "close":  # an ending calls no model, and must be possible on a corrupt chain
-            call.prefix = await self._chain.load(head)
-        behind = call.prefix or await self._load_preceding_messages(head, call.new_messages)
-        fresh = _drop_recorded_messages(behind, call.new_messages) if task.resume else call.new_messages
-        if task.purpose != "compact":  # calls that are open stay open after a compaction
-            call.new_messages = [*build_closing_messages(behind, fresh), *fresh]
-        if task.purpose != "close":
-            known = {blob.hash: blob.body for blob in sent.blobs}
-            call.files = await self._chain.load_files([*call.prefix, *call.new_messages], known)
-            call.branches = await resolve_branch_outcomes(self._chain, task.branches)
-        reply = await next(call)
+        incoming = self._create_incoming_messages(task)
+        conversation = await self._load_conversation(call, incoming)
+        reply = await next(conversation)
         if reply.output.branches:
-            return build_branches_reply(self._chain, self._store_id, call, reply, sent.blobs)
-        said = [
-            *self._build_system_messages(call, reply),
-            *call.new_messages,
+            return build_branches_reply(self._chain, self._store_id, conversation, reply, incoming.blobs)
+        reply.new_withheld = _find_new_withheld(conversation, reply)
+        messages = [
+            *self._build_system_messages(conversation, reply),
+            *conversation.new_messages,
             *([reply.message] if reply.message else []),
             *_build_answered_results(reply),
         ]
-        blobs = [*sent.blobs, *call.blobs]
+        blobs = [*incoming.blobs, *call.blobs]
         nodes: list[Node] = []
+        head = conversation.head
         if reply.rewritten_messages:
             head = self._extend_chain(None, reply.rewritten_messages, nodes, blobs)
-        if said:
-            head = self._extend_chain(head, said, nodes, blobs)
+        if messages:
+            head = self._extend_chain(head, messages, nodes, blobs)
         kept = {"head": head, "store_id": self._store_id, "compact": reply.compaction_due or None}
         reply.output = _move_large_output_to_blobs(reply.output, blobs, kept)
         run, turn = build_run_row(call, reply.output), build_turn_row(call, reply.output)
         reply.commit = Commit(nodes, blobs, run=run, turn=turn)
         return reply
 
-    async def _run_without_node(self, call: ModelCall, next: NextModel) -> ModelReply:
+    async def _run_without_node(self, call: ModelCall, next: NextConversation) -> ModelReply:
         """Run a call that adds nothing to the conversation (a reminder)."""
-        call.prefix = await self._chain.load(call.input.head)
-        reply = await next(call)
-        reply.output = reply.output.model_copy(update={"head": call.input.head, "store_id": self._store_id})
+        head = call.input.head
+        reply = await next(ConversationCall(**share_fields(call), head=head, prefix=await self._chain.load(head)))
+        reply.output = reply.output.model_copy(update={"head": head, "store_id": self._store_id})
         return reply
+
+    async def _load_conversation(self, call: ModelCall, incoming: IncomingMessages) -> ConversationCall:
+        """Load the transcript up to the call's head, and build the new messages after it."""
+        task = call.input
+        new_messages = await self._build_new_messages(task, incoming)
+        head = await self._read_last_head(task) if task.resume else task.head
+        if task.purpose == "close":  # an ending calls no model, and must be possible on a corrupt chain
+            before = await self._load_preceding_messages(head, new_messages)
+            return ConversationCall(
+                **share_fields(call), head=head, new_messages=_close_open_calls(task, before, new_messages)
+            )
+        prefix = await self._chain.load(head)
+        if task.purpose != "compact":  # calls that are open stay open after a compaction
+            new_messages = _close_open_calls(task, prefix, new_messages)
+        known = {blob.hash: blob.body for blob in incoming.blobs}
+        return ConversationCall(
+            **share_fields(call),
+            head=head,
+            prefix=prefix,
+            new_messages=new_messages,
+            files=await self._chain.load_files([*prefix, *new_messages], known),
+            branches=await resolve_branch_outcomes(self._chain, task.branches),
+        )
 
     def _extend_chain(self, head: str | None, said: Sequence[Message], nodes: list[Node], blobs: list[Blob]) -> str:
         """Build the node of ``said`` behind ``head``; add it to ``nodes``, and its blobs to ``blobs``. Return the new
@@ -362,10 +363,6 @@ class TranscriptStage:
             return await self._chain.load(head) if fresh else []
         except TranscriptCorruptedError:
             return []
-
-    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Nothing to do: the next model call reads the result by its journal key."""
-        return await next(call)
 
     async def _build_new_messages(self, task: ModelInput, sent: IncomingMessages) -> list[Message]:
         """Build messages of the new items: neighbouring results become one message, in the order of their calls."""
@@ -411,7 +408,7 @@ class TranscriptStage:
         text = await self._chain.resolve_blob(output.blob) if output.blob else output.content or ""
         return {"content": text, "is_error": output.is_error, "files": output.files}
 
-    def _build_system_messages(self, call: ModelCall, reply: ModelReply) -> list[Message]:
+    def _build_system_messages(self, call: ConversationCall, reply: ModelReply) -> list[Message]:
         """Return the system prompt as a message if it differs from the last one in the transcript."""
         if reply.system is None:
             return []
@@ -430,6 +427,23 @@ def _build_answered_results(reply: ModelReply) -> Iterator[Message]:
                 for call, how in answered
             ),
         )
+
+
+def _close_open_calls(task: ModelInput, before: Sequence[Message], fresh: list[Message]) -> list[Message]:
+    """Return ``fresh`` after results for the calls that are still open in the conversation ``before`` them.
+
+    In the first call of a new execution, messages that are already recorded are left out.
+    """
+    if task.resume:
+        fresh = _drop_recorded_messages(before, fresh)
+    return [*build_closing_messages(before, fresh), *fresh]
+
+
+def _find_new_withheld(call: ConversationCall, reply: ModelReply) -> list[Withheld]:
+    """Return the content that this reply's request is the first to lack."""
+    withheld = reply.message.withheld if reply.message is not None else ()
+    known = {each.key for each in find_last_withheld([*call.prefix, *call.new_messages])} if withheld else ()
+    return [each for each in withheld if each.key not in known]
 
 
 def _drop_recorded_messages(behind: Sequence[Message], fresh: Sequence[Message]) -> list[Message]:

@@ -25,7 +25,8 @@ from temporalio.converter import DataConverter
 from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError, TerminatedError
 from temporalio.exceptions import CancelledError as TemporalCancelledError
 
-from ..ports import ModelCall, ToolCall, timestamp
+from ..ports import timestamp
+from ..stages.calls import ModelCall, ToolCall
 from ..stages.interceptor import attach_search_attributes
 from ..stages.journal_keys import build_tool_key
 from ..stages.retries import decide_retry

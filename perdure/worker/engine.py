@@ -10,7 +10,7 @@ import asyncio
 import difflib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -30,33 +30,30 @@ from ..client.visibility import create_store
 from ..encryption import KeyRing
 from ..errors import DefinitionError, RuntimeSetupError
 from ..hooks import Hook, HookSet, validate_hooks
-from ..ports import ModelCall, ModelRef, ModelReply, Provider, Stage, Store, ToolCall
+from ..ports import ModelRef, Provider, Store
 from ..ports.test_seams import find_fake_model
 from ..providers.fallback import ModelChain, Throttle
 from ..providers.pricing import calculate_cost_usd
 from ..providers.registry import PROVIDER_ALIASES, get_provider, keep_providers_open, list_providers
-from ..stages import (
-    EventsStage,
-    FailuresStage,
-    HookStage,
-    InlineStage,
-    JournalStage,
-    PrepareStage,
-    ReplyCacheStage,
-    StageInterceptor,
-    TracingStage,
-    TranscriptStage,
-    compose_model,
-    compose_tool,
-)
+from ..stages.calls import ModelCall, ModelReply, Stages, ToolCall, ToolStage, wrap_tool_call
 from ..stages.compaction import CompactionStage
-from ..stages.retries import BudgetStage, build_heartbeat_reporter, report_waiting
+from ..stages.event_stream import EventsStage, FailuresStage
+from ..stages.heartbeat import build_heartbeat_reporter, report_waiting
+from ..stages.hooks import HookStage
+from ..stages.inline_tools import InlineStage
+from ..stages.interceptor import StageInterceptor, TracingStage
+from ..stages.journal import JournalStage
+from ..stages.prepare import PrepareStage
+from ..stages.reply_cache import ReplyCacheStage
+from ..stages.retries import BudgetStage
+from ..stages.tool_hooks import ToolHookStage
+from ..stages.transcript import TranscriptStage
 from ..store import Chain, open_store
 from ..store.chain import CACHE_BYTES, ByteLRU, CacheBudget, CachedJournal
 from ..temporal_service import get_search_attributes
 from ..tools import Tool, format_error
 from ..tools.context import AuthFunction
-from ..types.limits import Limits, RateLimit
+from ..types.limits import RateLimit
 from ..types.wire import ToolOutput
 
 # ---
@@ -333,7 +330,7 @@ class Engine:
             toolsets=self.toolsets,
         )
         self.interceptor = StageInterceptor(lambda: self._stages, self._is_engine_activity, SearchAttributeCheck())
-        self._stages: Sequence[Stage] = ()
+        self._stages: Stages
         self._users = 0
         self._opening = asyncio.Lock()
         self._stack = AsyncExitStack()
@@ -375,35 +372,55 @@ class Engine:
 
     async def call_model(self, call: ModelCall) -> ModelReply:
         """Run a model call through all stages, without Temporal."""
-        return await compose_model(self._stages, self.model.call)(call)
+        return await self._stages.wrap_model(self.model.call)(call)
 
     async def call_tool(self, call: ToolCall) -> ToolOutput:
         """Run a tool call through all stages, without Temporal."""
-        return await compose_tool(self._stages, self.tool.call)(call)
+        return await self._stages.wrap_tool(self.tool.call)(call)
 
-    def _build_stages(self) -> list[Stage]:
-        """Build the stages from the outside in. Inline tools run through the same stages, without the inline stage
-        itself."""
-        chain = Chain(self.store, cache=self._cache)
+    def _build_stages(self) -> Stages:
+        """Build the stages. A tool call passes the same ones in an activity of its own and inline."""
+        store, store_id, author, agents, hooks = self.store, self.store.store_id, self.author, self.agents, self.hooks
+        chain, outcomes = Chain(store, cache=self._cache), CachedJournal(store, cache=self._cache)
         tracing = TracingStage()
-        hooks = HookStage(self.author.run, self.agents.get, self.agents.find_tool, self.tool.context, self.hooks)
-        outcomes = CachedJournal(self.store, cache=self._cache)
+        failures = FailuresStage(store)
+        prepare = PrepareStage(chain, store_id, agents.get, self._authorise)
         journal = JournalStage(outcomes, waiting=report_waiting)
-        transcript = TranscriptStage(chain, outcomes, self.store, self.store.store_id, self._iteration.render_input)
-        prepare = PrepareStage(chain, self.store.store_id, self.agents.get, self._authorise)
-        failures = FailuresStage(self.store)
         events = EventsStage(
-            self.store,
+            store,
             lambda: get_cancellation().is_from_run(),
             stream=self._stream,
             changed_by_hooks=self._can_hooks_change_messages,
+            find_agent=agents.find,
         )
-        outer: list[Stage] = [failures, prepare, journal, events, transcript]
-        compaction = CompactionStage(ByteLRU(self._cache))
-        paid = ReplyCacheStage(self.store, self.hooks)
-        behind_inline = [*outer, self._iteration, compaction, hooks, paid, BudgetStage(self._get_limits)]
-        inline = InlineStage(compose_tool([tracing, *behind_inline], self.tool.call))
-        return [tracing, inline, *behind_inline]
+        of_tool_call: list[ToolStage] = [
+            tracing,
+            failures,
+            prepare,
+            journal,
+            events,
+            self._iteration,
+            ToolHookStage(author.run, agents.get, agents.find_tool, self.tool.context, hooks),
+        ]
+        return Stages(
+            of_model_call=[
+                tracing,
+                InlineStage(wrap_tool_call(of_tool_call, self.tool.call)),
+                failures,
+                prepare,
+                journal,
+                events,
+            ],
+            transcript=TranscriptStage(chain, outcomes, store, store_id, self._iteration.render_input),
+            iteration=self._iteration,
+            of_request=[
+                CompactionStage(ByteLRU(self._cache)),
+                HookStage(author.run, hooks),
+                ReplyCacheStage(store, hooks),
+                BudgetStage(lambda agent: agents.get(agent).limits),
+            ],
+            of_tool_call=of_tool_call,
+        )
 
     def _get_resources(self) -> Any:
         return self._resources.value
@@ -420,9 +437,6 @@ class Engine:
         not."""
         models = [(find_fake_model(agent.name, str(one), one.own) or one.own, one.provider) for one in agent.chain]
         return all(getattr(own or get_provider(name), "tool_choice", True) for own, name in models)
-
-    def _get_limits(self, agent: str) -> Limits:
-        return self.agents.get(agent).limits
 
     def _can_hooks_change_messages(self, agent: str) -> bool:
         """Whether hooks may change users' messages to the agent; for an agent that is not served here, those of the

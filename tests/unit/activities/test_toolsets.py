@@ -12,7 +12,8 @@ from perdure import Agent, RunContext, Toolset, tool
 from perdure.activities import AuthorLoop
 from perdure.activities.toolsets import Toolsets
 from perdure.errors import DefinitionError, ToolsetError
-from perdure.ports import ListedTool, ModelCall, ToolSpec
+from perdure.ports import ListedTool, ToolSpec
+from perdure.stages.calls import ConversationCall
 from perdure.store.chain import ByteLRU
 from perdure.types.messages import BlobRef
 from perdure.types.wire import ModelInput
@@ -55,10 +56,10 @@ class Run:
 
     async def offered(self, agent: Agent) -> Agent:
         task = ModelInput(agent="a", context_id="c", task_id="t", scope="s", op=1, iteration=1, pinned=self.pinned)
-        call = ModelCall(task)
-        found = await self.toolsets.add_offered_tools(agent, call, RunContext())
+        call = ConversationCall(task)
+        found, pinned = await self.toolsets.add_offered_tools(agent, call, RunContext())
         self._blobs |= {blob.hash: blob.body.decode() for blob in call.blobs}
-        self.pinned = call.pinned or self.pinned
+        self.pinned = pinned or self.pinned
         return found
 
 

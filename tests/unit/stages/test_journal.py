@@ -11,7 +11,8 @@ import pytest
 
 from perdure.errors import ProviderServerError, StoreError, StoreVersionError, TranscriptCorruptedError
 from perdure.ports import Commit, Outcome
-from perdure.stages import JournalStage, journal
+from perdure.stages import journal
+from perdure.stages.journal import JournalStage
 from perdure.stages.journal_keys import build_model_key
 from perdure.store.chain import CachedJournal
 from perdure.testing.store import MemoryStore
