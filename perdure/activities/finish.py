@@ -61,23 +61,23 @@ class AnswerReader:
     def __init__(self, author: AuthorLoop) -> None:
         self._author = author
 
-    async def read_reply(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ReplyOutcome:
+    async def read_reply(self, agent: Agent, call: ModelCall, message: Message, ctx: RunContext[Any]) -> ReplyOutcome:
         """Return the outcome of ``message`` for the turn. Raises errors that a retry may avoid (store unavailable)."""
         try:
             if agent.finish == "tool":
-                return await self._read_tool_reply(agent, call, message, told)
-            return await self._read_text_reply(agent, call, message, told)
+                return await self._read_tool_reply(agent, call, message, ctx)
+            return await self._read_text_reply(agent, call, message, ctx)
         except _AuthorCodeError as error:
             return build_failed_outcome(message, error.error)
 
-    async def accept_step_answer(self, agent: Agent, stepped: StepResult, told: RunContext[Any]) -> FinalAnswer:
+    async def accept_step_answer(self, agent: Agent, stepped: StepResult, ctx: RunContext[Any]) -> FinalAnswer:
         """Return a step policy's answer after the output validators. Raises ``HookError``, ``AbortError``."""
         finish = stepped.finish
         assert finish is not None, "it has finished"
         if not agent.output_validators:
             return finish
         try:
-            value = await self._run_validators(agent, stepped.value, told)
+            value = await self._run_validators(agent, stepped.value, ctx)
             made: FinalAnswer = await self._run_output_type(agent, agent.output_type.build_finish, value)
         except (OutputError, ModelRetry) as error:
             raise HookError(
@@ -90,7 +90,7 @@ class AnswerReader:
         return made.model_copy(update={"called": finish.called})
 
     async def _read_text_reply(
-        self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]
+        self, agent: Agent, call: ModelCall, message: Message, ctx: RunContext[Any]
     ) -> ReplyOutcome:
         reason = message.finish_reason or "stop"
         finish = extract_answer(agent.finish, message, reason)
@@ -99,39 +99,39 @@ class AnswerReader:
         if finish is None or not agent.output_validators or reason in NO_ANSWER_REASONS:
             return ReplyOutcome(finish)
         try:
-            content = clean_text(await self._run_validators(agent, finish.content, told))
+            content = clean_text(await self._run_validators(agent, finish.content, ctx))
             return ReplyOutcome(finish.model_copy(update={"content": content}))
         except (OutputError, ModelRetry) as error:
             return _reject_reply(agent, call, message, _describe_rejection(error), {})
 
     async def _read_tool_reply(
-        self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]
+        self, agent: Agent, call: ModelCall, message: Message, ctx: RunContext[Any]
     ) -> ReplyOutcome:
         if not message.tool_calls and (message.finish_reason or "stop") in NO_ANSWER_REASONS:
             return ReplyOutcome(FinalAnswer(content=message.text))
         forcing = call.input.purpose == "force_finish"
-        given = [part for part in message.tool_calls if part.name == FINISH_TOOL]
+        finish_calls = [part for part in message.tool_calls if part.name == FINISH_TOOL]
         if not message.tool_calls:
-            return await self._read_xml_reply(agent, call, message, told)
+            return await self._read_xml_reply(agent, call, message, ctx)
         problems: dict[str, str] = {}
-        for part in given:
+        for part in finish_calls:
             try:
-                finish = await self._accept_finish_call(agent, part, told)
+                finish = await self._accept_finish_call(agent, part, ctx)
             except (OutputError, ModelRetry) as error:
                 problems[part.id] = _describe_rejection(error)
             else:
                 others = {one.id: AnsweredCall(text=_NOT_RUN_FINISHED, is_error=True) for one in message.tool_calls}
                 return ReplyOutcome(finish, answered=others | {part.id: AnsweredCall(text=_ACCEPTED_TEXT)})
         if problems:
-            beside = dict.fromkeys((part.id for part in message.tool_calls if forcing), _NOT_RUN_FORCED)
-            return _reject_reply(agent, call, message, next(iter(problems.values())), beside | problems)
+            not_run = dict.fromkeys((part.id for part in message.tool_calls if forcing), _NOT_RUN_FORCED)
+            return _reject_reply(agent, call, message, next(iter(problems.values())), not_run | problems)
         if forcing:
-            asked = dict.fromkeys((part.id for part in message.tool_calls), _NOT_RUN_FORCED)
-            return _reject_reply(agent, call, message, f"it called other tools, not {FINISH_TOOL}", asked)
+            results = dict.fromkeys((part.id for part in message.tool_calls), _NOT_RUN_FORCED)
+            return _reject_reply(agent, call, message, f"it called other tools, not {FINISH_TOOL}", results)
         return ReplyOutcome()
 
     async def _read_xml_reply(
-        self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]
+        self, agent: Agent, call: ModelCall, message: Message, ctx: RunContext[Any]
     ) -> ReplyOutcome:
         """Read a reply without tool calls, whose text may have the answer as XML."""
         arguments = agent.output_type.read_xml(message.text)
@@ -140,21 +140,21 @@ class AnswerReader:
                 return ReplyOutcome()
             return _reject_reply(agent, call, message, f"your reply has no call of {FINISH_TOOL}", {})
         try:
-            return ReplyOutcome(await self._accept_arguments(agent, arguments, told))
+            return ReplyOutcome(await self._accept_arguments(agent, arguments, ctx))
         except (OutputError, ModelRetry) as error:
             return _reject_reply(agent, call, message, _describe_rejection(error), {})
 
-    async def _accept_finish_call(self, agent: Agent, part: ToolCallPart, told: RunContext[Any]) -> FinalAnswer:
+    async def _accept_finish_call(self, agent: Agent, part: ToolCallPart, ctx: RunContext[Any]) -> FinalAnswer:
         if part.malformed is not None:
             raise OutputError(build_malformed_arguments_text(part))
-        return await self._accept_arguments(agent, part.arguments, told)
+        return await self._accept_arguments(agent, part.arguments, ctx)
 
-    async def _accept_arguments(self, agent: Agent, arguments: Mapping[str, Any], told: RunContext[Any]) -> FinalAnswer:
+    async def _accept_arguments(self, agent: Agent, arguments: Mapping[str, Any], ctx: RunContext[Any]) -> FinalAnswer:
         """Build the answer of these arguments. Raises ``OutputError`` and ``ModelRetry`` with the text for the
         model."""
         kind = agent.output_type
         value = await self._run_output_type(agent, kind.read_arguments, arguments)
-        value = await self._run_validators(agent, value, told)
+        value = await self._run_validators(agent, value, ctx)
         finish: FinalAnswer = await self._run_output_type(agent, kind.build_finish, value)
         return finish
 
@@ -164,10 +164,10 @@ class AnswerReader:
             return fn(value)
         return await self._author.run(f"validators of the output of agent {agent.name}", fn, value)
 
-    async def _run_validators(self, agent: Agent, value: Any, told: RunContext[Any]) -> Any:
+    async def _run_validators(self, agent: Agent, value: Any, ctx: RunContext[Any]) -> Any:
         """Run the agent's validators on ``value`` in order; return the value that they leave."""
         for validator in agent.output_validators:
-            changed = await self._run_validator(agent, validator, value, told)
+            changed = await self._run_validator(agent, validator, value, ctx)
             if changed is None or changed is value:
                 continue
             try:
@@ -177,11 +177,11 @@ class AnswerReader:
                 raise _AuthorCodeError(HookError(f"agent {agent.name!r}: {why}")) from error
         return value
 
-    async def _run_validator(self, agent: Agent, validator: OutputValidator, value: Any, told: RunContext[Any]) -> Any:
+    async def _run_validator(self, agent: Agent, validator: OutputValidator, value: Any, ctx: RunContext[Any]) -> Any:
         name = f"the output validator {validator.name} of agent {agent.name!r}"
         try:
             return await self._author.run(
-                name, validator.fn, *validator.build_arguments(value, told), timeout=VALIDATOR_TIMEOUT
+                name, validator.fn, *validator.build_arguments(value, ctx), timeout=VALIDATOR_TIMEOUT
             )
         except ModelRetry:
             raise
@@ -221,13 +221,17 @@ def _reject_reply(agent: Agent, call: ModelCall, message: Message, why: str, cal
         results = {call_id: RefusedCall(text=text) for call_id, text in calls.items()}
         again = f"call {FINISH_TOOL} again" if agent.finish == "tool" else "give another one"
         return ReplyOutcome(rejected=True, reminder=None if calls else f"{why}\nPlease {again}.", answered=results)
-    given = [part for part in message.tool_calls if part.id in calls]
-    said = json.dumps(given[0].arguments, ensure_ascii=False) if given and not given[0].malformed else ""
-    said = said or (given[0].malformed if given else None) or message.text
+    finish_calls = [part for part in message.tool_calls if part.id in calls]
+    answer = (
+        json.dumps(finish_calls[0].arguments, ensure_ascii=False)
+        if finish_calls and not finish_calls[0].malformed
+        else ""
+    )
+    answer = answer or (finish_calls[0].malformed if finish_calls else None) or message.text
     times = "1 attempt" if count == 1 else f"{count} attempts"
     text = (
         f"agent {agent.name!r} gave no output that will do in {times}: {_truncate_error(why)}\n"
-        f"The model said: {_truncate_error(said)}"
+        f"The model said: {_truncate_error(answer)}"
     )
     ended = {
         part.id: AnsweredCall(text=calls.get(part.id, _NOT_RUN_FAILED), is_error=True) for part in message.tool_calls

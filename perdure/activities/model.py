@@ -45,8 +45,8 @@ class ModelActivity:
             (part for part in completed.parts if not _is_cut_off(part, completed)), completed.origin
         )
         # The API may return another name of the model than the one with a price.
-        model, asked = completed.model or agent.model_name, _find_requested_model(agent, provider)
-        cost = self._compute_cost(provider, model, completed.usage, asked)
+        model, requested = completed.model or agent.model_name, _find_requested_model(agent, provider)
+        cost = self._compute_cost(provider, model, completed.usage, requested)
         message = Message(
             role="assistant",
             parts=sanitize_parts(parts),
@@ -70,22 +70,22 @@ class ModelActivity:
         with the first try again. The withheld content is recorded with the reply, or not at all.
         """
         conversation = [*call.prefix, *call.new_messages]
-        before = filter_present_withheld(find_last_withheld(conversation), (*conversation, *request.messages))
+        known = filter_present_withheld(find_last_withheld(conversation), (*conversation, *request.messages))
         texts = call.input.purpose != "compact"  # the summary prompt is no part of the conversation
-        contained = ContentWithholder(request.messages, before, resend=call.input.resend, texts=texts)
+        withholder = ContentWithholder(request.messages, known, resend=call.input.resend, texts=texts)
         refused: ProviderError | None = None
         call.report_model(agent.model)
         while True:
-            call.request = replace(request, messages=contained.messages)
+            call.request = replace(request, messages=withholder.messages)
             try:
-                return await self._read_stream(agent, call, call.request), contained.withheld
+                return await self._read_stream(agent, call, call.request), withholder.withheld
             except ProviderError as error:
                 refused = refused or error
-                if not contained.withhold(error):
+                if not withholder.withhold(error):
                     if type(error) is type(refused):
                         raise refused from None
                     raise
-                left_out = ", ".join(one.what for one in contained.withheld)
+                left_out = ", ".join(content.what for content in withholder.withheld)
                 logger.warning(
                     "%s refused a request of run %s: %s", agent.model, call.input.context_id, clean_text(error.message)
                 )
@@ -120,7 +120,7 @@ class ModelActivity:
 
 def _find_requested_model(agent: Agent, provider: str) -> str | None:
     """Return the name by which ``agent`` requested the model; None if it may be one of several."""
-    names = [one.name for one in agent.chain if len(agent.chain) == 1 or one.provider == provider]
+    names = [model.name for model in agent.chain if len(agent.chain) == 1 or model.provider == provider]
     return names[0] if len(names) == 1 else None
 
 

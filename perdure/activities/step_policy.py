@@ -32,7 +32,7 @@ from ..types.interface import OVERRIDE_DURATIONS, LastingOverrides, parse_output
 from ..types.messages import FilePart, Message, Replaced, ToolResultPart, clean_text
 from ..types.plain_json import measure_json
 from ..types.subagents import BRANCH_LABEL_CHARS, BRANCH_MODEL_BYTES, MAX_BRANCHES, BranchOutcome, BranchRequest
-from ..types.wire import INLINE_BYTES, FinalAnswer, ModelOutput
+from ..types.wire import FinalAnswer, ModelOutput, is_large_text
 from .agents import Agents
 from .author_loop import AuthorLoop
 from .hooks import HookRunner
@@ -74,19 +74,19 @@ class StepBranches:
 
     def begin_branch(self, step: Step, agent: Any, message: Any, model: Any, messages: Any) -> Branch:
         """Implement ``step.branch``. Raises ``DefinitionError``, ``AgentNotFoundError``, ``InvalidInputError``."""
-        found = self._agents.get(_read_branch_agent(agent))
+        target = self._agents.get(_read_branch_agent(agent))
         if messages not in get_args(BranchMessages):
             raise DefinitionError(f'step.branch(messages=…) is "all" or "none", not {messages!r:.100}')
-        models = self._read_models(found, model)
-        text, typed = _read_branch_message(found, message)
+        models = self._read_models(target, model)
+        text, typed = _read_branch_message(target, message)
         if text is None and messages == "none":
             raise DefinitionError(
-                f"a branch to agent {found.name!r} without the conversation has nothing to answer",
+                f"a branch to agent {target.name!r} without the conversation has nothing to answer",
                 hint='Give it a message, or messages="all".',
             )
         fork, blobs = self._build_fork(step, text) if messages == "all" else (None, [])
-        asked = _build_branch_request(found.name, text, typed, models, messages)
-        branch = self.branches.begin_branch(asked)
+        request = _build_branch_request(target.name, text, typed, models, messages)
+        branch = self.branches.begin_branch(request)
         if not branch.is_awaited:
             self._forks[id(branch)] = fork, blobs
             self._check_count()
@@ -114,9 +114,9 @@ class StepBranches:
             return ()
         given = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else model
         apply_override(agent, {"model": given})  # raises for an invalid model now
-        if (found := measure_json(given)) > BRANCH_MODEL_BYTES:
+        if (size := measure_json(given)) > BRANCH_MODEL_BYTES:
             raise DefinitionError(
-                f"step.branch(model=…) has {found:,} bytes as JSON and may have {BRANCH_MODEL_BYTES:,}",
+                f"step.branch(model=…) has {size:,} bytes as JSON and may have {BRANCH_MODEL_BYTES:,}",
                 hint="Give the name of a model, or a short list of names.",
             )
         return (given,) if isinstance(given, str) else tuple(given)
@@ -124,19 +124,19 @@ class StepBranches:
     def _build_fork(self, step: Step, text: str | None) -> tuple[BranchConversation | None, list[Blob]]:
         """Build the conversation as the policy has it now: on the transcript's head, where its messages are unchanged,
         else a new conversation. Return it with the blobs to write."""
-        call, known = self._call, self._conversation
-        now = self._drop_finish_order(step.messages)
-        if len(now) == len(known) and all(a is b for a, b in zip(now, known, strict=True)):
-            return BranchConversation(call.head, tuple(known[self._recorded_count :])), []
-        sent = [*now, *([] if text is None else [Message.user(text)])]
+        call, conversation = self._call, self._conversation
+        messages = self._drop_finish_order(step.messages)
+        if len(messages) == len(conversation) and all(a is b for a, b in zip(messages, conversation, strict=True)):
+            return BranchConversation(call.head, tuple(conversation[self._recorded_count :])), []
+        sent = [*messages, *([] if text is None else [Message.user(text)])]
         if (why := find_conversation_problem(sent)) is not None:
             raise DefinitionError(
                 f"step.messages cannot be sent to another agent: {why}",
                 hint="A call and its result go together; step.trim(keep=20) shortens a conversation so.",
             )
-        edited, blobs = extract_file_blobs(adopt_edited_messages(now, known))
+        edited, blobs = extract_file_blobs(adopt_edited_messages(messages, conversation))
         unchanged = len(edited) >= self._recorded_count and all(
-            a is b or a == b for a, b in zip(edited, known[: self._recorded_count], strict=False)
+            a is b or a == b for a, b in zip(edited, conversation[: self._recorded_count], strict=False)
         )
         return (
             BranchConversation(call.head, tuple(edited[self._recorded_count :]))
@@ -204,10 +204,10 @@ def _build_branch_request(
     agent: str, text: str | None, typed: bool, models: tuple[str, ...], messages: str
 ) -> BranchRequest:
     plain = json.dumps([agent, text, typed, models, messages])
-    said = agent if text is None else f"{agent}: {text}"
+    label = agent if text is None else f"{agent}: {text}"
     return BranchRequest(
         key=hashlib.sha256(plain.encode()).hexdigest()[:32],
-        said=repr(said if len(said) <= BRANCH_LABEL_CHARS else said[:BRANCH_LABEL_CHARS] + "…"),
+        said=repr(label if len(label) <= BRANCH_LABEL_CHARS else label[:BRANCH_LABEL_CHARS] + "…"),
         agent=agent,
         message=text,
         typed=typed,
@@ -252,9 +252,9 @@ class StepPolicy:
         self._hook_runner = firing
 
     async def run_policy(
-        self, base: Agent, agent: Agent, call: ConversationCall, told: RunContext[Any]
+        self, base_agent: Agent, agent: Agent, call: ConversationCall, ctx: RunContext[Any]
     ) -> StepResult | BranchWait | None:
-        """Let the policy change ``call``; None if it changes nothing. ``base`` is ``agent`` without overrides.
+        """Let the policy change ``call``; None if it changes nothing. ``base_agent`` is ``agent`` without overrides.
 
         Raises ``HookError``, ``AbortError``.
         """
@@ -262,7 +262,9 @@ class StepPolicy:
         if task.iteration <= 1 or task.purpose not in ("call", "force_finish"):
             return None
         hooks = self._hook_runner.find_hooks("on_iteration", agent)
-        return await _PolicyAttempt(self._agents, base, agent, call).run(self._author, hooks, told) if hooks else None
+        return (
+            await _PolicyAttempt(self._agents, base_agent, agent, call).run(self._author, hooks, ctx) if hooks else None
+        )
 
 
 class _PolicyAttempt:
@@ -280,13 +282,13 @@ class _PolicyAttempt:
         self._inside = ArgumentsSnapshot(self._conversation)
 
     async def run(
-        self, author: AuthorLoop, hooks: Sequence[Hook], told: RunContext[Any]
+        self, author: AuthorLoop, hooks: Sequence[Hook], ctx: RunContext[Any]
     ) -> StepResult | BranchWait | None:
         step = Step(self._build_facts())
         try:
-            for some in _group_hooks(hooks):
-                trial = step if some[0].on_error == "fail" else step.copy()
-                if await self._fire_hooks(author, some, trial, told):
+            for group in _group_hooks(hooks):
+                trial = step if group[0].on_error == "fail" else step.copy()
+                if await self._fire_hooks(author, group, trial, ctx):
                     step = trial
                 if step.finished is not None:
                     break
@@ -315,7 +317,7 @@ class _PolicyAttempt:
             begin_branch=self._step_branches.begin_branch,
         )
 
-    async def _fire_hooks(self, author: AuthorLoop, hooks: Sequence[Hook], step: Step, told: RunContext[Any]) -> bool:
+    async def _fire_hooks(self, author: AuthorLoop, hooks: Sequence[Hook], step: Step, ctx: RunContext[Any]) -> bool:
         """Run the hooks. Return False if a hook with ``on_error="log"`` has failed."""
         done: list[Hook] = []
 
@@ -331,7 +333,7 @@ class _PolicyAttempt:
             return step.finished is not None
 
         run = self._step_branches.branches.wrap_runner(author.run)
-        await run_hooks(run, hooks, show({"step": step, "iteration": step.iteration, "ctx": told}), take)
+        await run_hooks(run, hooks, show({"step": step, "iteration": step.iteration, "ctx": ctx}), take)
         if not done:  # its failure was only logged
             self._step_branches.branches.discard_new_branches()
         return bool(done)
@@ -341,15 +343,15 @@ class _PolicyAttempt:
         self._inside.check_unchanged("step.messages[i]")
         before = self._call.input.overrides or {}
         changes = step.build_changes()
-        for some in (changes, *step.kept_changes.values()):
-            if some:
-                apply_override(self._base_agent, merge_overrides(before, some), self._agents.tools)
-        if (found := measure_json(step.kept_changes)) > OVERRIDE_BYTES:
+        for changed in (changes, *step.kept_changes.values()):
+            if changed:
+                apply_override(self._base_agent, merge_overrides(before, changed), self._agents.tools)
+        if (size := measure_json(step.kept_changes)) > OVERRIDE_BYTES:
             raise DefinitionError(
-                f"step.keep: what is to hold from now on has {found:,} bytes as JSON and may have {OVERRIDE_BYTES:,}",
+                f"step.keep: what is to hold from now on has {size:,} bytes as JSON and may have {OVERRIDE_BYTES:,}",
                 hint="Say it in a message, or set it before each call.",
             )
-        if not all(isinstance(one, Message) for one in step.messages):
+        if not all(isinstance(message, Message) for message in step.messages):
             raise DefinitionError(
                 "step.messages has something in it that is no Message", hint="For instance Message.user('…')."
             )
@@ -390,8 +392,8 @@ class _PolicyAttempt:
             text, files, is_error = result.text, tuple(file.part for file in result.files), before.is_error
         (message,), blobs = extract_file_blobs([Message(role="tool", parts=files)])
         self._blobs += blobs
-        kept = tuple(part for part in message.parts if isinstance(part, FilePart))
-        return before.model_copy(update={"content": text, "files": kept, "is_error": is_error})
+        file_parts = tuple(part for part in message.parts if isinstance(part, FilePart))
+        return before.model_copy(update={"content": text, "files": file_parts, "is_error": is_error})
 
     # --- afterwards
 
@@ -401,8 +403,8 @@ class _PolicyAttempt:
         if same and not changes and not kept and finish is None:
             return None
         replaced = None if same else self._apply_edit(step)
-        taken = self._build_step_event(step, changes, replaced)
-        events: list[StepTaken | MessageInjected] = [taken, *map(_build_injected_event, step.injected_messages)]
+        step_event = self._build_step_event(step, changes, replaced)
+        events: list[StepTaken | MessageInjected] = [step_event, *map(_build_injected_event, step.injected_messages)]
         overrides = merge_overrides(self._call.input.overrides or {}, changes)
         agent = self._base_agent.overridden(overrides, self._agents.tools) if changes else self._agent
         value = None if step.finished is None else agent.output_type.validate_value(step.finished[0])
@@ -443,23 +445,23 @@ class _PolicyAttempt:
     def _list_changed_results(self, step: Step) -> tuple[str, ...]:
         """List the ids of the last reply's calls whose results were changed."""
         before = {part.call_id: part for part in Step(self._build_facts()).results}
-        return tuple(one.call_id for one in step.results if before.get(one.call_id, one) != one)
+        return tuple(result.call_id for result in step.results if before.get(result.call_id, result) != result)
 
 
 def _group_hooks(hooks: Sequence[Hook]) -> Iterator[list[Hook]]:
     """Group adjacent hooks that fail the run; a hook whose failure is only logged is alone, so that it can be
     undone."""
-    some: list[Hook] = []
+    group: list[Hook] = []
     for hook in hooks:
         if hook.on_error == "fail":
-            some.append(hook)
+            group.append(hook)
             continue
-        if some:
-            yield some
+        if group:
+            yield group
         yield [hook]
-        some = []
-    if some:
-        yield some
+        group = []
+    if group:
+        yield group
 
 
 def _has_same_messages(messages: Sequence[Message], others: Sequence[Message]) -> bool:
@@ -468,7 +470,7 @@ def _has_same_messages(messages: Sequence[Message], others: Sequence[Message]) -
 
 def _build_injected_event(message: Message) -> MessageInjected:
     text, blob = message.text, None
-    if len(text) * 4 > INLINE_BYTES and len(text.encode()) > INLINE_BYTES:
+    if is_large_text(text):
         text, blob = "", Blob.from_content(text).ref  # the blob is recorded with the transcript
     files = tuple(part for part in extract_file_blobs([message])[0][0].parts if isinstance(part, FilePart))
     return MessageInjected(by=message.by, content=text, blob=blob, files=files)

@@ -125,18 +125,18 @@ def add_hook_plans(agent: Agent, output: ModelOutput, on: FindHooks) -> ModelOut
 
 
 def _add_hook_plan(agent: Agent, call: Call, on: FindHooks) -> Call:
-    how = call.disposition
-    if not isinstance(how, RemoteCall | CallbackCall):
+    disposition = call.disposition
+    if not isinstance(disposition, RemoteCall | CallbackCall):
         return call
     tool = agent.toolbox.get(call.name)
 
-    def there(event: HookEvent) -> bool:
+    def has_hooks(event: HookEvent) -> bool:
         return bool(on(event, agent) or (tool is not None and tool.hooks.on(event)))
 
     around = ExternalCallHooks(
-        before=there("before_tool_call"), after=there("after_tool_call"), errors=there("on_error")
+        before=has_hooks("before_tool_call"), after=has_hooks("after_tool_call"), errors=has_hooks("on_error")
     )
-    return call.model_copy(update={"disposition": how.model_copy(update={"around": around})})
+    return call.model_copy(update={"disposition": disposition.model_copy(update={"around": around})})
 
 
 async def clear_external_call(author: AuthorLoop, tool: Tool, call: ToolCall, side: BeforeExternalCall) -> ToolOutput:
@@ -159,11 +159,11 @@ def build_returned_output(call: ToolCall, side: AfterExternalCall) -> ToolOutput
 
 def _check_external_arguments(name: str, arguments: dict[str, Any]) -> None:
     """Raise ``ArgumentsError`` for arguments that are not plain JSON or larger than ``REMOTE_BYTES``."""
-    wrong = f"the arguments of {name} are not valid"
-    if why := find_json_flaw(arguments):
-        raise ArgumentsError(f"{wrong}: they must be plain JSON: {why}")
-    if (found := measure_json(arguments)) > REMOTE_BYTES:
-        raise ArgumentsError(f"{wrong}: they have {found:,} bytes and may have {REMOTE_BYTES:,}")
+    problem = f"the arguments of {name} are not valid"
+    if flaw := find_json_flaw(arguments):
+        raise ArgumentsError(f"{problem}: they must be plain JSON: {flaw}")
+    if (size := measure_json(arguments)) > REMOTE_BYTES:
+        raise ArgumentsError(f"{problem}: they have {size:,} bytes and may have {REMOTE_BYTES:,}")
 
 
 class ToolActivity:
@@ -241,7 +241,7 @@ class ToolActivity:
         """Find the tool: of the agent's toolsets, of the agent, or of the worker. Raises ``ToolError`` for a tool of a
         toolset that has changed."""
 
-        async def told() -> ToolContext[Any]:
+        async def build_context() -> ToolContext[Any]:
             if not agent.has_context:
                 return context
             typed = copy.copy(context)
@@ -250,8 +250,8 @@ class ToolActivity:
             )
             return typed
 
-        found = await self._toolsets.find_tool(agent, call, told) if self._toolsets is not None else None
-        return found or self._agents.find_tool(call.input.agent, call.input.name)
+        of_toolset = await self._toolsets.find_tool(agent, call, build_context) if self._toolsets is not None else None
+        return of_toolset or self._agents.find_tool(call.input.agent, call.input.name)
 
     async def _execute_tool(self, call: ToolCall, tool: Tool, work: Callable[[], Any]) -> ToolOutput:
         name = f"tool {tool.name} of agent {call.input.agent}"

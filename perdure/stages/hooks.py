@@ -36,8 +36,8 @@ class HookStage:
         """Around a model call. Raises ``HookError``, ``AbortError``."""
         before = self._select_hooks("before_llm_call", call)
         if before and (veto := await self._run_before_hooks(before, call)) is not None:
-            summing = call.input.purpose == "compact"  # the veto's reason must not become the summary
-            return ModelReply(ModelOutput(), Message(role="assistant") if summing else _build_veto_reply(veto))
+            is_summary = call.input.purpose == "compact"  # the veto's reason must not become the summary
+            return ModelReply(ModelOutput(), Message(role="assistant") if is_summary else _build_veto_reply(veto))
         reply = await next(call)
         if (after := self._select_hooks("after_llm_call", call)) and reply.message is not None:
             reply.message = await self._run_after_hooks(after, call, reply.message)
@@ -56,13 +56,13 @@ class HookStage:
             given.update(request=request, messages=tuple(request.messages), tools=tuple(request.tools))
 
         def take(hook: Hook, returned: Any, given: HookArguments) -> bool:
-            found = read_hook_request(hook, returned, given["request"])
-            if isinstance(found, Veto):
-                vetoes.append(found)
+            changed = read_hook_request(hook, returned, given["request"])
+            if isinstance(changed, Veto):
+                vetoes.append(changed)
                 return True
-            if found is not given["request"]:
-                _check_hook_settings(hook, agent, found)
-                show(_move_request_files_to_blobs(found))
+            if changed is not given["request"]:
+                _check_hook_settings(hook, agent, changed)
+                show(_move_request_files_to_blobs(changed))
             return False
 
         # Settings are the agent's own dictionaries: what a hook changes in them in place is for this call alone.
@@ -86,10 +86,12 @@ class HookStage:
         }
 
         def take(hook: Hook, returned: Any, given: HookArguments) -> None:
-            found = read_hook_reply(hook, returned, given["reply"])
-            if found is not given["reply"]:
-                found = found.model_copy(update={"parts": tuple(call.call_ids.assign_hook_ids(found.parts))})
-                given.update(reply=found, response=found)
+            changed_reply = read_hook_reply(hook, returned, given["reply"])
+            if changed_reply is not given["reply"]:
+                changed_reply = changed_reply.model_copy(
+                    update={"parts": tuple(call.call_ids.assign_hook_ids(changed_reply.parts))}
+                )
+                given.update(reply=changed_reply, response=changed_reply)
 
         await run_hooks(self._run_author_code, hooks, given, take)
         changed: Message = given["reply"]
@@ -98,8 +100,8 @@ class HookStage:
 
 def _build_veto_reply(veto: Veto) -> Message:
     """Build the message that stands in the transcript in the place of the vetoed reply."""
-    said = (TextPart(text=clean_text(str(veto.reason))),)
-    return Message(role="assistant", parts=said, finish_reason="veto", usage=Usage(), cost_usd=0.0)
+    parts = (TextPart(text=clean_text(str(veto.reason))),)
+    return Message(role="assistant", parts=parts, finish_reason="veto", usage=Usage(), cost_usd=0.0)
 
 
 def _check_hook_settings(hook: Hook, agent: Agent, request: ModelRequest) -> None:

@@ -39,7 +39,7 @@ def needs_search_attributes(call: ModelCall, output: ModelOutput) -> bool:
     """Whether this reply carries the search attributes: the run needs them before its first wait, and renewed later."""
     if call.input.purpose not in ("call", "force_finish"):
         return False
-    return call.input.iteration <= 1 or any(one.approval is not None for one in output.calls)
+    return call.input.iteration <= 1 or any(tool_call.approval is not None for tool_call in output.calls)
 
 
 def attach_search_attributes(call: ModelCall, output: ModelOutput, names: tuple[str, ...] | None) -> ModelOutput:

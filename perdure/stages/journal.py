@@ -16,7 +16,7 @@ from dataclasses import replace
 from ..errors import MemoryChangedError, StoreError
 from ..ports import Blob, Claim, Commit, Journal, Outcome
 from ..ports.test_seams import reach_point
-from ..types.wire import INLINE_BYTES, ModelOutput, ToolOutput
+from ..types.wire import ModelOutput, ToolOutput, is_large_text
 from .calls import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 from .event_builders import build_tool_end_events, build_tool_start_events
 from .event_stream import build_event_batch
@@ -62,9 +62,9 @@ class JournalStage:
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Return the recorded outcome, or run ``next``, if the call may run, and record its outcome."""
-        begins = build_event_batch(call, build_tool_start_events(call))
+        started = build_event_batch(call, build_tool_start_events(call))
         again = call.input.idempotent or call.input.side is not None  # only hooks run, which may run again
-        claim = await self._journal.claim(call.key, call.owner, again=again, events=begins)
+        claim = await self._journal.claim(call.key, call.owner, again=again, events=started)
         if claim.outcome is not None:
             return parse_outcome(ToolOutput, claim.outcome, call.key)
         while True:
@@ -161,9 +161,7 @@ def _build_unknown_outcome(call: ToolCall, claim: Claim) -> ToolOutput | None:
 
 def _move_large_content_to_blob(output: ToolOutput) -> tuple[ToolOutput, list[Blob]]:
     """Replace a content above ``INLINE_BYTES`` by a reference; return the output and the blob to write."""
-    if output.content is None or len(output.content) * 4 <= INLINE_BYTES:
+    if output.content is None or not is_large_text(output.content):
         return output, []
     blob = Blob.from_content(output.content)
-    if len(blob.body) <= INLINE_BYTES:
-        return output, []
     return output.model_copy(update={"content": None, "blob": blob.ref}), [blob]

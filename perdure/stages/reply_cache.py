@@ -78,28 +78,28 @@ class ReplyCacheStage:
         if not self._can_cache_reply(agent):
             return await next(call)
         place = build_reply_namespace(call.input.context_id)
-        key, asked = build_model_key(call.input), hash_request(agent, call.request)
-        kept = await self._store.recall_all(place)
-        call.memory_writes += [MemoryWrite(place, at, None) for at in kept]
-        summing = call.input.purpose == "compact"  # one call of the run asks several times
-        for one in filter(None, map(_parse_cached_reply, kept.values())):
-            if one.request == asked or (one.call == key and not summing):
+        key, request_hash = build_model_key(call.input), hash_request(agent, call.request)
+        values = await self._store.recall_all(place)
+        call.memory_writes += [MemoryWrite(place, name, None) for name in values]
+        is_summary = call.input.purpose == "compact"  # one call of the run asks several times
+        for cached in filter(None, map(_parse_cached_reply, values.values())):
+            if cached.request == request_hash or (cached.call == key and not is_summary):
                 call.report_model(agent.model)
-                return ModelReply(ModelOutput(), one.message)
+                return ModelReply(ModelOutput(), cached.message)
         reply = await next(call)
         if reply.message is not None:
-            paid = CachedReply(call=key, request=asked, message=reply.message)
-            at = f"{key[:32]}:{asked[:16]}"
-            await self._save_reply(MemoryWrite(place, at, paid.model_dump_json(exclude_none=True).encode()))
-            call.memory_writes.append(MemoryWrite(place, at, None))
+            new = CachedReply(call=key, request=request_hash, message=reply.message)
+            name = f"{key[:32]}:{request_hash[:16]}"
+            await self._save_reply(MemoryWrite(place, name, new.model_dump_json(exclude_none=True).encode()))
+            call.memory_writes.append(MemoryWrite(place, name, None))
         return reply
 
     def _can_cache_reply(self, agent: Agent) -> bool:
         """Whether the author's code reads replies, and may fail or be slow, and no hook may change them."""
-        sets = [some for some in (self._worker_hooks, agent.hooks) if some]
-        if any(some.on(REPLY_CHANGING_HOOK) for some in sets):
+        sets = [hooks for hooks in (self._worker_hooks, agent.hooks) if hooks]
+        if any(hooks.on(REPLY_CHANGING_HOOK) for hooks in sets):
             return False
-        return bool(agent.output_validators) or any(some.on(event) for some in sets for event in REPLY_READING_HOOKS)
+        return bool(agent.output_validators) or any(hooks.on(event) for hooks in sets for event in REPLY_READING_HOOKS)
 
     async def _save_reply(self, write: MemoryWrite) -> None:
         """Write the reply. A ``StoreError`` is only logged: the store may be back when the outcome is recorded."""
@@ -120,8 +120,8 @@ def _parse_cached_reply(body: bytes) -> CachedReply | None:
 def hash_request(agent: Agent, request: ModelRequest) -> str:
     """Return the SHA-256 of a request and the agent's models (hex). Of long conversations it takes only the message
     count and the last ``HASHED_MESSAGES`` messages."""
-    said = request.messages
-    asked: dict[str, Any] = {
+    messages = request.messages
+    parts: dict[str, Any] = {
         "models": [str(one) for one in agent.chain],
         "system": request.system,
         "tools": [asdict(one) for one in request.tools],
@@ -129,9 +129,9 @@ def hash_request(agent: Agent, request: ModelRequest) -> str:
         "settings": request.settings,
         "options": request.provider_options,
         "messages": [
-            len(said),
-            *(one.model_dump(mode="json", exclude_defaults=True) for one in said[-HASHED_MESSAGES:]),
+            len(messages),
+            *(one.model_dump(mode="json", exclude_defaults=True) for one in messages[-HASHED_MESSAGES:]),
         ],
     }
-    text = json.dumps(asked, sort_keys=True, default=str)
+    text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

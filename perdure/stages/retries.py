@@ -67,11 +67,11 @@ class BudgetStage:
 
     def _count_failed_attempts(self, call: RequestCall, *, obeyed: bool) -> int:
         """Count the failed attempts, including this one unless the wait that the provider asks for is ``obeyed``."""
-        of_call = call.owner.rpartition("/")[0]
-        before = get_attempt_value(FAILED_ATTEMPTS_KEY)
-        failed = (self._failed_attempts.get(of_call, 0) if before is None else before) + (not obeyed)
+        call_id = call.owner.rpartition("/")[0]
+        counted = get_attempt_value(FAILED_ATTEMPTS_KEY)
+        failed = (self._failed_attempts.get(call_id, 0) if counted is None else counted) + (not obeyed)
         if not set_attempt_value(FAILED_ATTEMPTS_KEY, failed):
-            self._failed_attempts[of_call] = failed
+            self._failed_attempts[call_id] = failed
         return failed
 
 
@@ -82,8 +82,8 @@ def bound_wait(error: ProviderError, longest: float) -> bool:
     if asked is None or asked <= longest:
         return False
     error.retry_after = longest
-    waits = f"the provider asks to wait {_format_seconds(asked)}, and retry_wait allows {_format_seconds(longest)}"
-    error.message = f"{waits}: {error.message}"
+    reason = f"the provider asks to wait {_format_seconds(asked)}, and retry_wait allows {_format_seconds(longest)}"
+    error.message = f"{reason}: {error.message}"
     error.args = (error.message,)
     return True
 
@@ -170,14 +170,14 @@ def decide_retry(error: Exception, attempt: int, missing: float = 0.0) -> RetryD
     An error other than a ``PerdureError`` is a fault in the engine or in an author's prompt function: it is retried,
     up to ``UNEXPECTED_ATTEMPTS``.
     """
-    most = {
+    max_attempts = {
         ProviderError: UNEXPECTED_ATTEMPTS,  # of unknown kind
         ProviderTimeoutError: SILENT_ATTEMPTS,
         ToolsetError: TOOLSET_ATTEMPTS,
     }.get(type(error))
     if not isinstance(error, PerdureError):
         return RetryDecision(type(error).__name__, _truncate_failure_text(str(error)), attempt < UNEXPECTED_ATTEMPTS)
-    retry = error.retryable and (most is None or attempt < most)
+    retry = error.retryable and (max_attempts is None or attempt < max_attempts)
     if isinstance(error, AgentNotFoundError):
         retry = missing < AGENT_SECONDS
     delay = error.retry_after if isinstance(error, ProviderError) else None

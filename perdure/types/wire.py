@@ -5,6 +5,7 @@ Plain JSON, as in :mod:`.interface`, so that anybody can read a history.
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Annotated, Any, Literal
 
@@ -170,6 +171,11 @@ class FinalAnswer(Data):
         return parse_output(self.content) if self.typed else self.content
 
 
+def is_large_text(text: str) -> bool:
+    """Whether ``text`` has more than ``INLINE_BYTES`` as UTF-8: then a blob has it, and history a reference."""
+    return len(text) * 4 > INLINE_BYTES and len(text.encode()) > INLINE_BYTES
+
+
 class AgentLimits(Data):
     """The agent's limits, as its code has them now."""
 
@@ -180,6 +186,11 @@ class AgentLimits(Data):
     """What the run may use, all its turns together; left out where there is no limit."""
     turn: Bounds | None = Field(default=None, exclude_if=operator.not_)
     """What a turn may use, besides ``max_iterations``."""
+
+    def count_calls_left(self, known: int | None) -> float:
+        """Count the tool calls that may begin: ``known``, or before the run knows its limits all that they allow."""
+        bounds = [one.tool_calls for one in (self.run, self.turn) if one is not None and one.tool_calls is not None]
+        return min(bounds, default=math.inf) if known is None else known
 
 
 class CompactionResult(Data):

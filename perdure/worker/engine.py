@@ -76,18 +76,18 @@ class SearchAttributeCheck:
             client = activity.client()
         except RuntimeError:  # a test's environment
             return None
-        found = await get_search_attributes(client)
-        if found is None:
+        attributes = await get_search_attributes(client)
+        if attributes is None:
             return None
-        if (lacks := str(found)) and self._said.get(client.namespace) != lacks:
+        if (missing := str(attributes)) and self._said.get(client.namespace) != missing:
             logger.warning(
                 "search attributes of namespace %s: %s. Runs are served all the same; what waits for approval is "
                 "found by asking every open run. `perdure server setup` registers them.",
                 client.namespace,
-                lacks,
+                missing,
             )
-        self._said[client.namespace] = lacks
-        return found.names
+        self._said[client.namespace] = missing
+        return attributes.names
 
 
 # ---
@@ -123,11 +123,11 @@ def check_provider_limits(limits: Any, agents: Iterable[Agent]) -> dict[str, Rat
 
 def build_throttles(limits: Mapping[str, RateLimit]) -> dict[str, Throttle]:
     """Build one throttle for each limit, found by each name of its provider."""
-    made = {name: Throttle(name, limit) for name, limit in limits.items()}
+    throttles = {name: Throttle(name, limit) for name, limit in limits.items()}
     for alias, name in PROVIDER_ALIASES.items():
-        if (found := made.get(name) or made.get(alias)) is not None:
-            made[name] = made[alias] = found
-    return made
+        if (throttle := throttles.get(name) or throttles.get(alias)) is not None:
+            throttles[name] = throttles[alias] = throttle
+    return throttles
 
 
 def check_call_rate(rate: Any) -> float | None:
@@ -301,8 +301,8 @@ class Engine:
         self._cache = CacheBudget(check_cache_size(cache))
         self._stream = stream
         self.hooks = HookSet(validate_hooks("worker", hooks))
-        asked = (one for each in self.hooks for one in each.agents if isinstance(one, Agent))
-        self.agents = Agents(agents if isinstance(agents, Agent) else [*agents, *asked], tools)
+        hook_agents = (agent for hook in self.hooks for agent in hook.agents if isinstance(agent, Agent))
+        self.agents = Agents(agents if isinstance(agents, Agent) else [*agents, *hook_agents], tools)
         self._provider_limits = check_provider_limits(provider_limits, self.agents)
         self._throttles: dict[str, Throttle] = {}
         self.store = store or open_store(config.resolve_store_url(store_url) or config.get_home_store_url())
@@ -435,15 +435,17 @@ class Engine:
     def _can_force(self, agent: Agent) -> bool:
         """Whether every model of ``agent`` takes ``tool_choice``: a provider declares ``tool_choice = False`` if
         not."""
-        models = [(find_fake_model(agent.name, str(one), one.own) or one.own, one.provider) for one in agent.chain]
+        models = [
+            (find_fake_model(agent.name, str(model), model.own) or model.own, model.provider) for model in agent.chain
+        ]
         return all(getattr(own or get_provider(name), "tool_choice", True) for own, name in models)
 
     def _can_hooks_change_messages(self, agent: str) -> bool:
         """Whether hooks may change users' messages to the agent; for an agent that is not served here, those of the
         worker."""
-        known = self.agents.find(agent)
-        sets = (self.hooks, *([known.hooks] if known is not None else []))
-        return any(some.on(event) for some in sets if some for event in MESSAGE_EVENTS)
+        served = self.agents.find(agent)
+        sets = (self.hooks, *([served.hooks] if served is not None else []))
+        return any(hooks.on(event) for hooks in sets if hooks for event in MESSAGE_EVENTS)
 
     def _is_engine_activity(self, fn: Callable[..., Any]) -> bool:
         return getattr(fn, "__self__", None) in (self.model, self.tool)

@@ -164,9 +164,9 @@ def test_agents_change_all_at_once_or_not_at_all() -> None:
     a, b, other = (Agent(name, "openai:gpt-5") for name in ("a", "b", "b"))
     agents = Agents([a, b])
     with pytest.raises(DefinitionError, match="two agents are called 'b'"):
-        agents.replace_agents(gone=["a"], come=[other])
+        agents.replace_agents(remove=["a"], add=[other])
     assert list(agents) == [a, b]
-    agents.replace_agents(gone=["b"], come=[other])
+    agents.replace_agents(remove=["b"], add=[other])
     assert list(agents) == [a, other]
 
 
