@@ -30,7 +30,7 @@ from ..types.tool_calls import (
     RemoteCall,
     SubagentCall,
 )
-from ..types.wire import ToolOutput
+from ..types.wire import ToolInput, ToolOutput
 from .author_loop import AuthorLoop
 
 logger = logging.getLogger("perdure.worker")
@@ -102,45 +102,12 @@ class ApprovalGate:
         if approval is not None and approval.hash != hash_arguments(task.call_id, task.name, call.arguments):
             return _build_refusal(call, f"{task.name} was approved with other arguments; it was not run")
         ruled = bool(agent.approvals or task.lineage is not None or (tool is not None and tool.needs_approval))
-        if ruled:
-            refused = await self._refuse_by_current_rules(agent, tool, call, build_context)
-            if refused is not None:
-                return _build_refusal(call, refused)
+        find_terms = functools.partial(self._find_current_terms, agent, tool, call, build_context)
+        if ruled and (reason := _describe_refusal(task, await find_terms())) is not None:
+            return _build_refusal(call, reason)
         if approval is not None or ruled:
-            call.check_arguments = functools.partial(self._refuse_changed_arguments, agent, tool, call, build_context)
+            call.check_arguments = functools.partial(_refuse_changed_arguments, call, find_terms)
         return _add_argument_notice(await next(call), approval)
-
-    async def _refuse_changed_arguments(
-        self, agent: Agent, tool: Tool | None, call: ToolCall, build_context: Callable[[], Awaitable[Any]], hook: str
-    ) -> ToolOutput | None:
-        """Return the refusal of a call whose arguments, as the hook of that name changed them, are not approved or not
-        allowed; None if the call may run."""
-        task, approval = call.input, call.input.approval
-        reason = f"the hook {hook} changed its arguments; it was not run"
-        if approval is not None and approval.standing is None:
-            same = approval.hash == hash_arguments(task.call_id, task.name, call.arguments)
-            return None if same else _build_refusal(call, f"{task.name} was approved with other arguments: {reason}")
-        terms = await self._find_current_terms(agent, tool, call, build_context)
-        if isinstance(terms, Denial):
-            return _build_refusal(call, f"{terms.build_text(task.name)}: {reason}")
-        if terms is not None and (approval is None or terms.separate):
-            return _build_refusal(
-                call, f"{task.name} needs a person's approval, which these arguments do not have: {reason}"
-            )
-        return None
-
-    async def _refuse_by_current_rules(
-        self, agent: Agent, tool: Tool | None, call: ToolCall, build_context: Callable[[], Awaitable[Any]]
-    ) -> str | None:
-        """Return why the call may not run by the present rules; None if it may."""
-        task = call.input
-        terms = await self._find_current_terms(agent, tool, call, build_context)
-        if isinstance(terms, Denial):
-            return terms.build_text(task.name)
-        if terms is not None and task.approval is None:
-            text = f"{task.name} needs a person's approval since it was called; it was not run"
-            return f"{text}. Call it again to request approval."
-        return None
 
     async def _find_current_terms(
         self, agent: Agent, tool: Tool | None, call: ToolCall, build_context: Callable[[], Awaitable[Any]]
@@ -166,28 +133,22 @@ class ApprovalGate:
         policy: bool = True,
     ) -> Approval | Denial | None:
         """Return an ``Approval`` if the call needs one, a ``Denial``, or None if it may run."""
-        ancestors = [
-            found for ancestor in (lineage.ancestors if lineage is not None else ()) if (found := self._find(ancestor))
-        ]
+        names = lineage.ancestors if lineage is not None else ()
+        ancestors = [ancestor for name in names if (ancestor := self._find(name)) is not None]
         needs_approval = tool.needs_approval if tool is not None else False
-        named_arguments = {
-            name for ancestor in (agent, *ancestors) for rule in ancestor.approvals for name in rule.arguments
-        }
-        arguments = (
-            await self._resolve_arguments(tool, call, named_arguments)
-            if named_arguments or callable(needs_approval)
-            else CallArguments(call.arguments)
-        )
+        in_rules = {name for each in (agent, *ancestors) for rule in each.approvals for name in rule.arguments}
+        arguments = CallArguments(call.arguments)
+        if in_rules or callable(needs_approval):
+            arguments = await self._resolve_arguments(tool, call, in_rules)
         terms = await self._find_own_terms(agent, needs_approval, call, arguments, ctx, policy=policy)
         for ancestor in ancestors:  # their "deny" and "ask" apply to their subagents too; their "allow" grants nothing
             rule = find_rule(ancestor.approvals, call.name, arguments)
             if isinstance(terms, Denial) or rule is None or rule.action == "allow":
                 continue
-            terms = (
-                Denial(ancestor.name)
-                if rule.action == "deny"
-                else combine_approvals(terms, rule.approval or Approval())
-            )
+            if rule.action == "deny":
+                terms = Denial(ancestor.name)
+            else:
+                terms = combine_approvals(terms, rule.approval or Approval())
         return terms
 
     async def _find_own_terms(
@@ -256,6 +217,36 @@ class ApprovalGate:
         return True
 
 
+def _describe_refusal(task: ToolInput, terms: Approval | Denial | None) -> str | None:
+    """Return why the call may not run by the present rules; None if it may."""
+    if isinstance(terms, Denial):
+        return terms.build_text(task.name)
+    if terms is not None and task.approval is None:
+        text = f"{task.name} needs a person's approval since it was called; it was not run"
+        return f"{text}. Call it again to request approval."
+    return None
+
+
+async def _refuse_changed_arguments(
+    call: ToolCall, find_terms: Callable[[], Awaitable[Approval | Denial | None]], hook: str
+) -> ToolOutput | None:
+    """Return the refusal of a call whose arguments, as the hook of that name changed them, are not approved or not
+    allowed; None if the call may run."""
+    task, approval = call.input, call.input.approval
+    reason = f"the hook {hook} changed its arguments; it was not run"
+    if approval is not None and approval.standing is None:
+        same = approval.hash == hash_arguments(task.call_id, task.name, call.arguments)
+        return None if same else _build_refusal(call, f"{task.name} was approved with other arguments: {reason}")
+    terms = await find_terms()
+    if isinstance(terms, Denial):
+        return _build_refusal(call, f"{terms.build_text(task.name)}: {reason}")
+    if terms is not None and (approval is None or terms.separate):
+        return _build_refusal(
+            call, f"{task.name} needs a person's approval, which these arguments do not have: {reason}"
+        )
+    return None
+
+
 def _dump_or_unknown(value: Any) -> Any:
     try:
         return to_plain_data(value)
@@ -268,7 +259,7 @@ def _add_argument_notice(output: ToolOutput, approval: ApprovalOutcome | None) -
     if approval is None or approval.arguments is None or output.content is None or output.status == "aborted":
         return output
     changed = json.dumps(approval.arguments, sort_keys=True, ensure_ascii=False)
-    content = f"({approval.by or 'somebody'} changed the arguments: {changed})\n{output.content}"
+    content = f"({approval.by or 'the approver'} changed the arguments: {changed})\n{output.content}"
     return output.model_copy(update={"content": content})
 
 

@@ -21,113 +21,17 @@ from ..tools import RunContext, SubagentTool, format_error
 from ..types.approvals import ApprovalTerms, hash_arguments
 from ..types.messages import Message, ToolResultPart, clean_text
 from ..types.subagents import TellCall
-from ..types.tool_calls import BeforeExternalCall, Call, CallbackCall, RefusedCall, SubagentCall
+from ..types.tool_calls import (
+    BeforeExternalCall,
+    Call,
+    CallbackCall,
+    ExternalCallHooks,
+    RefusedCall,
+    RemoteCall,
+    SubagentCall,
+)
 from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, ModelOutput, ToolOutput
 from .author_loop import AuthorLoop
-
-# ---
-# Hooks around subagents: before a subagent starts, after the reply that calls it; and after its answer, before the next
-# model call.
-#
-# A subagent is a run of its own, without an activity around it. So both run with its parent's model calls, and their
-# changes are recorded with these.
-
-
-FindHooks = Callable[[HookEvent, Agent], tuple[Hook, ...]]
-
-
-class SubagentHooks:
-    """Runs the hooks that ``on`` returns for an event and an agent."""
-
-    def __init__(self, author: AuthorLoop, on: FindHooks) -> None:
-        self._author = author
-        self._find_hooks = on
-
-    async def run_before_subagent(self, agent: Agent, ctx: RunContext[Any], output: ModelOutput) -> ModelOutput:
-        """Let hooks change or veto the messages to subagents. Raises ``HookError``, ``AbortError``."""
-        hooks = self._find_hooks("before_subagent", agent)
-        if not hooks or not any(isinstance(call.disposition, SubagentCall | TellCall) for call in output.calls):
-            return output
-        return output.model_copy(
-            update={"calls": tuple([await self._run_before_call(hooks, ctx, one) for one in output.calls])}
-        )
-
-    async def _run_before_call(self, hooks: Sequence[Hook], ctx: RunContext[Any], call: Call) -> Call:
-        disposition = call.disposition
-        if not isinstance(disposition, SubagentCall | TellCall):
-            return call
-        vetoes: list[Veto] = []
-
-        def take(hook: Hook, returned: Any, given: HookArguments) -> bool:
-            if isinstance(returned, Veto):
-                vetoes.append(returned)
-            elif returned is not None:
-                given["message"] = _read_subagent_message(hook, returned)
-            return bool(vetoes)
-
-        given: HookArguments = {
-            "agent": disposition.agent if isinstance(disposition, SubagentCall) else disposition.handle,
-            "message": disposition.message,
-            "name": call.name,
-            "call_id": call.id,
-            "ctx": ctx,
-        }
-        await run_hooks(self._author.run, hooks, given, take)
-        if vetoes:
-            refused = RefusedCall(text=clean_text(f"Vetoed: {vetoes[0].reason}"))
-            return call.model_copy(update={"disposition": refused, "approval": None})
-        if given["message"] == disposition.message:
-            return call
-        return call.model_copy(update={"disposition": disposition.model_copy(update={"message": given["message"]})})
-
-    async def run_after_subagent(self, agent: Agent, call: ConversationCall, ctx: RunContext[Any]) -> None:
-        """Let hooks change the answers of subagents. Raises ``HookError``, ``AbortError``."""
-        hooks = self._find_hooks("after_subagent", agent)
-        if not hooks or not any(message.tool_results for message in call.new_messages):
-            return
-        messages = list(call.new_messages)
-        for index, message in enumerate(messages):
-            if message.tool_results:
-                parts = [await self._run_after_result(hooks, agent, ctx, part) for part in message.parts]
-                messages[index] = Message(role="tool", parts=tuple(parts))
-        call.new_messages = messages
-
-    async def _run_after_result(self, hooks: Sequence[Hook], agent: Agent, ctx: RunContext[Any], part: Any) -> Any:
-        tool = agent.toolbox.get(part.name) if isinstance(part, ToolResultPart) else None
-        if not isinstance(tool, SubagentTool) or not tool.returns_answer:
-            return part
-
-        def take(hook: Hook, returned: Any, given: HookArguments) -> None:
-            if returned is not None:
-                given["result"] = _read_subagent_result(hook, returned, given["result"])
-
-        given: HookArguments = {"name": part.name, "call_id": part.call_id, "result": part, "ctx": ctx}
-        await run_hooks(self._author.run, hooks, given, take)
-        return given["result"]
-
-
-def _read_subagent_message(hook: Hook, returned: Any) -> str:
-    if not isinstance(returned, str):
-        raise _build_hook_error(hook, f"returned {returned!r:.100}; it may return None, the message's text or Veto")
-    text = clean_text(returned)
-    if len(text.encode()) > INLINE_BYTES:
-        raise _build_hook_error(
-            hook, f"returned a message of {len(text.encode()):,} bytes; it may have {INLINE_BYTES:,}"
-        )
-    return text
-
-
-def _read_subagent_result(hook: Hook, returned: Any, before: ToolResultPart) -> ToolResultPart:
-    if isinstance(returned, str):
-        return before.model_copy(update={"content": clean_text(returned)})
-    if isinstance(returned, ToolResultPart):
-        return before.model_copy(update={"content": clean_text(returned.content), "is_error": returned.is_error})
-    raise _build_hook_error(hook, f"returned {returned!r:.100}; it may return None, text or a ToolResultPart")
-
-
-def _build_hook_error(hook: Hook, why: str) -> HookError:
-    return HookError(f"the hook {hook.name} ({hook.event}) {why}")
-
 
 logger = logging.getLogger("perdure.worker")
 
@@ -219,6 +123,71 @@ class HookRunner:
         call.new_messages = messages
         call.report_messages([message for message in messages if _is_user_message(message)])
 
+    # --- subagents: a subagent is a run of its own, without an activity around it, so its hooks run with its parent's
+    # model calls: before it starts, after the reply that calls it; after its answer, before the next model call.
+
+    async def run_before_subagent(self, agent: Agent, ctx: RunContext[Any], output: ModelOutput) -> ModelOutput:
+        """Let hooks change or veto the messages to subagents. Raises ``HookError``, ``AbortError``."""
+        hooks = self.find_hooks("before_subagent", agent)
+        if not hooks or not any(isinstance(call.disposition, SubagentCall | TellCall) for call in output.calls):
+            return output
+        return output.model_copy(
+            update={"calls": tuple([await self._run_before_call(hooks, ctx, one) for one in output.calls])}
+        )
+
+    async def _run_before_call(self, hooks: Sequence[Hook], ctx: RunContext[Any], call: Call) -> Call:
+        disposition = call.disposition
+        if not isinstance(disposition, SubagentCall | TellCall):
+            return call
+        vetoes: list[Veto] = []
+
+        def take(hook: Hook, returned: Any, given: HookArguments) -> bool:
+            if isinstance(returned, Veto):
+                vetoes.append(returned)
+            elif returned is not None:
+                given["message"] = _read_subagent_message(hook, returned)
+            return bool(vetoes)
+
+        given: HookArguments = {
+            "agent": disposition.agent if isinstance(disposition, SubagentCall) else disposition.handle,
+            "message": disposition.message,
+            "name": call.name,
+            "call_id": call.id,
+            "ctx": ctx,
+        }
+        await run_hooks(self._author.run, hooks, given, take)
+        if vetoes:
+            refused = RefusedCall(text=clean_text(f"Vetoed: {vetoes[0].reason}"))
+            return call.model_copy(update={"disposition": refused, "approval": None})
+        if given["message"] == disposition.message:
+            return call
+        return call.model_copy(update={"disposition": disposition.model_copy(update={"message": given["message"]})})
+
+    async def run_after_subagent(self, agent: Agent, call: ConversationCall, ctx: RunContext[Any]) -> None:
+        """Let hooks change the answers of subagents. Raises ``HookError``, ``AbortError``."""
+        hooks = self.find_hooks("after_subagent", agent)
+        if not hooks or not any(message.tool_results for message in call.new_messages):
+            return
+        messages = list(call.new_messages)
+        for index, message in enumerate(messages):
+            if message.tool_results:
+                parts = [await self._run_after_result(hooks, agent, ctx, part) for part in message.parts]
+                messages[index] = Message(role="tool", parts=tuple(parts))
+        call.new_messages = messages
+
+    async def _run_after_result(self, hooks: Sequence[Hook], agent: Agent, ctx: RunContext[Any], part: Any) -> Any:
+        tool = agent.toolbox.get(part.name) if isinstance(part, ToolResultPart) else None
+        if not isinstance(tool, SubagentTool) or not tool.returns_answer:
+            return part
+
+        def take(hook: Hook, returned: Any, given: HookArguments) -> None:
+            if returned is not None:
+                given["result"] = _read_subagent_result(hook, returned, given["result"])
+
+        given: HookArguments = {"name": part.name, "call_id": part.call_id, "result": part, "ctx": ctx}
+        await run_hooks(self._author.run, hooks, given, take)
+        return given["result"]
+
     # --- the answer, and errors
 
     async def run_finish_hooks(
@@ -265,6 +234,26 @@ class HookRunner:
                 )
                 given = _wait_facts(call.id, call.name, call.arguments, pending.expires, ctx, **details)
                 await run_hooks(self._author.run, hooks, given)
+
+    def plan_external_hooks(self, agent: Agent, output: ModelOutput) -> ModelOutput:
+        """Return ``output`` with the plans of the hooks around its external calls, which run in activities before and
+        after such a call."""
+        if not any(isinstance(call.disposition, RemoteCall | CallbackCall) for call in output.calls):
+            return output
+        return output.model_copy(update={"calls": tuple(self._plan_call_hooks(agent, call) for call in output.calls)})
+
+    def _plan_call_hooks(self, agent: Agent, call: Call) -> Call:
+        disposition, tool = call.disposition, agent.toolbox.get(call.name)
+        if not isinstance(disposition, RemoteCall | CallbackCall):
+            return call
+
+        def has_hooks(event: HookEvent) -> bool:
+            return bool(self.find_hooks(event, agent) or (tool is not None and tool.hooks.on(event)))
+
+        around = ExternalCallHooks(
+            before=has_hooks("before_tool_call"), after=has_hooks("after_tool_call"), errors=has_hooks("on_error")
+        )
+        return call.model_copy(update={"disposition": disposition.model_copy(update={"around": around})})
 
     async def run_reminder_hooks(self, agent: Agent, call: ConversationCall, ctx: RunContext[Any]) -> None:
         """Run the ``on_approval`` hooks for a reminder. A failure is logged: the run waits on. Raises
@@ -335,6 +324,29 @@ class HookRunner:
                 raise abort.plain() from error
             except Exception as failure:
                 logger.warning("%s", failure)
+
+
+def _read_subagent_message(hook: Hook, returned: Any) -> str:
+    if not isinstance(returned, str):
+        raise _build_hook_error(hook, f"returned {returned!r:.100}; it may return None, the message's text or Veto")
+    text = clean_text(returned)
+    if len(text.encode()) > INLINE_BYTES:
+        raise _build_hook_error(
+            hook, f"returned a message of {len(text.encode()):,} bytes; it may have {INLINE_BYTES:,}"
+        )
+    return text
+
+
+def _read_subagent_result(hook: Hook, returned: Any, before: ToolResultPart) -> ToolResultPart:
+    if isinstance(returned, str):
+        return before.model_copy(update={"content": clean_text(returned)})
+    if isinstance(returned, ToolResultPart):
+        return before.model_copy(update={"content": clean_text(returned.content), "is_error": returned.is_error})
+    raise _build_hook_error(hook, f"returned {returned!r:.100}; it may return None, text or a ToolResultPart")
+
+
+def _build_hook_error(hook: Hook, why: str) -> HookError:
+    return HookError(f"the hook {hook.name} ({hook.event}) {why}")
 
 
 def _wait_facts(

@@ -32,9 +32,8 @@ from .agents import Agents
 from .approvals import ApprovalGate
 from .author_loop import AuthorLoop, OverdueError
 from .finish import AnswerReader, ReplyOutcome, build_failed_outcome
-from .hooks import HookRunner, SubagentHooks
-from .step_policy import BranchWait, StepPolicy, StepResult
-from .tools import add_hook_plans
+from .hooks import HookRunner
+from .step_policy import BranchWait, StepPolicy
 from .toolsets import Toolsets
 
 # ---
@@ -169,7 +168,6 @@ class ReplyReader:
 
     def __init__(self, author: AuthorLoop, approving: ApprovalGate) -> None:
         self._author, self._approving = author, approving
-        self._answer_reader = AnswerReader(author)
 
     async def build_output(self, agent: Agent, call: ModelCall, message: Message, ctx: RunContext[Any]) -> ModelOutput:
         """Build the output of ``message`` for the loop."""
@@ -177,7 +175,7 @@ class ReplyReader:
         error = find_missing_price(agent, message, inherited=task.cost_limited)
         error = error or find_missing_usage(agent, message, task.used, inherited=task.cost_limited)
         outcome = (
-            await self._answer_reader.read_reply(agent, call, message, ctx)
+            await AnswerReader(self._author, agent, task, ctx).read_reply(message)
             if error is None
             else build_failed_outcome(message, error)
         )
@@ -200,10 +198,6 @@ class ReplyReader:
             unasked=message.finish_reason == "veto",
             limits=_build_agent_limits(agent),
         )
-
-    async def accept_step_answer(self, agent: Agent, stepped: StepResult, ctx: RunContext[Any]) -> FinalAnswer:
-        """Return the answer of a step policy (:meth:`AnswerReader.accept_step_answer`)."""
-        return await self._answer_reader.accept_step_answer(agent, stepped, ctx)
 
     async def _plan_calls(
         self, agent: Agent, message: Message, answered: Mapping[str, Disposition]
@@ -321,7 +315,6 @@ class IterationStage:
         self._resources = resources
         self._memory = memory
         self._hook_runner = HookRunner(author, HookSet() if hooks is None else hooks)
-        self._subagent_hooks = SubagentHooks(author, self._hook_runner.find_hooks)
         self._step_policy = StepPolicy(author, agents, self._hook_runner)
         self._request_builder = RequestBuilder(author, forces)
         self._approval_gate = ApprovalGate(author, agents.find)
@@ -374,14 +367,15 @@ class IterationStage:
             request_call = await self._build_request_call(agent, call, ctx)
             return check_summary_price(agent, await next(request_call), inherited=call.input.cost_limited)
         await self._hook_runner.run_message_hooks(agent, call, ctx)
-        await self._subagent_hooks.run_after_subagent(agent, call, ctx)
+        await self._hook_runner.run_after_subagent(agent, call, ctx)
         stepped = await self._step_policy.run_policy(base, agent, call, ctx)
         if isinstance(stepped, BranchWait):
             return stepped.build_reply(call)
         if stepped is not None:
             agent = stepped.agent
         if stepped is not None and stepped.finish is not None:
-            reply = build_step_reply(agent, await self._reply_reader.accept_step_answer(agent, stepped, ctx))
+            answers = AnswerReader(self._author, agent, call.input, ctx)
+            reply = build_step_reply(agent, await answers.accept_step_answer(stepped))
         else:
             edited = stepped is not None and stepped.replaced is not None
             reply = await self._ask_model(await self._build_request_call(agent, call, ctx, edited=edited), next)
@@ -402,9 +396,8 @@ class IterationStage:
         reply = await next(call)
         assert reply.message is not None, "a model says something"
         output = await self._reply_reader.build_output(agent, call, reply.message, ctx)
-        reply.output = add_hook_plans(
-            agent, await self._subagent_hooks.run_before_subagent(agent, ctx, output), self._hook_runner.find_hooks
-        )
+        output = await self._hook_runner.run_before_subagent(agent, ctx, output)
+        reply.output = self._hook_runner.plan_external_hooks(agent, output)
         await self._hook_runner.run_approval_hooks(agent, ctx, reply.output)
         reply.system = system  # hooks changed the prompt of this request only, not the agent's
         return reply

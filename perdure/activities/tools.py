@@ -18,7 +18,6 @@ from temporalio.common import RawValue
 
 from ..agent.agent import Agent
 from ..errors import AbortError, PerdureError, ToolError
-from ..hooks import Hook, HookEvent
 from ..hooks.dispatch import is_same_json
 from ..loop.transcript import build_unknown_tool_text
 from ..ports import Blob
@@ -42,14 +41,10 @@ from ..types.tool_calls import (
     MAX_QUESTIONS,
     AfterExternalCall,
     BeforeExternalCall,
-    Call,
-    CallbackCall,
     Clearance,
-    ExternalCallHooks,
     Question,
-    RemoteCall,
 )
-from ..types.wire import REMOTE_BYTES, ModelOutput, ToolOutput
+from ..types.wire import REMOTE_BYTES, ToolOutput
 from .agents import Agents
 from .author_loop import AuthorLoop, OverdueError
 from .toolsets import Toolsets
@@ -107,36 +102,10 @@ def get_cancellation() -> Cancellation:
 
 
 # ---
-# External calls (remote and callback) on the worker's side: the plan of their hooks, and the checks before them.
+# External calls (remote and callback) on the worker's side: the checks before them.
 #
 # Hooks and rules run around the activities before and after the call as around any tool's: the stages see a call and
 # its outcome.
-
-
-FindHooks = Callable[[HookEvent, Agent], tuple[Hook, ...]]
-"""Returns the hooks of the worker, then those of the agent."""
-
-
-def add_hook_plans(agent: Agent, output: ModelOutput, on: FindHooks) -> ModelOutput:
-    """Return ``output`` with the hook plans of its external calls."""
-    if not any(isinstance(call.disposition, RemoteCall | CallbackCall) for call in output.calls):
-        return output
-    return output.model_copy(update={"calls": tuple(_add_hook_plan(agent, call, on) for call in output.calls)})
-
-
-def _add_hook_plan(agent: Agent, call: Call, on: FindHooks) -> Call:
-    disposition = call.disposition
-    if not isinstance(disposition, RemoteCall | CallbackCall):
-        return call
-    tool = agent.toolbox.get(call.name)
-
-    def has_hooks(event: HookEvent) -> bool:
-        return bool(on(event, agent) or (tool is not None and tool.hooks.on(event)))
-
-    around = ExternalCallHooks(
-        before=has_hooks("before_tool_call"), after=has_hooks("after_tool_call"), errors=has_hooks("on_error")
-    )
-    return call.model_copy(update={"disposition": disposition.model_copy(update={"around": around})})
 
 
 async def clear_external_call(author: AuthorLoop, tool: Tool, call: ToolCall, side: BeforeExternalCall) -> ToolOutput:
