@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from temporalio.bridge.proto.workflow_activation import WorkflowActivation
@@ -137,6 +138,9 @@ class PerdurePlugin(SimplePlugin):
             # The SDK fills its defaults in before plugins see them, so a default cannot be told from a choice of it.
             if config.get(name) in (None, sdk_default):
                 config[name] = ours  # type: ignore[literal-required]  # the names above are keys of the TypedDict
+        if not config.get("use_worker_versioning") and config.get("deployment_config") is None:
+            # The SDK's default is a hash of all loaded modules, which takes a second of CPU.
+            config["build_id"] = config.get("build_id") or get_build_id()
         if type(config.get("unsandboxed_workflow_runner")) in (type(None), UnsandboxedWorkflowRunner):
             config["unsandboxed_workflow_runner"] = TaskBoundRunner()
         return config
@@ -169,6 +173,14 @@ class PerdurePlugin(SimplePlugin):
         boxes = [self.engine.agents.tools, *(agent.toolbox for agent in self.engine.agents)]
         longest = max((tool.timeout for tools in boxes for tool in tools), default=0.0)
         return timedelta(seconds=longest) + DRAIN_MARGIN
+
+
+def get_build_id() -> str:
+    """Return the build id of workers that are not versioned; Temporal records it in the histories of their runs."""
+    try:
+        return f"perdure-{version('perdure')}"
+    except PackageNotFoundError:  # not installed: run from its source
+        return "perdure"
 
 
 def _check_no_dynamic_activity(activities: Iterable[Callable[..., Any]]) -> None:

@@ -209,7 +209,7 @@ async def replay_histories(
     data_converter: DataConverter = DataConverter.default,
 ) -> ReplayReport:
     """Replay ``histories``, by their names, and return the report."""
-    replayer = Replayer(workflows=[AgentWorkflow, *workflows], data_converter=data_converter)
+    replayer = Replayer(workflows=[AgentWorkflow, *workflows], data_converter=data_converter, build_id="replay")
     found = []
     for name, history in histories.items():
         result = await replayer.replay_workflow(history, raise_on_replay_failure=False)
