@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -77,32 +77,25 @@ def pop_injected_events(events: list[NewEvent]) -> list[NewEvent]:
 
 def update_injected_events(injected: Sequence[NewEvent], messages: Sequence[Message]) -> list[NewEvent]:
     """Return the events of ``messages``, with their present text: those of ``injected`` in their order, or some."""
-    return list(_match_injected_events(list(injected), messages))
-
-
-def _match_injected_events(injected: list[NewEvent], messages: Sequence[Message]) -> Iterator[NewEvent]:
+    updated, remaining = list[NewEvent](), iter(injected)
     for message in messages:
-        while injected and _get_injected_message_id(injected[0]) != message.id:  # already in the conversation
-            injected.pop(0)
-        if injected:
-            yield _update_injected_event(injected.pop(0), message)
+        for new in remaining:
+            event = new.event
+            if isinstance(event, MessageInjected) and event.id == message.id:  # else it is in the conversation already
+                updated.append(replace(new, event=_update_injected_event(event, message)))
+                break
+    return updated
 
 
-def _get_injected_message_id(new: NewEvent) -> str | None:
-    return new.event.id if isinstance(new.event, MessageInjected) else None
-
-
-def _update_injected_event(new: NewEvent, message: Message) -> NewEvent:
+def _update_injected_event(event: MessageInjected, message: Message) -> MessageInjected:
     """Return the event with the message's present text and files; a large text is cut to ``INLINE_BYTES``."""
-    event = new.event
-    assert isinstance(event, MessageInjected), "no other was taken out"
     text = message.text
     if event.blob is not None and len(text.encode()) == event.blob.size:
-        return new  # as it was sent
+        return event  # as it was sent
     if is_large_text(text):
         text = text.encode()[:INLINE_BYTES].decode(errors="ignore") + "…"
     files = tuple(part for part in message.parts if isinstance(part, FilePart))
-    return replace(new, event=event.model_copy(update={"content": text, "blob": None, "files": files}))
+    return event.model_copy(update={"content": text, "blob": None, "files": files})
 
 
 # ---
