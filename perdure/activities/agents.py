@@ -96,7 +96,7 @@ def check_hook_agents(hooks: Iterable[Hook], agents: Agents) -> None:
             if agents.find(name) is None:
                 here = ", ".join(sorted(agent.name for agent in agents)) or "none"
                 raise DefinitionError(
-                    f"the hook {hook.name} of the worker asks agent {name!r}, which this worker does not serve",
+                    f"the hook {hook.name} of the worker calls agent {name!r}, which this worker does not serve",
                     hint=f"Pass it to the worker too, or correct the name; it serves: {here}.",
                 )
 
@@ -112,7 +112,7 @@ def check_subagents(agents: Mapping[str, Agent]) -> None:
             if subagent not in below:
                 of_hook = any(subagent == _read_agent_name(one) for hook in agent.hooks for one in hook.agents)
                 raise DefinitionError(
-                    f"agent {name!r} has a {'hook that asks' if of_hook else 'subagent'} {subagent!r}, "
+                    f"agent {name!r} has a {'hook that calls' if of_hook else 'subagent'} {subagent!r}, "
                     "which this worker does not serve",
                     hint=f"Pass it to the worker too, or correct the name; it serves: {', '.join(sorted(below))}.",
                 )
@@ -120,7 +120,7 @@ def check_subagents(agents: Mapping[str, Agent]) -> None:
         if cycle := _find_cycle(name, below, ()):
             raise DefinitionError(
                 f"a cycle of subagents: {' → '.join(cycle)}",
-                hint=f"They would call each other without end: take {cycle[1]!r} out of the subagents of {cycle[0]!r}.",
+                hint=f"They would call each other forever: remove {cycle[1]!r} from the subagents of {cycle[0]!r}.",
             )
 
 

@@ -209,11 +209,15 @@ class ApprovalGate:
         try:
             decision = await self._author.run(name, policy, part, ctx, timeout=POLICY_TIMEOUT)
         except Exception as error:
-            logger.warning("the %s failed, so a person is asked: %s: %s", name, type(error).__name__, error)
+            logger.warning("the %s failed, so the call waits for approval: %s: %s", name, type(error).__name__, error)
             return True
         if decision is None or isinstance(decision, bool | Approval):
             return decision
-        logger.warning("the %s returned %r, so a person is asked: it gives True, False or Approval(…)", name, decision)
+        logger.warning(
+            "the %s returned %r, so the call waits for approval: it must return True, False or Approval(…)",
+            name,
+            decision,
+        )
         return True
 
 

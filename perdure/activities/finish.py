@@ -86,7 +86,7 @@ class AnswerReader:
             raise HookError(
                 f"step.finish: the answer of agent {self._agent.name!r} was not accepted: "
                 f"{_truncate_error(clean_text(str(error)))}",
-                hint="There is no model to tell it: finish with another answer, or let the model give one.",
+                hint="No model sees this error: finish with another answer, or let the model give one.",
             ) from error
         except _AuthorCodeError as error:
             raise error.error from error
@@ -169,7 +169,7 @@ class AnswerReader:
             try:
                 value = await self._run_output_type(self._agent.output_type.validate_value, changed)
             except OutputError as error:
-                why = f"the output validator {validator.name} gave what is not of the output type: {error}"
+                why = f"the output validator {validator.name} returned a value that is not of the output type: {error}"
                 raise _AuthorCodeError(HookError(f"agent {self._agent.name!r}: {why}")) from error
         return value
 
@@ -210,7 +210,7 @@ class AnswerReader:
         answer = answer or (finish_calls[0].malformed if finish_calls else None) or message.text
         times = "1 attempt" if count == 1 else f"{count} attempts"
         text = (
-            f"agent {self._agent.name!r} gave no output that will do in {times}: {_truncate_error(why)}\n"
+            f"agent {self._agent.name!r} gave no valid output in {times}: {_truncate_error(why)}\n"
             f"The model said: {_truncate_error(answer)}"
         )
         ended = {

@@ -368,7 +368,7 @@ def _check_answer_type(agent: Agent, content: str) -> None:
         agent.output_type.load_value(json.loads(content))
     except (ValueError, ParseError) as error:
         raise DefinitionError(
-            f"the answer of agent {agent.name!r} is of a type, and this is none: {error}",
+            f"the answer of agent {agent.name!r} has an output type, which this value does not fit: {error}",
             hint="Return JSON of the output type, or None to leave the answer as it is.",
         ) from error
 

@@ -108,7 +108,7 @@ def _select_request_messages(call: ConversationCall) -> list[Message]:
     messages = [message for message in (*call.prefix, *call.new_messages) if message.role != "system"]
     if not messages:
         raise InvalidInputError(
-            "there is nothing to answer: the conversation has no messages, and the turn brought none",
+            "there is nothing to answer: the conversation has no messages, and the turn has none",
             hint="Send a message, or go on from a conversation that has some (history, or the id of an earlier one).",
         )
     return messages

@@ -89,7 +89,7 @@ class ModelActivity:
                 logger.warning(
                     "%s refused a request of run %s: %s", agent.model, call.input.context_id, clean_text(error.message)
                 )
-                logger.warning("run %s asks again without: %s", call.input.context_id, left_out)
+                logger.warning("run %s calls it again without: %s", call.input.context_id, left_out)
                 call.emit(Restarted(agent.model, type(error).__name__, error.message))
 
     async def _read_stream(self, agent: Agent, call: RequestCall, request: ModelRequest) -> Completed:

@@ -61,7 +61,7 @@ class AuthResolver:
     async def _resolve_reference(self, ref: str, task: CallFacts) -> Mapping[str, Any]:
         if self._resolve is None:
             raise AuthContextUnavailableError(
-                "the run was started with an auth_ref, and this worker has nothing to resolve it with",
+                "the run was started with an auth_ref, and this worker has no resolve_auth",
                 hint="Give every worker of the task queue resolve_auth=…; the run waits for it.",
             )
         facts = RunFacts(task.context_id, task.task_id, task.agent, task.context, self._resources())
@@ -78,7 +78,7 @@ class AuthResolver:
             logger.exception("resolve_auth failed for run %s", task.context_id)
             raise _build_auth_error(f"it raised {type(error).__name__}, see the worker's log") from None
         if not isinstance(resolved, Mapping):
-            raise _build_auth_error(f"it returned {type(resolved).__name__} and no mapping")
+            raise _build_auth_error(f"it returned {type(resolved).__name__}, not a mapping")
         return resolved
 
 
@@ -99,7 +99,7 @@ def iter_bound_contexts(task: CallFacts) -> Iterator[str]:
 def _build_auth_error(why: str) -> AuthContextUnavailableError:
     return AuthContextUnavailableError(
         f"resolve_auth failed: {why}",
-        hint="It is asked again, and the run waits; to end the run instead, let it raise AbortError.",
+        hint="It is retried, and the run waits; to end the run instead, let it raise AbortError.",
     )
 
 

@@ -81,7 +81,7 @@ class StepBranches:
         text, typed = _read_branch_message(target, message)
         if text is None and messages == "none":
             raise DefinitionError(
-                f"a branch to agent {target.name!r} without the conversation has nothing to answer",
+                f"a branch to agent {target.name!r} without the conversation needs a message",
                 hint='Give it a message, or messages="all".',
             )
         fork, blobs = self._build_fork(step, text) if messages == "all" else (None, [])
@@ -195,7 +195,7 @@ def _read_branch_message(agent: Agent, message: Any) -> tuple[str | None, bool]:
             f"a branch to agent {agent.name!r} is given text"
             + (", or a value of its input type" if agent.takes_input else "")
             + f", not {message!r:.100}",
-            hint="What the conversation has in it, files too, it sees by itself.",
+            hint="The branch sees the conversation, files included.",
         )
     return clean_text(json.dumps(agent.check_input(message), ensure_ascii=False)), True
 
@@ -348,13 +348,11 @@ class _PolicyAttempt:
                 apply_override(self._base_agent, merge_overrides(before, changed), self._agents.tools)
         if (size := measure_json(step.kept_changes)) > OVERRIDE_BYTES:
             raise DefinitionError(
-                f"step.keep: what is to hold from now on has {size:,} bytes as JSON and may have {OVERRIDE_BYTES:,}",
+                f"step.keep: the lasting overrides have {size:,} bytes as JSON and may have {OVERRIDE_BYTES:,}",
                 hint="Say it in a message, or set it before each call.",
             )
         if not all(isinstance(message, Message) for message in step.messages):
-            raise DefinitionError(
-                "step.messages has something in it that is no Message", hint="For instance Message.user('…')."
-            )
+            raise DefinitionError("step.messages may hold only Message objects", hint="For instance Message.user('…').")
         if (
             not _has_same_messages(step.messages, self._conversation)
             and (why := find_conversation_problem(step.messages)) is not None
@@ -373,7 +371,7 @@ class _PolicyAttempt:
         try:
             finish = kind.build_finish(kind.validate_value(step.finished[0]))
         except ValueError as error:
-            raise DefinitionError(f"step.finish was given what the output cannot be: {error}") from error
+            raise DefinitionError(f"step.finish: the value is not of the output type: {error}") from error
         # Under finish="tool" a text is an output only if it was given as one, which is so here.
         return finish.model_copy(update={"called": kind.is_text and self._agent.finish == "tool"})
 

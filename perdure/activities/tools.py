@@ -111,7 +111,7 @@ def get_cancellation() -> Cancellation:
 async def clear_external_call(author: AuthorLoop, tool: Tool, call: ToolCall, side: BeforeExternalCall) -> ToolOutput:
     """Clear the call for handover, with its arguments as the hooks have changed them. Raises ``ToolError``."""
     if not isinstance(tool, CallbackTool if side.client else RemoteTool):
-        raise ToolError(f"{call.input.name} is run in another way now: call it again")
+        raise ToolError(f"{call.input.name} is now another kind of tool; retry the call")
     arguments = dict(call.arguments)
     _check_external_arguments(call.input.name, arguments)
     await author.run(f"validators of tool {tool.name}", tool.build_disposition, arguments)

@@ -132,18 +132,17 @@ class Toolsets:
             return None
         toolset = next((toolset_ for toolset_ in agent.toolsets if toolset_.name == wanted), None)
         if toolset is None:
-            raise ToolError(f"{name} was not called: agent {agent.name!r} has no toolset {wanted!r} any more")
+            raise ToolError(f"{name} was not called: agent {agent.name!r} no longer has toolset {wanted!r}")
         try:
             present = await self._fetch_current(toolset, await context())
         except PerdureError as error:
             raise ToolError(f"{name} was not called: {error.message}") from error
         row = next((row for row in present.rows if row.name == name), None)
         if row is None:
-            raise ToolError(f"{name} was not called: toolset {wanted!r} has it no more")
+            raise ToolError(f"{name} was not called: toolset {wanted!r} no longer has it")
         if row.definition != call.input.definition:
             raise ToolError(
-                f"{name} was not called: its definition in toolset {wanted!r} is another now than the one that you "
-                "were shown"
+                f"{name} was not called: its definition in toolset {wanted!r} has changed since you were shown it"
             )
         return present.tools[name]
 
@@ -183,7 +182,7 @@ class Toolsets:
             hash(audience)
         except Exception as error:
             raise ToolsetError(
-                f"toolset {toolset.name!r} cannot say whom it is for: {_describe_toolset_error(error)}"
+                f"toolset {toolset.name!r} could not determine its audience: {_describe_toolset_error(error)}"
             ) from error
         return audience
 
@@ -221,7 +220,7 @@ class Toolsets:
 
 
 def _describe_toolset_error(error: Exception) -> str:
-    return f"it did not within {TOOLSET_TIMEOUT:g} s" if isinstance(error, OverdueError) else format_error(error)
+    return f"it did not return within {TOOLSET_TIMEOUT:g} s" if isinstance(error, OverdueError) else format_error(error)
 
 
 def _check_tool_names(agent: Agent, rows: Sequence[PinnedTool]) -> None:

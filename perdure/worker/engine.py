@@ -81,8 +81,8 @@ class SearchAttributeCheck:
             return None
         if (missing := str(attributes)) and self._said.get(client.namespace) != missing:
             logger.warning(
-                "search attributes of namespace %s: %s. Runs are served all the same; what waits for approval is "
-                "found by asking every open run. `perdure server setup` registers them.",
+                "search attributes of namespace %s: %s. Runs are served all the same; pending approvals are "
+                "found by querying every open run. `perdure server setup` registers them.",
                 client.namespace,
                 missing,
             )
@@ -101,7 +101,7 @@ def check_provider_limits(limits: Any, agents: Iterable[Agent]) -> dict[str, Rat
         return {}
     if not isinstance(limits, Mapping):
         raise DefinitionError(
-            f"provider_limits must be a dictionary by the names of providers, not {limits!r:.100}",
+            f"provider_limits must be a dictionary keyed by provider name, not {limits!r:.100}",
             hint='For instance provider_limits={"anthropic": RateLimit(concurrent=8, per_minute=50)}.',
         )
     own = {model.provider for agent in agents for model in agent.chain if model.own is not None}
@@ -110,7 +110,7 @@ def check_provider_limits(limits: Any, agents: Iterable[Agent]) -> dict[str, Rat
         if name not in known:
             close = difflib.get_close_matches(str(name), known, 1)
             raise DefinitionError(
-                f"provider_limits names {name!r}, which is no provider. Known providers: {', '.join(known)}.",
+                f"provider_limits names the unknown provider {name!r}. Known providers: {', '.join(known)}.",
                 hint=f"Did you mean {close[0]!r}?" if close else "register_provider(name, provider) makes one known.",
             )
         if not isinstance(limit, RateLimit):
@@ -197,7 +197,7 @@ class LifespanResources:
                     [self._task, ready], timeout=LIFESPAN_WARN_SECONDS, return_when=asyncio.FIRST_COMPLETED
                 )
             )[0]:
-                logger.warning("%s is not entered yet; the worker waits for it", self._name)
+                logger.warning("%s has not started yet; the worker waits for it", self._name)
         except asyncio.CancelledError:
             await self._abandon_task()
             raise
@@ -208,8 +208,8 @@ class LifespanResources:
         ready.cancel()
         error = self._task.exception()
         raise RuntimeSetupError(
-            f"{self._name} failed when it was entered: {format_error(error) if error else 'it yielded nothing'}",
-            hint="The worker serves nothing without it: mend it, or what it connects to.",
+            f"{self._name} failed at its start: {format_error(error) if error else 'it yielded nothing'}",
+            hint="The worker serves nothing without it: repair it, or what it connects to.",
         ) from error
 
     async def _hold_lifespan(self, entered: Future[Any], leaving: Future[None]) -> None:
@@ -220,7 +220,7 @@ class LifespanResources:
             if inspect.iscoroutine(manager):
                 manager.close()
             raise TypeError(
-                f"it gave a {type(manager).__name__} and no async context manager: put "
+                f"it returned a {type(manager).__name__}, not an async context manager: put "
                 "@asynccontextmanager above an async function that yields"
             )
         async with manager as value:
@@ -238,11 +238,11 @@ class LifespanResources:
         finally:
             if not self._task.done():
                 logger.warning(
-                    "%s was not left within %g s; the worker stops without it", self._name, LIFESPAN_EXIT_SECONDS
+                    "%s did not exit within %g s; the worker stops without it", self._name, LIFESPAN_EXIT_SECONDS
                 )
                 await self._abandon_task()
         if self._task.done() and not self._task.cancelled() and (error := self._task.exception()) is not None:
-            logger.error("%s failed when it was left", self._name, exc_info=error)
+            logger.error("%s failed at its exit", self._name, exc_info=error)
 
     async def _abandon_task(self) -> None:
         self._task.add_done_callback(
@@ -264,15 +264,17 @@ def _check_worker_lifespan(lifespan: Any) -> str:
     name = f"the lifespan {getattr(lifespan, '__name__', type(lifespan).__name__)}"
     if not callable(lifespan) or hasattr(lifespan, "__aenter__"):  # what @asynccontextmanager gives is callable too
         raise DefinitionError(
-            f"the lifespan must be a function that gives an async context manager, not {lifespan!r:.100}",
+            f"the lifespan must be a function that returns an async context manager, not {lifespan!r:.100}",
             hint="Pass the function itself, without calling it: lifespan=resources.",
         )
     if inspect.isasyncgenfunction(lifespan):
-        raise DefinitionError(f"{name} is no context manager yet", hint="Put @asynccontextmanager above it.")
+        raise DefinitionError(
+            f"{name} is an async generator, not a context manager", hint="Put @asynccontextmanager above it."
+        )
     try:
         inspect.signature(lifespan).bind()
     except TypeError as error:
-        raise DefinitionError(f"{name} is called with nothing: {error}", hint="Take its parameters out.") from None
+        raise DefinitionError(f"{name} is called without arguments: {error}", hint="Remove its parameters.") from None
     except ValueError:  # a callable without a signature
         pass
     return name

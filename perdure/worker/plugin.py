@@ -62,7 +62,9 @@ class TaskBoundRunner(UnsandboxedWorkflowRunner):
                 same_task = act.timestamp == last.timestamp and act.history_size_bytes == last.history_size_bytes
                 if act.history_length > last.history_length and same_task:
                     failed = WorkflowActivationCompletion()
-                    failed.failed.failure.message = "the run has news that no workflow task has brought: query it again"
+                    failed.failed.failure.message = (
+                        "the run has events that no workflow task has processed yet: retry the query"
+                    )
                     return failed
                 last.history_length = act.history_length
                 last.history_size_bytes = act.history_size_bytes
@@ -154,15 +156,17 @@ class PerdurePlugin(SimplePlugin):
             stopping: list[asyncio.Task[None]] = []
 
             def stop() -> None:
-                logger.critical("the worker stops, for its threads are lost: %s. Restart its process.", lost.result())
+                logger.critical(
+                    "the worker stops, because it has lost threads: %s. Restart its process.", lost.result()
+                )
                 stopping.append(asyncio.ensure_future(worker.shutdown()))
 
             lost.add_done_callback(lambda _: loop.call_soon_threadsafe(stop))
             await next(worker)
             if stopping:
                 raise ThreadsLostError(
-                    f"the worker has stopped, for its threads are lost: {lost.result()}",
-                    hint="Restart its process, which alone ends them. Give what the functions wait for a timeout.",
+                    f"the worker has stopped, because it had lost threads: {lost.result()}",
+                    hint="Restart its process: only its end frees them. Give blocking calls in tools a timeout.",
                 )
 
         async with self.engine.serve(worker.client, worker.task_queue):
@@ -191,6 +195,6 @@ def _check_no_dynamic_activity(activities: Iterable[Callable[..., Any]]) -> None
         if definition is not None and definition.name is None:
             name = getattr(fn, "__qualname__", repr(fn))
             raise DefinitionError(
-                f"this worker has a dynamic activity of its own, {name}; PerdurePlugin brings one for agents' tools",
-                hint="Temporal takes one. Give your activities static names, or the agents a worker of their own.",
+                f"this worker has a dynamic activity of its own, {name}; PerdurePlugin adds one for agents' tools",
+                hint="Temporal allows one. Give your activities static names, or the agents a worker of their own.",
             )

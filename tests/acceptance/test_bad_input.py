@@ -196,7 +196,7 @@ async def test_a_cycle_of_subagents_is_refused_by_the_worker(engine: Engine) -> 
     agents = [Agent("a", MODEL, subagents=["b"]), Agent("b", MODEL, subagents=["a"])]
     with pytest.raises(DefinitionError) as caught:
         Worker(client, agents)
-    explains(caught.value, "a cycle of subagents: a → b → a", "take 'b' out of the subagents of 'a'")
+    explains(caught.value, "a cycle of subagents: a → b → a", "remove 'b' from the subagents of 'a'")
 
 
 # --- Temporal

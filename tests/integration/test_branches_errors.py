@@ -150,7 +150,7 @@ def _other_plain(step: Step) -> None:
         (_unknown, r"AgentNotFoundError: no agent 'nobody' on this worker \(it serves: boss, echo\)"),
         (_many, "DefinitionError: a step may have 10 branches"),
         (_forgotten, "DefinitionError: the policy began the branch 'echo: a' and did not wait"),
-        (_nothing, "DefinitionError: a branch to agent 'echo' without the conversation has nothing to answer"),
+        (_nothing, "DefinitionError: a branch to agent 'echo' without the conversation needs a message"),
         (_odd, r"DefinitionError: a branch to agent 'echo' is given text, not \['a'\]"),
         (_empty, "DefinitionError: a branch to agent 'echo' is given text, not ''"),
         (_some, 'is "all" or "none", not \'some\''),

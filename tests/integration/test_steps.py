@@ -315,7 +315,7 @@ async def test_a_typed_answer_of_the_policy_that_does_not_fit_fails_the_run(engi
     one = agent(searches(1)[:1], policy(lambda step: step.finish(what="a", times="often")), output=Found)
     with pytest.raises(HookError, match=r"step_policy \(on_iteration\) failed: .*\n- times: ") as failed:
         await answer(engine, one)
-    assert "step.finish was given what the output cannot be" in str(failed.value)
+    assert "step.finish: the value is not of the output type" in str(failed.value)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -405,7 +405,7 @@ async def test_what_cannot_be_carried_out_fails_the_run_and_names_the_hook(engin
         (orphan, "message 1 has a result that no call"),
         (lambda step: step.add_tool("refund"), "there is no tool 'refund'"),
         (lambda step: step.inject("x" * 10) or 1 / 0, "ZeroDivisionError"),
-        (lambda step: step.messages.append("Hi."), "no Message"),
+        (lambda step: step.messages.append("Hi."), "only Message objects"),
         (lambda step: (step.settings.update(metadata={"x": "y" * 200_000}), step.keep()), "step.keep"),
     ]
     provider = ScriptedProvider(searches(1)[:1] * len(cases))

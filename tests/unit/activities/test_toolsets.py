@@ -97,7 +97,7 @@ async def test_a_function_that_never_says_whom_a_list_is_for_is_given_up(
             return "nobody"
 
     monkeypatch.setattr("perdure.activities.toolsets.TOOLSET_TIMEOUT", 0.1)
-    with pytest.raises(ToolsetError, match=r"cannot say whom it is for: it did not within 0\.1 s"):
+    with pytest.raises(ToolsetError, match=r"could not determine its audience: it did not return within 0\.1 s"):
         await run.offered(Agent("a", "openai:gpt-5", toolsets=[Undecided(ToolSpec("find", "Find.", {}))]))
 
 
