@@ -254,6 +254,20 @@ def test_files_that_are_named_exist(page: Page) -> None:
     assert not missing, f"{page.name} names {missing}"
 
 
+@functools.cache
+def names_of_tests() -> frozenset[str]:
+    sources = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    return frozenset(
+        name for source in sources for name in re.findall(r"^ *(?:async )?def (test_\w+)\(", source, re.MULTILINE)
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tests_that_are_named_exist(page: Page) -> None:
+    missing = set(re.findall(r"`(test_\w+)`", page.text)) - names_of_tests()
+    assert not missing, f"{page.name} names {missing}"
+
+
 def test_what_survives_what_is_shown_by_tests() -> None:
     text = (ROOT / "docs/concepts.md").read_text().partition("## What survives what")[2].partition("\n## ")[0]
     rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| what happens")]
