@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..agent.agent import Agent
-from ..stages.calls import NextTool, ToolCall
+from ..stages.stage import NextTool, ToolCall
 from ..tools import RunContext, Tool
 from ..tools.approvals import UNKNOWN_ARGUMENT, Approval, CallArguments, combine_approvals, find_rule, to_plain_data
 from ..types.approvals import ApprovalOutcome, ApprovalTerms, hash_arguments

@@ -16,7 +16,7 @@ from ..errors import AbortError, AgentNotFoundError, DefinitionError, HookError,
 from ..hooks import Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks
 from ..hooks.dispatch import extract_file_blobs, read_hook_message, read_hook_text, withhold_message
 from ..loop.finish import REMINDER_ID
-from ..stages.calls import ConversationCall, ToolCall
+from ..stages.stage import ConversationCall, ToolCall
 from ..tools import RunContext, SubagentTool, format_error
 from ..types.approvals import ApprovalTerms, hash_arguments
 from ..types.messages import Message, ToolResultPart, clean_text

@@ -14,7 +14,7 @@ from ..errors import ContentFilterError, MalformedReplyError, ProviderError, Tru
 from ..loop.refused_content import ContentWithholder, filter_present_withheld, find_last_withheld
 from ..loop.transcript import sanitize_parts
 from ..ports import Completed, ModelRequest, Provider, Restarted, StreamEvent, ToolCallDelta
-from ..stages.calls import ModelReply, RequestCall
+from ..stages.stage import ModelReply, RequestCall
 from ..types.messages import Message, Part, ToolCallPart, Usage, Withheld, clean_text
 from ..types.wire import MODEL_ACTIVITY, ModelOutput
 

@@ -24,7 +24,7 @@ from ..loop.payload_limits import OVERRIDE_BYTES
 from ..loop.transcript import adopt_edited_messages, find_conversation_problem
 from ..loop.turns import merge_overrides
 from ..ports import Blob
-from ..stages.calls import BranchConversation, ConversationCall, ModelReply
+from ..stages.stage import BranchConversation, ConversationCall, ModelReply
 from ..tools import RunContext, read_result
 from ..tools.subagents import agent_name
 from ..types.events import MessageInjected, StepTaken

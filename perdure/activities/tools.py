@@ -21,7 +21,7 @@ from ..errors import AbortError, PerdureError, ToolError
 from ..hooks.dispatch import is_same_json
 from ..loop.transcript import build_unknown_tool_text
 from ..ports import Blob
-from ..stages.calls import ToolCall
+from ..stages.stage import ToolCall
 from ..tools import (
     ArgumentsError,
     CallbackTool,

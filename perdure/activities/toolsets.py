@@ -17,7 +17,7 @@ from ..agent.agent import Agent
 from ..agent.overrides import copy_with_tools
 from ..errors import DefinitionError, PerdureError, ToolError, ToolsetError
 from ..ports import Blob, Cache, Toolset
-from ..stages.calls import ConversationCall, ToolCall
+from ..stages.stage import ConversationCall, ToolCall
 from ..tools import RunContext, Tool, format_error
 from ..tools.tool import ToolsetTool, pin_tool
 from ..types.interface import FINISH_TOOL

@@ -4,6 +4,6 @@ tracing → inline tools → failures → prepare → journal → events → tra
 reply cache → budget → the call.
 
 A tool call passes tracing, failures, prepare, journal, events, the approval rules (the iteration stage) and hooks.
-:mod:`.calls` has the calls, the replies and the protocols; :mod:`.interceptor` attaches the stages to Temporal. The
+:mod:`.stage` has the calls, the replies and the protocols; :mod:`.interceptor` attaches the stages to Temporal. The
 iteration stage is in :mod:`perdure.activities`, because it needs the agents.
 """

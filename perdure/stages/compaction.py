@@ -39,7 +39,7 @@ from ..types.messages import (
     clean_text,
 )
 from ..types.wire import CompactionResult, ModelOutput
-from .calls import ModelReply, NextRequest, RequestCall
+from .stage import ModelReply, NextRequest, RequestCall
 
 # ---
 # Summaries: the request for a summary, and the message that replaces the summarised messages in a transcript.

@@ -66,8 +66,8 @@ from ..types.wire import (
     NewResult,
     ToolOutput,
 )
-from .calls import ModelCall, ModelReply, ToolCall
 from .retries import RetryDecision
+from .stage import ModelCall, ModelReply, ToolCall
 from .transcript import move_file_to_blob
 
 # ---

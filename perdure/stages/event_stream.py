@@ -35,7 +35,6 @@ from ..types.events import ErrorEvent, MessageInjected, ModelDelta, ToolProgress
 from ..types.interface import FINISH_TOOL
 from ..types.messages import FilePart, Message, clean_text
 from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, ToolOutput, is_large_text
-from .calls import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 from .event_builders import (
     build_closing_events,
     build_event_fields,
@@ -48,6 +47,7 @@ from .event_builders import (
 )
 from .heartbeat import measure_agent_missing
 from .retries import decide_retry
+from .stage import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 
 # ---
 # Event batches of a call.

@@ -19,7 +19,7 @@ from ..hooks.dispatch import extract_file_blobs, read_hook_reply, read_hook_requ
 from ..ports import ModelRequest
 from ..types.messages import Message, TextPart, Usage, clean_text
 from ..types.wire import ModelOutput
-from .calls import ModelReply, NextRequest, RequestCall
+from .stage import ModelReply, NextRequest, RequestCall
 
 
 class HookStage:

@@ -13,8 +13,8 @@ from time import monotonic
 from ..types.plain_json import measure_json
 from ..types.tool_calls import ActivityCall, Call, InlineCall
 from ..types.wire import OUTPUT_BYTES, CallFacts, ModelOutput, ToolInput
-from .calls import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 from .journal_keys import build_tool_key
+from .stage import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 
 INLINE_SECONDS = 20.0
 """Seconds for all inline tools of one reply; a call that has not begun by then becomes an ordinary call."""

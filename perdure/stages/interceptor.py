@@ -22,10 +22,10 @@ from ..errors import PerdureError
 from ..ports import timestamp
 from ..types.interface import PENDING_ATTRIBUTE
 from ..types.wire import MODEL_ACTIVITY, CallFacts, ModelInput, ModelOutput, ToolInput, ToolOutput
-from .calls import ModelCall, ModelReply, NextModel, NextTool, Stages, ToolCall
 from .heartbeat import Heartbeat, measure_agent_missing
 from .journal_keys import build_tool_key
 from .retries import RetryDecision, decide_retry
+from .stage import ModelCall, ModelReply, NextModel, NextTool, Stages, ToolCall
 
 # ---
 # Which search attributes a run may update, and whether its memo: added to replies after the journal stage.

@@ -17,10 +17,10 @@ from ..errors import MemoryChangedError, StoreError
 from ..ports import Blob, Claim, Commit, Journal, Outcome
 from ..ports.test_seams import reach_point
 from ..types.wire import ModelOutput, ToolOutput, is_large_text
-from .calls import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 from .event_builders import build_tool_end_events, build_tool_start_events
 from .event_stream import build_event_batch
 from .journal_keys import build_model_key, parse_outcome
+from .stage import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 
 CANCELLED_COMMIT_TIMEOUT = 10.0
 """Seconds for which a cancelled activity still tries to record its outcome."""

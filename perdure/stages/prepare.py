@@ -15,8 +15,8 @@ from ..tools.context import AuthContext
 from ..types.messages import BlobRef
 from ..types.tool_calls import AfterExternalCall
 from ..types.wire import CallFacts, ToolOutput
-from .calls import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 from .journal_keys import build_first_run_key
+from .stage import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 from .transcript import check_store_id, format_unreadable_result
 
 

@@ -25,8 +25,8 @@ from ..hooks import HookEvent, HookSet
 from ..ports import Commit, MemoryWrite, ModelRequest
 from ..types.messages import Data, Message
 from ..types.wire import ModelOutput
-from .calls import ModelReply, NextRequest, RequestCall
 from .journal_keys import build_model_key
+from .stage import ModelReply, NextRequest, RequestCall
 
 logger = logging.getLogger("perdure.worker")
 

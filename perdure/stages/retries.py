@@ -18,8 +18,8 @@ from ..errors import (
 from ..tools.results import CUT
 from ..types.limits import LONGEST_SECONDS, Limits
 from ..types.messages import clean_text
-from .calls import ModelReply, NextRequest, RequestCall
 from .heartbeat import get_attempt_value, set_attempt_value
+from .stage import ModelReply, NextRequest, RequestCall
 
 FAILED_ATTEMPTS_KEY = "failed_attempts"
 """Name of the count of failed attempts in the heartbeats of a model call. Temporal keeps the last details of an attempt

@@ -22,7 +22,7 @@ from ..tools.memory import MemoryWrites
 from ..types.messages import FilePart, Message, ToolResultPart, clean_text
 from ..types.tool_calls import AfterExternalCall, ExternalCallHooks
 from ..types.wire import ToolOutput
-from .calls import NextTool, ToolCall
+from .stage import NextTool, ToolCall
 
 logger = logging.getLogger("perdure.worker")
 

@@ -38,8 +38,8 @@ from ..types.wire import (
     ToolOutput,
     is_large_text,
 )
-from .calls import BranchConversation, ConversationCall, ModelCall, ModelReply, NextConversation, share_fields
 from .journal_keys import parse_outcome
+from .stage import BranchConversation, ConversationCall, ModelCall, ModelReply, NextConversation, share_fields
 
 # ---
 # Branches of a step: forked conversations become nodes, and long texts become blobs.

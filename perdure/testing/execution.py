@@ -26,10 +26,10 @@ from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflow
 from temporalio.exceptions import CancelledError as TemporalCancelledError
 
 from ..ports import timestamp
-from ..stages.calls import ModelCall, ToolCall
 from ..stages.interceptor import attach_search_attributes
 from ..stages.journal_keys import build_tool_key
 from ..stages.retries import decide_retry
+from ..stages.stage import ModelCall, ToolCall
 from ..temporal_service import ACCEPTED_UPDATE_ENDED
 from ..types.interface import SEARCH_ATTRIBUTES, WORKFLOW_TYPE
 from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY_PREFIX, ModelInput, ModelOutput, ToolInput, ToolOutput

@@ -35,7 +35,6 @@ from ..ports.test_seams import find_fake_model
 from ..providers.fallback import ModelChain, Throttle
 from ..providers.pricing import calculate_cost_usd
 from ..providers.registry import PROVIDER_ALIASES, get_provider, keep_providers_open, list_providers
-from ..stages.calls import ModelCall, ModelReply, Stages, ToolCall, ToolStage, wrap_tool_call
 from ..stages.compaction import CompactionStage
 from ..stages.event_stream import EventsStage, FailuresStage
 from ..stages.heartbeat import build_heartbeat_reporter, report_waiting
@@ -46,6 +45,7 @@ from ..stages.journal import JournalStage
 from ..stages.prepare import PrepareStage
 from ..stages.reply_cache import ReplyCacheStage
 from ..stages.retries import BudgetStage
+from ..stages.stage import ModelCall, ModelReply, Stages, ToolCall, ToolStage, wrap_tool_call
 from ..stages.tool_hooks import ToolHookStage
 from ..stages.transcript import TranscriptStage
 from ..store import Chain, open_store

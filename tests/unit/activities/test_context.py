@@ -14,7 +14,7 @@ from perdure import Agent, RunContext, ToolContext, tool
 from perdure.activities import Agents, AuthorLoop, IterationStage, MemoryFactory, ModelActivity, ToolActivity
 from perdure.errors import DefinitionError, InvalidInputError, StoreError, StoreMismatchError, TranscriptCorruptedError
 from perdure.ports import Commit, MemoryWrite
-from perdure.stages.calls import ConversationCall, ModelReply
+from perdure.stages.stage import ConversationCall, ModelReply
 from perdure.testing import MemoryStore, ScriptedProvider, call
 from perdure.types.messages import Message
 from perdure.types.tool_calls import RefusedCall

@@ -15,7 +15,7 @@ from perdure.activities import Agents, AuthorLoop, IterationStage, ModelActivity
 from perdure.errors import DefinitionError, ProviderTimeoutError, TruncatedStreamError
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta
 from perdure.providers.fallback import ModelChain
-from perdure.stages.calls import ConversationCall, ModelReply, RequestCall
+from perdure.stages.stage import ConversationCall, ModelReply, RequestCall
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import Message, TextPart, ThinkingPart, ToolCallPart, Usage
 from perdure.types.tool_calls import ActivityCall, RefusedCall

@@ -9,8 +9,8 @@ from typing import Any
 
 from perdure import Agent, RunContext
 from perdure.ports import ModelRequest
-from perdure.stages.calls import ModelCall, ModelReply, RequestCall, ToolCall, share_fields
 from perdure.stages.journal_keys import build_tool_key
+from perdure.stages.stage import ModelCall, ModelReply, RequestCall, ToolCall, share_fields
 from perdure.types.messages import Message
 from perdure.types.tool_calls import ActivityCall, Call
 from perdure.types.wire import FinalAnswer, ModelInput, ModelOutput, NewMessage, ToolInput, ToolOutput

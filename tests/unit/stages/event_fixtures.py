@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from perdure.ports import EventLog, StreamEvent
-from perdure.stages.calls import ModelCall, ModelReply, ToolCall
 from perdure.stages.event_stream import EventsStage, FailuresStage
 from perdure.stages.journal import JournalStage
+from perdure.stages.stage import ModelCall, ModelReply, ToolCall
 from perdure.stages.transcript import TranscriptStage
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore

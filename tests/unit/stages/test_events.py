@@ -12,7 +12,7 @@ import pytest
 from perdure.errors import AuthenticationError, RateLimitError, StoreError, StoreMismatchError, TranscriptCorruptedError
 from perdure.ports import Completed, EventBatch, Restarted, TextDelta, ThinkingDelta, ToolCallDelta
 from perdure.stages import event_stream
-from perdure.stages.calls import ModelCall
+from perdure.stages.stage import ModelCall
 from perdure.testing.store import MemoryStore
 from perdure.types.events import (
     ErrorEvent,

@@ -9,9 +9,9 @@ import pytest
 
 from perdure.errors import AgentNotFoundError
 from perdure.stages import event_stream
-from perdure.stages.calls import ModelCall, ToolCall
 from perdure.stages.event_stream import FailuresStage
 from perdure.stages.inline_tools import InlineStage
+from perdure.stages.stage import ModelCall, ToolCall
 from perdure.testing.store import MemoryStore
 from perdure.types.events import ErrorEvent, ToolCompleted, ToolProgress, ToolStarted
 from perdure.types.tool_calls import ActivityCall, Call

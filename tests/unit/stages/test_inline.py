@@ -9,10 +9,10 @@ import pytest
 
 from perdure import loop
 from perdure.ports import MemoryWrite
-from perdure.stages.calls import ToolCall
 from perdure.stages.inline_tools import INLINE_SECONDS, InlineStage
 from perdure.stages.journal import JournalStage
 from perdure.stages.journal_keys import build_tool_key
+from perdure.stages.stage import ToolCall
 from perdure.testing.store import MemoryStore
 from perdure.types.plain_json import measure_json
 from perdure.types.tool_calls import ActivityCall, Call, InlineCall, Question

@@ -22,7 +22,9 @@ from perdure.errors import (
     ToolsetError,
     TranscriptCorruptedError,
 )
-from perdure.stages.calls import (
+from perdure.stages.interceptor import StageInterceptor
+from perdure.stages.retries import FAILURE_CHARS, SILENT_ATTEMPTS, TOOLSET_ATTEMPTS, UNEXPECTED_ATTEMPTS, BudgetStage
+from perdure.stages.stage import (
     ConversationCall,
     ModelCall,
     ModelReply,
@@ -34,8 +36,6 @@ from perdure.stages.calls import (
     ToolCall,
     share_fields,
 )
-from perdure.stages.interceptor import StageInterceptor
-from perdure.stages.retries import FAILURE_CHARS, SILENT_ATTEMPTS, TOOLSET_ATTEMPTS, UNEXPECTED_ATTEMPTS, BudgetStage
 from perdure.types.limits import Limits
 from perdure.types.wire import ToolOutput
 from tests.unit.stages.build import FACTS, Inner, reply, request_call

@@ -8,9 +8,9 @@ from perdure import Agent
 from perdure.activities import Agents
 from perdure.errors import AgentNotFoundError, StoreMismatchError, TranscriptCorruptedError
 from perdure.ports import Commit
-from perdure.stages.calls import NextTool
 from perdure.stages.journal import JournalStage
 from perdure.stages.prepare import PrepareStage
+from perdure.stages.stage import NextTool
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import Message, ToolCallPart

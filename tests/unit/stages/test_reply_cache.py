@@ -11,9 +11,9 @@ from perdure import Agent, hook
 from perdure.errors import StoreError
 from perdure.hooks import HookSet
 from perdure.ports import Commit, MemoryWrite, ModelRequest
-from perdure.stages.calls import ModelCall, ModelReply, NextRequest
 from perdure.stages.journal import JournalStage
 from perdure.stages.reply_cache import ReplyCacheStage, build_reply_namespace
+from perdure.stages.stage import ModelCall, ModelReply, NextRequest
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import Message
 from perdure.types.wire import NewMessage

@@ -6,8 +6,8 @@ import pytest
 
 from perdure import Agent, Compaction
 from perdure.errors import ContextLengthError
-from perdure.stages.calls import ModelCall, ModelReply, RequestCall
 from perdure.stages.compaction import Summariser
+from perdure.stages.stage import ModelCall, ModelReply, RequestCall
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import Message
 from perdure.types.wire import ModelInput, ModelOutput

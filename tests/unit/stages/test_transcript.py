@@ -11,8 +11,8 @@ import pytest
 from perdure.errors import StoreMismatchError, TranscriptCorruptedError
 from perdure.loop.finish import REMINDER_ID, build_response
 from perdure.ports import Blob, Commit, Outcome
-from perdure.stages.calls import ModelReply
 from perdure.stages.journal import JournalStage
+from perdure.stages.stage import ModelReply
 from perdure.stages.transcript import TranscriptStage
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore

@@ -9,8 +9,8 @@ import pytest
 
 from perdure.errors import TranscriptCorruptedError
 from perdure.ports import Blob, Commit
-from perdure.stages.calls import ModelReply
 from perdure.stages.journal import JournalStage
+from perdure.stages.stage import ModelReply
 from perdure.stages.transcript import TranscriptStage
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
