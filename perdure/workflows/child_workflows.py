@@ -25,10 +25,24 @@ from temporalio.exceptions import (
 )
 from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 
-from .. import loop
 from ..loop import background
+from ..loop.apply import apply_result
 from ..loop.children import build_background_run_id, list_active_background_runs, list_awaited_background_runs
-from ..loop.subagents import CHILD_CANCELLED, parse_usage_details
+from ..loop.decide import CallModel, NextStep, ReportToParent, Wait
+from ..loop.lifecycle import fail_run
+from ..loop.subagents import (
+    CHILD_CANCELLED,
+    ChildOutcome,
+    apply_branch_outcome,
+    apply_child_outcome,
+    build_branch_run_id,
+    build_branch_start,
+    build_child_run_id,
+    build_child_start,
+    parse_usage_details,
+    set_branch_outcome,
+    was_stopped,
+)
 from ..types.interface import WORKFLOW_TYPE, Response
 from ..types.state import PendingBranch, RunState, ToolCallState
 from ..types.subagents import BackgroundRun, BranchOutcome, TellCall
@@ -47,26 +61,26 @@ from .step_tasks import StepTasks
 
 async def run_subagent(state: RunState, pending: ToolCallState, work: StepTasks) -> None:
     """Run the child to its end. An interrupt of the run interrupts the child, which then reports its usage."""
-    start = work.guard.change_or_pause(state, "the start of a subagent", lambda: loop.build_child_start(state, pending))
+    start = work.guard.change_or_pause(state, "the start of a subagent", lambda: build_child_start(state, pending))
     if isinstance(start, NewResult):
-        loop.apply_result(state, pending.op, start)
+        apply_result(state, pending.op, start)
     if not isinstance(start, dict):
         return
-    ended = await run_child(state, loop.build_child_run_id(state, pending), start)
-    stopping = work.is_stopping() and loop.was_stopped(ended)
+    ended = await run_child(state, build_child_run_id(state, pending), start)
+    stopping = work.is_stopping() and was_stopped(ended)
     work.guard.change_or_pause(
-        state, "the end of a subagent", lambda: loop.apply_child_outcome(state, pending, ended, stopping=stopping)
+        state, "the end of a subagent", lambda: apply_child_outcome(state, pending, ended, stopping=stopping)
     )
 
 
-async def run_child(state: RunState, id: str, start: dict[str, Any]) -> loop.ChildOutcome:
+async def run_child(state: RunState, id: str, start: dict[str, Any]) -> ChildOutcome:
     """Run the child with the input ``start``, and return its outcome. An interrupt of the run interrupts the child."""
     try:
         child = await _start_child(id, start, build_child_search_attributes(state, start["agent"]))
         await _wait_for_child(child, lambda: state.interrupt is not None)
         return parse_child_result(child.result())
     except asyncio.CancelledError:
-        return loop.ChildOutcome(error=CHILD_CANCELLED)
+        return ChildOutcome(error=CHILD_CANCELLED)
     except FailureError as error:
         return parse_child_failure(error)
 
@@ -107,25 +121,25 @@ async def _interrupt_child(child: asyncio.Task[Any]) -> None:
         child.cancel()
 
 
-def parse_child_result(result: Any) -> loop.ChildOutcome:
+def parse_child_result(result: Any) -> ChildOutcome:
     """Parse the result of a child into its outcome; an error outcome if it is not a ``Response``."""
     try:
-        return loop.ChildOutcome(Response.model_validate(result))
+        return ChildOutcome(Response.model_validate(result))
     except ValidationError as error:
         why = describe_validation_error(error, "the result")
-        return loop.ChildOutcome(error=f"RunError: the subagent's result cannot be read: {why}")
+        return ChildOutcome(error=f"RunError: the subagent's result cannot be read: {why}")
 
 
-def parse_child_failure(error: FailureError) -> loop.ChildOutcome:
+def parse_child_failure(error: FailureError) -> ChildOutcome:
     """Build the outcome of a child that failed, was cancelled or was terminated."""
     cause = error.cause if isinstance(error, ChildWorkflowError) else error
     if isinstance(cause, ApplicationError):
-        return loop.ChildOutcome(error=f"{cause.type}: {cause.message}", used=parse_usage_details(cause.details))
+        return ChildOutcome(error=f"{cause.type}: {cause.message}", used=parse_usage_details(cause.details))
     if is_cancelled_exception(error):
-        return loop.ChildOutcome(error=CHILD_CANCELLED)
+        return ChildOutcome(error=CHILD_CANCELLED)
     if isinstance(cause, TerminatedError):
-        return loop.ChildOutcome(error="the subagent was terminated before it had an answer")
-    return loop.ChildOutcome(error=f"{type(cause).__name__}: {cause}")
+        return ChildOutcome(error="the subagent was terminated before it had an answer")
+    return ChildOutcome(error=f"{type(cause).__name__}: {cause}")
 
 
 def is_lost_child_error(error: BaseException) -> bool:
@@ -217,19 +231,19 @@ class BackgroundChildren:
 
     # --- probes
 
-    def is_probe_due(self, step: loop.NextStep, now: float) -> bool:
+    def is_probe_due(self, step: NextStep, now: float) -> bool:
         """Whether a probe is due before ``step``."""
         at = self.compute_next_probe(step, now)
         return at is not None and at <= now
 
-    def compute_next_probe(self, step: loop.NextStep, now: float) -> float | None:
+    def compute_next_probe(self, step: NextStep, now: float) -> float | None:
         """Return when the next probe is due: seconds since 1970; None if none is."""
         state = self._state
-        if not isinstance(step, loop.Wait | loop.CallModel) or step == loop.Wait("message"):
+        if not isinstance(step, Wait | CallModel) or step == Wait("message"):
             return None
         times = (
             [_compute_child_probe_time(row) for row in self._select_unwatched(list_awaited_background_runs(state))]
-            if isinstance(step, loop.Wait)
+            if isinstance(step, Wait)
             else []
         )
         if state.parent is not None and state.parent.background:
@@ -253,7 +267,7 @@ class BackgroundChildren:
         except FailureError as error:
             if _is_workflow_not_found(error):
                 why = f"run {parent.context_id!r}, which had started this one in background, has ended"
-                loop.fail_run(state, "RunClosedError", why)
+                fail_run(state, "RunClosedError", why)
 
     async def _probe_children(self, rows: Iterable[BackgroundRun]) -> None:
         await _run_all_shielded(self._probe_child(row) for row in self._select_unwatched(rows))
@@ -273,7 +287,7 @@ class BackgroundChildren:
         except FailureError as error:
             if not _is_workflow_not_found(error):
                 return str(error)
-            background.apply_background_outcome(self._state, row, loop.ChildOutcome(), lost=True)
+            background.apply_background_outcome(self._state, row, ChildOutcome(), lost=True)
             return f"{row.handle} ({row.agent}) has ended: collect its answer"
         return None
 
@@ -303,10 +317,10 @@ class BackgroundChildren:
             await _run_shielded(host.cancel_external(build_background_run_id(self._state, row)))
         except FailureError as error:
             if _is_workflow_not_found(error):
-                background.apply_background_outcome(self._state, row, loop.ChildOutcome(), lost=True)
+                background.apply_background_outcome(self._state, row, ChildOutcome(), lost=True)
 
 
-async def report_to_parent(state: RunState, step: loop.ReportToParent, guard: Guard) -> None:
+async def report_to_parent(state: RunState, step: ReportToParent, guard: Guard) -> None:
     """Report the end of this background run to its parent by signal; ignore a failure, as the parent has ended then."""
     assert state.parent is not None, "somebody started it"
     op, parent = state.op, state.parent.context_id
@@ -362,13 +376,13 @@ def _is_workflow_not_found(error: FailureError) -> bool:
 
 async def run_branch(state: RunState, branch: PendingBranch, work: StepTasks) -> None:
     """Run the branch to its end. An interrupt of the run interrupts the branch, which then reports its usage."""
-    start = work.guard.change_or_pause(state, "the start of a branch", lambda: loop.build_branch_start(state, branch))
+    start = work.guard.change_or_pause(state, "the start of a branch", lambda: build_branch_start(state, branch))
     if isinstance(start, BranchOutcome):
-        loop.set_branch_outcome(branch, start)
+        set_branch_outcome(branch, start)
     if not isinstance(start, dict):
         return
-    ended = await run_child(state, loop.build_branch_run_id(state, branch), start)
-    stopping = work.is_stopping() and loop.was_stopped(ended)
+    ended = await run_child(state, build_branch_run_id(state, branch), start)
+    stopping = work.is_stopping() and was_stopped(ended)
     work.guard.change_or_pause(
-        state, "the end of a branch", lambda: loop.apply_branch_outcome(state, branch, ended, stopping=stopping)
+        state, "the end of a branch", lambda: apply_branch_outcome(state, branch, ended, stopping=stopping)
     )

@@ -14,11 +14,12 @@ from typing import Any
 from temporalio import exceptions as temporal
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
-from .. import loop
 from ..errors import EngineError
 from ..loop import external_calls
+from ..loop.apply import apply_abort, apply_external_result, apply_result, fail_run_after_calls
 from ..loop.external_calls import build_remote_failure, build_remote_result, get_final_arguments
-from ..loop.lifecycle import PAUSING_ERRORS, RUN_FAILING_ERRORS
+from ..loop.lifecycle import PAUSING_ERRORS, RUN_FAILING_ERRORS, pause_run
+from ..loop.questions import apply_clearance
 from ..types.state import RunState, ToolCallState
 from ..types.tool_calls import ExternalCallPhase, RemoteCall
 from ..types.wire import TOOL_ACTIVITY_PREFIX, NewResult, ToolInput, ToolOutput
@@ -95,10 +96,10 @@ async def _run_hooks_activity(
             return None  # closed by the loop
         kind, message = read_activity_failure(error)
         if kind in PAUSING_ERRORS:
-            loop.pause_run(state, f"{kind}: {message}", host.now().isoformat())
+            pause_run(state, f"{kind}: {message}", host.now().isoformat())
             return None  # the hooks run when the run is resumed
         if kind in RUN_FAILING_ERRORS:
-            loop.fail_run_after_calls(state, kind, message)
+            fail_run_after_calls(state, kind, message)
         what = external_calls.describe_withheld_result(pending) or f"\n({call.name} was not run)"
         result = NewResult(call_id=call.id, name=call.name, text=f"{kind}: {message}{what}")
         work.guard.change_or_pause(
@@ -113,10 +114,10 @@ async def _run_hooks_activity(
 def _apply_hooks_output(state: RunState, pending: ToolCallState, raw: Any) -> ToolOutput:
     output, call = ToolOutput.model_validate(raw), pending.call
     if output.cleared is not None:
-        loop.apply_clearance(state, pending.op, output.cleared, host.now())
+        apply_clearance(state, pending.op, output.cleared, host.now())
         return output
     if output.status == "aborted":  # before the result, which may be what ends the turn at a limit
-        loop.apply_abort(state, output.content or "")
+        apply_abort(state, output.content or "")
     _apply_hooks_result(
         state, pending, NewResult(call_id=call.id, name=call.name, key=output.key, is_error=output.is_error)
     )
@@ -126,7 +127,7 @@ def _apply_hooks_output(state: RunState, pending: ToolCallState, raw: Any) -> To
 def _apply_hooks_result(state: RunState, pending: ToolCallState, result: NewResult) -> None:
     by = pending.returned.answered_by if pending.returned is not None else None
     error = result.is_error or result.key is None
-    loop.apply_result(state, pending.op, result.model_copy(update={"answered_by": by, "is_error": error}))
+    apply_result(state, pending.op, result.model_copy(update={"answered_by": by, "is_error": error}))
 
 
 # ---
@@ -174,7 +175,7 @@ async def _run_remote_activity(state: RunState, pending: ToolCallState, how: Rem
 def _apply_remote_value(state: RunState, pending: ToolCallState, work: StepTasks, value: Any) -> None:
     def apply() -> None:
         result = build_remote_result(state, pending, value)
-        loop.apply_external_result(state, pending.op, result, "ResultError" if result.is_error else "")
+        apply_external_result(state, pending.op, result, "ResultError" if result.is_error else "")
 
     try:
         work.guard.change_or_raise(state, "the outcome of a remote call", apply)
@@ -185,7 +186,7 @@ def _apply_remote_value(state: RunState, pending: ToolCallState, work: StepTasks
 def _apply_remote_failure(state: RunState, pending: ToolCallState, work: StepTasks, kind: str, message: str) -> None:
     result = build_remote_failure(pending, f"{kind}: {message}")
     work.guard.change_or_pause(
-        state, "the failure of a remote call", lambda: loop.apply_external_result(state, pending.op, result, kind)
+        state, "the failure of a remote call", lambda: apply_external_result(state, pending.op, result, kind)
     )
 
 

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from .. import loop
 from ..errors import EngineError
+from ..loop.lifecycle import pause_run
 from ..types.messages import clean_text
 from ..types.state import NewerStateError, RunState, StatePart
 from ..types.subagents import BackgroundRun
@@ -61,7 +61,7 @@ class Guard:
             return self.change_or_raise(state, what, change)
         except EngineError as error:
             reason = f"{error.message}. Resume the run when its workers have a mended engine."
-            loop.pause_run(state, reason, host.now().isoformat(), fault=True)
+            pause_run(state, reason, host.now().isoformat(), fault=True)
             return None
 
 

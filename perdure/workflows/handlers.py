@@ -14,8 +14,13 @@ from temporalio import workflow
 from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
-from .. import loop
 from ..errors import EngineError, InvalidInputError, PerdureError
+from ..loop import approvals
+from ..loop.background import apply_child_ended
+from ..loop.lifecycle import close_run, request_interrupt, resume_run
+from ..loop.messages import accept_message, check_message, receive_message, record_refusal
+from ..loop.status import build_status
+from ..loop.turns import build_turn_status
 from ..types.interface import READ_ERROR_TYPE
 from ..types.messages import clean_text
 from ..types.state import RunState
@@ -68,7 +73,7 @@ class WorkflowHandlers:
     @accept_raw_argument
     def inject_user_message(self, message: Any = None, *_: Any) -> None:
         """Add a message, which joins the conversation at the next iteration: a string, or ``{"content", "id"}``."""
-        self._apply_signal("inject_user_message", lambda state: loop.receive_message(state, decode_argument(message)))
+        self._apply_signal("inject_user_message", lambda state: receive_message(state, decode_argument(message)))
 
     @workflow.update
     @accept_raw_argument
@@ -79,7 +84,7 @@ class WorkflowHandlers:
         """
         return {
             "task_id": await self._apply_update(
-                "send_message", lambda state: loop.accept_message(state, decode_argument(message))
+                "send_message", lambda state: accept_message(state, decode_argument(message))
             )
         }
 
@@ -87,14 +92,14 @@ class WorkflowHandlers:
     @accept_raw_argument
     def _check_message(self, message: Any = None, *_: Any) -> None:
         """Refuse an invalid message; a refused update adds nothing to history."""
-        _run_validator(lambda: loop.check_message(self._state, decode_argument(message)))
+        _run_validator(lambda: check_message(self._state, decode_argument(message)))
 
     @workflow.update
     @accept_raw_argument
     async def decide_approval(self, decision: Any = None, *_: Any) -> dict[str, Any]:
         """Approve or deny a call that waits: ``{"call_id", "decision", "by", "comment", "always", …}``."""
         decided = await self._apply_update(
-            "decide_approval", lambda state: loop.decide_approval(state, decode_argument(decision), host.now())
+            "decide_approval", lambda state: approvals.decide_approval(state, decode_argument(decision), host.now())
         )
         return decided.model_dump(mode="json", exclude_none=True)
 
@@ -102,14 +107,15 @@ class WorkflowHandlers:
     @accept_raw_argument
     def _check_approval(self, decision: Any = None, *_: Any) -> None:
         """Refuse a decision that comes too late or fits no call; a refused update adds nothing to history."""
-        _run_validator(lambda: loop.check_approval(self._state, decode_argument(decision), host.now()))
+        _run_validator(lambda: approvals.check_approval(self._state, decode_argument(decision), host.now()))
 
     @workflow.update
     @accept_raw_argument
     async def revoke_approval(self, which: Any = None, *_: Any) -> dict[str, Any]:
         """Revoke the standing approvals of a tool: ``{"tool", "by"}``. Returns those revoked as ``{"revoked"}``."""
         revoked = await self._apply_update(
-            "revoke_approval", lambda state: loop.revoke_standing_approval(state, decode_argument(which), host.now())
+            "revoke_approval",
+            lambda state: approvals.revoke_standing_approval(state, decode_argument(which), host.now()),
         )
         return {"revoked": [approval.model_dump(mode="json") for approval in revoked]}
 
@@ -117,14 +123,14 @@ class WorkflowHandlers:
     @accept_raw_argument
     def _check_revocation(self, which: Any = None, *_: Any) -> None:
         """Refuse a revocation that fits no standing approval; a refused update adds nothing to history."""
-        _run_validator(lambda: loop.check_revocation(self._state, decode_argument(which)))
+        _run_validator(lambda: approvals.check_revocation(self._state, decode_argument(which)))
 
     @workflow.update
     @accept_raw_argument
     async def answer_call(self, answer: Any = None, *_: Any) -> dict[str, Any]:
         """Answer a call that waits for it: ``{"call_id", "value" or "error", "by", "hash"}``."""
         answered = await self._apply_update(
-            "answer_call", lambda state: loop.answer_call(state, decode_argument(answer), host.now())
+            "answer_call", lambda state: approvals.answer_call(state, decode_argument(answer), host.now())
         )
         return answered.model_dump(mode="json", exclude_none=True)
 
@@ -132,31 +138,31 @@ class WorkflowHandlers:
     @accept_raw_argument
     def _check_answer(self, answer: Any = None, *_: Any) -> None:
         """Refuse an answer that is invalid or comes too late; a refused update adds nothing to history."""
-        _run_validator(lambda: loop.check_answer(self._state, decode_argument(answer), host.now()))
+        _run_validator(lambda: approvals.check_answer(self._state, decode_argument(answer), host.now()))
 
     @workflow.signal
     @accept_raw_argument
     def interrupt(self, message: Any = None, *_: Any) -> None:
         """Stop what is in flight. With a message the turn goes on with it; without one the turn ends."""
-        self._apply_signal("interrupt", lambda state: loop.request_interrupt(state, decode_argument(message)))
+        self._apply_signal("interrupt", lambda state: request_interrupt(state, decode_argument(message)))
 
     @workflow.signal
     @accept_raw_argument
     def close(self, *_: Any) -> None:
         """End a session after its current turn."""
-        self._apply_signal("close", loop.close_run)
+        self._apply_signal("close", close_run)
 
     @workflow.signal
     @accept_raw_argument
     def resume(self, how: Any = None, *_: Any) -> None:
         """Resume a paused run with the same step. ``{"limits": {"cost_usd": 5}}`` raises limits."""
-        self._apply_signal("resume", lambda state: loop.resume_run(state, decode_argument(how)))
+        self._apply_signal("resume", lambda state: resume_run(state, decode_argument(how)))
 
     @workflow.signal
     @accept_raw_argument
     def child_ended(self, ended: Any = None, *_: Any) -> None:
         """Receive the end of a subagent in background: a ``ChildEnding``, refused unless it has the child's scope."""
-        self._apply_signal("child_ended", lambda state: loop.apply_child_ended(state, decode_argument(ended)))
+        self._apply_signal("child_ended", lambda state: apply_child_ended(state, decode_argument(ended)))
 
     @workflow.signal
     @accept_raw_argument
@@ -188,7 +194,7 @@ class WorkflowHandlers:
     @accept_raw_argument
     def status(self, *_: Any) -> dict[str, Any]:
         """Return what the run does or waits for: a ``Status``."""
-        return loop.build_status(self._require_state(), self._step_started_at).model_dump(mode="json")
+        return build_status(self._require_state(), self._step_started_at).model_dump(mode="json")
 
     @workflow.query
     @accept_raw_argument
@@ -196,7 +202,7 @@ class WorkflowHandlers:
         """Return the state and answer of a turn: a ``TurnStatus``. Without ``task_id``, the present or last turn."""
         value = decode_argument(task_id)
         asked = value if isinstance(value, str) else None
-        return loop.build_turn_status(self._require_state(), asked).model_dump(mode="json", exclude_none=True)
+        return build_turn_status(self._require_state(), asked).model_dump(mode="json", exclude_none=True)
 
     def _require_state(self) -> RunState:
         if self._state is None:
@@ -210,9 +216,9 @@ class WorkflowHandlers:
             try:
                 self._guard.change_or_raise(state, f"signal {name}", lambda: change(state), PerdureError)
             except EngineError as error:
-                loop.record_refusal(state, error.message)
+                record_refusal(state, error.message)
             except PerdureError as error:
-                loop.record_refusal(state, f"{name}: {error.message}")
+                record_refusal(state, f"{name}: {error.message}")
 
         self._apply_or_queue(apply)
         self._progress.has_received = True

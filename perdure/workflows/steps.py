@@ -9,14 +9,25 @@ from typing import Any
 
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
-from .. import loop
+from ..loop.apply import apply_abort, apply_closing, apply_model, apply_result, fail_run_after_calls
+from ..loop.approvals import drop_recorded_revocations, update_approval_waits
 from ..loop.children import list_branch_outcomes
+from ..loop.compaction import CompactConversation, apply_compaction, describe_shortening, try_shorten_conversation
+from ..loop.decide import CallModel, RecordClosing, select_joining_calls
 from ..loop.external_calls import get_final_arguments
 from ..loop.finish import compute_turn_usage
-from ..loop.lifecycle import PAUSING_ERRORS, RUN_FAILING_ERRORS
+from ..loop.lifecycle import PAUSING_ERRORS, RUN_FAILING_ERRORS, fail_run, pause_run
 from ..loop.limits import count_calls_left, has_inherited_cost_limit
 from ..loop.messages import take_message_auth
+from ..loop.questions import apply_question
 from ..loop.turns import get_effective_overrides
+from ..loop.waits import (
+    ReminderBatch,
+    find_next_expiry,
+    find_next_reminder_check,
+    list_calls_to_remind,
+    take_due_reminders,
+)
 from ..types.approvals import RevokedApproval
 from ..types.state import RunState, ToolCallState
 from ..types.subagents import TellCall
@@ -39,7 +50,7 @@ from .step_tasks import StepTasks
 CONTEXT_LENGTH_ERROR = "ContextLengthError"
 
 
-async def call_model(state: RunState, step: loop.CallModel, work: StepTasks) -> None:
+async def call_model(state: RunState, step: CallModel, work: StepTasks) -> None:
     """Run the model call ``step``, and apply its outcome."""
     task = work.guard.change_or_pause(state, "the input of a model call", lambda: _build_model_input(state, step))
     if task is None:
@@ -58,7 +69,7 @@ async def call_model(state: RunState, step: loop.CallModel, work: StepTasks) -> 
         )
 
 
-def _build_model_input(state: RunState, step: loop.CallModel) -> dict[str, Any]:
+def _build_model_input(state: RunState, step: CallModel) -> dict[str, Any]:
     usage, cost_usd = compute_turn_usage(state)
     new = take_message_auth(state, step.new)
     return dump_activity_input(
@@ -89,24 +100,24 @@ def _build_model_input(state: RunState, step: loop.CallModel) -> dict[str, Any]:
 def _apply_model_failure(state: RunState, error: ActivityError) -> None:
     kind, message = read_activity_failure(error)
     if kind in PAUSING_ERRORS:
-        loop.pause_run(state, f"{kind}: {message}", host.now().isoformat())
+        pause_run(state, f"{kind}: {message}", host.now().isoformat())
     elif kind != CONTEXT_LENGTH_ERROR:
-        loop.fail_run(state, kind, message)
-    elif not loop.try_shorten_conversation(state, _read_compaction_ways(error)):
-        loop.fail_run(state, kind, message + loop.describe_shortening(state))
+        fail_run(state, kind, message)
+    elif not try_shorten_conversation(state, _read_compaction_ways(error)):
+        fail_run(state, kind, message + describe_shortening(state))
 
 
 def _apply_model_output(
-    state: RunState, step: loop.CallModel, revoked: Sequence[RevokedApproval], resend: bool, raw: Any
+    state: RunState, step: CallModel, revoked: Sequence[RevokedApproval], resend: bool, raw: Any
 ) -> None:
-    loop.drop_recorded_revocations(state, revoked)
+    drop_recorded_revocations(state, revoked)
     output = ModelOutput.model_validate(raw)
     if resend and not output.branches:  # a resume that came during the call is for the next one
         state.resend = False
-    loop.apply_model(state, step, output)
+    apply_model(state, step, output)
 
 
-async def compact_conversation(state: RunState, step: loop.CompactConversation, work: StepTasks) -> None:
+async def compact_conversation(state: RunState, step: CompactConversation, work: StepTasks) -> None:
     """Have the conversation up to the head rewritten, shorter. Items since the head wait for the next model call."""
     task = work.guard.change_or_pause(
         state,
@@ -134,12 +145,12 @@ async def compact_conversation(state: RunState, step: loop.CompactConversation, 
             return  # it stays due before the next model call
         kind, message = read_activity_failure(error)
         if kind in PAUSING_ERRORS:
-            loop.pause_run(state, f"{kind}: {message}", host.now().isoformat())
+            pause_run(state, f"{kind}: {message}", host.now().isoformat())
         else:
-            loop.fail_run(state, kind, f"the conversation could not be summed up: {message}")
+            fail_run(state, kind, f"the conversation could not be summed up: {message}")
     else:
         work.guard.change_or_pause(
-            state, "the outcome of a compaction", lambda: loop.apply_compaction(state, ModelOutput.model_validate(raw))
+            state, "the outcome of a compaction", lambda: apply_compaction(state, ModelOutput.model_validate(raw))
         )
 
 
@@ -162,7 +173,7 @@ async def run_tool_call(state: RunState, pending: ToolCallState, work: StepTasks
         case _:
             text = f"this engine cannot run a call as {how.kind}"
             refused = NewResult(call_id=call.id, name=call.name, text=text, is_error=True)
-            loop.apply_result(state, pending.op, refused)
+            apply_result(state, pending.op, refused)
 
 
 async def _run_tool_activity(state: RunState, pending: ToolCallState, how: ActivityCall, work: StepTasks) -> None:
@@ -195,14 +206,12 @@ async def _run_tool_activity(state: RunState, pending: ToolCallState, how: Activ
             return  # closed by the loop
         kind, message = read_activity_failure(error)
         if kind in PAUSING_ERRORS:
-            loop.pause_run(state, f"{kind}: {message}", host.now().isoformat())
+            pause_run(state, f"{kind}: {message}", host.now().isoformat())
             return  # the call is run when the run is resumed
         if kind in RUN_FAILING_ERRORS and how.task_queue is None:  # workers of another queue may not have the agent
-            loop.fail_run_after_calls(state, kind, message)
+            fail_run_after_calls(state, kind, message)
         result = NewResult(call_id=call.id, name=call.name, text=f"{kind}: {message}", is_error=True)
-        work.guard.change_or_pause(
-            state, "the failure of a tool call", lambda: loop.apply_result(state, pending.op, result)
-        )
+        work.guard.change_or_pause(state, "the failure of a tool call", lambda: apply_result(state, pending.op, result))
     else:
         work.guard.change_or_pause(state, "the outcome of a tool call", lambda: _apply_tool_output(state, pending, raw))
 
@@ -210,13 +219,13 @@ async def _run_tool_activity(state: RunState, pending: ToolCallState, how: Activ
 def _apply_tool_output(state: RunState, pending: ToolCallState, raw: Any) -> None:
     output = ToolOutput.model_validate(raw)
     if output.question is not None:
-        loop.apply_question(state, pending.op, output.question, host.now())
+        apply_question(state, pending.op, output.question, host.now())
         return  # the call is run again when the question is answered
     if output.status == "aborted":  # before the result, which may be what ends the turn at a limit
-        loop.apply_abort(state, output.content or "")
+        apply_abort(state, output.content or "")
     call = pending.call
     result = NewResult(call_id=call.id, name=call.name, key=output.key, is_error=output.is_error)
-    loop.apply_result(state, pending.op, result)
+    apply_result(state, pending.op, result)
 
 
 def send_reminders(state: RunState, work: StepTasks) -> Coroutine[Any, Any, None]:
@@ -226,8 +235,8 @@ def send_reminders(state: RunState, work: StepTasks) -> Coroutine[Any, Any, None
     )
 
 
-def _build_reminder_input(state: RunState) -> tuple[loop.ReminderBatch, dict[str, Any]]:
-    due = loop.take_due_reminders(state, host.now())
+def _build_reminder_input(state: RunState) -> tuple[ReminderBatch, dict[str, Any]]:
+    due = take_due_reminders(state, host.now())
     task = ModelInput(
         **build_call_facts(state, due.op),
         head=state.head,
@@ -239,7 +248,7 @@ def _build_reminder_input(state: RunState) -> tuple[loop.ReminderBatch, dict[str
 
 
 async def _run_reminder_activity(
-    state: RunState, reminder: tuple[loop.ReminderBatch, dict[str, Any]] | None, work: StepTasks
+    state: RunState, reminder: tuple[ReminderBatch, dict[str, Any]] | None, work: StepTasks
 ) -> None:
     """Send reminders; cancelled once none of their calls waits. A failure is only logged, except an ``AbortError``."""
     if reminder is None:
@@ -261,10 +270,10 @@ async def _run_reminder_activity(
         if kind != "AbortError":
             host.get_logger().warning("nobody was reminded of calls of run %s: %s: %s", state.context_id, kind, message)
         elif not work.is_stopping():
-            loop.apply_abort(state, message)
+            apply_abort(state, message)
 
 
-async def record_ending(state: RunState, step: loop.RecordClosing, work: StepTasks) -> None:
+async def record_ending(state: RunState, step: RecordClosing, work: StepTasks) -> None:
     """Record how the run, or a turn of it, ended."""
     task = work.guard.change_or_pause(state, "the input of an ending", lambda: _build_close_input(state, step))
     if task is None:
@@ -280,7 +289,7 @@ async def record_ending(state: RunState, step: loop.RecordClosing, work: StepTas
     work.guard.change_or_pause(state, "the record of an ending", lambda: _apply_close_output(state, step, revoked, raw))
 
 
-def _build_close_input(state: RunState, step: loop.RecordClosing) -> dict[str, Any]:
+def _build_close_input(state: RunState, step: RecordClosing) -> dict[str, Any]:
     new = take_message_auth(state, step.new)
     return dump_activity_input(
         ModelInput(
@@ -296,12 +305,10 @@ def _build_close_input(state: RunState, step: loop.RecordClosing) -> dict[str, A
     )
 
 
-def _apply_close_output(
-    state: RunState, step: loop.RecordClosing, revoked: Sequence[RevokedApproval], raw: Any
-) -> None:
+def _apply_close_output(state: RunState, step: RecordClosing, revoked: Sequence[RevokedApproval], raw: Any) -> None:
     # Also if the ending could not be recorded: it is not tried again.
-    loop.drop_recorded_revocations(state, revoked)
-    loop.apply_closing(state, step, ModelOutput.model_validate(raw).head)
+    drop_recorded_revocations(state, revoked)
+    apply_closing(state, step, ModelOutput.model_validate(raw).head)
 
 
 def _read_compaction_ways(error: BaseException) -> list[str]:
@@ -347,20 +354,17 @@ class _ToolCallSource:
 
     def has_more(self) -> bool:
         """See base."""
-        joining = loop.select_joining_calls(self._state, self._running_ops)
-        return (
-            bool(loop.list_calls_to_remind(self._state) or joining)
-            or loop.find_next_expiry(self._state) != self._next_expiry
-        )
+        joining = select_joining_calls(self._state, self._running_ops)
+        return bool(list_calls_to_remind(self._state) or joining) or find_next_expiry(self._state) != self._next_expiry
 
     def seconds_to_next_check(self) -> float | None:
         """See base: until a reminder is due, or a wait for a person expires."""
-        self._next_expiry = loop.find_next_expiry(self._state)
+        self._next_expiry = find_next_expiry(self._state)
         at = self._compute_next_deadline()
         return None if at is None else max(at - host.now().timestamp(), 0.001)
 
     def _compute_next_deadline(self) -> float | None:
-        ends = [loop.find_next_reminder_check(self._state), self._next_expiry]
+        ends = [find_next_reminder_check(self._state), self._next_expiry]
         return min((at for at in ends if at is not None), default=None)
 
     def start_more(self) -> list[Coroutine[Any, Any, None]]:
@@ -368,13 +372,13 @@ class _ToolCallSource:
         begun: list[Coroutine[Any, Any, None]] = []
         if self._compute_next_deadline() is not None:
             self._work.guard.change_or_pause(
-                self._state, "the wait for a person", lambda: loop.update_approval_waits(self._state, host.now())
+                self._state, "the wait for a person", lambda: update_approval_waits(self._state, host.now())
             )
         if self._state.pause is not None and self._state.pause.fault:
             return begun
-        if loop.list_calls_to_remind(self._state):
+        if list_calls_to_remind(self._state):
             begun.append(send_reminders(self._state, self._work))
-        return begun + self.build_coroutines(loop.select_joining_calls(self._state, self._running_ops))
+        return begun + self.build_coroutines(select_joining_calls(self._state, self._running_ops))
 
     def _build_coroutine(self, pending: ToolCallState) -> Coroutine[Any, Any, None]:
         self._running_ops.add(pending.op)
