@@ -52,10 +52,10 @@ from ..loop.subagents import build_usage_details
 from ..types.interface import WORKFLOW_TYPE
 from ..types.plain_json import measure_json
 from ..types.state import RunState
-from . import host, steps
+from . import steps
 from .child_workflows import BackgroundChildren, report_to_parent, run_branch
 from .handlers import WorkflowHandlers, accept_raw_argument, build_application_error, decode_argument
-from .host import ensure_commands
+from .host import ensure_commands, get_host
 from .search_attributes import sync_visibility
 from .step_tasks import StepTasks
 from .steps import run_tool_calls, send_reminders_while_waiting
@@ -85,7 +85,7 @@ class AgentWorkflow(WorkflowHandlers):
         while True:
             if work.is_cancelling() and not state.cancelled:
                 cancel_run(state)
-            now = host.now()
+            now = get_host().now()
             planned = self._guard.change_or_pause(state, "the next step", partial(_decide_next_step, state, now))
             self._step = step = planned or Wait("resumed")
             self._step_started_at = now.isoformat()
@@ -112,7 +112,7 @@ class AgentWorkflow(WorkflowHandlers):
                 case Wait():
                     await self._continue_as_new_if_long(state)  # a run may wait for months
                     await self._wait_for_change(state, step, children.compute_next_probe(step, now.timestamp()))
-                    update_work_time(state, host.now(), working=step.until == "child")
+                    update_work_time(state, get_host().now(), working=step.until == "child")
                 case StopChildren():
                     await work.run_to_end(children.stop_children(), stop=False)
                 case ReportToParent():
@@ -127,7 +127,7 @@ class AgentWorkflow(WorkflowHandlers):
     # --- around the steps
 
     def _open_run(self, *arguments: Any) -> RunState:
-        info = host.info()
+        info = get_host().info()
         scope = info.first_execution_run_id
         if info.cron_schedule and info.continued_run_id:  # every run of a cron has the same first one
             scope += f"/{info.continued_run_id}"
@@ -151,10 +151,10 @@ class AgentWorkflow(WorkflowHandlers):
         idle = state.idle_timeout if step.until == "message" else None
         times = [at for at in (step.deadline, look) if at is not None]
         if times:
-            idle = max(min(times) - host.now().timestamp(), 0.001)
+            idle = max(min(times) - get_host().now().timestamp(), 0.001)
         try:
             with suppress(asyncio.CancelledError):  # _run_steps cancels the run before its next decision
-                await host.wait_condition(
+                await get_host().wait_condition(
                     lambda: (
                         state.interrupt is not None or _is_step_outdated(state, step) or self._is_history_long(state)
                     ),
@@ -173,22 +173,22 @@ class AgentWorkflow(WorkflowHandlers):
         if not self._is_history_long(state):
             return
         try:
-            await host.wait_condition(host.all_handlers_finished)
+            await get_host().wait_condition(get_host().all_handlers_finished)
         except asyncio.CancelledError:
             return
         carried = self._guard.change_or_pause(
-            state, "the next execution", lambda: build_continuation_input(state, host.info().run_id)
+            state, "the next execution", lambda: build_continuation_input(state, get_host().info().run_id)
         )
         # If it is too large, model calls take the waiting messages first.
         self._is_carry_over_too_large = carried is None or measure_json(carried) > STATE_BYTES
         if carried is not None and not self._is_carry_over_too_large:
-            host.continue_as_new(carried)
+            get_host().continue_as_new(carried)
 
     def _is_history_long(self, state: RunState) -> bool:
         """Whether the history is so long that the run should continue as new, and its state is not too large for it."""
         if self._is_carry_over_too_large:
             return False
-        info, most = host.info(), state.max_history_events
+        info, most = get_host().info(), state.max_history_events
         return info.is_continue_as_new_suggested() or (most is not None and info.get_current_history_length() > most)
 
 

@@ -49,9 +49,9 @@ from ..types.subagents import BackgroundRun, BranchOutcome, TellCall
 from ..types.tool_calls import SubagentCall
 from ..types.validation_errors import describe_validation_error
 from ..types.wire import NewResult
-from . import host
 from .activity_options import background_child_options, child_options
 from .guard import Guard
+from .host import get_host, record_received
 from .search_attributes import build_child_search_attributes
 from .step_tasks import StepTasks
 
@@ -89,11 +89,11 @@ async def _start_child(id: str, start: dict[str, Any], found: TypedSearchAttribu
     """Start the child, and return its task. A cancelled start would leave a child without a waiting parent: so the
     start is awaited, and the child then cancelled like any other. Raises ``FailureError``."""
     given = {"memo": {"agent": start["agent"]}, "search_attributes": found} | child_options()
-    starting = asyncio.create_task(host.start_child_workflow(WORKFLOW_TYPE, start, id=id, **given))
+    starting = asyncio.create_task(get_host().start_child_workflow(WORKFLOW_TYPE, start, id=id, **given))
     stopped = False
     while not starting.done():
         try:
-            await host.wait([starting])
+            await get_host().wait([starting])
         except asyncio.CancelledError:
             stopped = True
     child = starting.result()
@@ -106,7 +106,7 @@ async def _wait_for_child(child: asyncio.Task[Any], interrupted: Callable[[], bo
     """Wait until ``child`` has ended. A cancellation cancels it, an interrupt of the run interrupts it."""
     while not child.done():
         try:
-            await host.wait([child])
+            await get_host().wait([child])
         except asyncio.CancelledError:
             if interrupted() and not child.done():
                 await _interrupt_child(child)
@@ -116,7 +116,7 @@ async def _wait_for_child(child: asyncio.Task[Any], interrupted: Callable[[], bo
 
 async def _interrupt_child(child: asyncio.Task[Any]) -> None:
     try:
-        await host.signal_child(child, "interrupt")
+        await get_host().signal_child(child, "interrupt")
     except (FailureError, asyncio.CancelledError):  # it has ended, or the run is cancelled too: waiting goes on
         child.cancel()
 
@@ -184,7 +184,7 @@ class BackgroundChildren:
             given = {"memo": {"agent": row.agent}, "search_attributes": build_child_search_attributes(state, row.agent)}
             options = given | background_child_options()
             child = await _run_shielded(
-                host.start_child_workflow(WORKFLOW_TYPE, start, id=build_background_run_id(state, row), **options)
+                get_host().start_child_workflow(WORKFLOW_TYPE, start, id=build_background_run_id(state, row), **options)
             )
         except FailureError as error:
             background.fail_background_start(state, row, f"{type(error).__name__}: {error}")
@@ -201,7 +201,7 @@ class BackgroundChildren:
         row = background.find_tell_target(state, pending, how.handle)
         if row is not None and row.state == "starting":  # by a parallel call: the run cannot receive signals yet
             began = row
-            await _run_shielded(host.wait_condition(lambda: began.state != "starting"))
+            await _run_shielded(get_host().wait_condition(lambda: began.state != "starting"))
             row = background.find_tell_target(state, pending, how.handle)
         if row is None:
             return
@@ -222,7 +222,7 @@ class BackgroundChildren:
         else:
             raise error
         lost = error is not None and is_lost_child_error(error)
-        host.record_received()
+        record_received()
         self._guard.change_or_pause(
             self._state,
             "the end of a subagent",
@@ -263,7 +263,7 @@ class BackgroundChildren:
         state.heard = now
         state.sought += 1
         try:
-            await _run_shielded(host.signal_external(parent.context_id, "probe"))
+            await _run_shielded(get_host().signal_external(parent.context_id, "probe", []))
         except FailureError as error:
             if _is_workflow_not_found(error):
                 why = f"run {parent.context_id!r}, which had started this one in background, has ended"
@@ -273,7 +273,7 @@ class BackgroundChildren:
         await _run_all_shielded(self._probe_child(row) for row in self._select_unwatched(rows))
 
     async def _probe_child(self, row: BackgroundRun) -> None:
-        row.looks, row.looked = row.looks + 1, round(host.now().timestamp(), 3)
+        row.looks, row.looked = row.looks + 1, round(get_host().now().timestamp(), 3)
         await self._signal_child(row, "probe")
 
     def _select_unwatched(self, rows: Iterable[BackgroundRun]) -> list[BackgroundRun]:
@@ -283,7 +283,9 @@ class BackgroundChildren:
         """Signal the run; return why it could not be delivered, None if it was. A run that is gone counts as lost: it
         would have reported its end before it closed."""
         try:
-            await _run_shielded(host.signal_external(build_background_run_id(self._state, row), signal, *arguments))
+            await _run_shielded(
+                get_host().signal_external(build_background_run_id(self._state, row), signal, arguments)
+            )
         except FailureError as error:
             if not _is_workflow_not_found(error):
                 return str(error)
@@ -299,7 +301,7 @@ class BackgroundChildren:
         await _run_all_shielded(self._stop_child(row) for row in rows)
         watched = [self._child_tasks[row.handle] for row in rows if row.handle in self._child_tasks]
         try:
-            await host.wait_condition(
+            await get_host().wait_condition(
                 lambda: not list_active_background_runs(state) and all(task.done() for task in watched),
                 timeout=STOP_CHILDREN_TIMEOUT,
                 timeout_summary="subagents are stopped",
@@ -314,7 +316,7 @@ class BackgroundChildren:
         if not row.is_running:
             return
         try:
-            await _run_shielded(host.cancel_external(build_background_run_id(self._state, row)))
+            await _run_shielded(get_host().cancel_external(build_background_run_id(self._state, row)))
         except FailureError as error:
             if _is_workflow_not_found(error):
                 background.apply_background_outcome(self._state, row, ChildOutcome(), lost=True)
@@ -332,7 +334,7 @@ async def report_to_parent(state: RunState, step: ReportToParent, guard: Guard) 
     if ended is None:
         return
     with suppress(FailureError):
-        await _run_shielded(host.signal_external(parent, "child_ended", ended))
+        await _run_shielded(get_host().signal_external(parent, "child_ended", [ended]))
     state.reported = op
 
 
@@ -342,7 +344,7 @@ async def _run_shielded(work: Coroutine[Any, Any, Any]) -> Any:
     task = asyncio.create_task(work)
     while not task.done():
         try:
-            await host.wait([task])
+            await get_host().wait([task])
         except asyncio.CancelledError:
             continue
     return task.result()
@@ -351,7 +353,7 @@ async def _run_shielded(work: Coroutine[Any, Any, Any]) -> Any:
 async def _run_all_shielded(work: Iterable[Coroutine[Any, Any, None]]) -> None:
     tasks = [asyncio.create_task(one) for one in work]
     if tasks:
-        await _run_shielded(host.wait(tasks))
+        await _run_shielded(get_host().wait(tasks))
     for task in tasks:
         task.result()
 

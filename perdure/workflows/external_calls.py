@@ -23,7 +23,6 @@ from ..loop.questions import apply_clearance
 from ..types.state import RunState, ToolCallState
 from ..types.tool_calls import ExternalCallPhase, RemoteCall
 from ..types.wire import TOOL_ACTIVITY_PREFIX, NewResult, ToolInput, ToolOutput
-from . import host
 from .activity_options import (
     build_call_facts,
     dump_activity_input,
@@ -32,6 +31,7 @@ from .activity_options import (
     read_activity_failure,
     remote_options,
 )
+from .host import get_host
 from .step_tasks import StepTasks
 
 BEFORE_HOOKS_ACTIVITY = "before_tool_call."
@@ -90,13 +90,13 @@ async def _run_hooks_activity(
         return None
     prefix = BEFORE_HOOKS_ACTIVITY if pending.returned is None else AFTER_HOOKS_ACTIVITY
     try:
-        raw = await host.execute_activity(prefix + call.name, task, **hook_options())
+        raw = await get_host().execute_activity(prefix + call.name, task, **hook_options())
     except ActivityError as error:
         if is_cancelled_activity(error) and work.is_stopping():
             return None  # closed by the loop
         kind, message = read_activity_failure(error)
         if kind in PAUSING_ERRORS:
-            pause_run(state, f"{kind}: {message}", host.now().isoformat())
+            pause_run(state, f"{kind}: {message}", get_host().now().isoformat())
             return None  # the hooks run when the run is resumed
         if kind in RUN_FAILING_ERRORS:
             fail_run_after_calls(state, kind, message)
@@ -114,7 +114,7 @@ async def _run_hooks_activity(
 def _apply_hooks_output(state: RunState, pending: ToolCallState, raw: Any) -> ToolOutput:
     output, call = ToolOutput.model_validate(raw), pending.call
     if output.cleared is not None:
-        apply_clearance(state, pending.op, output.cleared, host.now())
+        apply_clearance(state, pending.op, output.cleared, get_host().now())
         return output
     if output.status == "aborted":  # before the result, which may be what ends the turn at a limit
         apply_abort(state, output.content or "")
@@ -150,7 +150,7 @@ async def _run_remote_activity(state: RunState, pending: ToolCallState, how: Rem
     call = pending.call
     for attempt in itertools.count(1):
         try:
-            value = await host.execute_activity(
+            value = await get_host().execute_activity(
                 TOOL_ACTIVITY_PREFIX + call.name,
                 get_final_arguments(pending) or {},
                 activity_id=f"{state.scope}/{pending.op}",

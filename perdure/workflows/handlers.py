@@ -24,8 +24,8 @@ from ..loop.turns import build_turn_status
 from ..types.interface import READ_ERROR_TYPE
 from ..types.messages import clean_text
 from ..types.state import RunState
-from . import host
 from .guard import Guard
+from .host import TaskProgress, get_host
 
 UpdateResult = TypeVar("UpdateResult")
 ASKER_CHARS = 100
@@ -67,7 +67,7 @@ class WorkflowHandlers:
         """Signals and updates that came before the input was read, as with signal-with-start."""
         self._step_started_at: str | None = None
         """When the present step began."""
-        self._progress = host.TaskProgress()
+        self._progress = TaskProgress()
 
     @workflow.signal
     @accept_raw_argument
@@ -99,7 +99,8 @@ class WorkflowHandlers:
     async def decide_approval(self, decision: Any = None, *_: Any) -> dict[str, Any]:
         """Approve or deny a call that waits: ``{"call_id", "decision", "by", "comment", "always", …}``."""
         decided = await self._apply_update(
-            "decide_approval", lambda state: approvals.decide_approval(state, decode_argument(decision), host.now())
+            "decide_approval",
+            lambda state: approvals.decide_approval(state, decode_argument(decision), get_host().now()),
         )
         return decided.model_dump(mode="json", exclude_none=True)
 
@@ -107,7 +108,7 @@ class WorkflowHandlers:
     @accept_raw_argument
     def _check_approval(self, decision: Any = None, *_: Any) -> None:
         """Refuse a decision that comes too late or fits no call; a refused update adds nothing to history."""
-        _run_validator(lambda: approvals.check_approval(self._state, decode_argument(decision), host.now()))
+        _run_validator(lambda: approvals.check_approval(self._state, decode_argument(decision), get_host().now()))
 
     @workflow.update
     @accept_raw_argument
@@ -115,7 +116,7 @@ class WorkflowHandlers:
         """Revoke the standing approvals of a tool: ``{"tool", "by"}``. Returns those revoked as ``{"revoked"}``."""
         revoked = await self._apply_update(
             "revoke_approval",
-            lambda state: approvals.revoke_standing_approval(state, decode_argument(which), host.now()),
+            lambda state: approvals.revoke_standing_approval(state, decode_argument(which), get_host().now()),
         )
         return {"revoked": [approval.model_dump(mode="json") for approval in revoked]}
 
@@ -130,7 +131,7 @@ class WorkflowHandlers:
     async def answer_call(self, answer: Any = None, *_: Any) -> dict[str, Any]:
         """Answer a call that waits for it: ``{"call_id", "value" or "error", "by", "hash"}``."""
         answered = await self._apply_update(
-            "answer_call", lambda state: approvals.answer_call(state, decode_argument(answer), host.now())
+            "answer_call", lambda state: approvals.answer_call(state, decode_argument(answer), get_host().now())
         )
         return answered.model_dump(mode="json", exclude_none=True)
 
@@ -138,7 +139,7 @@ class WorkflowHandlers:
     @accept_raw_argument
     def _check_answer(self, answer: Any = None, *_: Any) -> None:
         """Refuse an answer that is invalid or comes too late; a refused update adds nothing to history."""
-        _run_validator(lambda: approvals.check_answer(self._state, decode_argument(answer), host.now()))
+        _run_validator(lambda: approvals.check_answer(self._state, decode_argument(answer), get_host().now()))
 
     @workflow.signal
     @accept_raw_argument
@@ -237,7 +238,7 @@ class WorkflowHandlers:
         self._apply_or_queue(apply)
         # Wait only if the input is not read yet: else a run that ends in this task would end before the update.
         if not given and not refused:
-            await host.wait_condition(lambda: bool(given or refused))
+            await get_host().wait_condition(lambda: bool(given or refused))
         if refused:
             raise refused[0]
         return given[0]

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Protocol
 
-from . import host
 from .guard import Guard, is_condition_met
+from .host import get_host
 
 
 class TaskSource(Protocol):
@@ -57,7 +57,7 @@ class StepTasks:
 
         async def wait() -> None:
             with suppress(TimeoutError):
-                await host.wait_condition(
+                await get_host().wait_condition(
                     lambda: over() or (more is not None and is_condition_met(more.has_more)),
                     timeout=more.seconds_to_next_check() if more is not None else None,
                 )
@@ -75,7 +75,7 @@ class StepTasks:
         """Run ``work`` to its end, also through an interrupt. A cancellation of the run is passed on if ``stop``."""
         task, stopped = asyncio.create_task(work), []
         try:
-            await host.wait([task])
+            await get_host().wait([task])
         except asyncio.CancelledError:
             stopped = await _wait_for_tasks([task], stop=stop)
         _raise_task_error(task, stopped)
@@ -85,9 +85,9 @@ async def _wait_for_tasks(tasks: list[asyncio.Task[None]], *, stop: bool) -> lis
     """Wait until all tasks have ended; with ``stop``, cancel them first. Returns those that were cancelled."""
     # First apply the results that arrived with the cancellation. Later ones still count: a cancelled activity is waited
     # for, and returns the result that it had.
-    await _wait_through_cancellation(lambda: host.wait_condition(lambda: True))
+    await _wait_through_cancellation(lambda: get_host().wait_condition(lambda: True))
     stopped = [task for task in tasks if stop and task.cancel()]
-    await _wait_through_cancellation(lambda: host.wait(tasks))
+    await _wait_through_cancellation(lambda: get_host().wait(tasks))
     return stopped
 
 

@@ -33,7 +33,6 @@ from ..types.state import RunState, ToolCallState
 from ..types.subagents import TellCall
 from ..types.tool_calls import ActivityCall, CallbackCall, RemoteCall, SubagentCall
 from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY_PREFIX, ModelInput, ModelOutput, NewResult, ToolInput, ToolOutput
-from . import host
 from .activity_options import (
     build_call_facts,
     close_options,
@@ -45,6 +44,7 @@ from .activity_options import (
 )
 from .child_workflows import BackgroundChildren, run_subagent
 from .external_calls import run_callback_hooks, run_remote_call
+from .host import get_host, get_logger
 from .step_tasks import StepTasks
 
 CONTEXT_LENGTH_ERROR = "ContextLengthError"
@@ -57,7 +57,7 @@ async def call_model(state: RunState, step: CallModel, work: StepTasks) -> None:
         return
     revoked, resend = tuple(state.revoked), state.resend
     try:
-        raw = await host.execute_activity(MODEL_ACTIVITY, task, **model_options())
+        raw = await get_host().execute_activity(MODEL_ACTIVITY, task, **model_options())
     except ActivityError as error:
         if is_cancelled_activity(error) and work.is_stopping():
             return  # the cancellation or interrupt is applied before the next decision
@@ -100,7 +100,7 @@ def _build_model_input(state: RunState, step: CallModel) -> dict[str, Any]:
 def _apply_model_failure(state: RunState, error: ActivityError) -> None:
     kind, message = read_activity_failure(error)
     if kind in PAUSING_ERRORS:
-        pause_run(state, f"{kind}: {message}", host.now().isoformat())
+        pause_run(state, f"{kind}: {message}", get_host().now().isoformat())
     elif kind != CONTEXT_LENGTH_ERROR:
         fail_run(state, kind, message)
     elif not try_shorten_conversation(state, _read_compaction_ways(error)):
@@ -139,13 +139,13 @@ async def compact_conversation(state: RunState, step: CompactConversation, work:
     if task is None:
         return
     try:
-        raw = await host.execute_activity(MODEL_ACTIVITY, task, **model_options())
+        raw = await get_host().execute_activity(MODEL_ACTIVITY, task, **model_options())
     except ActivityError as error:
         if is_cancelled_activity(error) and work.is_stopping():
             return  # it stays due before the next model call
         kind, message = read_activity_failure(error)
         if kind in PAUSING_ERRORS:
-            pause_run(state, f"{kind}: {message}", host.now().isoformat())
+            pause_run(state, f"{kind}: {message}", get_host().now().isoformat())
         else:
             fail_run(state, kind, f"the conversation could not be summed up: {message}")
     else:
@@ -200,13 +200,13 @@ async def _run_tool_activity(state: RunState, pending: ToolCallState, how: Activ
     if task is None:
         return
     try:
-        raw = await host.execute_activity(TOOL_ACTIVITY_PREFIX + call.name, task, **tool_options(how))
+        raw = await get_host().execute_activity(TOOL_ACTIVITY_PREFIX + call.name, task, **tool_options(how))
     except ActivityError as error:
         if is_cancelled_exception(error) and work.is_stopping():
             return  # closed by the loop
         kind, message = read_activity_failure(error)
         if kind in PAUSING_ERRORS:
-            pause_run(state, f"{kind}: {message}", host.now().isoformat())
+            pause_run(state, f"{kind}: {message}", get_host().now().isoformat())
             return  # the call is run when the run is resumed
         if kind in RUN_FAILING_ERRORS and how.task_queue is None:  # workers of another queue may not have the agent
             fail_run_after_calls(state, kind, message)
@@ -219,7 +219,7 @@ async def _run_tool_activity(state: RunState, pending: ToolCallState, how: Activ
 def _apply_tool_output(state: RunState, pending: ToolCallState, raw: Any) -> None:
     output = ToolOutput.model_validate(raw)
     if output.question is not None:
-        apply_question(state, pending.op, output.question, host.now())
+        apply_question(state, pending.op, output.question, get_host().now())
         return  # the call is run again when the question is answered
     if output.status == "aborted":  # before the result, which may be what ends the turn at a limit
         apply_abort(state, output.content or "")
@@ -236,7 +236,7 @@ def send_reminders(state: RunState, work: StepTasks) -> Coroutine[Any, Any, None
 
 
 def _build_reminder_input(state: RunState) -> tuple[ReminderBatch, dict[str, Any]]:
-    due = take_due_reminders(state, host.now())
+    due = take_due_reminders(state, get_host().now())
     task = ModelInput(
         **build_call_facts(state, due.op),
         head=state.head,
@@ -254,12 +254,12 @@ async def _run_reminder_activity(
     if reminder is None:
         return
     told, task = reminder
-    telling = asyncio.create_task(host.execute_activity(MODEL_ACTIVITY, task, **model_options()))
+    telling = asyncio.create_task(get_host().execute_activity(MODEL_ACTIVITY, task, **model_options()))
     with suppress(asyncio.CancelledError):
-        await host.wait_condition(lambda: telling.done() or not told.has_waiting_call())
+        await get_host().wait_condition(lambda: telling.done() or not told.has_waiting_call())
     if not telling.done():
         telling.cancel()
-    await host.wait([telling])
+    await get_host().wait([telling])
     if telling.cancelled():  # before it began
         return
     error = telling.exception()
@@ -268,7 +268,7 @@ async def _run_reminder_activity(
     elif not is_cancelled_activity(error):
         kind, message = read_activity_failure(error)
         if kind != "AbortError":
-            host.get_logger().warning("nobody was reminded of calls of run %s: %s: %s", state.context_id, kind, message)
+            get_logger().warning("nobody was reminded of calls of run %s: %s: %s", state.context_id, kind, message)
         elif not work.is_stopping():
             apply_abort(state, message)
 
@@ -280,11 +280,11 @@ async def record_ending(state: RunState, step: RecordClosing, work: StepTasks) -
         return
     revoked = tuple(state.revoked)
     try:
-        raw = await host.execute_activity(MODEL_ACTIVITY, task, **close_options(cancelled=state.cancelled))
+        raw = await get_host().execute_activity(MODEL_ACTIVITY, task, **close_options(cancelled=state.cancelled))
     except ActivityError as error:
         if is_cancelled_activity(error) and not state.cancelled and work.is_cancelling():
             return  # the run was cancelled meanwhile: its ending is recorded instead
-        host.get_logger().error("the ending could not be recorded: %s", read_activity_failure(error)[1])
+        get_logger().error("the ending could not be recorded: %s", read_activity_failure(error)[1])
         raw = {}
     work.guard.change_or_pause(state, "the record of an ending", lambda: _apply_close_output(state, step, revoked, raw))
 
@@ -361,7 +361,7 @@ class _ToolCallSource:
         """See base: until a reminder is due, or a wait for a person expires."""
         self._next_expiry = find_next_expiry(self._state)
         at = self._compute_next_deadline()
-        return None if at is None else max(at - host.now().timestamp(), 0.001)
+        return None if at is None else max(at - get_host().now().timestamp(), 0.001)
 
     def _compute_next_deadline(self) -> float | None:
         ends = [find_next_reminder_check(self._state), self._next_expiry]
@@ -372,7 +372,7 @@ class _ToolCallSource:
         begun: list[Coroutine[Any, Any, None]] = []
         if self._compute_next_deadline() is not None:
             self._work.guard.change_or_pause(
-                self._state, "the wait for a person", lambda: update_approval_waits(self._state, host.now())
+                self._state, "the wait for a person", lambda: update_approval_waits(self._state, get_host().now())
             )
         if self._state.pause is not None and self._state.pause.fault:
             return begun

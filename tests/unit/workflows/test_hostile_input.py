@@ -22,7 +22,7 @@ from perdure.loop.status import build_status, build_waiting_memo, list_changed_s
 from perdure.loop.turns import build_turn_status
 from perdure.types.state import RunState
 from perdure.types.tool_calls import Question
-from perdure.workflows import AgentWorkflow, host
+from perdure.workflows import AgentWorkflow, guard
 from perdure.workflows.host import Host, use_host
 from tests.unit.loop.build import asks, call, model, opened, says
 from tests.unit.loop.test_approvals import waiting
@@ -240,7 +240,7 @@ def no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def mark(name: str) -> None:
         raise AssertionError("a fault") from None
 
-    monkeypatch.setattr(host, "record_marker", mark)
+    monkeypatch.setattr(guard, "record_marker", mark)
 
 
 def is_refusal(error: ApplicationError, kind: str | None = None) -> None:
