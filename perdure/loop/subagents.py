@@ -151,7 +151,7 @@ def is_unanswered_at_limit(response: Response) -> bool:
     return response.finish_reason == "limit" and not response.content and response.blob is None
 
 
-def was_stopped(ended: ChildOutcome) -> bool:
+def _was_stopped(ended: ChildOutcome) -> bool:
     """Whether the child ended without an answer or was interrupted; an answer that it had finished before counts."""
     return ended.response is None or ended.response.finish_reason == "interrupted"
 
@@ -239,7 +239,7 @@ def build_branch_start(state: RunState, branch: PendingBranch) -> dict[str, Any]
 def apply_branch_outcome(state: RunState, branch: PendingBranch, ended: ChildOutcome, *, stopping: bool) -> None:
     """Apply the end of the branch's run. Its usage counts, also if its answer is dropped (``stopping``)."""
     count_child_usage(state, ended)
-    if not stopping and state.branching is not None:
+    if state.branching is not None and not (stopping and _was_stopped(ended)):
         set_branch_outcome(
             branch, _check_outcome_size(state, state.branching, branch, _convert_child_outcome(branch, ended))
         )

@@ -142,12 +142,6 @@ def find_next_deadline(state: RunState) -> float | None:
     return min((at for wait in pending_waits(state) for at in wait.ends() if at is not None), default=None)
 
 
-def find_next_reminder_check(state: RunState) -> float | None:
-    """Return when to check for reminders while other calls run: seconds since 1970; None if no call has reminders."""
-    waits = [ends for wait in pending_waits(state) if (ends := wait.ends())[1] is not None]
-    return min((at for ends in waits for at in ends if at is not None), default=None)
-
-
 def find_next_expiry(state: RunState) -> float | None:
     """Return when the next wait for a person expires: seconds since 1970; None if none does."""
     return min((at for wait in pending_waits(state) if (at := wait.ends()[0]) is not None), default=None)

@@ -80,43 +80,43 @@ class AgentWorkflow(WorkflowHandlers):
             return await self._run_steps(state)
 
     async def _run_steps(self, state: RunState) -> dict[str, Any]:
-        work = StepTasks(lambda: state.interrupt is not None, self._guard)
+        tasks = StepTasks(lambda: state.interrupt is not None, self._guard)
         children = BackgroundChildren(state, self._guard)
         while True:
-            if work.is_cancelling() and not state.cancelled:
+            if tasks.is_cancelling() and not state.cancelled:
                 cancel_run(state)
             now = get_host().now()
             planned = self._guard.change_or_pause(state, "the next step", partial(_decide_next_step, state, now))
             self._step = step = planned or Wait("resumed")
             self._step_started_at = now.isoformat()
             if children.is_probe_due(step, now.timestamp()):
-                await work.run_to_end(children.send_due_probes(now.timestamp()), stop=False)
+                await tasks.run_to_end(children.send_due_probes(now.timestamp()), stop=False)
                 continue
             match step:
                 case CallModel():
                     await self._continue_as_new_if_long(state)
-                    if not work.is_stopping():
-                        await work.run_all([steps.call_model(state, step, work)])
+                    if not tasks.is_stopping():
+                        await tasks.run_all([steps.call_model(state, step, tasks)])
                 case CompactConversation():
                     await self._continue_as_new_if_long(state)
-                    if not work.is_stopping():
-                        await work.run_all([steps.compact_conversation(state, step, work)])
+                    if not tasks.is_stopping():
+                        await tasks.run_all([steps.compact_conversation(state, step, tasks)])
                 case RunToolCalls(calls=calls):
-                    await run_tool_calls(state, calls, work, children)
+                    await run_tool_calls(state, calls, tasks, children)
                 case RunBranches(branches=branches):
-                    await work.run_all([run_branch(state, branch, work) for branch in branches])
+                    await tasks.run_all([run_branch(state, branch, tasks) for branch in branches])
                 case SendReminders():
-                    await send_reminders_while_waiting(state, work, children)
+                    await send_reminders_while_waiting(state, tasks, children)
                 case RecordClosing():
-                    await work.run_to_end(steps.record_ending(state, step, work), stop=not state.cancelled)
+                    await tasks.run_to_end(steps.record_ending(state, step, tasks), stop=not state.cancelled)
                 case Wait():
                     await self._continue_as_new_if_long(state)  # a run may wait for months
                     await self._wait_for_change(state, step, children.compute_next_probe(step, now.timestamp()))
                     update_work_time(state, get_host().now(), working=step.until == "child")
                 case StopChildren():
-                    await work.run_to_end(children.stop_children(), stop=False)
+                    await tasks.run_to_end(children.stop_children(), stop=False)
                 case ReportToParent():
-                    await work.run_to_end(report_to_parent(state, step, self._guard), stop=False)
+                    await tasks.run_to_end(report_to_parent(state, step, self._guard), stop=False)
                 case EndRun(status=ended):
                     result = self._guard.change_or_pause(state, "the result", lambda: _build_run_result(state, ended))
                     if result is not None:

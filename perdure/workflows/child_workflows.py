@@ -12,10 +12,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from temporalio.common import TypedSearchAttributes
 from temporalio.exceptions import (
     ApplicationError,
     ChildWorkflowError,
@@ -24,6 +23,7 @@ from temporalio.exceptions import (
     is_cancelled_exception,
 )
 from temporalio.exceptions import TimeoutError as TemporalTimeoutError
+from temporalio.workflow import ChildWorkflowCancellationType, ParentClosePolicy
 
 from ..loop import background
 from ..loop.apply import apply_result
@@ -41,7 +41,6 @@ from ..loop.subagents import (
     build_child_start,
     parse_usage_details,
     set_branch_outcome,
-    was_stopped,
 )
 from ..types.interface import WORKFLOW_TYPE, Response
 from ..types.state import PendingBranch, RunState, ToolCallState
@@ -49,34 +48,47 @@ from ..types.subagents import BackgroundRun, BranchOutcome, TellCall
 from ..types.tool_calls import SubagentCall
 from ..types.validation_errors import describe_validation_error
 from ..types.wire import NewResult
-from .activity_options import background_child_options, child_options
 from .guard import Guard
 from .host import get_host, record_received
 from .search_attributes import build_child_search_attributes
 from .step_tasks import StepTasks
 
+T = TypeVar("T")
+
 # ---
 # Subagent calls: each is a child workflow, which the run waits for, and stops when it is stopped itself.
 
 
-async def run_subagent(state: RunState, pending: ToolCallState, work: StepTasks) -> None:
+async def run_subagent(state: RunState, pending: ToolCallState, tasks: StepTasks) -> None:
     """Run the child to its end. An interrupt of the run interrupts the child, which then reports its usage."""
-    start = work.guard.change_or_pause(state, "the start of a subagent", lambda: build_child_start(state, pending))
+    start = tasks.guard.change_or_pause(state, "the start of a subagent", lambda: build_child_start(state, pending))
     if isinstance(start, NewResult):
         apply_result(state, pending.op, start)
     if not isinstance(start, dict):
         return
     ended = await run_child(state, build_child_run_id(state, pending), start)
-    stopping = work.is_stopping() and was_stopped(ended)
-    work.guard.change_or_pause(
+    stopping = tasks.is_stopping()
+    tasks.guard.change_or_pause(
         state, "the end of a subagent", lambda: apply_child_outcome(state, pending, ended, stopping=stopping)
     )
 
 
 async def run_child(state: RunState, id: str, start: dict[str, Any]) -> ChildOutcome:
     """Run the child with the input ``start``, and return its outcome. An interrupt of the run interrupts the child."""
+    this_task = asyncio.current_task()
+    assert this_task is not None, "a coroutine that runs"
     try:
-        child = await _start_child(id, start, build_child_search_attributes(state, start["agent"]))
+        # It is cancelled with its parent, which waits while it closes its transcript; if the parent closes first,
+        # Temporal cancels it.
+        child = await _start_child_workflow(
+            state,
+            id,
+            start,
+            cancellation_type=ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
+            parent_close_policy=ParentClosePolicy.REQUEST_CANCEL,
+        )
+        if this_task.cancelling():  # the run was stopped while the child started
+            child.cancel()
         await _wait_for_child(child, lambda: state.interrupt is not None)
         return parse_child_result(child.result())
     except asyncio.CancelledError:
@@ -85,21 +97,13 @@ async def run_child(state: RunState, id: str, start: dict[str, Any]) -> ChildOut
         return parse_child_failure(error)
 
 
-async def _start_child(id: str, start: dict[str, Any], found: TypedSearchAttributes | None) -> asyncio.Task[Any]:
-    """Start the child, and return its task. A cancelled start would leave a child without a waiting parent: so the
-    start is awaited, and the child then cancelled like any other. Raises ``FailureError``."""
-    given = {"memo": {"agent": start["agent"]}, "search_attributes": found} | child_options()
-    starting = asyncio.create_task(get_host().start_child_workflow(WORKFLOW_TYPE, start, id=id, **given))
-    stopped = False
-    while not starting.done():
-        try:
-            await get_host().wait([starting])
-        except asyncio.CancelledError:
-            stopped = True
-    child = starting.result()
-    if stopped:
-        child.cancel()
-    return child
+async def _start_child_workflow(state: RunState, id: str, start: dict[str, Any], **options: Any) -> asyncio.Task[Any]:
+    """Start a child run, also through a cancellation, which would leave a child that nothing waits for. Raises
+    ``FailureError``."""
+    agent = start["agent"]
+    options |= {"memo": {"agent": agent}, "search_attributes": build_child_search_attributes(state, agent)}
+    starting = get_host().start_child_workflow(WORKFLOW_TYPE, start, id=id, task_timeout=CHILD_TASK_TIMEOUT, **options)
+    return await _run_shielded(starting)
 
 
 async def _wait_for_child(child: asyncio.Task[Any], interrupted: Callable[[], bool]) -> None:
@@ -148,6 +152,8 @@ def is_lost_child_error(error: BaseException) -> bool:
     return isinstance(cause, TerminatedError | TemporalTimeoutError)
 
 
+CHILD_TASK_TIMEOUT = timedelta(seconds=5)
+"""Timeout of one workflow task of a child, the same as for runs that clients start."""
 FIRST_CHILD_PROBE, MAX_CHILD_PROBE = 30.0, 600.0
 """Seconds until the next probe of a background run that a call waits for: first and largest interval."""
 FIRST_PARENT_PROBE, MAX_PARENT_PROBE = 3600.0, 24 * 3600.0
@@ -181,11 +187,9 @@ class BackgroundChildren:
             return
         row, start = prepared
         try:
-            given = {"memo": {"agent": row.agent}, "search_attributes": build_child_search_attributes(state, row.agent)}
-            options = given | background_child_options()
-            child = await _run_shielded(
-                get_host().start_child_workflow(WORKFLOW_TYPE, start, id=build_background_run_id(state, row), **options)
-            )
+            # It runs on when its parent continues as new; a parent that ends stops it itself.
+            run_id = build_background_run_id(state, row)
+            child = await _start_child_workflow(state, run_id, start, parent_close_policy=ParentClosePolicy.ABANDON)
         except FailureError as error:
             background.fail_background_start(state, row, f"{type(error).__name__}: {error}")
             return
@@ -338,10 +342,10 @@ async def report_to_parent(state: RunState, step: ReportToParent, guard: Guard) 
     state.reported = op
 
 
-async def _run_shielded(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run ``work`` to its end, through cancellations: it is quick, and must not be left half done. Returns its result;
-    raises what it raises."""
-    task = asyncio.create_task(work)
+async def _run_shielded(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run ``coroutine`` to its end, through cancellations: it is quick, and must not be left half done. Returns its
+    result; raises what it raises."""
+    task = asyncio.create_task(coroutine)
     while not task.done():
         try:
             await get_host().wait([task])
@@ -350,8 +354,8 @@ async def _run_shielded(work: Coroutine[Any, Any, Any]) -> Any:
     return task.result()
 
 
-async def _run_all_shielded(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    tasks = [asyncio.create_task(one) for one in work]
+async def _run_all_shielded(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     if tasks:
         await _run_shielded(get_host().wait(tasks))
     for task in tasks:
@@ -376,15 +380,15 @@ def _is_workflow_not_found(error: FailureError) -> bool:
 # Branches of a step: each is a child workflow, which is stopped with the run as a subagent is.
 
 
-async def run_branch(state: RunState, branch: PendingBranch, work: StepTasks) -> None:
+async def run_branch(state: RunState, branch: PendingBranch, tasks: StepTasks) -> None:
     """Run the branch to its end. An interrupt of the run interrupts the branch, which then reports its usage."""
-    start = work.guard.change_or_pause(state, "the start of a branch", lambda: build_branch_start(state, branch))
+    start = tasks.guard.change_or_pause(state, "the start of a branch", lambda: build_branch_start(state, branch))
     if isinstance(start, BranchOutcome):
         set_branch_outcome(branch, start)
     if not isinstance(start, dict):
         return
     ended = await run_child(state, build_branch_run_id(state, branch), start)
-    stopping = work.is_stopping() and was_stopped(ended)
-    work.guard.change_or_pause(
+    stopping = tasks.is_stopping()
+    tasks.guard.change_or_pause(
         state, "the end of a branch", lambda: apply_branch_outcome(state, branch, ended, stopping=stopping)
     )

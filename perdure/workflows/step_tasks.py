@@ -1,4 +1,4 @@
-"""Run the work of a step to its end, also if the run is cancelled or interrupted meanwhile."""
+"""Run the activities of a step, and its work to the end, also if the run is cancelled or interrupted meanwhile."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Protocol
 
+from temporalio.exceptions import ActivityError
+
+from ..loop.lifecycle import PAUSING_ERRORS, pause_run
+from ..types.state import RunState
+from ..types.wire import ModelInput, ToolInput
+from .activity_options import ActivityFailure, engine_options, is_cancelled_activity, read_activity_failure
 from .guard import Guard, is_condition_met
 from .host import get_host
 
@@ -42,6 +48,41 @@ class StepTasks:
     def is_stopping(self) -> bool:
         """Whether the run is cancelled or interrupted, so that an activity that ends cancelled was cancelled by it."""
         return self.is_cancelling() or self._is_interrupted()
+
+    async def run_activity(
+        self,
+        state: RunState,
+        what: str,
+        name: str,
+        build_input: Callable[[], ModelInput | ToolInput],
+        apply_output: Callable[[Any], object],
+        apply_failure: Callable[[ActivityFailure], object],
+        *,
+        options: dict[str, Any] | None = None,
+        is_stopped: Callable[[ActivityError], bool] = is_cancelled_activity,
+    ) -> None:
+        """Run activity ``name`` for ``what``, and apply its output or failure to ``state``, all through the guard.
+
+        Nothing is applied if it was stopped with the run (``is_stopped``): the loop closes an open call. An error of
+        ``PAUSING_ERRORS`` pauses the run; when it is resumed, the step is due again.
+        """
+        task = self.guard.change_or_pause(
+            state, f"the input of {what}", lambda: build_input().model_dump(mode="json", exclude_none=True)
+        )
+        if task is None:
+            return
+        try:
+            raw = await get_host().execute_activity(name, task, **(options or engine_options()))
+        except ActivityError as error:
+            failure = read_activity_failure(error)
+            if is_stopped(error) and self.is_stopping():
+                return
+            if failure.type in PAUSING_ERRORS:
+                pause_run(state, str(failure), get_host().now().isoformat())
+                return
+            self.guard.change_or_pause(state, f"the failure of {what}", lambda: apply_failure(failure))
+        else:
+            self.guard.change_or_pause(state, f"the outcome of {what}", lambda: apply_output(raw))
 
     async def run_all(self, work: list[Coroutine[Any, Any, None]], more: TaskSource | None = None) -> None:
         """Run all of ``work`` to its end, and the work that ``more`` starts meanwhile.

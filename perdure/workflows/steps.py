@@ -5,106 +5,106 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from datetime import timedelta
+from typing import Any, Literal
 
-from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, is_cancelled_exception
 
-from ..loop.apply import apply_abort, apply_closing, apply_model, apply_result, fail_run_after_calls
+from ..loop.apply import apply_abort, apply_closing, apply_model, apply_result
 from ..loop.approvals import drop_recorded_revocations, update_approval_waits
 from ..loop.children import list_branch_outcomes
 from ..loop.compaction import CompactConversation, apply_compaction, describe_shortening, try_shorten_conversation
 from ..loop.decide import CallModel, RecordClosing, select_joining_calls
 from ..loop.external_calls import get_final_arguments
 from ..loop.finish import compute_turn_usage
-from ..loop.lifecycle import PAUSING_ERRORS, RUN_FAILING_ERRORS, fail_run, pause_run
+from ..loop.lifecycle import fail_run
 from ..loop.limits import count_calls_left, has_inherited_cost_limit
 from ..loop.messages import take_message_auth
-from ..loop.questions import apply_question
+from ..loop.subagents import build_error_result
 from ..loop.turns import get_effective_overrides
-from ..loop.waits import (
-    ReminderBatch,
-    find_next_expiry,
-    find_next_reminder_check,
-    list_calls_to_remind,
-    take_due_reminders,
-)
+from ..loop.waits import ReminderBatch, find_next_deadline, find_next_expiry, list_calls_to_remind, take_due_reminders
 from ..types.approvals import RevokedApproval
 from ..types.state import RunState, ToolCallState
 from ..types.subagents import TellCall
 from ..types.tool_calls import ActivityCall, CallbackCall, RemoteCall, SubagentCall
-from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY_PREFIX, ModelInput, ModelOutput, NewResult, ToolInput, ToolOutput
+from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY_PREFIX, ModelInput, ModelOutput
 from .activity_options import (
+    ATTEMPT_TIMEOUT,
+    ActivityFailure,
     build_call_facts,
-    close_options,
-    dump_activity_input,
+    build_tool_input,
+    engine_options,
     is_cancelled_activity,
-    model_options,
     read_activity_failure,
-    tool_options,
 )
 from .child_workflows import BackgroundChildren, run_subagent
-from .external_calls import run_callback_hooks, run_remote_call
+from .external_calls import apply_tool_failure, apply_tool_output, run_callback_hooks, run_remote_call
 from .host import get_host, get_logger
 from .step_tasks import StepTasks
 
+CANCELLED_CLOSE_TIMEOUT = timedelta(minutes=5)
+"""How long the ending of a cancelled run waits for the store before the run ends unrecorded."""
 CONTEXT_LENGTH_ERROR = "ContextLengthError"
 
 
-async def call_model(state: RunState, step: CallModel, work: StepTasks) -> None:
-    """Run the model call ``step``, and apply its outcome."""
-    task = work.guard.change_or_pause(state, "the input of a model call", lambda: _build_model_input(state, step))
-    if task is None:
-        return
-    revoked, resend = tuple(state.revoked), state.resend
-    try:
-        raw = await get_host().execute_activity(MODEL_ACTIVITY, task, **model_options())
-    except ActivityError as error:
-        if is_cancelled_activity(error) and work.is_stopping():
-            return  # the cancellation or interrupt is applied before the next decision
-        failure = error
-        work.guard.change_or_pause(state, "the failure of a model call", lambda: _apply_model_failure(state, failure))
-    else:
-        work.guard.change_or_pause(
-            state, "the outcome of a model call", lambda: _apply_model_output(state, step, revoked, resend, raw)
-        )
-
-
-def _build_model_input(state: RunState, step: CallModel) -> dict[str, Any]:
-    usage, cost_usd = compute_turn_usage(state)
-    new = take_message_auth(state, step.new)
-    return dump_activity_input(
-        ModelInput(
-            **build_call_facts(state, state.op, calling_model=True),
-            head=state.head,
-            new=new,
-            purpose=step.purpose,
-            tighter=(state.compaction.tighter or None) if state.compaction else None,
-            behind=state.compaction.behind if state.compaction else None,
-            overrides=get_effective_overrides(state),
-            pinned=state.pinned,
-            mode=state.mode if state.mode != "run" else None,
-            resume=state.resume or None,
-            resend=state.resend,
-            used=usage,
-            cost_usd=cost_usd,
-            rejected=state.turn.rejected or None if state.turn else None,
-            limit=step.limit,
-            calls_left=count_calls_left(state),
-            branches=list_branch_outcomes(state),
-            cost_limited=has_inherited_cost_limit(state),
-            revoked=tuple(state.revoked),
-        )
+def _build_model_input(
+    state: RunState, op: int, purpose: Literal["call", "force_finish", "close", "compact", "remind"], **fields: Any
+) -> ModelInput:
+    return ModelInput(
+        **build_call_facts(state, op, calling_model=purpose in ("call", "force_finish")),
+        head=state.head,
+        purpose=purpose,
+        mode=state.mode if state.mode != "run" else None,
+        resume=state.resume or None,
+        **fields,
     )
 
 
-def _apply_model_failure(state: RunState, error: ActivityError) -> None:
-    kind, message = read_activity_failure(error)
-    if kind in PAUSING_ERRORS:
-        pause_run(state, f"{kind}: {message}", get_host().now().isoformat())
-    elif kind != CONTEXT_LENGTH_ERROR:
-        fail_run(state, kind, message)
-    elif not try_shorten_conversation(state, _read_compaction_ways(error)):
-        fail_run(state, kind, message + describe_shortening(state))
+async def call_model(state: RunState, step: CallModel, tasks: StepTasks) -> None:
+    """Run the model call ``step``, and apply its outcome."""
+    revoked, resend = tuple(state.revoked), state.resend
+    await tasks.run_activity(
+        state,
+        "a model call",
+        MODEL_ACTIVITY,
+        lambda: _build_model_call_input(state, step),
+        lambda raw: _apply_model_output(state, step, revoked, resend, raw),
+        lambda failure: _apply_model_failure(state, failure),
+    )
+
+
+def _build_model_call_input(state: RunState, step: CallModel) -> ModelInput:
+    new = take_message_auth(state, step.new)  # first: it may change the auth context, which the input has
+    usage, cost_usd = compute_turn_usage(state)
+    return _build_model_input(
+        state,
+        state.op,
+        step.purpose,
+        new=new,
+        tighter=(state.compaction.tighter or None) if state.compaction else None,
+        behind=state.compaction.behind if state.compaction else None,
+        overrides=get_effective_overrides(state),
+        pinned=state.pinned,
+        resend=state.resend,
+        used=usage,
+        cost_usd=cost_usd,
+        rejected=state.turn.rejected or None if state.turn else None,
+        limit=step.limit,
+        calls_left=count_calls_left(state),
+        branches=list_branch_outcomes(state),
+        cost_limited=has_inherited_cost_limit(state),
+        revoked=tuple(state.revoked),
+    )
+
+
+def _apply_model_failure(state: RunState, failure: ActivityFailure) -> None:
+    if failure.type != CONTEXT_LENGTH_ERROR:
+        fail_run(state, failure.type, failure.message)
+        return
+    retry = failure.details[0] if failure.details else None  # a ``RetryDecision``
+    ways = [str(way) for way in retry.get("compaction", ())] if isinstance(retry, dict) else []
+    if not try_shorten_conversation(state, ways):
+        fail_run(state, failure.type, failure.message + describe_shortening(state))
 
 
 def _apply_model_output(
@@ -117,192 +117,139 @@ def _apply_model_output(
     apply_model(state, step, output)
 
 
-async def compact_conversation(state: RunState, step: CompactConversation, work: StepTasks) -> None:
+async def compact_conversation(state: RunState, step: CompactConversation, tasks: StepTasks) -> None:
     """Have the conversation up to the head rewritten, shorter. Items since the head wait for the next model call."""
-    task = work.guard.change_or_pause(
+    await tasks.run_activity(
         state,
-        "the input of a compaction",
-        lambda: dump_activity_input(
-            ModelInput(
-                **build_call_facts(state, state.op),
-                head=state.head,
-                purpose="compact",
-                tighter=step.tighter or None,
-                overrides=get_effective_overrides(state),
-                pinned=state.pinned,
-                mode=state.mode if state.mode != "run" else None,
-                resume=state.resume or None,
-                cost_limited=has_inherited_cost_limit(state),
-            )
+        "a compaction",
+        MODEL_ACTIVITY,
+        lambda: _build_model_input(
+            state,
+            state.op,
+            "compact",
+            tighter=step.tighter or None,
+            overrides=get_effective_overrides(state),
+            pinned=state.pinned,
+            cost_limited=has_inherited_cost_limit(state),
         ),
+        lambda raw: apply_compaction(state, ModelOutput.model_validate(raw)),
+        lambda failure: fail_run(state, failure.type, f"the conversation could not be summed up: {failure.message}"),
     )
-    if task is None:
-        return
-    try:
-        raw = await get_host().execute_activity(MODEL_ACTIVITY, task, **model_options())
-    except ActivityError as error:
-        if is_cancelled_activity(error) and work.is_stopping():
-            return  # it stays due before the next model call
-        kind, message = read_activity_failure(error)
-        if kind in PAUSING_ERRORS:
-            pause_run(state, f"{kind}: {message}", get_host().now().isoformat())
-        else:
-            fail_run(state, kind, f"the conversation could not be summed up: {message}")
-    else:
-        work.guard.change_or_pause(
-            state, "the outcome of a compaction", lambda: apply_compaction(state, ModelOutput.model_validate(raw))
-        )
 
 
-async def run_tool_call(state: RunState, pending: ToolCallState, work: StepTasks, children: BackgroundChildren) -> None:
+async def run_tool_call(
+    state: RunState, pending: ToolCallState, tasks: StepTasks, children: BackgroundChildren
+) -> None:
     """Run one tool call by its disposition, and apply its outcome."""
-    call, how = pending.call, pending.call.disposition
-    match how:
+    match pending.call.disposition:
         case SubagentCall(background=None):
-            await run_subagent(state, pending, work)
-        case SubagentCall():
-            await children.start_child(pending, how)
-        case TellCall():
-            await children.send_message(pending, how)
-        case RemoteCall():
-            await run_remote_call(state, pending, how, work)
+            await run_subagent(state, pending, tasks)
+        case SubagentCall() as start:
+            await children.start_child(pending, start)
+        case TellCall() as message:
+            await children.send_message(pending, message)
+        case RemoteCall() as remote:
+            await run_remote_call(state, pending, remote, tasks)
         case CallbackCall():
-            await run_callback_hooks(state, pending, work)
-        case ActivityCall():
-            await _run_tool_activity(state, pending, how, work)
-        case _:
-            text = f"this engine cannot run a call as {how.kind}"
-            refused = NewResult(call_id=call.id, name=call.name, text=text, is_error=True)
-            apply_result(state, pending.op, refused)
+            await run_callback_hooks(state, pending, tasks)
+        case ActivityCall() as activity:
+            await _run_tool_activity(state, pending, activity, tasks)
+        case other:
+            text = f"this engine cannot run a call as {other.kind}"
+            apply_result(state, pending.op, build_error_result(pending, text))
 
 
-async def _run_tool_activity(state: RunState, pending: ToolCallState, how: ActivityCall, work: StepTasks) -> None:
-    call = pending.call
-    task = work.guard.change_or_pause(
+async def _run_tool_activity(state: RunState, pending: ToolCallState, activity: ActivityCall, tasks: StepTasks) -> None:
+    await tasks.run_activity(
         state,
-        "the input of a tool call",
-        lambda: dump_activity_input(
-            ToolInput(
-                **build_call_facts(state, pending.op),
-                call_id=call.id,
-                name=call.name,
-                arguments=get_final_arguments(pending),
-                head=state.head,
-                definition=call.definition,
-                toolset=how.toolset,
-                idempotent=how.idempotent,
-                retries=how.retries,
-                approval=pending.decided,
-                answers=tuple(pending.answers),
-            )
+        "a tool call",
+        TOOL_ACTIVITY_PREFIX + pending.call.name,
+        lambda: build_tool_input(
+            state,
+            pending,
+            arguments=get_final_arguments(pending),
+            toolset=activity.toolset,
+            idempotent=activity.idempotent,
+            retries=activity.retries,
+            answers=tuple(pending.answers),
         ),
+        lambda raw: apply_tool_output(state, pending, raw),
+        lambda failure: apply_tool_failure(state, pending, failure),
+        options=engine_options(
+            task_queue=activity.task_queue,
+            start_to_close_timeout=timedelta(seconds=activity.timeout) + ATTEMPT_TIMEOUT,
+        ),
+        is_stopped=is_cancelled_exception,
     )
-    if task is None:
-        return
-    try:
-        raw = await get_host().execute_activity(TOOL_ACTIVITY_PREFIX + call.name, task, **tool_options(how))
-    except ActivityError as error:
-        if is_cancelled_exception(error) and work.is_stopping():
-            return  # closed by the loop
-        kind, message = read_activity_failure(error)
-        if kind in PAUSING_ERRORS:
-            pause_run(state, f"{kind}: {message}", get_host().now().isoformat())
-            return  # the call is run when the run is resumed
-        if kind in RUN_FAILING_ERRORS and how.task_queue is None:  # workers of another queue may not have the agent
-            fail_run_after_calls(state, kind, message)
-        result = NewResult(call_id=call.id, name=call.name, text=f"{kind}: {message}", is_error=True)
-        work.guard.change_or_pause(state, "the failure of a tool call", lambda: apply_result(state, pending.op, result))
-    else:
-        work.guard.change_or_pause(state, "the outcome of a tool call", lambda: _apply_tool_output(state, pending, raw))
 
 
-def _apply_tool_output(state: RunState, pending: ToolCallState, raw: Any) -> None:
-    output = ToolOutput.model_validate(raw)
-    if output.question is not None:
-        apply_question(state, pending.op, output.question, get_host().now())
-        return  # the call is run again when the question is answered
-    if output.status == "aborted":  # before the result, which may be what ends the turn at a limit
-        apply_abort(state, output.content or "")
-    call = pending.call
-    result = NewResult(call_id=call.id, name=call.name, key=output.key, is_error=output.is_error)
-    apply_result(state, pending.op, result)
-
-
-def send_reminders(state: RunState, work: StepTasks) -> Coroutine[Any, Any, None]:
+def send_reminders(state: RunState, tasks: StepTasks) -> Coroutine[Any, Any, None]:
     """Take the reminders that are due, and return the coroutine that sends them."""
     return _run_reminder_activity(
-        state, work.guard.change_or_pause(state, "a reminder", lambda: _build_reminder_input(state)), work
+        state, tasks.guard.change_or_pause(state, "a reminder", lambda: _build_reminder_input(state)), tasks
     )
 
 
 def _build_reminder_input(state: RunState) -> tuple[ReminderBatch, dict[str, Any]]:
-    due = take_due_reminders(state, get_host().now())
-    task = ModelInput(
-        **build_call_facts(state, due.op),
-        head=state.head,
-        purpose="remind",
-        reminders=due.reminders,
-        overrides=get_effective_overrides(state),
+    batch = take_due_reminders(state, get_host().now())
+    task = _build_model_input(
+        state, batch.op, "remind", reminders=batch.reminders, overrides=get_effective_overrides(state)
     )
-    return due, dump_activity_input(task)
+    return batch, task.model_dump(mode="json", exclude_none=True)
 
 
 async def _run_reminder_activity(
-    state: RunState, reminder: tuple[ReminderBatch, dict[str, Any]] | None, work: StepTasks
+    state: RunState, reminder: tuple[ReminderBatch, dict[str, Any]] | None, tasks: StepTasks
 ) -> None:
     """Send reminders; cancelled once none of their calls waits. A failure is only logged, except an ``AbortError``."""
     if reminder is None:
         return
-    told, task = reminder
-    telling = asyncio.create_task(get_host().execute_activity(MODEL_ACTIVITY, task, **model_options()))
+    batch, task = reminder
+    reminding = asyncio.create_task(get_host().execute_activity(MODEL_ACTIVITY, task, **engine_options()))
     with suppress(asyncio.CancelledError):
-        await get_host().wait_condition(lambda: telling.done() or not told.has_waiting_call())
-    if not telling.done():
-        telling.cancel()
-    await get_host().wait([telling])
-    if telling.cancelled():  # before it began
+        await get_host().wait_condition(lambda: reminding.done() or not batch.has_waiting_call())
+    if not reminding.done():
+        reminding.cancel()
+    await get_host().wait([reminding])
+    if reminding.cancelled():  # before it began
         return
-    error = telling.exception()
+    error = reminding.exception()
     if not isinstance(error, ActivityError):
-        telling.result()
+        reminding.result()
     elif not is_cancelled_activity(error):
-        kind, message = read_activity_failure(error)
-        if kind != "AbortError":
-            get_logger().warning("nobody was reminded of calls of run %s: %s: %s", state.context_id, kind, message)
-        elif not work.is_stopping():
-            apply_abort(state, message)
+        failure = read_activity_failure(error)
+        if failure.type != "AbortError":
+            get_logger().warning("the reminder of waiting calls of run %s failed: %s", state.context_id, failure)
+        elif not tasks.is_stopping():
+            apply_abort(state, failure.message)
 
 
-async def record_ending(state: RunState, step: RecordClosing, work: StepTasks) -> None:
-    """Record how the run, or a turn of it, ended."""
-    task = work.guard.change_or_pause(state, "the input of an ending", lambda: _build_close_input(state, step))
+async def record_ending(state: RunState, step: RecordClosing, tasks: StepTasks) -> None:
+    """Record how the run, or a turn of it, ended. This waits for the store without limit, but only
+    ``CANCELLED_CLOSE_TIMEOUT`` in a cancelled run, which must end."""
+    task = tasks.guard.change_or_pause(state, "the input of an ending", lambda: _build_close_input(state, step))
     if task is None:
         return
     revoked = tuple(state.revoked)
+    limit = CANCELLED_CLOSE_TIMEOUT if state.cancelled else None
     try:
-        raw = await get_host().execute_activity(MODEL_ACTIVITY, task, **close_options(cancelled=state.cancelled))
+        raw = await get_host().execute_activity(
+            MODEL_ACTIVITY, task, **engine_options(max_retry_seconds=10, schedule_to_close_timeout=limit)
+        )
     except ActivityError as error:
-        if is_cancelled_activity(error) and not state.cancelled and work.is_cancelling():
+        if is_cancelled_activity(error) and not state.cancelled and tasks.is_cancelling():
             return  # the run was cancelled meanwhile: its ending is recorded instead
-        get_logger().error("the ending could not be recorded: %s", read_activity_failure(error)[1])
+        get_logger().error("the ending could not be recorded: %s", read_activity_failure(error).message)
         raw = {}
-    work.guard.change_or_pause(state, "the record of an ending", lambda: _apply_close_output(state, step, revoked, raw))
+    tasks.guard.change_or_pause(
+        state, "the record of an ending", lambda: _apply_close_output(state, step, revoked, raw)
+    )
 
 
 def _build_close_input(state: RunState, step: RecordClosing) -> dict[str, Any]:
-    new = take_message_auth(state, step.new)
-    return dump_activity_input(
-        ModelInput(
-            **build_call_facts(state, state.op),
-            head=state.head,
-            new=new,
-            purpose="close",
-            closing=step.closing,
-            mode=state.mode if state.mode != "run" else None,
-            resume=state.resume or None,
-            revoked=tuple(state.revoked),
-        )
-    )
+    new = take_message_auth(state, step.new)  # first: it may change the auth context, which the input has
+    task = _build_model_input(state, state.op, "close", new=new, closing=step.closing, revoked=tuple(state.revoked))
+    return task.model_dump(mode="json", exclude_none=True)
 
 
 def _apply_close_output(state: RunState, step: RecordClosing, revoked: Sequence[RevokedApproval], raw: Any) -> None:
@@ -311,37 +258,29 @@ def _apply_close_output(state: RunState, step: RecordClosing, revoked: Sequence[
     apply_closing(state, step, ModelOutput.model_validate(raw).head)
 
 
-def _read_compaction_ways(error: BaseException) -> list[str]:
-    """Read the ways to shorten a too long conversation from the activity's error (``RetryDecision``)."""
-    cause = error.__cause__
-    details = cause.details if isinstance(cause, ApplicationError) else ()
-    said = details[0] if details else None
-    return [str(way) for way in said.get("compaction", ())] if isinstance(said, dict) else []
-
-
 # ---
 # Concurrent tool calls of a reply, with calls that are approved or answered meanwhile, and reminders of waiting calls.
 
 
 async def run_tool_calls(
-    state: RunState, calls: Iterable[ToolCallState], work: StepTasks, children: BackgroundChildren
+    state: RunState, calls: Iterable[ToolCallState], tasks: StepTasks, children: BackgroundChildren
 ) -> None:
     """Run ``calls`` to their end, and the calls that are approved or answered meanwhile."""
-    beside = _ToolCallSource(state, work, children)
-    await work.run_all(beside.build_coroutines(calls), beside)
+    source = _ToolCallSource(state, tasks, children)
+    await tasks.run_all(source.build_coroutines(calls), source)
 
 
-async def send_reminders_while_waiting(state: RunState, work: StepTasks, children: BackgroundChildren) -> None:
+async def send_reminders_while_waiting(state: RunState, tasks: StepTasks, children: BackgroundChildren) -> None:
     """Send the due reminders, and run the calls that are approved or answered meanwhile."""
-    await work.run_all([send_reminders(state, work)], _ToolCallSource(state, work, children))
+    await tasks.run_all([send_reminders(state, tasks)], _ToolCallSource(state, tasks, children))
 
 
 class _ToolCallSource:
     """A :class:`~.step_tasks.TaskSource` of tool calls that may begin while others run, and of reminders."""
 
-    def __init__(self, state: RunState, work: StepTasks, children: BackgroundChildren) -> None:
+    def __init__(self, state: RunState, tasks: StepTasks, children: BackgroundChildren) -> None:
         self._state = state
-        self._work = work
+        self._tasks = tasks
         self._children = children
         self._running_ops: set[int] = set()
         """Operation numbers of the calls in flight."""
@@ -353,31 +292,27 @@ class _ToolCallSource:
         return [self._build_coroutine(pending) for pending in calls]
 
     def has_more(self) -> bool:
-        """See base."""
+        """Whether a call may begin, a reminder is due, or the next expiry has changed."""
         joining = select_joining_calls(self._state, self._running_ops)
         return bool(list_calls_to_remind(self._state) or joining) or find_next_expiry(self._state) != self._next_expiry
 
     def seconds_to_next_check(self) -> float | None:
-        """See base: until a reminder is due, or a wait for a person expires."""
+        """Return the seconds until a reminder is due, or a wait for a person expires."""
         self._next_expiry = find_next_expiry(self._state)
-        at = self._compute_next_deadline()
+        at = find_next_deadline(self._state)
         return None if at is None else max(at - get_host().now().timestamp(), 0.001)
 
-    def _compute_next_deadline(self) -> float | None:
-        ends = [find_next_reminder_check(self._state), self._next_expiry]
-        return min((at for at in ends if at is not None), default=None)
-
     def start_more(self) -> list[Coroutine[Any, Any, None]]:
-        """See base."""
+        """Return the coroutines of the reminders and calls that are to start."""
         begun: list[Coroutine[Any, Any, None]] = []
-        if self._compute_next_deadline() is not None:
-            self._work.guard.change_or_pause(
+        if find_next_deadline(self._state) is not None:
+            self._tasks.guard.change_or_pause(
                 self._state, "the wait for a person", lambda: update_approval_waits(self._state, get_host().now())
             )
         if self._state.pause is not None and self._state.pause.fault:
             return begun
         if list_calls_to_remind(self._state):
-            begun.append(send_reminders(self._state, self._work))
+            begun.append(send_reminders(self._state, self._tasks))
         return begun + self.build_coroutines(select_joining_calls(self._state, self._running_ops))
 
     def _build_coroutine(self, pending: ToolCallState) -> Coroutine[Any, Any, None]:
@@ -385,7 +320,7 @@ class _ToolCallSource:
 
         async def run() -> None:
             try:
-                await run_tool_call(self._state, pending, self._work, self._children)
+                await run_tool_call(self._state, pending, self._tasks, self._children)
             finally:
                 self._running_ops.discard(pending.op)
 

@@ -37,7 +37,7 @@ from perdure.loop.messages import accept_message, receive_message
 from perdure.loop.questions import apply_clearance, apply_question
 from perdure.loop.status import build_status
 from perdure.loop.subagents import ChildOutcome, apply_branch_outcome, build_branch_start
-from perdure.loop.waits import find_next_reminder_check, list_calls_to_remind, take_due_reminders
+from perdure.loop.waits import find_next_deadline, list_calls_to_remind, take_due_reminders
 from perdure.types.interface import Response
 from perdure.types.state import RunState, ToolCallState
 from perdure.types.subagents import BranchRequest, CollectCall, TellCall
@@ -348,7 +348,7 @@ class Simulation:
     def later(self, seconds: float) -> None:
         """Time goes by; what is due is looked for beside the calls in flight."""
         self.now += timedelta(seconds=seconds)
-        if isinstance(self.flying, RunToolCalls) and find_next_reminder_check(self.state) is not None:
+        if isinstance(self.flying, RunToolCalls) and find_next_deadline(self.state) is not None:
             update_approval_waits(self.state, self.now)
             if list_calls_to_remind(self.state):
                 self._remind()

@@ -14,7 +14,7 @@ from perdure.loop.approvals import decide_approval, update_approval_waits
 from perdure.loop.decide import CallModel, RunToolCalls, SendReminders, Wait, decide
 from perdure.loop.lifecycle import apply_interrupt, cancel_run, fail_run, pause_run, request_interrupt
 from perdure.loop.status import build_status
-from perdure.loop.waits import find_next_reminder_check, list_calls_to_remind, take_due_reminders
+from perdure.loop.waits import find_next_deadline, list_calls_to_remind, take_due_reminders
 from perdure.types.approvals import ApprovalTerms, Reminder, hash_arguments
 from perdure.types.state import RunState
 from perdure.types.tool_calls import Call
@@ -67,7 +67,6 @@ def test_it_waits_for_what_is_next_and_tells_each_once() -> None:
 def test_without_reminders_it_waits_as_it_did() -> None:
     state = asked(waiting("c1", expires=25), waiting("c2"))
     assert decide(state) == Wait("approval", at(25).timestamp())
-    assert find_next_reminder_check(state) is None
     assert told(state, 10_000) == []
     assert '"next"' not in state.model_dump_json()
 
@@ -127,12 +126,12 @@ def test_who_stops_the_run_stops_its_reminders(how: str) -> None:
 def test_other_calls_begin_first_and_it_is_looked_beside_them() -> None:
     state = asked(waiting("c1", remind=10, expires=12), call("c2"))
     assert isinstance(decide(state), RunToolCalls)
-    assert find_next_reminder_check(state) == at(10).timestamp()
+    assert find_next_deadline(state) == at(10).timestamp()
     assert list_calls_to_remind(state) == ()
     update_approval_waits(state, at(10))
     assert [one.call.id for one in list_calls_to_remind(state)] == ["c1"]
     take_due_reminders(state, at(10))
-    assert find_next_reminder_check(state) == at(12).timestamp()
+    assert find_next_deadline(state) == at(12).timestamp()
     apply_result(state, state.calls[1].op, NewResult(call_id="c2", name="look", key="k"))
     assert decide(state) == Wait("approval", at(12).timestamp())
 
