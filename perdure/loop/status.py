@@ -19,23 +19,10 @@ from ..types.plain_json import measure_json
 from ..types.state import RunState, ToolCallState
 from ..types.subagents import CollectCall
 from ..types.tool_calls import SubagentCall
-from . import children
+from . import children, decide
 from .approvals import list_pending_approvals
 from .children import build_background_run_id, build_background_statuses, find_background_run
 from .compaction import CompactConversation
-from .decide import (
-    CallModel,
-    EndRun,
-    NextStep,
-    RecordClosing,
-    ReportToParent,
-    RunBranches,
-    RunToolCalls,
-    SendReminders,
-    StopChildren,
-    Wait,
-    decide,
-)
 from .limits import build_pause_reason, find_exceeded_limit, list_limit_uses
 from .subagents import build_branch_run_id, build_child_run_id
 from .waits import is_waiting_for_approval, pending_waits
@@ -48,7 +35,7 @@ SearchAttributeValue = str | int
 
 
 def list_changed_search_attributes(
-    state: RunState, step: NextStep | None, shown: Mapping[str, object]
+    state: RunState, step: decide.NextStep | None, shown: Mapping[str, object]
 ) -> dict[str, SearchAttributeValue]:
     """List the search attributes to change during ``step``; ``shown`` is what visibility has.
 
@@ -56,13 +43,13 @@ def list_changed_search_attributes(
     kept up to date, except for whether a session is in a turn. Only attributes that the namespace is known to have.
     """
     pending = len(pending_waits(state))
-    idle = isinstance(step, Wait) and step.until != "child"
+    idle = isinstance(step, decide.Wait) and step.until != "child"
     if not pending and not idle and PENDING_ATTRIBUTE not in shown and STATUS_ATTRIBUTE not in shown:
         return {}
     status: IndexedStatus = "waiting" if pending else "running"
     wanted: dict[str, SearchAttributeValue] = {
         AGENT_ATTRIBUTE: state.agent,
-        STATUS_ATTRIBUTE: "paused" if step == Wait("resumed") else status,
+        STATUS_ATTRIBUTE: "paused" if step == decide.Wait("resumed") else status,
         PENDING_ATTRIBUTE: pending,
     }
     return {name: value for name, value in wanted.items() if name in (state.indexed or ()) and shown.get(name) != value}
@@ -92,29 +79,29 @@ def build_waiting_memo(state: RunState) -> list[dict[str, Any]] | None:
 
 def build_status(state: RunState, since: str | None = None) -> Status:
     """Build the result of the ``status`` query; ``since`` (ISO 8601) is when the present step began."""
-    step = decide(state)
+    step = decide.decide(state)
     match step:
-        case CallModel():
+        case decide.CallModel():
             phase, work = "running", "model"
         case CompactConversation():
             phase, work = "running", "compacting"
-        case RunToolCalls():
+        case decide.RunToolCalls():
             phase, work = "running", "tools"
-        case RunBranches():
+        case decide.RunBranches():
             phase, work = "running", "branches"
-        case RecordClosing() | StopChildren() | ReportToParent():
+        case decide.RecordClosing() | decide.StopChildren() | decide.ReportToParent():
             phase, work = "running", "closing"
-        case Wait(until="resumed"):
+        case decide.Wait(until="resumed"):
             phase, work = "paused", "nothing"
-        case Wait(until="approval") | SendReminders():
+        case decide.Wait(until="approval") | decide.SendReminders():
             phase, work = "waiting", "approval" if any(map(is_waiting_for_approval, state.calls)) else "answer"
-        case Wait(until="child"):
+        case decide.Wait(until="child"):
             phase, work = "running", "tools"
-        case Wait():
+        case decide.Wait():
             phase, work = "waiting", "message"
-        case EndRun(status=ended):
+        case decide.EndRun(status=ended):
             phase, work = ended, "nothing"
-    at_limit = step == Wait("resumed") and state.pause is None
+    at_limit = step == decide.Wait("resumed") and state.pause is None
     return Status.model_validate(
         {
             "state": phase,

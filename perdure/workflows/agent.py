@@ -19,33 +19,11 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from ..errors import InvalidInputError
+from ..loop import decide, lifecycle
 from ..loop.approvals import update_approval_waits
 from ..loop.background import answer_collect_calls
 from ..loop.compaction import CompactConversation
-from ..loop.decide import (
-    CallModel,
-    EndRun,
-    NextStep,
-    RecordClosing,
-    ReportToParent,
-    RunBranches,
-    RunToolCalls,
-    SendReminders,
-    StopChildren,
-    Wait,
-    decide,
-)
 from ..loop.finish import build_response
-from ..loop.lifecycle import (
-    apply_interrupt,
-    build_continuation_input,
-    cancel_run,
-    close_run,
-    create_run_state,
-    end_turn_at_budget,
-    is_continuation_input,
-    read_continued_state,
-)
 from ..loop.limits import update_work_time
 from ..loop.payload_limits import STATE_BYTES
 from ..loop.subagents import build_usage_details
@@ -67,7 +45,7 @@ class AgentWorkflow(WorkflowHandlers):
 
     def __init__(self) -> None:
         super().__init__()
-        self._step: NextStep | None = None
+        self._step: decide.NextStep | None = None
         self._is_carry_over_too_large = False
         """Whether the state was too large to continue as new with, when that was last due."""
 
@@ -84,16 +62,16 @@ class AgentWorkflow(WorkflowHandlers):
         children = BackgroundChildren(state, self._guard)
         while True:
             if tasks.is_cancelling() and not state.cancelled:
-                cancel_run(state)
+                lifecycle.cancel_run(state)
             now = get_host().now()
             planned = self._guard.change_or_pause(state, "the next step", partial(_decide_next_step, state, now))
-            self._step = step = planned or Wait("resumed")
+            self._step = step = planned or decide.Wait("resumed")
             self._step_started_at = now.isoformat()
             if children.is_probe_due(step, now.timestamp()):
                 await tasks.run_to_end(children.send_due_probes(now.timestamp()), stop=False)
                 continue
             match step:
-                case CallModel():
+                case decide.CallModel():
                     await self._continue_as_new_if_long(state)
                     if not tasks.is_stopping():
                         await tasks.run_all([steps.call_model(state, step, tasks)])
@@ -101,23 +79,23 @@ class AgentWorkflow(WorkflowHandlers):
                     await self._continue_as_new_if_long(state)
                     if not tasks.is_stopping():
                         await tasks.run_all([steps.compact_conversation(state, step, tasks)])
-                case RunToolCalls(calls=calls):
+                case decide.RunToolCalls(calls=calls):
                     await run_tool_calls(state, calls, tasks, children)
-                case RunBranches(branches=branches):
+                case decide.RunBranches(branches=branches):
                     await tasks.run_all([run_branch(state, branch, tasks) for branch in branches])
-                case SendReminders():
+                case decide.SendReminders():
                     await send_reminders_while_waiting(state, tasks, children)
-                case RecordClosing():
+                case decide.RecordClosing():
                     await tasks.run_to_end(steps.record_ending(state, step, tasks), stop=not state.cancelled)
-                case Wait():
+                case decide.Wait():
                     await self._continue_as_new_if_long(state)  # a run may wait for months
                     await self._wait_for_change(state, step, children.compute_next_probe(step, now.timestamp()))
                     update_work_time(state, get_host().now(), working=step.until == "child")
-                case StopChildren():
+                case decide.StopChildren():
                     await tasks.run_to_end(children.stop_children(), stop=False)
-                case ReportToParent():
+                case decide.ReportToParent():
                     await tasks.run_to_end(report_to_parent(state, step, self._guard), stop=False)
-                case EndRun(status=ended):
+                case decide.EndRun(status=ended):
                     result = self._guard.change_or_pause(state, "the result", lambda: _build_run_result(state, ended))
                     if result is not None:
                         return _return_or_raise_result(ended, result)
@@ -134,20 +112,20 @@ class AgentWorkflow(WorkflowHandlers):
         try:
             values = [decode_argument(argument) for argument in arguments]
             raw: Any = values[0] if len(values) == 1 else values
-            carried = is_continuation_input(raw, info.continued_run_id)
+            carried = lifecycle.is_continuation_input(raw, info.continued_run_id)
             parent = info.parent.workflow_id if info.parent else None
-            state = None if carried else create_run_state(raw, info.workflow_id, scope, parent)
+            state = None if carried else lifecycle.create_run_state(raw, info.workflow_id, scope, parent)
         except InvalidInputError as error:
             raise build_application_error(error) from None
         except Exception as error:
             why = InvalidInputError(f"the input cannot be read: {type(error).__name__}: {error}")
             raise build_application_error(why) from None
         if state is None:  # an error here fails the workflow task, not the run: another worker may be able to go on
-            state = read_continued_state(raw, info.workflow_id)
+            state = lifecycle.read_continued_state(raw, info.workflow_id)
         self._set_state(state)
         return state
 
-    async def _wait_for_change(self, state: RunState, step: Wait, look: float | None) -> None:
+    async def _wait_for_change(self, state: RunState, step: decide.Wait, look: float | None) -> None:
         idle = state.idle_timeout if step.until == "message" else None
         times = [at for at in (step.deadline, look) if at is not None]
         if times:
@@ -164,7 +142,7 @@ class AgentWorkflow(WorkflowHandlers):
         except TimeoutError:
             # Not if a message came together with the timeout.
             if step.until == "message" and not _is_step_outdated(state, step):
-                close_run(state)
+                lifecycle.close_run(state)
 
     async def _continue_as_new_if_long(self, state: RunState) -> None:
         """Continue as new if the history is long. Called before a model call and in a wait: nothing is in flight then,
@@ -177,7 +155,7 @@ class AgentWorkflow(WorkflowHandlers):
         except asyncio.CancelledError:
             return
         carried = self._guard.change_or_pause(
-            state, "the next execution", lambda: build_continuation_input(state, get_host().info().run_id)
+            state, "the next execution", lambda: lifecycle.build_continuation_input(state, get_host().info().run_id)
         )
         # If it is too large, model calls take the waiting messages first.
         self._is_carry_over_too_large = carried is None or measure_json(carried) > STATE_BYTES
@@ -192,19 +170,19 @@ class AgentWorkflow(WorkflowHandlers):
         return info.is_continue_as_new_suggested() or (most is not None and info.get_current_history_length() > most)
 
 
-def _decide_next_step(state: RunState, now: datetime) -> NextStep:
-    apply_interrupt(state)
+def _decide_next_step(state: RunState, now: datetime) -> decide.NextStep:
+    lifecycle.apply_interrupt(state)
     update_work_time(state, now)
-    end_turn_at_budget(state)
+    lifecycle.end_turn_at_budget(state)
     update_approval_waits(state, now)
     answer_collect_calls(state)
-    return decide(state)
+    return decide.decide(state)
 
 
-def _is_step_outdated(state: RunState, step: Wait) -> bool:
+def _is_step_outdated(state: RunState, step: decide.Wait) -> bool:
     """Whether the next step is no longer ``step``."""
     try:
-        return decide(state) != step
+        return decide.decide(state) != step
     except Exception:  # the decision on the next step fails again, and then pauses the run
         return state.pause is None
 
@@ -229,5 +207,5 @@ def _return_or_raise_result(ended: str, result: dict[str, Any] | ApplicationErro
     return result
 
 
-def _describe_wait_timer(step: Wait) -> str:
+def _describe_wait_timer(step: decide.Wait) -> str:
     return {"approval": "approval expires", "message": "idle timeout"}.get(step.until, "look after subagents")

@@ -25,23 +25,11 @@ from temporalio.exceptions import (
 from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 from temporalio.workflow import ChildWorkflowCancellationType, ParentClosePolicy
 
-from ..loop import background
+from ..loop import background, subagents
 from ..loop.apply import apply_result
 from ..loop.children import build_background_run_id, list_active_background_runs, list_awaited_background_runs
 from ..loop.decide import CallModel, NextStep, ReportToParent, Wait
 from ..loop.lifecycle import fail_run
-from ..loop.subagents import (
-    CHILD_CANCELLED,
-    ChildOutcome,
-    apply_branch_outcome,
-    apply_child_outcome,
-    build_branch_run_id,
-    build_branch_start,
-    build_child_run_id,
-    build_child_start,
-    parse_usage_details,
-    set_branch_outcome,
-)
 from ..types.interface import WORKFLOW_TYPE, Response
 from ..types.state import PendingBranch, RunState, ToolCallState
 from ..types.subagents import BackgroundRun, BranchOutcome, TellCall
@@ -61,19 +49,21 @@ T = TypeVar("T")
 
 async def run_subagent(state: RunState, pending: ToolCallState, tasks: StepTasks) -> None:
     """Run the child to its end. An interrupt of the run interrupts the child, which then reports its usage."""
-    start = tasks.guard.change_or_pause(state, "the start of a subagent", lambda: build_child_start(state, pending))
+    start = tasks.guard.change_or_pause(
+        state, "the start of a subagent", lambda: subagents.build_child_start(state, pending)
+    )
     if isinstance(start, NewResult):
         apply_result(state, pending.op, start)
     if not isinstance(start, dict):
         return
-    ended = await run_child(state, build_child_run_id(state, pending), start)
+    ended = await run_child(state, subagents.build_child_run_id(state, pending), start)
     stopping = tasks.is_stopping()
     tasks.guard.change_or_pause(
-        state, "the end of a subagent", lambda: apply_child_outcome(state, pending, ended, stopping=stopping)
+        state, "the end of a subagent", lambda: subagents.apply_child_outcome(state, pending, ended, stopping=stopping)
     )
 
 
-async def run_child(state: RunState, id: str, start: dict[str, Any]) -> ChildOutcome:
+async def run_child(state: RunState, id: str, start: dict[str, Any]) -> subagents.ChildOutcome:
     """Run the child with the input ``start``, and return its outcome. An interrupt of the run interrupts the child."""
     this_task = asyncio.current_task()
     assert this_task is not None, "a coroutine that runs"
@@ -92,7 +82,7 @@ async def run_child(state: RunState, id: str, start: dict[str, Any]) -> ChildOut
         await _wait_for_child(child, lambda: state.interrupt is not None)
         return parse_child_result(child.result())
     except asyncio.CancelledError:
-        return ChildOutcome(error=CHILD_CANCELLED)
+        return subagents.ChildOutcome(error=subagents.CHILD_CANCELLED)
     except FailureError as error:
         return parse_child_failure(error)
 
@@ -125,25 +115,27 @@ async def _interrupt_child(child: asyncio.Task[Any]) -> None:
         child.cancel()
 
 
-def parse_child_result(result: Any) -> ChildOutcome:
+def parse_child_result(result: Any) -> subagents.ChildOutcome:
     """Parse the result of a child into its outcome; an error outcome if it is not a ``Response``."""
     try:
-        return ChildOutcome(Response.model_validate(result))
+        return subagents.ChildOutcome(Response.model_validate(result))
     except ValidationError as error:
         why = describe_validation_error(error, "the result")
-        return ChildOutcome(error=f"RunError: the subagent's result cannot be read: {why}")
+        return subagents.ChildOutcome(error=f"RunError: the subagent's result cannot be read: {why}")
 
 
-def parse_child_failure(error: FailureError) -> ChildOutcome:
+def parse_child_failure(error: FailureError) -> subagents.ChildOutcome:
     """Build the outcome of a child that failed, was cancelled or was terminated."""
     cause = error.cause if isinstance(error, ChildWorkflowError) else error
     if isinstance(cause, ApplicationError):
-        return ChildOutcome(error=f"{cause.type}: {cause.message}", used=parse_usage_details(cause.details))
+        return subagents.ChildOutcome(
+            error=f"{cause.type}: {cause.message}", used=subagents.parse_usage_details(cause.details)
+        )
     if is_cancelled_exception(error):
-        return ChildOutcome(error=CHILD_CANCELLED)
+        return subagents.ChildOutcome(error=subagents.CHILD_CANCELLED)
     if isinstance(cause, TerminatedError):
-        return ChildOutcome(error="the subagent was terminated before it had an answer")
-    return ChildOutcome(error=f"{type(cause).__name__}: {cause}")
+        return subagents.ChildOutcome(error="the subagent was terminated before it had an answer")
+    return subagents.ChildOutcome(error=f"{type(cause).__name__}: {cause}")
 
 
 def is_lost_child_error(error: BaseException) -> bool:
@@ -293,7 +285,7 @@ class BackgroundChildren:
         except FailureError as error:
             if not _is_workflow_not_found(error):
                 return str(error)
-            background.apply_background_outcome(self._state, row, ChildOutcome(), lost=True)
+            background.apply_background_outcome(self._state, row, subagents.ChildOutcome(), lost=True)
             return f"{row.handle} ({row.agent}) has ended: collect its answer"
         return None
 
@@ -323,7 +315,7 @@ class BackgroundChildren:
             await _run_shielded(get_host().cancel_external(build_background_run_id(self._state, row)))
         except FailureError as error:
             if _is_workflow_not_found(error):
-                background.apply_background_outcome(self._state, row, ChildOutcome(), lost=True)
+                background.apply_background_outcome(self._state, row, subagents.ChildOutcome(), lost=True)
 
 
 async def report_to_parent(state: RunState, step: ReportToParent, guard: Guard) -> None:
@@ -382,13 +374,15 @@ def _is_workflow_not_found(error: FailureError) -> bool:
 
 async def run_branch(state: RunState, branch: PendingBranch, tasks: StepTasks) -> None:
     """Run the branch to its end. An interrupt of the run interrupts the branch, which then reports its usage."""
-    start = tasks.guard.change_or_pause(state, "the start of a branch", lambda: build_branch_start(state, branch))
+    start = tasks.guard.change_or_pause(
+        state, "the start of a branch", lambda: subagents.build_branch_start(state, branch)
+    )
     if isinstance(start, BranchOutcome):
-        set_branch_outcome(branch, start)
+        subagents.set_branch_outcome(branch, start)
     if not isinstance(start, dict):
         return
-    ended = await run_child(state, build_branch_run_id(state, branch), start)
+    ended = await run_child(state, subagents.build_branch_run_id(state, branch), start)
     stopping = tasks.is_stopping()
     tasks.guard.change_or_pause(
-        state, "the end of a branch", lambda: apply_branch_outcome(state, branch, ended, stopping=stopping)
+        state, "the end of a branch", lambda: subagents.apply_branch_outcome(state, branch, ended, stopping=stopping)
     )
