@@ -18,7 +18,6 @@ from typing import Any, assert_never
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-from ..errors import InvalidInputError
 from ..loop import decide, lifecycle
 from ..loop.approvals import update_approval_waits
 from ..loop.background import answer_collect_calls
@@ -32,7 +31,7 @@ from ..types.plain_json import measure_json
 from ..types.state import RunState
 from . import steps
 from .child_workflows import BackgroundChildren, report_to_parent, run_branch
-from .handlers import WorkflowHandlers, accept_raw_argument, build_application_error, decode_argument
+from .handlers import WorkflowHandlers, accept_raw_argument, decode_argument, translate_input_errors
 from .host import ensure_commands, get_host
 from .search_attributes import sync_visibility
 from .step_tasks import StepTasks
@@ -64,8 +63,8 @@ class AgentWorkflow(WorkflowHandlers):
             if tasks.is_cancelling() and not state.cancelled:
                 lifecycle.cancel_run(state)
             now = get_host().now()
-            planned = self._guard.change_or_pause(state, "the next step", partial(_decide_next_step, state, now))
-            self._step = step = planned or decide.Wait("resumed")
+            decided = self._guard.change_or_pause(state, "the next step", partial(_decide_next_step, state, now))
+            self._step = step = decided or decide.Wait("resumed")
             self._step_started_at = now.isoformat()
             if children.is_probe_due(step, now.timestamp()):
                 await tasks.run_to_end(children.send_due_probes(now.timestamp()), stop=False)
@@ -95,10 +94,12 @@ class AgentWorkflow(WorkflowHandlers):
                     await tasks.run_to_end(children.stop_children(), stop=False)
                 case decide.ReportToParent():
                     await tasks.run_to_end(report_to_parent(state, step, self._guard), stop=False)
-                case decide.EndRun(status=ended):
-                    result = self._guard.change_or_pause(state, "the result", lambda: _build_run_result(state, ended))
+                case decide.EndRun(status=status):
+                    result = self._guard.change_or_pause(state, "the result", lambda: _build_run_result(state, status))
+                    if isinstance(result, BaseException):
+                        raise result
                     if result is not None:
-                        return _return_or_raise_result(ended, result)
+                        return result
                 case _:
                     assert_never(step)
 
@@ -109,27 +110,22 @@ class AgentWorkflow(WorkflowHandlers):
         scope = info.first_execution_run_id
         if info.cron_schedule and info.continued_run_id:  # every run of a cron has the same first one
             scope += f"/{info.continued_run_id}"
-        try:
+        with translate_input_errors("the input"):
             values = [decode_argument(argument) for argument in arguments]
             raw: Any = values[0] if len(values) == 1 else values
             carried = lifecycle.is_continuation_input(raw, info.continued_run_id)
-            parent = info.parent.workflow_id if info.parent else None
-            state = None if carried else lifecycle.create_run_state(raw, info.workflow_id, scope, parent)
-        except InvalidInputError as error:
-            raise build_application_error(error) from None
-        except Exception as error:
-            why = InvalidInputError(f"the input cannot be read: {type(error).__name__}: {error}")
-            raise build_application_error(why) from None
+            parent_id = info.parent.workflow_id if info.parent else None
+            state = None if carried else lifecycle.create_run_state(raw, info.workflow_id, scope, parent_id)
         if state is None:  # an error here fails the workflow task, not the run: another worker may be able to go on
             state = lifecycle.read_continued_state(raw, info.workflow_id)
         self._set_state(state)
         return state
 
-    async def _wait_for_change(self, state: RunState, step: decide.Wait, look: float | None) -> None:
+    async def _wait_for_change(self, state: RunState, step: decide.Wait, next_probe: float | None) -> None:
         idle = state.idle_timeout if step.until == "message" else None
-        times = [at for at in (step.deadline, look) if at is not None]
-        if times:
-            idle = max(min(times) - get_host().now().timestamp(), 0.001)
+        deadlines = [at for at in (step.deadline, next_probe) if at is not None]
+        if deadlines:
+            idle = max(min(deadlines) - get_host().now().timestamp(), 0.001)
         try:
             with suppress(asyncio.CancelledError):  # _run_steps cancels the run before its next decision
                 await get_host().wait_condition(
@@ -187,24 +183,18 @@ def _is_step_outdated(state: RunState, step: decide.Wait) -> bool:
         return state.pause is None
 
 
-def _build_run_result(state: RunState, ended: str) -> dict[str, Any] | ApplicationError:
-    """Build the result of the run: a ``Response`` without its messages, or the error of a failed run."""
+def _build_run_result(state: RunState, status: str) -> dict[str, Any] | BaseException:
+    """Build the result of the run: a ``Response`` without its messages, or the error that it ends with."""
+    if status == "cancelled":
+        return asyncio.CancelledError("the run was cancelled")
     failure = state.turn.failure if state.turn else None
-    if ended == "failed" and failure is not None:
+    if status == "failed" and failure is not None:
         details = [build_usage_details(state)] if state.parent is not None else []
         return ApplicationError(failure.message, *details, type=failure.type, non_retryable=True)
     response = build_response(state)
     if state.parent is not None:
         response = response.model_copy(update={"tool_calls": state.tool_calls})
     return response.model_dump(mode="json", exclude_none=True)
-
-
-def _return_or_raise_result(ended: str, result: dict[str, Any] | ApplicationError) -> dict[str, Any]:
-    if ended == "cancelled":
-        raise asyncio.CancelledError("the run was cancelled")
-    if isinstance(result, ApplicationError):
-        raise result
-    return result
 
 
 def _describe_wait_timer(step: decide.Wait) -> str:

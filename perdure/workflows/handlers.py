@@ -7,7 +7,8 @@ again. The reason why a signal was refused is in ``status.refused``; that of an 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from temporalio import workflow
@@ -73,7 +74,7 @@ class WorkflowHandlers:
     @accept_raw_argument
     def inject_user_message(self, message: Any = None, *_: Any) -> None:
         """Add a message, which joins the conversation at the next iteration: a string, or ``{"content", "id"}``."""
-        self._apply_signal("inject_user_message", lambda state: receive_message(state, decode_argument(message)))
+        self._apply_signal("inject_user_message", receive_message, message)
 
     @workflow.update
     @accept_raw_argument
@@ -82,70 +83,59 @@ class WorkflowHandlers:
 
         Returns the ``{"task_id"}`` of the turn that it joins or opens.
         """
-        return {
-            "task_id": await self._apply_update(
-                "send_message", lambda state: accept_message(state, decode_argument(message))
-            )
-        }
+        return {"task_id": await self._apply_update("send_message", accept_message, message)}
 
     @send_message.validator
     @accept_raw_argument
     def _check_message(self, message: Any = None, *_: Any) -> None:
         """Refuse an invalid message; a refused update adds nothing to history."""
-        _run_validator(lambda: check_message(self._state, decode_argument(message)))
+        _run_validator(check_message, self._state, message)
 
     @workflow.update
     @accept_raw_argument
     async def decide_approval(self, decision: Any = None, *_: Any) -> dict[str, Any]:
         """Approve or deny a call that waits: ``{"call_id", "decision", "by", "comment", "always", …}``."""
-        decided = await self._apply_update(
-            "decide_approval",
-            lambda state: approvals.decide_approval(state, decode_argument(decision), get_host().now()),
-        )
+        decided = await self._apply_update("decide_approval", approvals.decide_approval, decision, get_host().now())
         return decided.model_dump(mode="json", exclude_none=True)
 
     @decide_approval.validator
     @accept_raw_argument
     def _check_approval(self, decision: Any = None, *_: Any) -> None:
         """Refuse a decision that comes too late or fits no call; a refused update adds nothing to history."""
-        _run_validator(lambda: approvals.check_approval(self._state, decode_argument(decision), get_host().now()))
+        _run_validator(approvals.check_approval, self._state, decision, get_host().now())
 
     @workflow.update
     @accept_raw_argument
-    async def revoke_approval(self, which: Any = None, *_: Any) -> dict[str, Any]:
+    async def revoke_approval(self, revocation: Any = None, *_: Any) -> dict[str, Any]:
         """Revoke the standing approvals of a tool: ``{"tool", "by"}``. Returns those revoked as ``{"revoked"}``."""
-        revoked = await self._apply_update(
-            "revoke_approval",
-            lambda state: approvals.revoke_standing_approval(state, decode_argument(which), get_host().now()),
-        )
+        change, now = approvals.revoke_standing_approval, get_host().now()
+        revoked = await self._apply_update("revoke_approval", change, revocation, now)
         return {"revoked": [approval.model_dump(mode="json") for approval in revoked]}
 
     @revoke_approval.validator
     @accept_raw_argument
-    def _check_revocation(self, which: Any = None, *_: Any) -> None:
+    def _check_revocation(self, revocation: Any = None, *_: Any) -> None:
         """Refuse a revocation that fits no standing approval; a refused update adds nothing to history."""
-        _run_validator(lambda: approvals.check_revocation(self._state, decode_argument(which)))
+        _run_validator(approvals.check_revocation, self._state, revocation)
 
     @workflow.update
     @accept_raw_argument
     async def answer_call(self, answer: Any = None, *_: Any) -> dict[str, Any]:
         """Answer a call that waits for it: ``{"call_id", "value" or "error", "by", "hash"}``."""
-        answered = await self._apply_update(
-            "answer_call", lambda state: approvals.answer_call(state, decode_argument(answer), get_host().now())
-        )
+        answered = await self._apply_update("answer_call", approvals.answer_call, answer, get_host().now())
         return answered.model_dump(mode="json", exclude_none=True)
 
     @answer_call.validator
     @accept_raw_argument
     def _check_answer(self, answer: Any = None, *_: Any) -> None:
         """Refuse an answer that is invalid or comes too late; a refused update adds nothing to history."""
-        _run_validator(lambda: approvals.check_answer(self._state, decode_argument(answer), get_host().now()))
+        _run_validator(approvals.check_answer, self._state, answer, get_host().now())
 
     @workflow.signal
     @accept_raw_argument
     def interrupt(self, message: Any = None, *_: Any) -> None:
         """Stop what is in flight. With a message the turn goes on with it; without one the turn ends."""
-        self._apply_signal("interrupt", lambda state: request_interrupt(state, decode_argument(message)))
+        self._apply_signal("interrupt", request_interrupt, message)
 
     @workflow.signal
     @accept_raw_argument
@@ -155,15 +145,15 @@ class WorkflowHandlers:
 
     @workflow.signal
     @accept_raw_argument
-    def resume(self, how: Any = None, *_: Any) -> None:
+    def resume(self, limits: Any = None, *_: Any) -> None:
         """Resume a paused run with the same step. ``{"limits": {"cost_usd": 5}}`` raises limits."""
-        self._apply_signal("resume", lambda state: resume_run(state, decode_argument(how)))
+        self._apply_signal("resume", resume_run, limits)
 
     @workflow.signal
     @accept_raw_argument
     def child_ended(self, ended: Any = None, *_: Any) -> None:
         """Receive the end of a subagent in background: a ``ChildEnding``, refused unless it has the child's scope."""
-        self._apply_signal("child_ended", lambda state: apply_child_ended(state, decode_argument(ended)))
+        self._apply_signal("child_ended", apply_child_ended, ended)
 
     @workflow.signal
     @accept_raw_argument
@@ -185,9 +175,9 @@ class WorkflowHandlers:
         docs/decisions/025-queries.md.
         """
         value = decode_argument(view)
-        asked = value if isinstance(value, dict) else {}
-        answer = self.turn(asked.get("task_id")) if asked.get("view") == "turn" else self.status()
-        asker = asked.get("asker")
+        request = value if isinstance(value, dict) else {}
+        answer = self.turn(request.get("task_id")) if request.get("view") == "turn" else self.status()
+        asker = request.get("asker")
         details = {"answer": answer, "asker": asker if isinstance(asker, str) and len(asker) <= ASKER_CHARS else None}
         raise ApplicationError("the answer is in the details", details, type=READ_ERROR_TYPE, non_retryable=True)
 
@@ -202,20 +192,20 @@ class WorkflowHandlers:
     def turn(self, task_id: Any = None, *_: Any) -> dict[str, Any]:
         """Return the state and answer of a turn: a ``TurnStatus``. Without ``task_id``, the present or last turn."""
         value = decode_argument(task_id)
-        asked = value if isinstance(value, str) else None
-        return build_turn_status(self._require_state(), asked).model_dump(mode="json", exclude_none=True)
+        wanted_id = value if isinstance(value, str) else None
+        return build_turn_status(self._require_state(), wanted_id).model_dump(mode="json", exclude_none=True)
 
     def _require_state(self) -> RunState:
         if self._state is None:
             raise ApplicationError("the run has not begun", type="RunNotFoundError", non_retryable=True)
         return self._state
 
-    def _apply_signal(self, name: str, change: Callable[[RunState], object]) -> None:
+    def _apply_signal(self, name: str, change: Callable[..., object], *arguments: Any) -> None:
         """Make the change of a signal; a signal has no reply, so an error is recorded in ``status.refused``."""
 
         def apply(state: RunState) -> None:
             try:
-                self._guard.change_or_raise(state, f"signal {name}", lambda: change(state), PerdureError)
+                self._change_state(state, f"signal {name}", change, arguments)
             except EngineError as error:
                 record_refusal(state, error.message)
             except PerdureError as error:
@@ -224,24 +214,31 @@ class WorkflowHandlers:
         self._apply_or_queue(apply)
         self._progress.has_received = True
 
-    async def _apply_update(self, name: str, change: Callable[[RunState], UpdateResult]) -> UpdateResult:
+    async def _apply_update(self, name: str, change: Callable[..., UpdateResult], *arguments: Any) -> UpdateResult:
         """Apply ``change`` to the state and return its result. Raises its ``PerdureError`` as ``ApplicationError``."""
-        given: list[UpdateResult] = []
-        refused: list[ApplicationError] = []
+        results: list[UpdateResult] = []
+        refusals: list[ApplicationError] = []
 
         def apply(state: RunState) -> None:
             try:
-                given.append(self._guard.change_or_raise(state, f"update {name}", lambda: change(state), PerdureError))
+                results.append(self._change_state(state, f"update {name}", change, arguments))
             except PerdureError as error:
-                refused.append(build_application_error(error))
+                refusals.append(build_application_error(error))
 
         self._apply_or_queue(apply)
         # Wait only if the input is not read yet: else a run that ends in this task would end before the update.
-        if not given and not refused:
-            await get_host().wait_condition(lambda: bool(given or refused))
-        if refused:
-            raise refused[0]
-        return given[0]
+        if not results and not refusals:
+            await get_host().wait_condition(lambda: bool(results or refusals))
+        if refusals:
+            raise refusals[0]
+        return results[0]
+
+    def _change_state(
+        self, state: RunState, what: str, change: Callable[..., UpdateResult], arguments: tuple[Any, ...]
+    ) -> UpdateResult:
+        return self._guard.change_or_raise(
+            state, what, lambda: change(state, *map(decode_argument, arguments)), PerdureError
+        )
 
     def _apply_or_queue(self, change: Callable[[RunState], None]) -> None:
         if self._state is None:
@@ -262,11 +259,19 @@ def build_application_error(error: PerdureError) -> ApplicationError:
     return ApplicationError(clean_text(str(error)), type=type(error).__name__, non_retryable=True)
 
 
-def _run_validator(check: Callable[[], object]) -> None:
+@contextmanager
+def translate_input_errors(subject: str) -> Iterator[None]:
+    """Within the block, raise every error as a non-retryable ``ApplicationError``; an unexpected one is a fault of the
+    input, which ``subject`` names."""
     try:
-        check()
+        yield
     except PerdureError as error:
         raise build_application_error(error) from None
     except Exception as error:
-        why = InvalidInputError(f"the argument cannot be read: {type(error).__name__}: {error}")
-        raise build_application_error(why) from None
+        unread = InvalidInputError(f"{subject} cannot be read: {type(error).__name__}: {error}")
+        raise build_application_error(unread) from None
+
+
+def _run_validator(check: Callable[..., object], state: RunState | None, *arguments: Any) -> None:
+    with translate_input_errors("the argument"):
+        check(state, *map(decode_argument, arguments))

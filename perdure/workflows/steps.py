@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Literal
@@ -183,28 +183,21 @@ async def _run_tool_activity(state: RunState, pending: ToolCallState, activity: 
     )
 
 
-def send_reminders(state: RunState, tasks: StepTasks) -> Coroutine[Any, Any, None]:
-    """Take the reminders that are due, and return the coroutine that sends them."""
-    return _run_reminder_activity(
-        state, tasks.guard.change_or_pause(state, "a reminder", lambda: _build_reminder_input(state)), tasks
-    )
+def send_reminders(state: RunState, tasks: StepTasks) -> list[Coroutine[Any, Any, None]]:
+    """Take the reminders that are due, and return the coroutine that sends them; none if they could not be built."""
+    reminder = tasks.guard.change_or_pause(state, "a reminder", lambda: _build_reminder_input(state))
+    return [] if reminder is None else [_run_reminder_activity(state, *reminder, tasks)]
 
 
 def _build_reminder_input(state: RunState) -> tuple[ReminderBatch, dict[str, Any]]:
     batch = take_due_reminders(state, get_host().now())
-    task = _build_model_input(
-        state, batch.op, "remind", reminders=batch.reminders, overrides=get_effective_overrides(state)
-    )
+    overrides = get_effective_overrides(state)
+    task = _build_model_input(state, batch.op, "remind", reminders=batch.reminders, overrides=overrides)
     return batch, task.model_dump(mode="json", exclude_none=True)
 
 
-async def _run_reminder_activity(
-    state: RunState, reminder: tuple[ReminderBatch, dict[str, Any]] | None, tasks: StepTasks
-) -> None:
+async def _run_reminder_activity(state: RunState, batch: ReminderBatch, task: dict[str, Any], tasks: StepTasks) -> None:
     """Send reminders; cancelled once none of their calls waits. A failure is only logged, except an ``AbortError``."""
-    if reminder is None:
-        return
-    batch, task = reminder
     reminding = asyncio.create_task(get_host().execute_activity(MODEL_ACTIVITY, task, **engine_options()))
     with suppress(asyncio.CancelledError):
         await get_host().wait_condition(lambda: reminding.done() or not batch.has_waiting_call())
@@ -263,7 +256,7 @@ def _apply_close_output(state: RunState, step: RecordClosing, revoked: Sequence[
 
 
 async def run_tool_calls(
-    state: RunState, calls: Iterable[ToolCallState], tasks: StepTasks, children: BackgroundChildren
+    state: RunState, calls: Sequence[ToolCallState], tasks: StepTasks, children: BackgroundChildren
 ) -> None:
     """Run ``calls`` to their end, and the calls that are approved or answered meanwhile."""
     source = _ToolCallSource(state, tasks, children)
@@ -272,7 +265,7 @@ async def run_tool_calls(
 
 async def send_reminders_while_waiting(state: RunState, tasks: StepTasks, children: BackgroundChildren) -> None:
     """Send the due reminders, and run the calls that are approved or answered meanwhile."""
-    await tasks.run_all([send_reminders(state, tasks)], _ToolCallSource(state, tasks, children))
+    await tasks.run_all(send_reminders(state, tasks), _ToolCallSource(state, tasks, children))
 
 
 class _ToolCallSource:
@@ -287,9 +280,16 @@ class _ToolCallSource:
         self._next_expiry: float | None = None
         """When the next wait for a person expires, as of the last check: seconds since 1970."""
 
-    def build_coroutines(self, calls: Iterable[ToolCallState]) -> list[Coroutine[Any, Any, None]]:
+    def build_coroutines(self, calls: Sequence[ToolCallState]) -> list[Coroutine[Any, Any, None]]:
         """Build the coroutines that run ``calls``, which count as in flight from now on."""
-        return [self._build_coroutine(pending) for pending in calls]
+        self._running_ops.update(pending.op for pending in calls)
+        return [self._run_call(pending) for pending in calls]
+
+    async def _run_call(self, pending: ToolCallState) -> None:
+        try:
+            await run_tool_call(self._state, pending, self._tasks, self._children)
+        finally:
+            self._running_ops.discard(pending.op)
 
     def has_more(self) -> bool:
         """Whether a call may begin, a reminder is due, or the next expiry has changed."""
@@ -304,24 +304,12 @@ class _ToolCallSource:
 
     def start_more(self) -> list[Coroutine[Any, Any, None]]:
         """Return the coroutines of the reminders and calls that are to start."""
-        begun: list[Coroutine[Any, Any, None]] = []
-        if find_next_deadline(self._state) is not None:
-            self._tasks.guard.change_or_pause(
-                self._state, "the wait for a person", lambda: update_approval_waits(self._state, get_host().now())
+        state, tasks = self._state, self._tasks
+        if find_next_deadline(state) is not None:
+            tasks.guard.change_or_pause(
+                state, "the wait for a person", lambda: update_approval_waits(state, get_host().now())
             )
-        if self._state.pause is not None and self._state.pause.fault:
-            return begun
-        if list_calls_to_remind(self._state):
-            begun.append(send_reminders(self._state, self._tasks))
-        return begun + self.build_coroutines(select_joining_calls(self._state, self._running_ops))
-
-    def _build_coroutine(self, pending: ToolCallState) -> Coroutine[Any, Any, None]:
-        self._running_ops.add(pending.op)
-
-        async def run() -> None:
-            try:
-                await run_tool_call(self._state, pending, self._tasks, self._children)
-            finally:
-                self._running_ops.discard(pending.op)
-
-        return run()
+        if state.pause is not None and state.pause.fault:
+            return []
+        reminders = send_reminders(state, tasks) if list_calls_to_remind(state) else []
+        return reminders + self.build_coroutines(select_joining_calls(state, self._running_ops))
