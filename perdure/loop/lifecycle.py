@@ -12,8 +12,7 @@ from ..types.limits import Bounds, RunLimits
 from ..types.plain_json import measure_json
 from ..types.state import Pause, RunState, TurnAnswer, TurnFailure, read_state
 from ..types.validation_errors import describe_validation_error
-from ..types.wire import NewResult
-from .apply import collect_results, drop_reminder, end_turn_at_limit
+from .apply import carry_results, drop_reminder, end_turn_at_limit
 from .children import drop_branches, list_running_branches
 from .external_calls import describe_withheld_result
 from .limits import BUDGET_NAMES, build_limit_failure, find_exceeded_limit, release_held_calls, uncount_tool_call
@@ -27,6 +26,7 @@ from .messages import (
     record_refusal,
 )
 from .payload_limits import CONTEXT_BYTES
+from .results import build_error_result
 from .turns import record_unanswered_messages
 from .waits import get_callback_approval, is_waiting_for_approval
 
@@ -145,15 +145,9 @@ def _close_open_calls(state: RunState, text: str) -> None:
         if pending.result is None:
             if is_waiting_for_approval(pending):
                 uncount_tool_call(state, pending)
-            call = pending.call
-            pending.result = NewResult(
-                call_id=call.id,
-                name=call.name,
-                text=text + describe_withheld_result(pending),
-                is_error=True,
-                decided=get_callback_approval(pending),
-            )
-    collect_results(state)
+            note, approval = describe_withheld_result(pending), get_callback_approval(pending)
+            pending.result = build_error_result(pending.call, text + note, decided=approval)
+    carry_results(state)
 
 
 def request_interrupt(state: RunState, raw: Any = None) -> None:

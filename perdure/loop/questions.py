@@ -24,7 +24,8 @@ from ..types.tool_calls import (
 )
 from ..types.wire import OUTPUT_BYTES, REMOTE_BYTES, NewResult
 from .apply import collect_results, end_turn_at_limit
-from .external_calls import can_fit_result, set_clearance, set_external_result
+from .external_calls import set_clearance, set_external_result
+from .results import can_fit_result
 from .waits import PendingWait, get_callback_approval, pending_waits, remember
 
 

@@ -21,10 +21,9 @@ from ..types.subagents import CollectCall
 from ..types.tool_calls import SubagentCall
 from . import children, decide
 from .approvals import list_pending_approvals
-from .children import build_background_run_id, build_background_statuses, find_background_run
+from .children import build_background_statuses, build_child_run_id, find_background_run
 from .compaction import CompactConversation
 from .limits import build_pause_reason, find_exceeded_limit, list_limit_uses
-from .subagents import build_branch_run_id, build_child_run_id
 from .waits import is_waiting_for_approval, pending_waits
 
 # ---
@@ -145,14 +144,14 @@ def _find_child_run_id(state: RunState, pending: ToolCallState) -> str | None:
     if isinstance(how, SubagentCall):
         return build_child_run_id(state, pending)
     row = find_background_run(state, how.handle) if isinstance(how, CollectCall) else None
-    return None if row is None else build_background_run_id(state, row)
+    return None if row is None else build_child_run_id(state, row)
 
 
 def _iter_branch_statuses(state: RunState) -> Iterator[ChildStatus]:
     for branch in children.list_running_branches(state):
         name = f"branch-{branch.op}"
         yield ChildStatus(
-            call_id=name, name=branch.asked.agent, kind="branch", context_id=build_branch_run_id(state, branch)
+            call_id=name, name=branch.asked.agent, kind="branch", context_id=build_child_run_id(state, branch)
         )
 
 

@@ -26,8 +26,8 @@ from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 from temporalio.workflow import ChildWorkflowCancellationType, ParentClosePolicy
 
 from ..loop import background, subagents
-from ..loop.apply import apply_result
-from ..loop.children import build_background_run_id, list_active_background_runs, list_awaited_background_runs
+from ..loop.apply import fail_call, finish_call
+from ..loop.children import build_child_run_id, list_active_background_runs, list_awaited_background_runs
 from ..loop.decide import CallModel, NextStep, ReportToParent, Wait
 from ..loop.lifecycle import fail_run
 from ..types.interface import WORKFLOW_TYPE, Response
@@ -35,7 +35,6 @@ from ..types.state import PendingBranch, RunState, ToolCallState
 from ..types.subagents import BackgroundRun, BranchOutcome, TellCall
 from ..types.tool_calls import SubagentCall
 from ..types.validation_errors import describe_validation_error
-from ..types.wire import NewResult
 from .guard import Guard
 from .host import get_host, record_received
 from .search_attributes import build_child_search_attributes
@@ -52,11 +51,11 @@ async def run_subagent(state: RunState, pending: ToolCallState, tasks: StepTasks
     start = tasks.guard.change_or_pause(
         state, "the start of a subagent", lambda: subagents.build_child_start(state, pending)
     )
-    if isinstance(start, NewResult):
-        apply_result(state, pending.op, start)
+    if isinstance(start, str):
+        fail_call(state, pending, start)
     if not isinstance(start, dict):
         return
-    ended = await run_child(state, subagents.build_child_run_id(state, pending), start)
+    ended = await run_child(state, build_child_run_id(state, pending), start)
     stopping = tasks.is_stopping()
     tasks.guard.change_or_pause(
         state, "the end of a subagent", lambda: subagents.apply_child_outcome(state, pending, ended, stopping=stopping)
@@ -180,15 +179,15 @@ class BackgroundChildren:
         row, start = prepared
         try:
             # It runs on when its parent continues as new; a parent that ends stops it itself.
-            run_id = build_background_run_id(state, row)
+            run_id = build_child_run_id(state, row)
             child = await _start_child_workflow(state, run_id, start, parent_close_policy=ParentClosePolicy.ABANDON)
         except FailureError as error:
-            background.fail_background_start(state, row, f"{type(error).__name__}: {error}")
+            background.fail_background_start(state, pending, row, f"{type(error).__name__}: {error}")
             return
         self._child_tasks[row.handle] = child
         child.add_done_callback(lambda task: self._apply_child_closed(row, task))
         self._guard.change_or_pause(
-            state, "the start of a subagent", lambda: background.mark_background_started(state, row)
+            state, "the start of a subagent", lambda: background.mark_background_started(state, pending, row)
         )
 
     async def send_message(self, pending: ToolCallState, how: TellCall) -> None:
@@ -196,8 +195,8 @@ class BackgroundChildren:
         state = self._state
         row = background.find_tell_target(state, pending, how.handle)
         if row is not None and row.state == "starting":  # by a parallel call: the run cannot receive signals yet
-            began = row
-            await _run_shielded(get_host().wait_condition(lambda: began.state != "starting"))
+            starting_row = row
+            await _run_shielded(get_host().wait_condition(lambda: starting_row.state != "starting"))
             row = background.find_tell_target(state, pending, how.handle)
         if row is None:
             return
@@ -205,7 +204,10 @@ class BackgroundChildren:
         if how.blob is not None:
             message |= {"content": how.blob.model_dump(mode="json"), "store_id": state.store_id}
         error = await self._signal_child(row, "inject_user_message", message)
-        background.apply_tell_result(state, pending, None if error is None else f"not delivered: {error}")
+        if error is None:
+            finish_call(state, pending, "delivered")
+        else:
+            fail_call(state, pending, f"not delivered: {error}")
 
     def _apply_child_closed(self, row: BackgroundRun, task: asyncio.Task[Any]) -> None:
         if task.cancelled():  # the worker evicts the run
@@ -279,9 +281,7 @@ class BackgroundChildren:
         """Signal the run; return why it could not be delivered, None if it was. A run that is gone counts as lost: it
         would have reported its end before it closed."""
         try:
-            await _run_shielded(
-                get_host().signal_external(build_background_run_id(self._state, row), signal, arguments)
-            )
+            await _run_shielded(get_host().signal_external(build_child_run_id(self._state, row), signal, arguments))
         except FailureError as error:
             if not _is_workflow_not_found(error):
                 return str(error)
@@ -312,7 +312,7 @@ class BackgroundChildren:
         if not row.is_running:
             return
         try:
-            await _run_shielded(get_host().cancel_external(build_background_run_id(self._state, row)))
+            await _run_shielded(get_host().cancel_external(build_child_run_id(self._state, row)))
         except FailureError as error:
             if _is_workflow_not_found(error):
                 background.apply_background_outcome(self._state, row, subagents.ChildOutcome(), lost=True)
@@ -381,7 +381,7 @@ async def run_branch(state: RunState, branch: PendingBranch, tasks: StepTasks) -
         subagents.set_branch_outcome(branch, start)
     if not isinstance(start, dict):
         return
-    ended = await run_child(state, subagents.build_branch_run_id(state, branch), start)
+    ended = await run_child(state, build_child_run_id(state, branch), start)
     stopping = tasks.is_stopping()
     tasks.guard.change_or_pause(
         state, "the end of a branch", lambda: subagents.apply_branch_outcome(state, branch, ended, stopping=stopping)

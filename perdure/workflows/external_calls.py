@@ -19,13 +19,14 @@ from temporalio.workflow import ActivityCancellationType
 
 from ..errors import EngineError
 from ..loop import external_calls
-from ..loop.apply import apply_abort, apply_external_result, apply_result, fail_run_after_calls
-from ..loop.external_calls import build_remote_failure, build_remote_result, get_final_arguments
+from ..loop.apply import apply_abort, apply_external_result, fail_run_after_calls, finish_call
+from ..loop.external_calls import get_final_arguments
 from ..loop.lifecycle import RUN_FAILING_ERRORS
 from ..loop.questions import apply_clearance, apply_question
+from ..loop.results import build_remote_failure, build_remote_result
 from ..types.state import RunState, ToolCallState
 from ..types.tool_calls import ActivityCall, ExternalCallPhase, RemoteCall
-from ..types.wire import TOOL_ACTIVITY_PREFIX, NewResult, ToolOutput
+from ..types.wire import TOOL_ACTIVITY_PREFIX, ToolOutput
 from .activity_options import ActivityFailure, build_tool_input, read_activity_failure
 from .host import get_host
 from .step_tasks import StepTasks
@@ -101,8 +102,8 @@ def apply_tool_failure(state: RunState, pending: ToolCallState, failure: Activit
 
 
 def _apply_tool_result(state: RunState, pending: ToolCallState, **fields: Any) -> None:
-    call, answered_by = pending.call, pending.returned.answered_by if pending.returned is not None else None
-    apply_result(state, pending.op, NewResult(call_id=call.id, name=call.name, answered_by=answered_by, **fields))
+    answered_by = pending.returned.answered_by if pending.returned is not None else None
+    finish_call(state, pending, answered_by=answered_by, **fields)
 
 
 # ---

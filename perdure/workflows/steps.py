@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from temporalio.exceptions import ActivityError, is_cancelled_exception
 
-from ..loop.apply import apply_abort, apply_closing, apply_model, apply_result
+from ..loop.apply import apply_abort, apply_closing, apply_model, fail_call
 from ..loop.approvals import drop_recorded_revocations, update_approval_waits
 from ..loop.children import list_branch_outcomes
 from ..loop.compaction import CompactConversation, apply_compaction, describe_shortening, try_shorten_conversation
@@ -20,7 +20,6 @@ from ..loop.finish import compute_turn_usage
 from ..loop.lifecycle import fail_run
 from ..loop.limits import count_calls_left, has_inherited_cost_limit
 from ..loop.messages import take_message_auth
-from ..loop.subagents import build_error_result
 from ..loop.turns import get_effective_overrides
 from ..loop.waits import ReminderBatch, find_next_deadline, find_next_expiry, list_calls_to_remind, take_due_reminders
 from ..types.approvals import RevokedApproval
@@ -156,7 +155,7 @@ async def run_tool_call(
             await _run_tool_activity(state, pending, activity, tasks)
         case other:
             text = f"this engine cannot run a call as {other.kind}"
-            apply_result(state, pending.op, build_error_result(pending, text))
+            fail_call(state, pending, text)
 
 
 async def _run_tool_activity(state: RunState, pending: ToolCallState, activity: ActivityCall, tasks: StepTasks) -> None:

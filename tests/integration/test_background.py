@@ -384,7 +384,7 @@ async def test_one_that_cannot_begin_is_told_nothing(engine: Engine) -> None:
         assert (await other.result())["content"] == "heard x"
     first, second = results(response.messages)
     assert first.startswith("not started: WorkflowAlreadyStartedError: ")
-    assert second == "no agent 'b1' (this run has started no agent in background)"
+    assert second == "no agent 'b1' (this run has not started an agent in background)"
 
 
 @pytest.mark.server
@@ -428,7 +428,7 @@ async def test_so_many_at_once(engine: Engine) -> None:
     async with engine.served(parent, worker(held(gate))) as client:
         response = await (await client.start(parent, "Go.")).result()
     assert results(response.messages)[:2] == ["started as b1", "started as b2"]
-    assert results(response.messages)[2].startswith("not started: 2 agents run in background, and no more may at once")
+    assert results(response.messages)[2].startswith("not started: 2 agents run in background, which is the limit")
 
 
 async def test_a_budget_is_shared_with_those_in_background(engine: Engine) -> None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from perdure.loop import background, external_calls
-from perdure.loop.apply import apply_closing, apply_external_result, apply_model, apply_result
+from perdure.loop.apply import apply_closing, apply_external_result, apply_model, apply_result, finish_call
 from perdure.loop.approvals import answer_call, decide_approval, drop_recorded_revocations, update_approval_waits
 from perdure.loop.background import answer_collect_calls, apply_child_ended
 from perdure.loop.decide import (
@@ -260,10 +260,10 @@ class Simulation:
         how = pending.call.disposition
         if isinstance(how, TellCall):
             if background.find_tell_target(self.state, pending, how.handle) is not None:
-                background.apply_tell_result(self.state, pending)
+                finish_call(self.state, pending, "delivered")
         elif isinstance(how, SubagentCall) and how.background is not None:
             if (begun := background.prepare_background_run(self.state, pending)) is not None:
-                background.mark_background_started(self.state, begun[0])
+                background.mark_background_started(self.state, pending, begun[0])
         else:
             return False
         return True

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure.loop import background
-from perdure.loop.apply import apply_closing, apply_result
+from perdure.loop.apply import apply_closing, apply_result, finish_call
 from perdure.loop.background import answer_collect_calls, apply_child_ended
 from perdure.loop.children import list_awaited_background_runs, sum_reserved_budget
 from perdure.loop.decide import CallModel, RecordClosing, ReportToParent, RunToolCalls, StopChildren, Wait, decide
@@ -56,7 +56,7 @@ def begin(state: RunState) -> dict[str, dict[str, Any]]:
         if found is not None:
             row, start = found
             begun[row.handle] = start
-            background.mark_background_started(state, row)
+            background.mark_background_started(state, pending, row)
     return begun
 
 
@@ -205,7 +205,7 @@ def test_one_that_could_not_begin_runs_no_more() -> None:
     found = background.prepare_background_run(state, pending)
     assert found is not None
     assert found[0].is_running
-    background.fail_background_start(state, found[0], "no")
+    background.fail_background_start(state, pending, found[0], "no")
     assert (found[0].is_running, state.background) == (False, [])
 
 
@@ -226,14 +226,14 @@ def test_unknown_and_forgotten_handles() -> None:
     state = opened()
     model(state, asks(collects("b1"), collects("b1", "c3", wait=False)))
     answer_collect_calls(state)
-    there_is_none = "no agent 'b1' (this run has started no agent in background)"
+    there_is_none = "no agent 'b1' (this run has not started an agent in background)"
     assert given(state) == [(there_is_none, True)] * 2
 
 
 def test_so_many_at_once() -> None:
     state = going(3, at_once=2)
     assert given(state)[2] == (
-        "not started: 2 agents run in background, and no more may at once: collect one (b1, b2)",
+        "not started: 2 agents run in background, which is the limit: collect one (b1, b2)",
         True,
     )
     end(state)
@@ -256,7 +256,7 @@ def test_answers_that_nobody_collects_are_bounded() -> None:
     assert 0 < sum(len(str(row.text)) for row in kept) * 6 <= background.COLLECTED_BYTES
     model(state, asks(collects("b1"), limits=FREE))
     answer_collect_calls(state)
-    assert given(state) == [("the answer of b1 (sub) was collected before, and is not kept any more: see above", False)]
+    assert given(state) == [("the answer of b1 (sub) was collected before and is no longer kept: see above", False)]
 
 
 def test_answers_that_one_reply_collects_are_bounded() -> None:
@@ -378,7 +378,7 @@ def test_only_one_that_runs_is_told_something(ends: bool) -> None:
     ]
     assert found == [None if ends else state.background[0], None]
     if not ends:
-        background.apply_tell_result(state, step.calls[0])
+        finish_call(state, step.calls[0], "delivered")
     first, second = given(state)
     assert first == (("not delivered: b1 (sub) has ended: collect its answer", True) if ends else ("delivered", False))
     assert second == ("no agent 'b7' (there is: b1)", True)

@@ -83,9 +83,7 @@ def test_without_limits_a_child_has_none() -> None:
 def test_nothing_is_started_when_nothing_is_left() -> None:
     state = asking(used=100)
     refused = build_child_start(state, state.calls[0])
-    assert isinstance(refused, NewResult)
-    assert refused.is_error
-    assert refused.text == "not run: nothing is left for a subagent, the run has used 100 of 100 tokens (tokens)"
+    assert refused == "not run: nothing is left for a subagent, the run has used 100 of 100 tokens (tokens)"
 
 
 def test_subagents_are_nested_to_a_depth() -> None:
@@ -94,7 +92,7 @@ def test_subagents_are_nested_to_a_depth() -> None:
         start = started(state)
         assert start["parent"]["depth"] == depth
         state = asking(parent=start["parent"])
-    assert isinstance(build_child_start(state, state.calls[0]), NewResult)
+    assert isinstance(build_child_start(state, state.calls[0]), str)
 
 
 def test_a_child_has_an_id_that_temporal_takes() -> None:
@@ -102,7 +100,7 @@ def test_a_child_has_an_id_that_temporal_takes() -> None:
     state.context_id = "x" * 998
     assert isinstance(build_child_start(state, state.calls[0]), dict)
     state.context_id = "ж" * 500
-    assert isinstance(build_child_start(state, state.calls[0]), NewResult)
+    assert isinstance(build_child_start(state, state.calls[0]), str)
 
 
 def test_a_child_keeps_to_the_smaller_of_both_limits() -> None:
