@@ -250,7 +250,7 @@ async def test_who_asked_the_run_above_cannot_approve_below() -> None:
 
         await eventually(there, every=0.01)
         (one,) = await script.client.approvals(agent="clerk")
-        with pytest.raises(InvalidInputError, match="asked for what led to"):
+        with pytest.raises(InvalidInputError, match="requested what led to"):
             await one.approve(by="mallory ")
         await one.approve(by="ana")
         await run.result()

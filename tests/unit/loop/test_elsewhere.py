@@ -120,7 +120,7 @@ def test_what_a_deploy_brought_holds_behind_a_call_that_was_looked_at() -> None:
 
 def test_a_callback_is_looked_at_waits_and_is_looked_at_again() -> None:
     state = asked(client(BOTH))
-    with pytest.raises(NotWaitingYetError, match="does not wait for anybody yet: its worker looks at it first"):
+    with pytest.raises(NotWaitingYetError, match="does not wait for a person yet: its worker checks it first"):
         answer(state, value=1)
     step = next_step(state)
     assert isinstance(step, RunToolCalls)

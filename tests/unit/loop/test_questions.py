@@ -123,7 +123,7 @@ def test_the_end_of_the_time_is_an_error(says: str | None) -> None:
     assert isinstance(step, CallModel)
     (result,) = step.new
     assert isinstance(result, NewResult)
-    assert (result.text, result.is_error) == (says or "Expired: nobody answered the call of look in time", True)
+    assert (result.text, result.is_error) == (says or "Expired: the call of look was not answered in time", True)
     with pytest.raises(ApprovalExpiredError, match="call 'c1' has expired: nobody had decided by 2026-01-02T03:04:15"):
         answer(state, value=1, at=11)
 
@@ -156,10 +156,10 @@ def test_null_and_what_is_in_it_survive_continue_as_new() -> None:
         ({"call_id": "c1"}, "either a value or an error"),
         ({"call_id": "c1", "value": True, "error": "no"}, "either a value or an error"),
         ({"call_id": "c1", "value": True, "why": "x"}, "why: Extra inputs"),
-        ({"call_id": "c9", "value": True}, "no call 'c9' waits for an answer.*\nThere waits: 'c1'"),
-        ({"call_id": "c2", "value": True}, "call 'c2' does not wait for anybody yet"),
+        ({"call_id": "c9", "value": True}, "no call 'c9' waits for an answer.*\nWaiting calls: 'c1'"),
+        ({"call_id": "c2", "value": True}, "call 'c2' does not wait for a person yet"),
         ({"call_id": "c1", "value": 1}, "does not fit what is asked: 1 is no boolean"),
-        ({"call_id": "c1", "value": True, "hash": "0"}, "asks something else"),
+        ({"call_id": "c1", "value": True, "hash": "0"}, "its question has changed"),
         ({"call_id": "c1", "value": "x" * 70_000}, "may have 65,536"),
         ({"call_id": "c1", "value": float("nan")}, "must be plain JSON"),
         ({"call_id": "c1", "error": "x" * 2001}, "error: String should have at most 2000"),
@@ -299,25 +299,25 @@ def test_an_approval_is_told_with_the_result_where_no_activity_has_told_it() -> 
 
 def test_who_comes_too_early_is_told_so_only_while_the_call_may_still_come_to_wait() -> None:
     state = questioned()
-    with pytest.raises(InvalidInputError, match="There waits: 'c1'"):
+    with pytest.raises(InvalidInputError, match="Waiting calls: 'c1'"):
         answer(state, "c9", value=True)
     answer(state, value=True)
     with pytest.raises(ApprovalDecidedError):  # its tool runs again, but this was answered
         answer(state, value=False)
     done(state, "c1")
     assert isinstance(next_step(state), CallModel)
-    with pytest.raises(NotWaitingYetError, match="the model is asked"):
+    with pytest.raises(NotWaitingYetError, match="the model is called"):
         answer(state, "c9", value=True)
-    with pytest.raises(NotWaitingYetError, match="the model is asked"):
+    with pytest.raises(NotWaitingYetError, match="the model is called"):
         decide(state, "c9")
     pause_run(state, "the key is gone", NOW.isoformat())
-    with pytest.raises(InvalidInputError, match="None waits in this run"):
+    with pytest.raises(InvalidInputError, match="No call of this run waits for it"):
         answer(state, "c9", value=True)
 
 
 def test_a_tool_that_runs_may_ask_and_needs_no_approval_any_more() -> None:
     state = asked(call("c1"))
-    with pytest.raises(NotWaitingYetError, match="its tool runs, and may ask something"):
+    with pytest.raises(NotWaitingYetError, match="its tool runs, and may ask a question"):
         answer(state, value=True)
-    with pytest.raises(InvalidInputError, match="None waits in this run"):
+    with pytest.raises(InvalidInputError, match="No call of this run waits for it"):
         decide(state)

@@ -121,7 +121,7 @@ def test_a_denial_and_a_revocation_take_it_back(terms: dict[str, Any]) -> None:
     [
         ({"always": True, "decision": "deny", "by": "ana"}, "only an approval can stand"),
         ({"always": True, "by": "ana", "arguments": {"path": "/"}}, "cannot go with changed arguments"),
-        ({"always": True}, "a standing approval has a name"),
+        ({"always": True}, "a standing approval needs a name"),
         ({"always": "sometimes", "by": "ana"}, "always: "),
     ],
 )
@@ -158,7 +158,7 @@ def test_so_many_stand_and_no_more() -> None:
         (None, "the revocation"),
         ({}, "tool: Field required"),
         ({"tool": "look", "why": 1}, "why: Extra"),
-        ({"tool": "rm"}, "There stands: look, approved by ana at 2026"),
+        ({"tool": "rm"}, "Standing approvals: look, approved by ana at 2026"),
     ],
 )
 def test_a_revocation_that_fits_nothing_is_refused(raw: Any, match: str) -> None:
