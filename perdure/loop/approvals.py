@@ -408,7 +408,7 @@ def _build_other_wait_error(state: RunState, update: ApprovalDecision | CallAnsw
             hint="Send the call's `hash` as `status` shows it, together with its arguments.",
         )
     return InvalidInputError(
-        f"call {update.call_id!r}: its arguments have changed since they were reviewed",
+        f"call {update.call_id!r}: its hash is another than the one sent: its arguments may have changed",
         hint="Read `status` again, and decide on the call that waits now.",
     )
 
