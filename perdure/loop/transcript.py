@@ -11,6 +11,7 @@ from typing import Any
 
 from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, clean_text
 from ..types.plain_json import find_json_flaw, parse_json
+from .compaction import find_tail_start
 
 _PORTABLE_CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
 """Ids that every wire format accepts unchanged."""
@@ -264,9 +265,7 @@ def _strip_sealed_data(part: Part) -> Part | None:
 
 def trim_messages(messages: Sequence[Message], keep: int) -> list[Message]:
     """Return the first user message and the last ``keep`` messages, and the call of a result among them."""
-    start = max(0, len(messages) - keep)
-    while 0 < start < len(messages) and messages[start].role == "tool":
-        start -= 1
+    start = find_tail_start(messages, keep)
     first = next((index for index, message in enumerate(messages) if message.role == "user"), start)
     opening = [messages[first]] if first < start else []
     return [*opening, *messages[start:]]
