@@ -58,7 +58,7 @@ async def test_nobody_is_asked_again_until_it_is_revoked(engine: Engine) -> None
         assert [(one.by, one.standing) for one in status.decided[1:]] == [("ana", decided.at)] * 2
 
         assert [one.by for one in await run.revoke("refund", by="bea")] == ["ana"]
-        with pytest.raises(InvalidInputError, match="no approval of all calls of 'refund' stands"):
+        with pytest.raises(InvalidInputError, match="tool 'refund' has no standing approval"):
             await run.revoke("refund")
         last = await run.send("And d.")
         await waits(run)

@@ -226,7 +226,7 @@ def test_a_message_in_another_store_than_the_run_is_refused():
     assert receive_message(state, {"content": blob})
     assert receive_message(state, {"content": "whole", "store_id": "other"})
     assert not receive_message(state, {"content": blob, "store_id": "other", "id": "m1"})
-    assert "its text is in store other, and the run is kept in store s" in state.refused[0]
+    assert "its content is in store other, and the run is kept in store s" in state.refused[0]
     assert receive_message(state, {"content": blob, "store_id": "s", "id": "m1"})  # a refused one was not seen
 
 

@@ -85,7 +85,7 @@ def test_a_badly_shaped_start_is_refused_by_the_name_of_the_field(raw, names):
         ({"schema_version": 0}, "state: "),
         ({"schema_version": 1, "context_id": "c", "scope": "s"}, "state.agent: "),
         ({"schema_version": 1, "context_id": "c", "scope": "s", "agent": "a", "calls": [1]}, "state.calls.0"),
-        ({"schema_version": 1, "context_id": "victim", "scope": "s", "agent": "a"}, "that of run 'victim'"),
+        ({"schema_version": 1, "context_id": "victim", "scope": "s", "agent": "a"}, "belongs to run 'victim'"),
     ],
 )
 def test_a_state_that_cannot_be_continued_is_refused_by_the_name_of_the_field(state, names):
