@@ -33,10 +33,10 @@ def build_call_facts(state: RunState, op: int, *, calling_model: bool = False) -
     }
 
 
-def build_tool_input(state: RunState, pending: ToolCallState, **fields: Any) -> ToolInput:
+def build_tool_input(state: RunState, pending: ToolCallState, **fields: Any) -> dict[str, Any]:
     """Build the input of an activity for the call. ``fields``: its arguments, and what not every call has."""
     call = pending.call
-    return ToolInput(
+    task = ToolInput(
         **build_call_facts(state, pending.op),
         call_id=call.id,
         name=call.name,
@@ -45,6 +45,7 @@ def build_tool_input(state: RunState, pending: ToolCallState, **fields: Any) -> 
         approval=pending.decided,
         **fields,
     )
+    return task.model_dump(mode="json", exclude_none=True)
 
 
 class ActivityFailure(NamedTuple):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
 from typing import Any, assert_never
 
 from temporalio import workflow
@@ -63,7 +62,7 @@ class AgentWorkflow(WorkflowHandlers):
             if tasks.is_cancelling() and not state.cancelled:
                 lifecycle.cancel_run(state)
             now = get_host().now()
-            decided = self._guard.change_or_pause(state, "the next step", partial(_decide_next_step, state, now))
+            decided = self._guard.change_or_pause(state, "the next step", _decide_next_step, now)
             self._step = step = decided or decide.Wait("resumed")
             self._step_started_at = now.isoformat()
             if children.is_probe_due(step, now.timestamp()):
@@ -95,7 +94,7 @@ class AgentWorkflow(WorkflowHandlers):
                 case decide.ReportToParent():
                     await tasks.run_to_end(report_to_parent(state, step, self._guard), stop=False)
                 case decide.EndRun(status=status):
-                    result = self._guard.change_or_pause(state, "the result", lambda: _build_run_result(state, status))
+                    result = self._guard.change_or_pause(state, "the result", _build_run_result, status)
                     if isinstance(result, BaseException):
                         raise result
                     if result is not None:
@@ -150,9 +149,8 @@ class AgentWorkflow(WorkflowHandlers):
             await get_host().wait_condition(get_host().all_handlers_finished)
         except asyncio.CancelledError:
             return
-        carried = self._guard.change_or_pause(
-            state, "the next execution", lambda: lifecycle.build_continuation_input(state, get_host().info().run_id)
-        )
+        run_id = get_host().info().run_id
+        carried = self._guard.change_or_pause(state, "the next execution", lifecycle.build_continuation_input, run_id)
         # If it is too large, model calls take the waiting messages first.
         self._is_carry_over_too_large = carried is None or measure_json(carried) > STATE_BYTES
         if carried is not None and not self._is_carry_over_too_large:

@@ -48,18 +48,14 @@ T = TypeVar("T")
 
 async def run_subagent(state: RunState, pending: ToolCallState, tasks: StepTasks) -> None:
     """Run the child to its end. An interrupt of the run interrupts the child, which then reports its usage."""
-    start = tasks.guard.change_or_pause(
-        state, "the start of a subagent", lambda: subagents.build_child_start(state, pending)
-    )
+    start = tasks.guard.change_or_pause(state, "the start of a subagent", subagents.build_child_start, pending)
     if isinstance(start, str):
         fail_call(state, pending, start)
     if not isinstance(start, dict):
         return
     ended = await run_child(state, build_child_run_id(state, pending), start)
-    stopping = tasks.is_stopping()
-    tasks.guard.change_or_pause(
-        state, "the end of a subagent", lambda: subagents.apply_child_outcome(state, pending, ended, stopping=stopping)
-    )
+    apply, stopping = subagents.apply_child_outcome, tasks.is_stopping()
+    tasks.guard.change_or_pause(state, "the end of a subagent", apply, pending, ended, stopping=stopping)
 
 
 async def run_child(state: RunState, id: str, start: dict[str, Any]) -> subagents.ChildOutcome:
@@ -171,9 +167,8 @@ class BackgroundChildren:
         state = self._state
         if len(list_active_background_runs(state)) >= (how.background or 0):
             await self._probe_children(list_active_background_runs(state))  # lost runs free their places
-        prepared = self._guard.change_or_pause(
-            state, "the start of a subagent", lambda: background.prepare_background_run(state, pending)
-        )
+        prepare = background.prepare_background_run
+        prepared = self._guard.change_or_pause(state, "the start of a subagent", prepare, pending)
         if prepared is None:
             return
         row, start = prepared
@@ -186,9 +181,8 @@ class BackgroundChildren:
             return
         self._child_tasks[row.handle] = child
         child.add_done_callback(lambda task: self._apply_child_closed(row, task))
-        self._guard.change_or_pause(
-            state, "the start of a subagent", lambda: background.mark_background_started(state, pending, row)
-        )
+        mark_started = background.mark_background_started
+        self._guard.change_or_pause(state, "the start of a subagent", mark_started, pending, row)
 
     async def send_message(self, pending: ToolCallState, how: TellCall) -> None:
         """Send the message to the background run. Its id makes a repeated delivery count once."""
@@ -221,11 +215,8 @@ class BackgroundChildren:
             raise error
         lost = error is not None and is_lost_child_error(error)
         record_received()
-        self._guard.change_or_pause(
-            self._state,
-            "the end of a subagent",
-            lambda: background.apply_background_outcome(self._state, row, ended, lost=lost),
-        )
+        apply = background.apply_background_outcome
+        self._guard.change_or_pause(self._state, "the end of a subagent", apply, row, ended, lost=lost)
 
     # --- probes
 
@@ -320,17 +311,17 @@ class BackgroundChildren:
 
 async def report_to_parent(state: RunState, step: ReportToParent, guard: Guard) -> None:
     """Report the end of this background run to its parent by signal; ignore a failure, as the parent has ended then."""
-    assert state.parent is not None, "somebody started it"
+    assert state.parent is not None, "a run that reports has a parent"
     op, parent = state.op, state.parent.context_id
-    ended = guard.change_or_pause(
+    ending = guard.change_or_pause(
         state,
         "the report to the parent",
-        lambda: background.build_child_ended(state, step.status).model_dump(mode="json", exclude_defaults=True),
+        lambda state: background.build_child_ended(state, step.status).model_dump(mode="json", exclude_defaults=True),
     )
-    if ended is None:
+    if ending is None:
         return
     with suppress(FailureError):
-        await _run_shielded(get_host().signal_external(parent, "child_ended", [ended]))
+        await _run_shielded(get_host().signal_external(parent, "child_ended", [ending]))
     state.reported = op
 
 
@@ -374,15 +365,11 @@ def _is_workflow_not_found(error: FailureError) -> bool:
 
 async def run_branch(state: RunState, branch: PendingBranch, tasks: StepTasks) -> None:
     """Run the branch to its end. An interrupt of the run interrupts the branch, which then reports its usage."""
-    start = tasks.guard.change_or_pause(
-        state, "the start of a branch", lambda: subagents.build_branch_start(state, branch)
-    )
+    start = tasks.guard.change_or_pause(state, "the start of a branch", subagents.build_branch_start, branch)
     if isinstance(start, BranchOutcome):
         subagents.set_branch_outcome(branch, start)
     if not isinstance(start, dict):
         return
     ended = await run_child(state, build_child_run_id(state, branch), start)
-    stopping = tasks.is_stopping()
-    tasks.guard.change_or_pause(
-        state, "the end of a branch", lambda: subagents.apply_branch_outcome(state, branch, ended, stopping=stopping)
-    )
+    apply, stopping = subagents.apply_branch_outcome, tasks.is_stopping()
+    tasks.guard.change_or_pause(state, "the end of a branch", apply, branch, ended, stopping=stopping)

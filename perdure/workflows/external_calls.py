@@ -38,10 +38,8 @@ AFTER_HOOKS_ACTIVITY = "after_tool_call."
 
 async def run_callback_hooks(state: RunState, pending: ToolCallState, tasks: StepTasks) -> None:
     """Run the activity before a callback, or, once its answer has come, the activity after it."""
-    if pending.returned is None:
-        await run_before_hooks(state, pending, tasks)
-    else:
-        await run_after_hooks(state, pending, tasks)
+    await run_before_hooks(state, pending, tasks)
+    await run_after_hooks(state, pending, tasks)
 
 
 async def run_before_hooks(state: RunState, pending: ToolCallState, tasks: StepTasks) -> bool:
@@ -69,9 +67,9 @@ async def _run_hooks_activity(
         state,
         "hooks around a call",
         (BEFORE_HOOKS_ACTIVITY if pending.returned is None else AFTER_HOOKS_ACTIVITY) + name,
-        lambda: build_tool_input(state, pending, arguments=arguments, side=build_phase()),
-        lambda raw: apply_tool_output(state, pending, raw),
-        lambda failure: apply_tool_failure(
+        lambda state: build_tool_input(state, pending, arguments=arguments, side=build_phase()),
+        lambda state, raw: apply_tool_output(state, pending, raw),
+        lambda state, failure: apply_tool_failure(
             state, pending, failure, external_calls.describe_withheld_result(pending) or f"\n({name} was not run)"
         ),
     )
@@ -113,9 +111,8 @@ def _apply_tool_result(state: RunState, pending: ToolCallState, **fields: Any) -
 async def run_remote_call(state: RunState, pending: ToolCallState, remote: RemoteCall, tasks: StepTasks) -> None:
     """Run one remote call, with the activities before and after it."""
     if pending.returned is None:
-        if not await run_before_hooks(state, pending, tasks):
-            return
-        if not await _run_remote_activity(state, pending, remote, tasks):
+        can_begin = await run_before_hooks(state, pending, tasks)
+        if not can_begin or not await _run_remote_activity(state, pending, remote, tasks):
             return
     await run_after_hooks(state, pending, tasks)
 
@@ -166,6 +163,5 @@ def _apply_remote_value(state: RunState, pending: ToolCallState, tasks: StepTask
 
 def _apply_remote_failure(state: RunState, pending: ToolCallState, tasks: StepTasks, failure: ActivityFailure) -> None:
     result = build_remote_failure(pending, str(failure))
-    tasks.guard.change_or_pause(
-        state, "the failure of a remote call", lambda: apply_external_result(state, pending.op, result, failure.type)
-    )
+    apply, what = apply_external_result, "the failure of a remote call"
+    tasks.guard.change_or_pause(state, what, apply, pending.op, result, failure.type)

@@ -7,7 +7,8 @@ change that failed, and makes it when the run is resumed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pydantic import BaseModel
 
@@ -18,6 +19,7 @@ from ..types.state import NewerStateError, RunState, StatePart
 from ..types.subagents import BackgroundRun
 from .host import get_host, get_logger, has_marker, is_replaying, record_marker
 
+P = ParamSpec("P")
 T = TypeVar("T")
 FAULT_CHARS = 500
 MUTABLE_TYPES = (StatePart, BackgroundRun)
@@ -55,10 +57,18 @@ class Guard:
             raise EngineError(f"{what} failed in an earlier version of the engine")
         return result
 
-    def change_or_pause(self, state: RunState, what: str, change: Callable[[], T]) -> T | None:
-        """Call ``change`` and return its result; if it fails, pause the run and return None."""
+    def change_or_pause(
+        self,
+        state: RunState,
+        what: str,
+        change: Callable[Concatenate[RunState, P], T],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> T | None:
+        """Call ``change`` with ``state`` and the arguments, and return its result; if it fails, pause the run and
+        return None."""
         try:
-            return self.change_or_raise(state, what, change)
+            return self.change_or_raise(state, what, partial(change, state, *arguments, **options))
         except EngineError as error:
             reason = f"{error.message}. Resume the run when its workers have a mended engine."
             pause_run(state, reason, get_host().now().isoformat(), fault=True)

@@ -11,8 +11,12 @@ from temporalio.exceptions import ActivityError
 
 from ..loop.lifecycle import PAUSING_ERRORS, pause_run
 from ..types.state import RunState
-from ..types.wire import ModelInput, ToolInput
-from .activity_options import ActivityFailure, engine_options, is_cancelled_activity, read_activity_failure
+from .activity_options import (
+    ActivityFailure,
+    engine_options,
+    is_cancelled_activity,
+    read_activity_failure,
+)
 from .guard import Guard, is_condition_met
 from .host import get_host
 
@@ -54,9 +58,9 @@ class StepTasks:
         state: RunState,
         what: str,
         name: str,
-        build_input: Callable[[], ModelInput | ToolInput],
-        apply_output: Callable[[Any], object],
-        apply_failure: Callable[[ActivityFailure], object],
+        build_input: Callable[[RunState], dict[str, Any]],
+        apply_output: Callable[[RunState, Any], object],
+        apply_failure: Callable[[RunState, ActivityFailure], object],
         *,
         options: dict[str, Any] | None = None,
         is_stopped: Callable[[ActivityError], bool] = is_cancelled_activity,
@@ -66,9 +70,7 @@ class StepTasks:
         Nothing is applied if it was stopped with the run (``is_stopped``): the loop closes an open call. An error of
         ``PAUSING_ERRORS`` pauses the run; when it is resumed, the step is due again.
         """
-        task = self.guard.change_or_pause(
-            state, f"the input of {what}", lambda: build_input().model_dump(mode="json", exclude_none=True)
-        )
+        task = self.guard.change_or_pause(state, f"the input of {what}", build_input)
         if task is None:
             return
         try:
@@ -80,9 +82,9 @@ class StepTasks:
             if failure.type in PAUSING_ERRORS:
                 pause_run(state, str(failure), get_host().now().isoformat())
                 return
-            self.guard.change_or_pause(state, f"the failure of {what}", lambda: apply_failure(failure))
+            self.guard.change_or_pause(state, f"the failure of {what}", apply_failure, failure)
         else:
-            self.guard.change_or_pause(state, f"the outcome of {what}", lambda: apply_output(raw))
+            self.guard.change_or_pause(state, f"the outcome of {what}", apply_output, raw)
 
     async def run_all(self, work: list[Coroutine[Any, Any, None]], more: TaskSource | None = None) -> None:
         """Run all of ``work`` to its end, and the work that ``more`` starts meanwhile.

@@ -48,8 +48,8 @@ CONTEXT_LENGTH_ERROR = "ContextLengthError"
 
 def _build_model_input(
     state: RunState, op: int, purpose: Literal["call", "force_finish", "close", "compact", "remind"], **fields: Any
-) -> ModelInput:
-    return ModelInput(
+) -> dict[str, Any]:
+    task = ModelInput(
         **build_call_facts(state, op, calling_model=purpose in ("call", "force_finish")),
         head=state.head,
         purpose=purpose,
@@ -57,6 +57,7 @@ def _build_model_input(
         resume=state.resume or None,
         **fields,
     )
+    return task.model_dump(mode="json", exclude_none=True)
 
 
 async def call_model(state: RunState, step: CallModel, tasks: StepTasks) -> None:
@@ -66,13 +67,13 @@ async def call_model(state: RunState, step: CallModel, tasks: StepTasks) -> None
         state,
         "a model call",
         MODEL_ACTIVITY,
-        lambda: _build_model_call_input(state, step),
-        lambda raw: _apply_model_output(state, step, revoked, resend, raw),
-        lambda failure: _apply_model_failure(state, failure),
+        lambda state: _build_model_call_input(state, step),
+        lambda state, raw: _apply_model_output(state, step, revoked, resend, raw),
+        _apply_model_failure,
     )
 
 
-def _build_model_call_input(state: RunState, step: CallModel) -> ModelInput:
+def _build_model_call_input(state: RunState, step: CallModel) -> dict[str, Any]:
     new = take_message_auth(state, step.new)  # first: it may change the auth context, which the input has
     usage, cost_usd = compute_turn_usage(state)
     return _build_model_input(
@@ -122,7 +123,7 @@ async def compact_conversation(state: RunState, step: CompactConversation, tasks
         state,
         "a compaction",
         MODEL_ACTIVITY,
-        lambda: _build_model_input(
+        lambda state: _build_model_input(
             state,
             state.op,
             "compact",
@@ -131,8 +132,10 @@ async def compact_conversation(state: RunState, step: CompactConversation, tasks
             pinned=state.pinned,
             cost_limited=has_inherited_cost_limit(state),
         ),
-        lambda raw: apply_compaction(state, ModelOutput.model_validate(raw)),
-        lambda failure: fail_run(state, failure.type, f"the conversation could not be summed up: {failure.message}"),
+        lambda state, raw: apply_compaction(state, ModelOutput.model_validate(raw)),
+        lambda state, failure: fail_run(
+            state, failure.type, f"the conversation could not be summed up: {failure.message}"
+        ),
     )
 
 
@@ -163,7 +166,7 @@ async def _run_tool_activity(state: RunState, pending: ToolCallState, activity: 
         state,
         "a tool call",
         TOOL_ACTIVITY_PREFIX + pending.call.name,
-        lambda: build_tool_input(
+        lambda state: build_tool_input(
             state,
             pending,
             arguments=get_final_arguments(pending),
@@ -172,8 +175,8 @@ async def _run_tool_activity(state: RunState, pending: ToolCallState, activity: 
             retries=activity.retries,
             answers=tuple(pending.answers),
         ),
-        lambda raw: apply_tool_output(state, pending, raw),
-        lambda failure: apply_tool_failure(state, pending, failure),
+        lambda state, raw: apply_tool_output(state, pending, raw),
+        lambda state, failure: apply_tool_failure(state, pending, failure),
         options=engine_options(
             task_queue=activity.task_queue,
             start_to_close_timeout=timedelta(seconds=activity.timeout) + ATTEMPT_TIMEOUT,
@@ -184,20 +187,20 @@ async def _run_tool_activity(state: RunState, pending: ToolCallState, activity: 
 
 def send_reminders(state: RunState, tasks: StepTasks) -> list[Coroutine[Any, Any, None]]:
     """Take the reminders that are due, and return the coroutine that sends them; none if they could not be built."""
-    reminder = tasks.guard.change_or_pause(state, "a reminder", lambda: _build_reminder_input(state))
+    reminder = tasks.guard.change_or_pause(state, "a reminder", _build_reminder_input)
     return [] if reminder is None else [_run_reminder_activity(state, *reminder, tasks)]
 
 
 def _build_reminder_input(state: RunState) -> tuple[ReminderBatch, dict[str, Any]]:
     batch = take_due_reminders(state, get_host().now())
     overrides = get_effective_overrides(state)
-    task = _build_model_input(state, batch.op, "remind", reminders=batch.reminders, overrides=overrides)
-    return batch, task.model_dump(mode="json", exclude_none=True)
+    return batch, _build_model_input(state, batch.op, "remind", reminders=batch.reminders, overrides=overrides)
 
 
 async def _run_reminder_activity(state: RunState, batch: ReminderBatch, task: dict[str, Any], tasks: StepTasks) -> None:
     """Send reminders; cancelled once none of their calls waits. A failure is only logged, except an ``AbortError``."""
-    reminding = asyncio.create_task(get_host().execute_activity(MODEL_ACTIVITY, task, **engine_options()))
+    activity = get_host().execute_activity(MODEL_ACTIVITY, task, **engine_options())
+    reminding = asyncio.create_task(activity)
     with suppress(asyncio.CancelledError):
         await get_host().wait_condition(lambda: reminding.done() or not batch.has_waiting_call())
     if not reminding.done():
@@ -219,29 +222,28 @@ async def _run_reminder_activity(state: RunState, batch: ReminderBatch, task: di
 async def record_ending(state: RunState, step: RecordClosing, tasks: StepTasks) -> None:
     """Record how the run, or a turn of it, ended. This waits for the store without limit, but only
     ``CANCELLED_CLOSE_TIMEOUT`` in a cancelled run, which must end."""
-    task = tasks.guard.change_or_pause(state, "the input of an ending", lambda: _build_close_input(state, step))
+    task = tasks.guard.change_or_pause(state, "the input of an ending", _build_close_input, step)
     if task is None:
         return
     revoked = tuple(state.revoked)
     limit = CANCELLED_CLOSE_TIMEOUT if state.cancelled else None
     try:
         raw = await get_host().execute_activity(
-            MODEL_ACTIVITY, task, **engine_options(max_retry_seconds=10, schedule_to_close_timeout=limit)
+            MODEL_ACTIVITY,
+            task,
+            **engine_options(max_retry_seconds=10, schedule_to_close_timeout=limit),
         )
     except ActivityError as error:
         if is_cancelled_activity(error) and not state.cancelled and tasks.is_cancelling():
             return  # the run was cancelled meanwhile: its ending is recorded instead
         get_logger().error("the ending could not be recorded: %s", read_activity_failure(error).message)
         raw = {}
-    tasks.guard.change_or_pause(
-        state, "the record of an ending", lambda: _apply_close_output(state, step, revoked, raw)
-    )
+    tasks.guard.change_or_pause(state, "the record of an ending", _apply_close_output, step, revoked, raw)
 
 
 def _build_close_input(state: RunState, step: RecordClosing) -> dict[str, Any]:
     new = take_message_auth(state, step.new)  # first: it may change the auth context, which the input has
-    task = _build_model_input(state, state.op, "close", new=new, closing=step.closing, revoked=tuple(state.revoked))
-    return task.model_dump(mode="json", exclude_none=True)
+    return _build_model_input(state, state.op, "close", new=new, closing=step.closing, revoked=tuple(state.revoked))
 
 
 def _apply_close_output(state: RunState, step: RecordClosing, revoked: Sequence[RevokedApproval], raw: Any) -> None:
@@ -305,9 +307,7 @@ class _ToolCallSource:
         """Return the coroutines of the reminders and calls that are to start."""
         state, tasks = self._state, self._tasks
         if find_next_deadline(state) is not None:
-            tasks.guard.change_or_pause(
-                state, "the wait for a person", lambda: update_approval_waits(state, get_host().now())
-            )
+            tasks.guard.change_or_pause(state, "the wait for a person", update_approval_waits, get_host().now())
         if state.pause is not None and state.pause.fault:
             return []
         reminders = send_reminders(state, tasks) if list_calls_to_remind(state) else []

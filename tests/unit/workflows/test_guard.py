@@ -75,7 +75,7 @@ def test_a_change_that_fails_is_undone_and_the_run_pauses() -> None:
     model(state, asks(call("c1")))
     before = copy.deepcopy(state)
 
-    def fails() -> None:
+    def fails(_: RunState) -> None:
         state.calls.clear()
         state.op += 5
         raise KeyError("c9")
@@ -104,7 +104,7 @@ def test_a_refusal_is_passed_on_and_changes_nothing() -> None:
 
 
 def test_a_state_of_a_newer_engine_fails_the_task() -> None:
-    def newer() -> None:
+    def newer(_: RunState) -> None:
         raise NewerStateError("newer")
 
     with pytest.raises(NewerStateError):
@@ -117,7 +117,7 @@ def test_an_ending_that_fails_waits_too_and_is_not_tried_again_and_again(ending:
     ending(state)
     assert isinstance(decide(state), RecordClosing)
 
-    def fails() -> None:
+    def fails(_: RunState) -> None:
         raise TypeError("a fault")
 
     assert Guard().change_or_pause(state, "the input of an ending", fails) is None
