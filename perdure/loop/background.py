@@ -99,11 +99,8 @@ def apply_child_ended(state: RunState, raw: Any) -> None:
     answer_collect_calls(state)
 
 
-def apply_background_outcome(state: RunState, row: BackgroundRun, ended: ChildOutcome, *, lost: bool = False) -> None:
-    """Apply the close of the run's workflow, as Temporal reports it. Nearly all have reported their own end before.
-
-    ``lost``: the run could neither report its end nor close its transcript.
-    """
+def apply_background_outcome(state: RunState, row: BackgroundRun, ended: ChildOutcome) -> None:
+    """Apply the close of the run's workflow, as Temporal reports it. Nearly all have reported their own end before."""
     if not row.is_running:
         return
     response, used = ended.response, ended.response or ended.used
@@ -114,9 +111,9 @@ def apply_background_outcome(state: RunState, row: BackgroundRun, ended: ChildOu
         row.state, row.blob = "completed", response.blob
         row.text = response.content if response.blob is None else None
     else:
-        row.state = "lost" if lost else "failed"
+        row.state = "lost" if ended.lost else "failed"
         error = ended.error or "its run closed without reporting a result"
-        row.text = clean_text(f"the agent was lost: {error}" if lost else error)[:CHILD_ERROR_CHARS]
+        row.text = clean_text(f"the agent was lost: {error}" if ended.lost else error)[:CHILD_ERROR_CHARS]
     answer_collect_calls(state)
 
 

@@ -114,20 +114,16 @@ def extract_forced_answer(protocol: FinishProtocol, text: str) -> FinalAnswer:
     return answer or FinalAnswer(content=text)
 
 
+_REMINDERS: dict[FinishProtocol, str] = {
+    "text": "Your last reply was empty. Call a tool, or write the answer.",
+    "tag": "Your last reply had no tool call and no <finish> tag. Go on, or give the answer inside <finish></finish>.",
+    "tool": f"Your last reply had no tool call. Go on, or call {FINISH_TOOL} with the answer.",
+}
+
+
 def build_reminder_text(protocol: FinishProtocol) -> str:
     """Build the message to the model after a reply with neither answer nor tool calls."""
-    match protocol:
-        case "text":
-            return "Your last reply was empty. Call a tool, or write the answer."
-        case "tag":
-            return (
-                "Your last reply had no tool call and no <finish> tag. "
-                "Go on, or give the answer inside <finish></finish>."
-            )
-        case "tool":
-            return f"Your last reply had no tool call. Go on, or call {FINISH_TOOL} with the answer."
-        case _:
-            assert_never(protocol)
+    return _REMINDERS[protocol]
 
 
 def build_force_finish_text(protocol: FinishProtocol, limit: LimitUse) -> str:

@@ -66,26 +66,6 @@ def end_turn_at_budget(state: RunState) -> None:
     state.inbox = []
 
 
-def raise_limits(state: RunState, raw: Any) -> bool:
-    """Raise limits from ``{"limits": {"cost_usd": 5}, "by": …}``; False, with a refusal recorded, if they are invalid.
-
-    They hold for the run, those under ``turn`` for the present turn. If a limit is raised several times, the highest
-    value counts.
-    """
-    raw_limits = raw.get("limits") if isinstance(raw, dict) else None
-    if raw_limits is None:
-        return True
-    try:
-        limits = parse_run_limits(raw_limits)
-    except InvalidInputError as error:
-        record_refusal(state, error.message)
-        return False
-    state.raised = _merge_higher_bounds(state.raised, limits.model_dump(exclude={"turn"}))
-    if limits.turn is not None and state.turn is not None:
-        state.turn.raised = _merge_higher_bounds(state.turn.raised, limits.turn.model_dump())
-    return True
-
-
 def parse_run_limits(raw: Any) -> RunLimits:
     """Parse limits that a client sent. Raises ``InvalidInputError`` that names the wrong field."""
     try:
@@ -198,10 +178,23 @@ def pause_run(state: RunState, reason: str, since: str, *, fault: bool = False) 
 
 
 def resume_run(state: RunState, raw: Any = None) -> None:
-    """Resume a paused run: the cause is gone, or limits are raised with ``{"limits": {"cost_usd": 5}}``."""
-    if raise_limits(state, raw):
-        state.pause = None
-        state.resend = True
+    """Resume a paused run: the cause is gone, or limits are raised with ``{"limits": {"cost_usd": 5}, "by": …}``.
+
+    Raised limits hold for the run, those under ``turn`` for the present turn. If a limit is raised several times, the
+    highest value counts. Invalid limits are refused (``status.refused``), and the run stays paused.
+    """
+    raw_limits = raw.get("limits") if isinstance(raw, dict) else None
+    if raw_limits is not None:
+        try:
+            limits = parse_run_limits(raw_limits)
+        except InvalidInputError as error:
+            record_refusal(state, error.message)
+            return
+        state.raised = _merge_higher_bounds(state.raised, limits.model_dump(exclude={"turn"}))
+        if limits.turn is not None and state.turn is not None:
+            state.turn.raised = _merge_higher_bounds(state.turn.raised, limits.turn.model_dump())
+    state.pause = None
+    state.resend = True
 
 
 def close_run(state: RunState) -> None:

@@ -45,6 +45,8 @@ class ChildOutcome:
     """``Type: message`` of a child that did not."""
     used: Response | None = None
     """Usage of a child that did not complete, if it reported any."""
+    lost: bool = False
+    """It was terminated or timed out: it could neither report its end nor close its transcript."""
 
 
 def build_child_start(state: RunState, pending: ToolCallState) -> dict[str, Any] | str:

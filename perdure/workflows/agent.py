@@ -65,7 +65,8 @@ class AgentWorkflow(WorkflowHandlers):
             decided = self._guard.change_or_pause(state, "the next step", _decide_next_step, now)
             self._step = step = decided or decide.Wait("resumed")
             self._step_started_at = now.isoformat()
-            if children.is_probe_due(step, now.timestamp()):
+            next_probe = children.compute_next_probe(step, now.timestamp())
+            if next_probe is not None and next_probe <= now.timestamp():
                 await tasks.run_to_end(children.send_due_probes(now.timestamp()), stop=False)
                 continue
             match step:
@@ -87,7 +88,7 @@ class AgentWorkflow(WorkflowHandlers):
                     await tasks.run_to_end(steps.record_ending(state, step, tasks), stop=not state.cancelled)
                 case decide.Wait():
                     await self._continue_as_new_if_long(state)  # a run may wait for months
-                    await self._wait_for_change(state, step, children.compute_next_probe(step, now.timestamp()))
+                    await self._wait_for_change(state, step, next_probe)
                     update_work_time(state, get_host().now(), working=step.until == "child")
                 case decide.StopChildren():
                     await tasks.run_to_end(children.stop_children(), stop=False)

@@ -9,7 +9,7 @@ parent could not stop it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -74,7 +74,7 @@ async def run_child(state: RunState, id: str, start: dict[str, Any]) -> subagent
         )
         if this_task.cancelling():  # the run was stopped while the child started
             child.cancel()
-        await _wait_for_child(child, lambda: state.interrupt is not None)
+        await _wait_for_child(state, child)
         return parse_child_result(child.result())
     except asyncio.CancelledError:
         return subagents.ChildOutcome(error=subagents.CHILD_CANCELLED)
@@ -91,23 +91,19 @@ async def _start_child_workflow(state: RunState, id: str, start: dict[str, Any],
     return await _run_shielded(starting)
 
 
-async def _wait_for_child(child: asyncio.Task[Any], interrupted: Callable[[], bool]) -> None:
+async def _wait_for_child(state: RunState, child: asyncio.Task[Any]) -> None:
     """Wait until ``child`` has ended. A cancellation cancels it, an interrupt of the run interrupts it."""
     while not child.done():
         try:
             await get_host().wait([child])
         except asyncio.CancelledError:
-            if interrupted() and not child.done():
-                await _interrupt_child(child)
-            else:
+            if state.interrupt is None or child.done():
                 child.cancel()
-
-
-async def _interrupt_child(child: asyncio.Task[Any]) -> None:
-    try:
-        await get_host().signal_child(child, "interrupt")
-    except (FailureError, asyncio.CancelledError):  # it has ended, or the run is cancelled too: waiting goes on
-        child.cancel()
+                continue
+            try:
+                await get_host().signal_child(child, "interrupt")
+            except (FailureError, asyncio.CancelledError):  # it has ended, or the run is cancelled too
+                child.cancel()
 
 
 def parse_child_result(result: Any) -> subagents.ChildOutcome:
@@ -115,8 +111,8 @@ def parse_child_result(result: Any) -> subagents.ChildOutcome:
     try:
         return subagents.ChildOutcome(Response.model_validate(result))
     except ValidationError as error:
-        why = describe_validation_error(error, "the result")
-        return subagents.ChildOutcome(error=f"RunError: the subagent's result cannot be read: {why}")
+        problem = describe_validation_error(error, "the result")
+        return subagents.ChildOutcome(error=f"RunError: the subagent's result cannot be read: {problem}")
 
 
 def parse_child_failure(error: FailureError) -> subagents.ChildOutcome:
@@ -128,15 +124,10 @@ def parse_child_failure(error: FailureError) -> subagents.ChildOutcome:
         )
     if is_cancelled_exception(error):
         return subagents.ChildOutcome(error=subagents.CHILD_CANCELLED)
+    text = f"{type(cause).__name__}: {cause}"
     if isinstance(cause, TerminatedError):
-        return subagents.ChildOutcome(error="the subagent was terminated before it had an answer")
-    return subagents.ChildOutcome(error=f"{type(cause).__name__}: {cause}")
-
-
-def is_lost_child_error(error: BaseException) -> bool:
-    """Whether the child was terminated or timed out, so it could neither report its end nor close its transcript."""
-    cause = error.cause if isinstance(error, ChildWorkflowError) else error
-    return isinstance(cause, TerminatedError | TemporalTimeoutError)
+        text = "the subagent was terminated before it had an answer"
+    return subagents.ChildOutcome(error=text, lost=isinstance(cause, TerminatedError | TemporalTimeoutError))
 
 
 CHILD_TASK_TIMEOUT = timedelta(seconds=5)
@@ -148,6 +139,8 @@ FIRST_PARENT_PROBE, MAX_PARENT_PROBE = 3600.0, 24 * 3600.0
 four events of history, for each of its subagents."""
 STOP_CHILDREN_TIMEOUT = timedelta(seconds=60)
 """How long a run that ends waits for the background runs that it has stopped."""
+LOST = subagents.ChildOutcome(lost=True)
+"""Outcome of a run that has closed without a report."""
 EXTERNAL_RUN_GONE = "ExternalWorkflowExecutionNotFound"
 
 
@@ -162,10 +155,10 @@ class BackgroundChildren:
 
     # --- calls
 
-    async def start_child(self, pending: ToolCallState, how: SubagentCall) -> None:
+    async def start_child(self, pending: ToolCallState, request: SubagentCall) -> None:
         """Start the background run that the call asks for; the call has its result as soon as the run has begun."""
         state = self._state
-        if len(list_active_background_runs(state)) >= (how.background or 0):
+        if len(list_active_background_runs(state)) >= (request.background or 0):
             await self._probe_children(list_active_background_runs(state))  # lost runs free their places
         prepare = background.prepare_background_run
         prepared = self._guard.change_or_pause(state, "the start of a subagent", prepare, pending)
@@ -184,19 +177,19 @@ class BackgroundChildren:
         mark_started = background.mark_background_started
         self._guard.change_or_pause(state, "the start of a subagent", mark_started, pending, row)
 
-    async def send_message(self, pending: ToolCallState, how: TellCall) -> None:
+    async def send_message(self, pending: ToolCallState, request: TellCall) -> None:
         """Send the message to the background run. Its id makes a repeated delivery count once."""
         state = self._state
-        row = background.find_tell_target(state, pending, how.handle)
+        row = background.find_tell_target(state, pending, request.handle)
         if row is not None and row.state == "starting":  # by a parallel call: the run cannot receive signals yet
             starting_row = row
             await _run_shielded(get_host().wait_condition(lambda: starting_row.state != "starting"))
-            row = background.find_tell_target(state, pending, how.handle)
+            row = background.find_tell_target(state, pending, request.handle)
         if row is None:
             return
-        message: dict[str, Any] = {"content": how.message, "id": f"{state.scope}/{pending.op}", "by": state.agent}
-        if how.blob is not None:
-            message |= {"content": how.blob.model_dump(mode="json"), "store_id": state.store_id}
+        message: dict[str, Any] = {"content": request.message, "id": f"{state.scope}/{pending.op}", "by": state.agent}
+        if request.blob is not None:
+            message |= {"content": request.blob.model_dump(mode="json"), "store_id": state.store_id}
         error = await self._signal_child(row, "inject_user_message", message)
         if error is None:
             finish_call(state, pending, "delivered")
@@ -206,35 +199,23 @@ class BackgroundChildren:
     def _apply_child_closed(self, row: BackgroundRun, task: asyncio.Task[Any]) -> None:
         if task.cancelled():  # the worker evicts the run
             return
-        error = task.exception()
-        if error is None:
+        try:
             ended = parse_child_result(task.result())
-        elif isinstance(error, FailureError):
+        except FailureError as error:
             ended = parse_child_failure(error)
-        else:
-            raise error
-        lost = error is not None and is_lost_child_error(error)
         record_received()
         apply = background.apply_background_outcome
-        self._guard.change_or_pause(self._state, "the end of a subagent", apply, row, ended, lost=lost)
+        self._guard.change_or_pause(self._state, "the end of a subagent", apply, row, ended)
 
     # --- probes
 
-    def is_probe_due(self, step: NextStep, now: float) -> bool:
-        """Whether a probe is due before ``step``."""
-        at = self.compute_next_probe(step, now)
-        return at is not None and at <= now
-
     def compute_next_probe(self, step: NextStep, now: float) -> float | None:
-        """Return when the next probe is due: seconds since 1970; None if none is."""
+        """Return when the next probe is due, before ``step`` or while it waits: seconds since 1970; None if none is."""
         state = self._state
         if not isinstance(step, Wait | CallModel) or step == Wait("message"):
             return None
-        times = (
-            [_compute_child_probe_time(row) for row in self._select_unwatched(list_awaited_background_runs(state))]
-            if isinstance(step, Wait)
-            else []
-        )
+        awaited = list_awaited_background_runs(state) if isinstance(step, Wait) else []
+        times = [_compute_child_probe_time(row) for row in self._select_unwatched(awaited)]
         if state.parent is not None and state.parent.background:
             if state.heard is None:
                 state.heard = now
@@ -244,9 +225,8 @@ class BackgroundChildren:
     async def send_due_probes(self, now: float) -> None:
         """Probe the awaited background runs and the parent that are due; fails the run if its parent has ended."""
         state, parent = self._state, self._state.parent
-        await self._probe_children(
-            [row for row in list_awaited_background_runs(state) if _compute_child_probe_time(row) <= now]
-        )
+        awaited = list_awaited_background_runs(state)
+        await self._probe_children([row for row in awaited if _compute_child_probe_time(row) <= now])
         if parent is None or not parent.background or _compute_parent_probe_time(state) > now:
             return
         state.heard = now
@@ -255,8 +235,8 @@ class BackgroundChildren:
             await _run_shielded(get_host().signal_external(parent.context_id, "probe", []))
         except FailureError as error:
             if _is_workflow_not_found(error):
-                why = f"run {parent.context_id!r}, which had started this one in background, has ended"
-                fail_run(state, "RunClosedError", why)
+                text = f"run {parent.context_id!r}, which had started this one in background, has ended"
+                fail_run(state, "RunClosedError", text)
 
     async def _probe_children(self, rows: Iterable[BackgroundRun]) -> None:
         await _run_all_shielded(self._probe_child(row) for row in self._select_unwatched(rows))
@@ -276,7 +256,7 @@ class BackgroundChildren:
         except FailureError as error:
             if not _is_workflow_not_found(error):
                 return str(error)
-            background.apply_background_outcome(self._state, row, subagents.ChildOutcome(), lost=True)
+            background.apply_background_outcome(self._state, row, LOST)
             return f"{row.handle} ({row.agent}) has ended: collect its answer"
         return None
 
@@ -306,7 +286,7 @@ class BackgroundChildren:
             await _run_shielded(get_host().cancel_external(build_child_run_id(self._state, row)))
         except FailureError as error:
             if _is_workflow_not_found(error):
-                background.apply_background_outcome(self._state, row, subagents.ChildOutcome(), lost=True)
+                background.apply_background_outcome(self._state, row, LOST)
 
 
 async def report_to_parent(state: RunState, step: ReportToParent, guard: Guard) -> None:

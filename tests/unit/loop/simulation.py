@@ -274,7 +274,7 @@ class Simulation:
         before, collected = row.state, row.collected
         if state == "lost":
             background.apply_background_outcome(
-                self.state, row, ChildOutcome(error="TerminatedError: Terminated"), lost=True
+                self.state, row, ChildOutcome(error="TerminatedError: Terminated", lost=True)
             )
         else:
             told = {"context_id": f"{self.state.context_id}/{row.op}", "scope": row.scope, "state": state}

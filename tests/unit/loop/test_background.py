@@ -347,13 +347,13 @@ def test_a_run_whose_answers_are_collected_ends_as_any_other() -> None:
 def test_who_is_closed_without_a_word_is_lost() -> None:
     state = going(3)
     rows = state.background
-    background.apply_background_outcome(state, rows[0], ChildOutcome(error="TerminatedError: Terminated"), lost=True)
+    background.apply_background_outcome(state, rows[0], ChildOutcome(error="TerminatedError: Terminated", lost=True))
     background.apply_background_outcome(
         state, rows[1], ChildOutcome(error="InvalidInputError: no", used=Response(tool_calls=2))
     )
     background.apply_background_outcome(state, rows[2], ChildOutcome(Response(blob=BlobRef(hash="a" * 64, size=9))))
     end(state, "b1", content="It had ended before.")
-    background.apply_background_outcome(state, rows[0], ChildOutcome(error="x"), lost=True)
+    background.apply_background_outcome(state, rows[0], ChildOutcome(error="x", lost=True))
     model(state, asks(*(collects(f"b{n}", f"c{n}") for n in (1, 2, 3))))
     answer_collect_calls(state)
     assert given(state) == [("It had ended before.", False), ("InvalidInputError: no", True), ("None", False)]
