@@ -253,7 +253,7 @@ def resume(
 
 def parse_limits(given: list[str] | None) -> dict[str, Any]:
     """What ``--limit`` says, as ``Run.resume`` takes it. Raises ``InvalidInputError``."""
-    from ..loop import parse_run_limits
+    from ..loop.lifecycle import parse_run_limits
 
     limits: dict[str, Any] = {}
     for one in given or ():

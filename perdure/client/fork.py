@@ -16,7 +16,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from ..encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, RunExistsError
-from ..loop import parse_start
+from ..loop.lifecycle import parse_start
 from ..loop.turns import merge_overrides
 from ..ports import Commit, Store
 from ..store import Chain

@@ -26,7 +26,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from ..encryption import reseal_auth_token
 from ..errors import InvalidInputError, PerdureError, RunClosedError, RunError, RunNotFoundError, build_error
-from ..loop import parse_start
+from ..loop.lifecycle import parse_start
 from ..ports import Blob, Commit, timestamp
 from ..temporal_service import (
     ACCEPTED_UPDATE_ENDED,

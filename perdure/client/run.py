@@ -32,7 +32,7 @@ from ..errors import (
     StoreMismatchError,
     build_error,
 )
-from ..loop import parse_run_limits
+from ..loop.lifecycle import parse_run_limits
 from ..loop.turns import merge_overrides
 from ..ports import Store
 from ..store import Chain

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel
 
 from ..errors import InvalidInputError, RunNotFoundError, TranscriptCorruptedError
-from ..loop import parse_start
+from ..loop.lifecycle import parse_start
 from ..loop.payload_limits import RUN_ID_BYTES
 from ..loop.transcript import list_open_calls
 from ..ports import Commit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..types.state import RunState, ToolCallState, TurnAnswer, TurnFailure, TurnState
 from ..types.subagents import CollectCall, TellCall
 from ..types.tool_calls import (
@@ -21,7 +23,10 @@ from .decide import CallModel, RecordClosing
 from .external_calls import set_external_result
 from .finish import REMINDER_ID, build_reminder_text
 from .limits import admit_calls, build_limit_failure, compute_largest_call, get_max_iterations, list_limit_uses
+from .results import build_error_result, build_result
 from .turns import keep_overrides, record_unanswered_messages
+
+NOT_RUN = "not run: the task had to be finished"
 
 
 def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
@@ -33,7 +38,9 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
         return
     drop_branches(state)
     _count_model_call(state, turn, output)
-    _consume_inbox(state, step.taken)
+    state.carry = []
+    state.inbox = state.inbox[step.taken :]
+    state.recorded = False
     turn.unanswered = []
     state.head, state.store_id, state.limits = output.head, output.store_id, output.limits
     state.resume = False
@@ -96,12 +103,12 @@ def _apply_forced_reply(state: RunState, turn: TurnState, output: ModelOutput) -
     elif output.rejected:
         turn.rejected += 1
         turn.answer = None
-        state.carry = [_build_immediate_result(call) or _build_not_run_result(call) for call in calls]
+        state.carry = [_build_immediate_result(call) or build_error_result(call, NOT_RUN) for call in calls]
         state.carry += [] if output.calls else [_build_reminder_message(output)]
         return
     else:
         _set_turn_answer(turn, output.finish or FinalAnswer(content=output.text), output, at_limit=True)
-    state.carry = [_build_not_run_result(call) for call in calls]
+    state.carry = [build_error_result(call, NOT_RUN) for call in calls]
 
 
 def _build_reminder_message(output: ModelOutput) -> NewMessage:
@@ -121,19 +128,13 @@ def _count_model_call(state: RunState, turn: TurnState, output: ModelOutput) -> 
         state.cost_usd = (state.cost_usd or 0.0) + output.cost_usd
 
 
-def _consume_inbox(state: RunState, taken: int) -> None:
-    state.carry = []
-    state.inbox = state.inbox[taken:]
-    state.recorded = False
-
-
 def _build_immediate_result(call: Call) -> NewItem | None:
     """Build the result of a refused or inline call, which needs no activity; None for other calls."""
     match call.disposition:
         case RefusedCall(text=text):
-            return NewResult(call_id=call.id, name=call.name, text=text, is_error=True)
+            return build_error_result(call, text)
         case InlineCall(key=key, is_error=is_error):
-            return NewResult(call_id=call.id, name=call.name, key=key, is_error=is_error)
+            return build_result(call, key=key, is_error=is_error)
         case (
             ActivityCall()
             | RemoteCall()
@@ -144,11 +145,6 @@ def _build_immediate_result(call: Call) -> NewItem | None:
             | AnsweredCall()
         ):
             return None
-
-
-def _build_not_run_result(call: Call) -> NewItem:
-    text = "not run: the task had to be finished"
-    return NewResult(call_id=call.id, name=call.name, text=text, is_error=True)
 
 
 def _set_turn_answer(turn: TurnState, finish: FinalAnswer, output: ModelOutput, *, at_limit: bool = False) -> None:
@@ -198,28 +194,41 @@ def drop_reminder(state: RunState) -> None:
 
 def apply_external_result(state: RunState, op: int, result: NewResult, error_type: str = "") -> None:
     """Apply the result of the external call of operation ``op``; ``error_type`` names the error of a failed one."""
-    for call in state.calls:
-        if call.op == op and call.result is None and call.returned is None:
-            set_external_result(call, result, error_type)
+    for pending in state.calls:
+        if pending.op == op and pending.result is None and pending.returned is None:
+            set_external_result(pending, result, error_type)
     collect_results(state)
-    end_turn_at_limit(state)
 
 
 def apply_result(state: RunState, op: int, result: NewItem) -> None:
     """Set the result of the call of operation ``op``. A second result of the same call is dropped."""
-    for call in state.calls:
-        if call.op == op and call.result is None:
-            call.result, call.returned = result, None  # the result that hooks were still to see is dropped
+    for pending in state.calls:
+        if pending.op == op and pending.result is None:
+            pending.result, pending.returned = result, None  # the result that hooks were still to see is dropped
     collect_results(state)
-    end_turn_at_limit(state)
+
+
+def finish_call(state: RunState, pending: ToolCallState, text: str | None = None, **fields: Any) -> None:
+    """Set the result of the call to ``text``. ``fields``: the other fields of ``NewResult``."""
+    apply_result(state, pending.op, build_result(pending.call, text, **fields))
+
+
+def fail_call(state: RunState, pending: ToolCallState, text: str) -> None:
+    """Set the result of the call to the error ``text``."""
+    finish_call(state, pending, text, is_error=True)
+
+
+def carry_results(state: RunState) -> None:
+    """Once every call has its result, carry the results to the next model call, in the order of the calls."""
+    results = [pending.result for pending in state.calls if pending.result is not None]
+    if state.calls and len(results) == len(state.calls):
+        state.carry, state.calls = results, []
 
 
 def collect_results(state: RunState) -> None:
-    """Once every call has its result, carry the results to the next model call, in the order of the calls."""
-    results = [call.result for call in state.calls]
-    if state.calls and all(result is not None for result in results):
-        state.carry = [result for result in results if result is not None]
-        state.calls = []
+    """Carry the results, and end a turn that waited for them at its limit."""
+    carry_results(state)
+    end_turn_at_limit(state)
 
 
 def apply_closing(state: RunState, step: RecordClosing, head: str | None) -> None:

@@ -26,6 +26,7 @@ from ..types.approvals import (
     ApprovalDecision,
     ApprovalOutcome,
     DecidedApproval,
+    DecisionState,
     PendingApproval,
     Revocation,
     RevokedApproval,
@@ -38,13 +39,13 @@ from ..types.plain_json import measure_json
 from ..types.state import RunState, ToolCallState
 from ..types.tool_calls import ActivityCall, CallAnswer
 from ..types.validation_errors import describe_validation_error
-from ..types.wire import NewResult
 from . import questions
-from .apply import collect_results, end_turn_at_limit
+from .apply import collect_results
 from .decide import CallModel, decide
 from .external_calls import needs_before_activity
 from .limits import uncount_tool_call
 from .questions import check_value, hash_answer, take_answer
+from .results import build_error_result
 from .waits import PendingWait, list_requesters, mark_reminder_due, pending_waits, remember
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -65,46 +66,16 @@ def _parse(model: type[Model], raw: Any, whole: str, hint: str | None) -> Model:
 REVOCATION_HINT = 'Send {"tool": "<name>", "by": "<name>"}.'
 
 
-def check_standing_approval(state: RunState, decision: ApprovalDecision, pending: ToolCallState) -> None:
-    """Raise ``InvalidInputError`` if ``decision`` asks for a standing approval that cannot be kept."""
-    if not decision.always:
-        return
-    if decision.arguments is not None and decision.arguments != pending.call.arguments:
-        raise InvalidInputError(
-            "always: it cannot go with changed arguments, which are those of one call",
-            hint="Approve this call with them, or every call as it is made.",
-        )
-    if hash_name(decision.by) is None:
-        raise InvalidInputError("always: a standing approval has a name", hint="Say who you are: by.")
-    others = _list_other_standing_approvals(state, pending.call.name, decision.by)
-    if len(others) >= MAX_STANDING_APPROVALS:
-        raise InvalidInputError(
-            f"always: the run has {MAX_STANDING_APPROVALS} standing approvals, and keeps no more",
-            hint="Revoke one that is not needed, or approve this call alone.",
-        )
-
-
 def grant_standing_approval(state: RunState, tool: str, by: str, at: str) -> None:
     """Record that ``by`` approves every call of ``tool``; replaces an earlier standing approval of this approver."""
     state.standing = [*_list_other_standing_approvals(state, tool, by), StandingApproval(tool=tool, by=by, at=at)]
 
 
-def find_standing_decision(state: RunState, pending: ToolCallState, now: datetime) -> ApprovalOutcome | None:
-    """Return the decision of a standing approval on a waiting call; None if no standing approval covers the call."""
-    terms = pending.call.approval
-    assert terms is not None, "it asks"
-    asked = list_requesters(state) if terms.separate else []
-    for one in state.standing:
-        if one.tool == pending.call.name and hash_name(one.by) not in asked:
-            return ApprovalOutcome(state="approved", by=one.by, at=now.isoformat(), hash=terms.hash, standing=one.at)
-    return None
-
-
 def remove_standing_approvals(state: RunState, tool: str) -> list[StandingApproval]:
     """Remove the standing approvals of ``tool``, and return those removed."""
-    gone = [one for one in state.standing if one.tool == tool]
-    state.standing = [one for one in state.standing if one.tool != tool]
-    return gone
+    removed = [approval for approval in state.standing if approval.tool == tool]
+    state.standing = [approval for approval in state.standing if approval.tool != tool]
+    return removed
 
 
 def check_revocation(state: RunState | None, raw: Any) -> Revocation:
@@ -112,34 +83,64 @@ def check_revocation(state: RunState | None, raw: Any) -> Revocation:
 
     With ``state`` None (the input is not read yet) only ``raw`` is checked.
     """
-    given = _parse(Revocation, raw, "the revocation", REVOCATION_HINT)
-    if state is not None and not any(one.tool == given.tool for one in state.standing):
-        there = "; ".join(map(str, state.standing))
+    revocation = _parse(Revocation, raw, "the revocation", REVOCATION_HINT)
+    if state is not None and not any(approval.tool == revocation.tool for approval in state.standing):
+        known = "; ".join(map(str, state.standing))
         raise InvalidInputError(
-            f"no approval of all calls of {given.tool!r:.120} stands in this run",
-            hint=f"There stands: {there}." if there else "None stands.",
+            f"tool {revocation.tool!r:.120} has no standing approval in this run",
+            hint=f"Standing approvals: {known}." if known else "This run has no standing approvals.",
         )
-    return given
+    return revocation
 
 
 def revoke_standing_approval(state: RunState, raw: Any, now: datetime) -> list[StandingApproval]:
     """Revoke the standing approvals of a tool, and return them. Raises as :func:`check_revocation`."""
-    given = check_revocation(state, raw)
-    gone = remove_standing_approvals(state, given.tool)
-    names = tuple(dict.fromkeys(one.by for one in gone))
-    by = clean_text(given.by) if given.by else None
-    revoked = RevokedApproval(tool=given.tool, by=by, at=now.isoformat(), approved_by=names)
+    revocation = check_revocation(state, raw)
+    removed = remove_standing_approvals(state, revocation.tool)
+    approvers = tuple(dict.fromkeys(approval.by for approval in removed))
+    by = clean_text(revocation.by) if revocation.by else None
+    revoked = RevokedApproval(tool=revocation.tool, by=by, at=now.isoformat(), approved_by=approvers)
     state.revoked = [*state.revoked, revoked][-MAX_STANDING_APPROVALS:]
-    return gone
+    return removed
 
 
-def drop_recorded_revocations(state: RunState, told: Sequence[RevokedApproval]) -> None:
-    """Drop the revocations ``told``, which are recorded; later ones stay."""
-    state.revoked = [one for one in state.revoked if one not in told]
+def drop_recorded_revocations(state: RunState, recorded: Sequence[RevokedApproval]) -> None:
+    """Drop the revocations ``recorded``; later ones stay."""
+    state.revoked = [revoked for revoked in state.revoked if revoked not in recorded]
 
 
 def _list_other_standing_approvals(state: RunState, tool: str, by: str | None) -> list[StandingApproval]:
-    return [one for one in state.standing if (one.tool, hash_name(one.by)) != (tool, hash_name(by))]
+    key = (tool, hash_name(by))
+    return [approval for approval in state.standing if (approval.tool, hash_name(approval.by)) != key]
+
+
+def _check_standing_approval(state: RunState, decision: ApprovalDecision, pending: ToolCallState) -> None:
+    """Raise ``InvalidInputError`` if ``decision`` asks for a standing approval that cannot be kept."""
+    if decision.arguments is not None and decision.arguments != pending.call.arguments:
+        raise InvalidInputError(
+            "always: it cannot go with changed arguments, which are those of one call",
+            hint="Approve this call with them, or every call as it is made.",
+        )
+    if hash_name(decision.by) is None:
+        raise InvalidInputError("always: a standing approval needs a name", hint="Say who you are: by.")
+    if len(_list_other_standing_approvals(state, pending.call.name, decision.by)) >= MAX_STANDING_APPROVALS:
+        raise InvalidInputError(
+            f"always: the run has {MAX_STANDING_APPROVALS} standing approvals, which is the limit",
+            hint="Revoke one that is not needed, or approve this call alone.",
+        )
+
+
+def _find_standing_decision(state: RunState, pending: ToolCallState, now: datetime) -> ApprovalOutcome | None:
+    """Return the decision of a standing approval on a waiting call; None if no standing approval covers the call."""
+    terms = pending.call.approval
+    assert terms is not None, "it waits for approval"
+    excluded = list_requesters(state) if terms.separate else []
+    for approval in state.standing:
+        if approval.tool == pending.call.name and hash_name(approval.by) not in excluded:
+            return ApprovalOutcome(
+                state="approved", by=approval.by, at=now.isoformat(), hash=terms.hash, standing=approval.at
+            )
+    return None
 
 
 # ---
@@ -155,19 +156,14 @@ def update_approval_waits(state: RunState, now: datetime) -> None:
             continue
         wait.begin(now)
         if wait.is_late(now):
-            kept = "expired" if terms.on_expiry == "deny" else "approved"
-            _record_decision(
-                state,
-                pending,
-                ApprovalOutcome.model_validate({"state": kept, "at": now.isoformat(), "hash": terms.hash}),
-            )
-        elif (decided := find_standing_decision(state, pending, now)) is not None:
+            outcome: DecisionState = "expired" if terms.on_expiry == "deny" else "approved"
+            _record_decision(state, pending, ApprovalOutcome(state=outcome, at=now.isoformat(), hash=terms.hash))
+        elif (decided := _find_standing_decision(state, pending, now)) is not None:
             _record_decision(state, pending, decided)
         else:
             mark_reminder_due(pending, now)
     questions.update_answer_waits(state, now)
     collect_results(state)
-    end_turn_at_limit(state)
 
 
 def list_pending_approvals(state: RunState) -> list[PendingApproval]:
@@ -182,6 +178,7 @@ def list_pending_approvals(state: RunState) -> list[PendingApproval]:
 
 DECISION = 'Send {"call_id": "<id>", "hash": "<as status has it>", "decision": "approve" or "deny", "by": "<name>"}.'
 ANSWER = 'Send {"call_id": "<id>", "value": <JSON>, "by": "<name>"}, or "error" in the place of "value".'
+_OUTCOMES: dict[str, DecisionState] = {"approve": "approved", "deny": "denied"}
 _ARGUMENT_OWNERS = {"remote": "those of a remote tool", "callback": "those of a callback"}
 _SEND = "To answer that, send its `hash`, as `status` shows it."
 
@@ -194,9 +191,9 @@ def read_decision(raw: Any, hint: str | None = DECISION) -> ApprovalDecision:
     if decision.arguments is not None:
         if decision.decision == "deny":
             raise InvalidInputError("arguments: a call that is denied has none", hint="Leave them out.")
-        if (found := measure_json(decision.arguments)) > CHANGED_ARGUMENTS_BYTES:
+        if (size := measure_json(decision.arguments)) > CHANGED_ARGUMENTS_BYTES:
             raise InvalidInputError(
-                f"arguments: they have {found:,} bytes as JSON and may have {CHANGED_ARGUMENTS_BYTES:,}"
+                f"arguments: they have {size:,} bytes as JSON and may have {CHANGED_ARGUMENTS_BYTES:,}"
             )
     return decision
 
@@ -214,146 +211,146 @@ def check_approval(state: RunState | None, raw: Any, now: datetime) -> None:
     ``ApprovalExpiredError``; ``NotWaitingYetError`` if the call may still come to wait; ``RunClosedError`` if the run
     is ending.
     """
-    _check(state, read_decision(raw), now)
+    update = read_decision(raw)
+    if state is not None:
+        _check(state, update, now)
 
 
 def check_answer(state: RunState | None, raw: Any, now: datetime) -> None:
     """Check an answer without changing the state. See :func:`check_approval`."""
-    _check(state, read_answer(raw), now)
+    update = read_answer(raw)
+    if state is not None:
+        _check(state, update, now)
 
 
 def decide_approval(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
     """Apply a decision, or return the record of a repeated one. Raises as :func:`check_approval`."""
-    update_approval_waits(state, now)
-    decided = _resolve(state, read_decision(raw), now)
-    update_approval_waits(state, now)
-    return decided
+    return _resolve(state, read_decision(raw), now)
 
 
 def answer_call(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
     """Apply an answer, or return the record of a repeated one. Raises as :func:`check_answer`."""
-    questions.update_answer_waits(state, now)
-    answered = _resolve(state, read_answer(raw), now)
-    collect_results(state)
-    end_turn_at_limit(state)
-    return answered
+    return _resolve(state, read_answer(raw), now)
 
 
-def _resolve(state: RunState, said: ApprovalDecision | CallAnswer, now: datetime) -> DecidedApproval:
-    found = _check(state, said, now)
+def _resolve(state: RunState, update: ApprovalDecision | CallAnswer, now: datetime) -> DecidedApproval:
+    update_approval_waits(state, now)
+    found = _check(state, update, now)
     if isinstance(found, DecidedApproval):
         return found
-    assert found is not None, "the state is known"
-    if isinstance(said, CallAnswer):
-        return take_answer(state, found.pending, said, now)
-    return _take_decision(state, found.pending, said, now)
+    if isinstance(update, CallAnswer):
+        decided = take_answer(state, found.pending, update, now)
+    else:
+        decided = _take_decision(state, found.pending, update, now)
+    update_approval_waits(state, now)
+    return decided
 
 
-def is_repeated_decision(said: ApprovalDecision | CallAnswer, past: DecidedApproval) -> bool:
-    """Whether ``said`` repeats the decision or answer recorded in ``past``, from the same sender."""
-    by = hash_name(said.by)
-    if (past.call_id, hash_name(past.by)) != (said.call_id, by):
+def find_repeated(decided: Sequence[DecidedApproval], update: ApprovalDecision | CallAnswer) -> DecidedApproval | None:
+    """Return the latest record in ``decided`` (the latest last) that ``update`` repeats; None if there is none."""
+    return next((past for past in reversed(decided) if _is_repeated(update, past)), None)
+
+
+def _is_repeated(update: ApprovalDecision | CallAnswer, past: DecidedApproval) -> bool:
+    """Whether ``update`` repeats the decision or answer recorded in ``past``, from the same sender."""
+    by = hash_name(update.by)
+    if (past.call_id, hash_name(past.by)) != (update.call_id, by):
         return False
-    if isinstance(said, CallAnswer):
-        return (past.state, past.hash) == ("answered", hash_answer(said))
-    comment = clean_text(said.comment) if said.comment else None
-    made = "approved" if said.decision == "approve" else "denied"
-    always = said.always and not past.standing  # under a standing approval, `always` came with another call
-    if by is None or (made, comment, always) != (past.state, past.comment, past.always):
+    if isinstance(update, CallAnswer):
+        return (past.state, past.hash) == ("answered", hash_answer(update))
+    comment = clean_text(update.comment) if update.comment else None
+    always = update.always and not past.standing  # under a standing approval, `always` came with another call
+    if by is None or (_OUTCOMES[update.decision], comment, always) != (past.state, past.comment, past.always):
         return False
-    if said.arguments is not None:
-        return hash_arguments(past.call_id, past.name, said.arguments) == past.hash
-    return not past.changed and said.hash in (None, past.hash)
-
-
-def find_repeated(decided: Sequence[DecidedApproval], said: ApprovalDecision | CallAnswer) -> DecidedApproval | None:
-    """Return the latest record in ``decided`` (the latest last) that ``said`` repeats; None if there is none."""
-    return next((past for past in reversed(decided) if is_repeated_decision(said, past)), None)
+    if update.arguments is not None:
+        return hash_arguments(past.call_id, past.name, update.arguments) == past.hash
+    return not past.changed and update.hash in (None, past.hash)
 
 
 def build_late_error(
-    decided: Sequence[DecidedApproval], said: ApprovalDecision | CallAnswer, hint: str | None = None
+    decided: Sequence[DecidedApproval], update: ApprovalDecision | CallAnswer, hint: str | None = None
 ) -> PerdureError | None:
     """Build the error for a decision or answer that comes too late, which names who decided first; None if the call is
     undecided. A call that was approved may still be answered."""
-    past = next((one for one in reversed(decided) if one.call_id == said.call_id), None)
-    if past is None or (isinstance(said, CallAnswer) and past.state == "approved"):
+    past = next((past for past in reversed(decided) if past.call_id == update.call_id), None)
+    if past is None or (isinstance(update, CallAnswer) and past.state == "approved"):
         return None
     if past.state == "expired":
         return ApprovalExpiredError(f"call {past.call_id!r} has {past}")
     return ApprovalDecidedError(f"call {past.call_id!r} is already {past}", hint=hint)
 
 
-def _check(
-    state: RunState | None, said: ApprovalDecision | CallAnswer, now: datetime
-) -> PendingWait | DecidedApproval | None:
-    """Return the wait that ``said`` ends, or the record of what it repeats; None without a state. Raises as
-    :func:`check_approval`."""
-    if state is None:
-        return None
-    approval = isinstance(said, ApprovalDecision)
-    waits = (wait for wait in pending_waits(state) if wait.pending.call.id == said.call_id)
-    wait = next((wait for wait in waits if (wait.kind == "approval") == approval), None)
-    meant = wait is not None and _is_meant(wait, said)
+def _check(state: RunState, update: ApprovalDecision | CallAnswer, now: datetime) -> PendingWait | DecidedApproval:
+    """Return the wait that ``update`` ends, or the record of what it repeats. Raises as :func:`check_approval`."""
+    is_decision = isinstance(update, ApprovalDecision)
+    waits = (wait for wait in pending_waits(state) if wait.pending.call.id == update.call_id)
+    wait = next((wait for wait in waits if (wait.kind == "approval") == is_decision), None)
+    is_meant = wait is not None and _is_meant(wait, update)
     # A decision applies to the waiting call of its id, if there is one.
-    if not meant and (wait is None or not approval):
-        blind = isinstance(said, ApprovalDecision) and said.decision == "approve" and said.hash is None
-        if not blind and (past := find_repeated(state.decided, said)) is not None:
+    if not is_meant and (wait is None or not is_decision):
+        blind = isinstance(update, ApprovalDecision) and update.decision == "approve" and update.hash is None
+        if not blind and (past := find_repeated(state.decided, update)) is not None:
             return past
     if state.cancelled or (state.turn is not None and state.turn.failure is not None):
         raise RunClosedError(f"run {state.context_id!r} is ending", hint="Its calls are closed.")
     if wait is None:
-        raise _build_no_wait_error(state, said)
-    if not meant:
-        raise _build_other_wait_error(state, said)
+        raise _build_no_wait_error(state, update)
+    if not is_meant:
+        raise _build_other_wait_error(state, update)
     if wait.is_late(now):
-        raise ApprovalExpiredError(f"call {said.call_id!r} has expired: nobody had decided by {wait.show().expires}")
-    if isinstance(said, ApprovalDecision):
-        _check_decision(state, wait.pending, said)
-    elif said.error is None:
-        check_value(state, wait, said)
+        raise ApprovalExpiredError(f"call {update.call_id!r} has expired: nobody had decided by {wait.show().expires}")
+    if isinstance(update, ApprovalDecision):
+        _check_decision(state, wait.pending, update)
+    elif update.error is None:
+        check_value(state, wait, update)
     return wait
 
 
 def _check_decision(state: RunState, pending: ToolCallState, decision: ApprovalDecision) -> None:
     if decision.arguments is not None and not isinstance(pending.call.disposition, ActivityCall):
-        whose = _ARGUMENT_OWNERS.get(pending.call.disposition.kind, "what a subagent is asked")
-        raise InvalidInputError(f"arguments: {whose} cannot be changed", hint="Deny the call instead.")
+        owner = _ARGUMENT_OWNERS.get(pending.call.disposition.kind, "what a subagent is asked")
+        raise InvalidInputError(f"arguments: {owner} cannot be changed", hint="Deny the call instead.")
     terms = pending.call.approval
     if terms is not None and terms.separate and decision.decision == "approve":
-        _check_separate_approver(state, decision)
-    check_standing_approval(state, decision, pending)
+        if (by := hash_name(decision.by)) is None:
+            raise InvalidInputError(
+                f"by: call {decision.call_id!r} needs an approver other than its requester", hint="Say who you are."
+            )
+        if by in list_requesters(state):
+            raise InvalidInputError(
+                f"{decision.by} requested what led to call {decision.call_id!r}, and cannot approve it",
+                hint="Another person must approve it.",
+            )
+    if decision.always:
+        _check_standing_approval(state, decision, pending)
 
 
-def _is_meant(wait: PendingWait, said: ApprovalDecision | CallAnswer) -> bool:
+def _is_meant(wait: PendingWait, update: ApprovalDecision | CallAnswer) -> bool:
     """Whether the sender has seen the present wait, by its hash. Without a hash a call may be denied, and its first
     question answered."""
-    if said.hash is not None:
-        return said.hash == wait.hash
-    return said.decision == "deny" if isinstance(said, ApprovalDecision) else not wait.pending.answers
+    if update.hash is not None:
+        return update.hash == wait.hash
+    return update.decision == "deny" if isinstance(update, ApprovalDecision) else not wait.pending.answers
 
 
 def _take_decision(
     state: RunState, pending: ToolCallState, decision: ApprovalDecision, now: datetime
 ) -> DecidedApproval:
     call, terms = pending.call, pending.call.approval
-    assert terms is not None, "it asks"
-    changed = decision.arguments if decision.decision == "approve" else None
-    if changed is not None and hash_arguments(call.id, call.name, changed) == terms.hash:
+    assert terms is not None, "it waits for approval"
+    changed, digest = decision.arguments, terms.hash
+    if changed is not None and (digest := hash_arguments(call.id, call.name, changed)) == terms.hash:
         changed = None  # unchanged; compared by hash, since 1 == True and 3 == 3.0
-    decided = _record_decision(
-        state,
-        pending,
-        ApprovalOutcome(
-            state="approved" if decision.decision == "approve" else "denied",
-            by=clean_text(decision.by) if decision.by else None,
-            at=now.isoformat(),
-            comment=clean_text(decision.comment) if decision.comment else None,
-            arguments=changed,
-            hash=terms.hash if changed is None else hash_arguments(call.id, call.name, changed),
-            always=decision.always,
-        ),
+    outcome = ApprovalOutcome(
+        state=_OUTCOMES[decision.decision],
+        by=clean_text(decision.by) if decision.by else None,
+        at=now.isoformat(),
+        comment=clean_text(decision.comment) if decision.comment else None,
+        arguments=changed,
+        hash=digest,
+        always=decision.always,
     )
+    decided = _record_decision(state, pending, outcome)
     if decision.always and decided.by is not None:
         grant_standing_approval(state, call.name, decided.by, decided.at)
     elif decision.decision == "deny":
@@ -363,97 +360,77 @@ def _take_decision(
 
 def _record_decision(state: RunState, pending: ToolCallState, decided: ApprovalOutcome) -> DecidedApproval:
     pending.decided = decided
-    call = pending.call
     if decided.state != "approved":
         uncount_tool_call(state, pending)
-        pending.result = NewResult(
-            call_id=call.id, name=call.name, text=_build_refusal_text(pending, decided), is_error=True, decided=decided
-        )
-    facts = decided.model_dump(include={"state", "by", "at", "comment", "hash", "always", "standing"})
-    return remember(state, pending, changed=decided.arguments is not None, **facts)
-
-
-def _build_refusal_text(pending: ToolCallState, decided: ApprovalOutcome) -> str:
-    """Build the text of the call's result, which the model gets."""
-    if decided.state == "expired":
-        return f"Expired: nobody approved the call of {pending.call.name} in time; it was not run"
-    by = f" by {decided.by}" if decided.by else ""
-    return f"Denied{by}: {decided.comment}" if decided.comment else f"Denied{by}"
-
-
-def _check_separate_approver(state: RunState, decision: ApprovalDecision) -> None:
-    if (by := hash_name(decision.by)) is None:
-        raise InvalidInputError(
-            f"by: call {decision.call_id!r} must be approved by somebody else than who asked for it",
-            hint="Say who you are.",
-        )
-    if by in list_requesters(state):
-        raise InvalidInputError(
-            f"{decision.by} asked for what led to call {decision.call_id!r}, and cannot approve it",
-            hint="Somebody else has to.",
-        )
+        by = f" by {decided.by}" if decided.by else ""
+        text = f"Denied{by}: {decided.comment}" if decided.comment else f"Denied{by}"
+        if decided.state == "expired":
+            text = f"Expired: the call of {pending.call.name} was not approved in time, and was not run"
+        pending.result = build_error_result(pending.call, text, decided=decided)
+    fields = decided.model_dump(include={"state", "by", "at", "comment", "hash", "always", "standing"})
+    return remember(state, pending, changed=decided.arguments is not None, **fields)
 
 
 # ---
 # Errors for refused decisions and answers.
 
 
-def _build_no_wait_error(state: RunState, said: ApprovalDecision | CallAnswer) -> PerdureError:
+def _build_no_wait_error(state: RunState, update: ApprovalDecision | CallAnswer) -> PerdureError:
     """Build the error for an update whose call id has no matching wait."""
-    call_id, approval, waits = said.call_id, isinstance(said, ApprovalDecision), pending_waits(state)
-    wanted, other = ("approval", "an answer") if approval else ("an answer", "approval")
+    call_id, is_decision, waits = update.call_id, isinstance(update, ApprovalDecision), pending_waits(state)
+    wanted, other = ("approval", "an answer") if is_decision else ("an answer", "approval")
     if any(wait.pending.call.id == call_id for wait in waits):
         hint = 'Answer it: answer_call {"call_id", "value"}; or with "error", why there is none.'
         return InvalidInputError(
             f"call {call_id!r} waits for {other}, not for {wanted}",
-            hint=hint if approval else "Approve or deny it: decide_approval.",
+            hint=hint if is_decision else "Approve or deny it: decide_approval.",
         )
-    if (late := build_late_error(state.decided, said)) is not None:
-        return late
+    if (too_late := build_late_error(state.decided, update)) is not None:
+        return too_late
     # A call that the run already has was let begin, and will not wait for approval any more.
-    begun = approval and any(one.call.id == call_id for one in state.calls)
-    if not begun and (early := not_yet(state, call_id)) is not None:
-        return early
-    ids = [repr(wait.pending.call.id) for wait in waits if (wait.kind == "approval") == approval]
-    there = f"There waits: {', '.join(ids)}." if ids else "None waits in this run."
-    return InvalidInputError(f"no call {call_id!r:.120} waits for {wanted}", hint=there)
+    begun = is_decision and any(pending.call.id == call_id for pending in state.calls)
+    if not begun and (too_early := _build_early_error(state, call_id)) is not None:
+        return too_early
+    ids = [repr(wait.pending.call.id) for wait in waits if (wait.kind == "approval") == is_decision]
+    hint = f"Waiting calls: {', '.join(ids)}." if ids else "No call of this run waits for it."
+    return InvalidInputError(f"no call {call_id!r:.120} waits for {wanted}", hint=hint)
 
 
-def _build_other_wait_error(state: RunState, said: ApprovalDecision | CallAnswer) -> PerdureError:
+def _build_other_wait_error(state: RunState, update: ApprovalDecision | CallAnswer) -> PerdureError:
     """Build the error for an update whose hash is missing, or not that of the present wait."""
-    if isinstance(said, CallAnswer):
-        return build_late_error(state.decided, said, f"It asks something else now. {_SEND}") or InvalidInputError(
-            f"call {said.call_id!r} asks something else than what was looked at",
-            hint=f"Look at what waits now. {_SEND}",
+    if isinstance(update, CallAnswer):
+        return build_late_error(state.decided, update, f"The question has changed. {_SEND}") or InvalidInputError(
+            f"call {update.call_id!r}: its question has changed since it was read", hint=f"Read `status` again. {_SEND}"
         )
-    if said.hash is None:
+    if update.hash is None:
         return InvalidInputError(
-            f"hash: an approval says what was looked at, and this one of call {said.call_id!r} does not",
+            f"hash: an approval of call {update.call_id!r} must name the hash of what was reviewed",
             hint="Send the call's `hash` as `status` shows it, together with its arguments.",
         )
     return InvalidInputError(
-        f"call {said.call_id!r} is not the one that was looked at: it has other arguments now",
-        hint="Look at what waits now, and decide on that.",
+        f"call {update.call_id!r}: its hash is another than the one sent: its arguments may have changed",
+        hint="Read `status` again, and decide on the call that waits now.",
     )
 
 
-def not_yet(state: RunState, call_id: str) -> NotWaitingYetError | None:
+def _build_early_error(state: RunState, call_id: str) -> NotWaitingYetError | None:
     """Build the error for an update that comes before its call waits; None if, as far as the run knows, it will not.
 
     The event of a question is recorded by the tool's activity; the workflow learns of the question only when the
     activity ends: a moment later, or after a crash some time later.
     """
-    pending = next((one for one in state.calls if one.call.id == call_id), None)
+    pending = next((pending for pending in state.calls if pending.call.id == call_id), None)
+    reason = None
     if pending is None:
-        why = "the model is asked, and may make such a call" if isinstance(decide(state), CallModel) else None
+        if isinstance(decide(state), CallModel):
+            reason = "the model is called, and may make such a call"
     elif needs_before_activity(pending):
-        why = "its worker looks at it first"
-    else:
-        runs = isinstance(pending.call.disposition, ActivityCall) and pending.result is None and not pending.held
-        why = "its tool runs, and may ask something" if runs else None
-    if why is None:
+        reason = "its worker checks it first"
+    elif isinstance(pending.call.disposition, ActivityCall) and pending.result is None and not pending.held:
+        reason = "its tool runs, and may ask a question"
+    if reason is None:
         return None
     return NotWaitingYetError(
-        f"call {call_id!r:.120} does not wait for anybody yet: {why}",
+        f"call {call_id!r:.120} does not wait for a person yet: {reason}",
         hint="Send it again as soon as `status` shows the call among `approvals`.",
     )

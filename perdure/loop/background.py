@@ -15,20 +15,18 @@ from ..types.state import RunState, ToolCallState
 from ..types.subagents import CHILD_ANSWER_CHARS, CHILD_ERROR_CHARS, BackgroundRun, ChildEnding, CollectCall, RunUsage
 from ..types.tool_calls import SubagentCall
 from ..types.validation_errors import describe_validation_error
-from ..types.wire import NewResult
-from .apply import apply_result
-from .children import find_background_run, is_waiting_for_background, list_active_background_runs
+from .apply import fail_call, finish_call
+from .children import build_child_run_id, find_background_run, is_waiting_for_background, list_active_background_runs
 from .decide import EndStatus
-from .external_calls import can_fit_result
 from .finish import build_response
 from .messages import record_refusal
+from .results import can_fit_result
 from .subagents import (
     CHILD_AT_LIMIT,
     CHILD_CANCELLED,
     CHILD_INTERRUPTED,
     ChildOutcome,
     build_child_start,
-    build_error_result,
     is_unanswered_at_limit,
 )
 
@@ -43,19 +41,18 @@ MAX_BACKGROUND_ROWS = 200
 def prepare_background_run(state: RunState, pending: ToolCallState) -> tuple[BackgroundRun, dict[str, Any]] | None:
     """Add the row of the run that the call starts; return it with the run's input. None if the run may not begin: the
     call's result then has the reason."""
-    how = pending.call.disposition
-    assert isinstance(how, SubagentCall), "a call of another agent"
-    why = _find_capacity_problem(state, how.background or 0)
-    start = build_error_result(pending, why) if why else build_child_start(state, pending)
-    if isinstance(start, NewResult):
-        apply_result(state, pending.op, start)
+    request = pending.call.disposition
+    assert isinstance(request, SubagentCall), "a call of another agent"
+    start = _find_capacity_problem(state, request.background or 0) or build_child_start(state, pending)
+    if isinstance(start, str):
+        fail_call(state, pending, start)
         return None
     state.backgrounds += 1
     row = BackgroundRun(
         handle=f"b{state.backgrounds}",
         op=pending.op,
         call_id=pending.call.id,
-        agent=how.agent,
+        agent=request.agent,
         scope=start["parent"]["scope"],
         state="starting",
         limits=start["parent"].get("limits"),
@@ -65,64 +62,58 @@ def prepare_background_run(state: RunState, pending: ToolCallState) -> tuple[Bac
     return row, start
 
 
-def mark_background_started(state: RunState, row: BackgroundRun) -> None:
+def mark_background_started(state: RunState, pending: ToolCallState, row: BackgroundRun) -> None:
     """Mark the run as started, and give the call its result. The run may have ended already."""
     if row.state == "starting":
         row.state = "running"
-    said = f"started as {row.handle}"
-    apply_result(state, row.op, NewResult(call_id=row.call_id, name=_find_starting_tool_name(state, row), text=said))
+    finish_call(state, pending, f"started as {row.handle}")
 
 
-def fail_background_start(state: RunState, row: BackgroundRun, error: str) -> None:
+def fail_background_start(state: RunState, pending: ToolCallState, row: BackgroundRun, error: str) -> None:
     """Remove the row of a run that could not be started, and fail the call with ``error``."""
-    name = _find_starting_tool_name(state, row)
     row.state = "failed"
     state.background.remove(row)
-    apply_result(state, row.op, NewResult(call_id=row.call_id, name=name, text=f"not started: {error}", is_error=True))
+    fail_call(state, pending, f"not started: {error}")
 
 
 def apply_child_ended(state: RunState, raw: Any) -> None:
     """Apply a background run's report of its end (``ChildEnding``), which may come twice. Refused (``status.refused``)
     unless it names a run that this one started, with that run's scope."""
     try:
-        said = ChildEnding.model_validate(raw)
+        ending = ChildEnding.model_validate(raw)
     except ValidationError as error:
         record_refusal(state, f"child_ended: {describe_validation_error(error, 'the argument')}")
         return
-    row = next((one for one in state.background if f"{state.context_id}/{one.op}" == said.context_id), None)
-    if row is None or row.scope != said.scope:
-        record_refusal(state, f"child_ended: this run has started no {said.context_id!r:.100} in background")
+    row = next((row for row in state.background if build_child_run_id(state, row) == ending.context_id), None)
+    if row is None or row.scope != ending.scope:
+        record_refusal(state, f"child_ended: this run has not started {ending.context_id!r:.100} in background")
         return
-    _count_background_usage(state, row, said.used)
+    _count_background_usage(state, row, ending.used)
     # A message that arrived as it ended may have kept it going: its last answer counts, until one is collected.
-    if not row.is_running and (row.collected or row.stopped or said.state != "completed"):
+    if not row.is_running and (row.collected or row.stopped or ending.state != "completed"):
         return
-    row.state = said.state
-    row.blob = said.blob
-    text = said.content if said.state == "completed" else said.error or said.content
-    row.text = None if said.blob is not None else clean_text(text)
+    row.state = ending.state
+    row.blob = ending.blob
+    text = ending.content if ending.state == "completed" else ending.error or ending.content
+    row.text = None if ending.blob is not None else clean_text(text)
     answer_collect_calls(state)
 
 
-def apply_background_outcome(state: RunState, row: BackgroundRun, ended: ChildOutcome, *, lost: bool = False) -> None:
-    """Apply the close of the run's workflow, as Temporal reports it. Nearly all have reported their own end before.
-
-    ``lost``: the run could neither report its end nor close its transcript.
-    """
+def apply_background_outcome(state: RunState, row: BackgroundRun, ended: ChildOutcome) -> None:
+    """Apply the close of the run's workflow, as Temporal reports it. Nearly all have reported their own end before."""
     if not row.is_running:
         return
     response, used = ended.response, ended.response or ended.used
     if used is not None:
-        _count_background_usage(
-            state, row, RunUsage(usage=used.usage, cost_usd=used.cost_usd, tool_calls=used.tool_calls or 0)
-        )
+        run_usage = RunUsage(usage=used.usage, cost_usd=used.cost_usd, tool_calls=used.tool_calls or 0)
+        _count_background_usage(state, row, run_usage)
     if response is not None:
         row.state, row.blob = "completed", response.blob
         row.text = response.content if response.blob is None else None
     else:
-        row.state = "lost" if lost else "failed"
-        why = ended.error or "its run has ended without a word"
-        row.text = clean_text(f"the agent was lost: {why}" if lost else why)[:CHILD_ERROR_CHARS]
+        row.state = "lost" if ended.lost else "failed"
+        error = ended.error or "its run closed without reporting a result"
+        row.text = clean_text(f"the agent was lost: {error}" if ended.lost else error)[:CHILD_ERROR_CHARS]
     answer_collect_calls(state)
 
 
@@ -134,7 +125,7 @@ def abandon_background_runs(state: RunState) -> None:
 
 def build_child_ended(state: RunState, status: EndStatus) -> ChildEnding:
     """Build the report of a background run to its parent, for an end with ``status``."""
-    assert state.parent is not None, "somebody waits for it"
+    assert state.parent is not None, "a background run has a parent"
     answer, failure = build_response(state), state.turn.failure if state.turn else None
     error: str | None = None
     if status == "cancelled":
@@ -145,13 +136,13 @@ def build_child_ended(state: RunState, status: EndStatus) -> ChildEnding:
         status, error = "cancelled", answer.content or CHILD_INTERRUPTED
     elif is_unanswered_at_limit(answer):
         status, error = "failed", CHILD_AT_LIMIT
-    good = status == "completed"
+    completed = status == "completed"
     return ChildEnding(
         context_id=state.context_id,
         scope=state.parent.scope,
         state=status,
-        content=answer.content[:CHILD_ANSWER_CHARS] if good and answer.blob is None else "",
-        blob=answer.blob if good else None,
+        content=answer.content[:CHILD_ANSWER_CHARS] if completed and answer.blob is None else "",
+        blob=answer.blob if completed else None,
         error=None if error is None else clean_text(error)[:CHILD_ERROR_CHARS],
         used=RunUsage(usage=state.usage, cost_usd=state.cost_usd, tool_calls=state.tool_calls),
     )
@@ -160,31 +151,26 @@ def build_child_ended(state: RunState, status: EndStatus) -> ChildEnding:
 def answer_collect_calls(state: RunState) -> None:
     """Set the results of collect calls: the outcome of a run that has ended, an error for an unknown handle or too long
     an answer, or, for a call that does not wait, that the run is still running."""
-    for pending in [one for one in state.calls if is_waiting_for_background(one)]:
-        how = pending.call.disposition
-        assert isinstance(how, CollectCall), "it collects"
-        row = find_background_run(state, how.handle)
+    for pending in [pending for pending in state.calls if is_waiting_for_background(pending)]:
+        request = pending.call.disposition
+        assert isinstance(request, CollectCall), "it collects"
+        row = find_background_run(state, request.handle)
         if row is None:
-            apply_result(state, pending.op, build_error_result(pending, _build_unknown_handle_text(state, how.handle)))
-        elif not row.is_running and not can_fit_result(state, row.text):
-            said = f"not collected: with the answer of {row.handle} those of this reply are too long: collect it apart"
-            apply_result(state, pending.op, build_error_result(pending, said))
-        elif not row.is_running:
+            fail_call(state, pending, _build_unknown_handle_text(state, request.handle))
+        elif row.is_running:
+            if not request.wait:
+                finish_call(state, pending, f"{row.handle} ({row.agent}) is still running")
+        elif not can_fit_result(state, row.text):
+            text = f"not collected: with the answer of {row.handle} those of this reply are too long: collect it apart"
+            fail_call(state, pending, text)
+        else:
             row.collected = True
-            apply_result(state, pending.op, _build_collect_result(pending, row))
-        elif not how.wait:
-            said = f"{row.handle} ({row.agent}) is still running"
-            apply_result(state, pending.op, NewResult(call_id=pending.call.id, name=pending.call.name, text=said))
+            if row.text is None and row.blob is None:
+                text = f"the answer of {row.handle} ({row.agent}) was collected before and is no longer kept: see above"
+                finish_call(state, pending, text)
+            else:
+                finish_call(state, pending, row.text, blob=row.blob, is_error=row.state != "completed")
     _prune_collected_runs(state)
-
-
-def apply_tell_result(state: RunState, pending: ToolCallState, error: str | None = None) -> None:
-    """Set the result of a call that sends a message to a background run; ``error`` if it could not be delivered."""
-    call = pending.call
-    if error is not None:
-        apply_result(state, pending.op, build_error_result(pending, error))
-    else:
-        apply_result(state, pending.op, NewResult(call_id=call.id, name=call.name, text="delivered"))
 
 
 def find_tell_target(state: RunState, pending: ToolCallState, handle: str) -> BackgroundRun | None:
@@ -192,53 +178,42 @@ def find_tell_target(state: RunState, pending: ToolCallState, handle: str) -> Ba
     has ended."""
     row = find_background_run(state, handle)
     if row is None:
-        apply_tell_result(state, pending, _build_unknown_handle_text(state, handle))
+        fail_call(state, pending, _build_unknown_handle_text(state, handle))
     elif not row.is_running:
-        apply_tell_result(state, pending, f"not delivered: {row.handle} ({row.agent}) has ended: collect its answer")
-    else:
-        return row
-    return None
+        fail_call(state, pending, f"not delivered: {row.handle} ({row.agent}) has ended: collect its answer")
+        return None
+    return row
 
 
-def _build_collect_result(pending: ToolCallState, row: BackgroundRun) -> NewResult:
-    call_id, name = pending.call.id, pending.call.name
-    if row.text is None and row.blob is None:
-        text = f"the answer of {row.handle} ({row.agent}) was collected before, and is not kept any more: see above"
-        return NewResult(call_id=call_id, name=name, text=text)
-    return NewResult(call_id=call_id, name=name, text=row.text, blob=row.blob, is_error=row.state != "completed")
-
-
-def _find_capacity_problem(state: RunState, at_once: int) -> str | None:
+def _find_capacity_problem(state: RunState, limit: int) -> str | None:
     """Return why no further background run may be started now; None if one may."""
-    busy = list_active_background_runs(state)
-    if len(busy) >= at_once:
-        names = ", ".join(row.handle for row in busy)
-        return f"not started: {len(busy)} agents run in background, and no more may at once: collect one ({names})"
-    waiting = [row for row in state.background if not row.is_running and not row.collected]
-    if (
-        sum(measure_json(row.text) for row in waiting) > UNCOLLECTED_BYTES
-        or len(waiting) + len(busy) >= MAX_BACKGROUND_ROWS
-    ):
-        names = ", ".join(row.handle for row in waiting)
-        return f"not started: too many answers wait to be collected: collect them first ({names})"
+    running = list_active_background_runs(state)
+    if len(running) >= limit:
+        handles = ", ".join(row.handle for row in running)
+        return f"not started: {len(running)} agents run in background, which is the limit: collect one ({handles})"
+    uncollected = [row for row in state.background if not row.is_running and not row.collected]
+    uncollected_bytes = sum(measure_json(row.text) for row in uncollected)
+    if uncollected_bytes > UNCOLLECTED_BYTES or len(uncollected) + len(running) >= MAX_BACKGROUND_ROWS:
+        handles = ", ".join(row.handle for row in uncollected)
+        return f"not started: too many answers wait to be collected: collect them first ({handles})"
     return None
 
 
 def _build_unknown_handle_text(state: RunState, handle: str) -> str:
     known = ", ".join(row.handle for row in state.background)
-    there = f"there is: {known}" if known else "this run has started no agent in background"
-    return f"no agent {handle!r:.50} ({there})"
+    hint = f"there is: {known}" if known else "this run has not started an agent in background"
+    return f"no agent {handle!r:.50} ({hint})"
 
 
 def _count_background_usage(state: RunState, row: BackgroundRun, used: RunUsage) -> None:
     """Add to the run's usage what its background run reports as used, beyond what it reported before."""
     before = row.used
-    pairs = used.usage.model_dump(), before.usage.model_dump()
-    usage = Usage.model_validate({name: max(value, pairs[1][name]) for name, value in pairs[0].items()})
+    counted = before.usage.model_dump()
+    usage = Usage.model_validate({name: max(n, counted[name]) for name, n in used.usage.model_dump().items()})
     state.usage += usage - before.usage
     tool_calls = max(used.tool_calls, before.tool_calls)
     state.tool_calls += tool_calls - before.tool_calls
-    cost = max((one for one in (used.cost_usd, before.cost_usd) if one is not None), default=None)
+    cost = max((cost for cost in (used.cost_usd, before.cost_usd) if cost is not None), default=None)
     if cost is not None:
         state.cost_usd = (state.cost_usd or 0.0) + cost - (before.cost_usd or 0.0)
     row.used = RunUsage(usage=usage, cost_usd=cost, tool_calls=tool_calls)
@@ -246,14 +221,10 @@ def _count_background_usage(state: RunState, row: BackgroundRun, used: RunUsage)
 
 def _prune_collected_runs(state: RunState) -> None:
     """Drop the oldest collected answers and rows beyond ``COLLECTED_BYTES`` and ``MAX_BACKGROUND_ROWS``."""
-    left = COLLECTED_BYTES
+    bytes_left = COLLECTED_BYTES
     for row in reversed(state.background):
-        if row.collected and row.text is not None and (left := left - measure_json(row.text)) < 0:
+        if row.collected and row.text is not None and (bytes_left := bytes_left - measure_json(row.text)) < 0:
             row.text = None
-    done = [row for row in state.background if row.collected]
-    for row in done[: max(0, len(state.background) - MAX_BACKGROUND_ROWS)]:
+    collected = [row for row in state.background if row.collected]
+    for row in collected[: max(0, len(state.background) - MAX_BACKGROUND_ROWS)]:
         state.background.remove(row)
-
-
-def _find_starting_tool_name(state: RunState, row: BackgroundRun) -> str:
-    return next((one.call.name for one in state.calls if one.op == row.op), "")

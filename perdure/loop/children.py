@@ -18,25 +18,25 @@ from .waits import is_waiting_for_approval
 
 def open_branches(state: RunState, taken: int, output: ModelOutput) -> None:
     """Open the branches that the step's policy asks for. ``taken``: how many inbox messages the step was given."""
-    found = state.branching or BranchingStep(taken=taken)
-    first = state.op + 1
-    asked = [PendingBranch(asked=one, op=first + at) for at, one in enumerate(output.branches)]
-    state.branching = found.model_copy(update={"branches": [*found.branches, *asked]})
-    state.op = first + len(asked)
+    step = state.branching or BranchingStep(taken=taken)
+    first_op = state.op + 1
+    opened = [PendingBranch(asked=request, op=first_op + i) for i, request in enumerate(output.branches)]
+    state.branching = step.model_copy(update={"branches": [*step.branches, *opened]})
+    state.op = first_op + len(opened)
     state.store_id = output.store_id
     state.pinned = output.pinned or state.pinned
 
 
 def list_running_branches(state: RunState) -> tuple[PendingBranch, ...]:
     """List the branches that have not ended."""
-    found = state.branching
-    return tuple(one for one in found.branches if one.outcome is None) if found is not None else ()
+    branches = state.branching.branches if state.branching else ()
+    return tuple(branch for branch in branches if branch.outcome is None)
 
 
 def list_branch_outcomes(state: RunState) -> tuple[BranchOutcome, ...]:
     """List the outcomes of the branches that have ended, in the order in which the policy asked for them."""
-    found = state.branching
-    return tuple(one.outcome for one in found.branches if one.outcome is not None) if found is not None else ()
+    branches = state.branching.branches if state.branching else ()
+    return tuple(branch.outcome for branch in branches if branch.outcome is not None)
 
 
 def drop_branches(state: RunState) -> None:
@@ -54,17 +54,14 @@ def find_background_run(state: RunState, handle: str) -> BackgroundRun | None:
     return next((row for row in state.background if row.handle == handle.strip()), None)
 
 
-def build_background_run_id(state: RunState, row: BackgroundRun) -> str:
-    """Build the run id of a background run: ``<context_id>/<op>``."""
-    return f"{state.context_id}/{row.op}"
+def build_child_run_id(state: RunState, child: ToolCallState | PendingBranch | BackgroundRun) -> str:
+    """Build the id of the child run that answers a call or branch, or runs in background: ``<context_id>/<op>``."""
+    return f"{state.context_id}/{child.op}"
 
 
 def sum_reserved_budget(state: RunState, name: Literal["tokens", "cost_usd", "tool_calls"]) -> float:
     """Sum the shares of a budget that active background runs have; each counts as used until its run has ended."""
-    total: float = 0
-    for row in list_active_background_runs(state):
-        total += getattr(row.limits, name, None) or 0
-    return total
+    return sum(getattr(row.limits, name, None) or 0 for row in list_active_background_runs(state))
 
 
 def is_waiting_for_background(pending: ToolCallState) -> bool:
@@ -75,13 +72,10 @@ def is_waiting_for_background(pending: ToolCallState) -> bool:
 
 def list_awaited_background_runs(state: RunState) -> list[BackgroundRun]:
     """List the running background runs that a collect call waits for."""
-    handles = [
-        how.handle
-        for one in state.calls
-        if is_waiting_for_background(one) and isinstance(how := one.call.disposition, CollectCall)
-    ]
-    found = [find_background_run(state, handle) for handle in dict.fromkeys(handles)]
-    return [row for row in found if row is not None and row.is_running]
+    waiting = [pending.call.disposition for pending in state.calls if is_waiting_for_background(pending)]
+    handles = dict.fromkeys(call.handle for call in waiting if isinstance(call, CollectCall))
+    rows = [find_background_run(state, handle) for handle in handles]
+    return [row for row in rows if row is not None and row.is_running]
 
 
 def build_background_statuses(state: RunState) -> tuple[BackgroundStatus, ...]:
@@ -90,7 +84,7 @@ def build_background_statuses(state: RunState) -> tuple[BackgroundStatus, ...]:
         BackgroundStatus(
             handle=row.handle,
             agent=row.agent,
-            context_id=build_background_run_id(state, row),
+            context_id=build_child_run_id(state, row),
             state=row.state,
             collected=row.collected,
         )

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..types.compaction import CompactionSettings, Window
@@ -43,8 +44,8 @@ class CompactConversation:
 
 def find_due_compaction(state: RunState) -> CompactConversation | None:
     """Return the compaction to do before the next model call; None if none is due."""
-    found = state.compaction
-    return CompactConversation(found.done) if found is not None and found.due else None
+    compaction = state.compaction
+    return CompactConversation(compaction.done) if compaction is not None and compaction.due else None
 
 
 def update_compaction_after_reply(state: RunState, output: ModelOutput) -> None:
@@ -56,9 +57,9 @@ def update_compaction_after_reply(state: RunState, output: ModelOutput) -> None:
 
 def apply_compaction(state: RunState, output: ModelOutput) -> None:
     """Apply a compaction: the conversation was rewritten, or nothing could be left out."""
-    found = state.compaction or CompactionState()
-    update = {"due": False, "done": found.done + 1, "behind": _get_preceding_head(state)}
-    state.compaction = found.model_copy(update=update)
+    compaction = state.compaction or CompactionState()
+    update = {"due": False, "done": compaction.done + 1, "behind": _get_preceding_head(state)}
+    state.compaction = compaction.model_copy(update=update)
     state.op += 1
     state.head, state.store_id = output.head, output.store_id
     state.pinned = output.pinned or state.pinned
@@ -69,27 +70,26 @@ def apply_compaction(state: RunState, output: ModelOutput) -> None:
 
 def try_shorten_conversation(state: RunState, ways: Sequence[str]) -> bool:
     """Plan a shorter conversation after a model refused it as too long; False if none of ``ways`` is left to try."""
-    found = state.compaction or CompactionState()
-    if "summarise" in ways and found.done < MAX_SUMMARIES:
+    compaction = state.compaction or CompactionState()
+    if "summarise" in ways and compaction.done < MAX_SUMMARIES:
         update: dict[str, object] = {"due": True}
-    elif "window" in ways and found.tighter < MAX_WINDOW_HALVINGS:
-        update = {"tighter": found.tighter + 1}
+    elif "window" in ways and compaction.tighter < MAX_WINDOW_HALVINGS:
+        update = {"tighter": compaction.tighter + 1}
     else:
         return False
     state.op += 1
-    state.compaction = found.model_copy(update={"behind": _get_preceding_head(state), **update})
+    state.compaction = compaction.model_copy(update={"behind": _get_preceding_head(state), **update})
     return True
 
 
 def describe_shortening(state: RunState) -> str:
     """Describe, for an error, what was done to shorten a conversation that is still too long; empty if nothing was."""
-    found = state.compaction
-    done = []
-    if found is not None and found.done:
-        done.append(f"it was summed up {_format_times(found.done)}")
-    if found is not None and found.tighter:
-        done.append(f"its window was halved {_format_times(found.tighter)}")
-    return " (" + " and ".join(done) + ")" if done else ""
+    compaction, tried = state.compaction or CompactionState(), []
+    if compaction.done:
+        tried.append(f"it was summed up {_format_times(compaction.done)}")
+    if compaction.tighter:
+        tried.append(f"its window was halved {_format_times(compaction.tighter)}")
+    return " (" + " and ".join(tried) + ")" if tried else ""
 
 
 def find_tail_start(messages: Sequence[Message], keep: int) -> int:
@@ -106,8 +106,8 @@ def find_tail_start(messages: Sequence[Message], keep: int) -> int:
 def _get_preceding_head(state: RunState) -> str:
     """Return the head that the next call's messages come after for a client that follows: where the conversation ended
     before it was rewritten. Empty if only the store has it (a conversation that is opened again)."""
-    found = state.compaction
-    return found.behind if found is not None and found.behind is not None else state.head or ""
+    compaction = state.compaction
+    return compaction.behind if compaction is not None and compaction.behind is not None else state.head or ""
 
 
 def _format_times(count: int) -> str:
@@ -158,23 +158,22 @@ def _truncate_part(part: Part, keep: int) -> Part:
         return part if text is part.text else part.model_copy(update={"text": text})
     if not isinstance(part, ToolCallPart):
         return part
-    update: dict[str, Any] = {}
-    if part.malformed is not None and (raw := truncate_text(part.malformed, keep)) is not part.malformed:
-        update["malformed"] = raw
-    if (arguments := _truncate_arguments(part.arguments, keep)) is not part.arguments:
-        update["arguments"] = arguments
-    return part.model_copy(update=update) if update else part
+    arguments = _truncate_arguments(part.arguments, keep)
+    malformed = None if part.malformed is None else truncate_text(part.malformed, keep)
+    if arguments is part.arguments and malformed is part.malformed:
+        return part
+    return part.model_copy(update={"arguments": arguments, "malformed": malformed})
 
 
 def _truncate_arguments(arguments: dict[str, Any], keep: int) -> dict[str, Any]:
     """Cut each argument separately, so that the call keeps its form; if there are many, cut all of them as one text."""
-    whole = _dump_unescaped_json(arguments)
-    if len(whole) <= keep:
+    text = _dump_unescaped_json(arguments)
+    if len(text) <= keep:
         return arguments
-    short = {name: _truncate_argument(value, keep) for name, value in arguments.items()}
-    if len(_dump_unescaped_json(short)) > 4 * keep + 200:
-        short = {"cut": truncate_text(whole, keep)}
-    return short if len(_dump_unescaped_json(short)) < len(whole) else arguments
+    truncated = {name: _truncate_argument(value, keep) for name, value in arguments.items()}
+    if len(_dump_unescaped_json(truncated)) > 4 * keep + 200:
+        truncated = {"cut": truncate_text(text, keep)}
+    return truncated if len(_dump_unescaped_json(truncated)) < len(text) else arguments
 
 
 def _truncate_argument(value: Any, keep: int) -> Any:
@@ -238,10 +237,8 @@ def _estimate_part_tokens(part: Part) -> int:
     if isinstance(part, TextPart | ThinkingPart):
         return _count_utf8_bytes(part.text) // BYTES_PER_TOKEN
     if isinstance(part, ToolCallPart):
-        return (
-            _OVERHEAD_TOKENS
-            + (_count_utf8_bytes(part.malformed or json.dumps(part.arguments, ensure_ascii=False))) // BYTES_PER_TOKEN
-        )
+        arguments = part.malformed or _dump_unescaped_json(part.arguments)
+        return _OVERHEAD_TOKENS + _count_utf8_bytes(arguments) // BYTES_PER_TOKEN
     if isinstance(part, ToolResultPart):
         return _OVERHEAD_TOKENS + _count_utf8_bytes(part.content) // BYTES_PER_TOKEN + _FILE_TOKENS * len(part.files)
     return _FILE_TOKENS if isinstance(part, FilePart) else 0
@@ -255,10 +252,12 @@ WINDOW_NOTE_ID = "perdure:left-out"
 """Message id of the note that replaces what the window leaves out."""
 
 
-@dataclass(slots=True)
-class _AgeThreshold:
-    """Counts old replies from the front: those followed by ``after`` replies, in steps of ``every``."""
+@dataclass(frozen=True, slots=True)
+class _Shortening:
+    """Shortens the messages of ``role`` that ``after`` replies have followed, for ``every`` replies at once."""
 
+    role: str
+    shorten: Callable[[Message], Message]
     after: int
     every: int
 
@@ -273,17 +272,18 @@ class ConversationView:
     """
 
     def __init__(self, ways: CompactionSettings, tighter: int = 0) -> None:
-        cut, clear = ways.truncate, ways.clear_results
-        self._cut = _AgeThreshold(cut.after, cut.every or cut.after) if cut else None
-        self._clear = _AgeThreshold(clear.after, clear.every or clear.after) if clear else None
-        self._keep = cut.keep if cut else 0
+        self._shortenings: list[_Shortening] = []
+        if cut := ways.truncate:
+            shorten = partial(truncate_message, keep=cut.keep)
+            self._shortenings.append(_Shortening("assistant", shorten, cut.after, cut.every or cut.after))
+        if clear := ways.clear_results:
+            self._shortenings.append(_Shortening("tool", clear_tool_results, clear.after, clear.every or clear.after))
         self._window = _ConversationWindow(ways.window, tighter) if ways.window else None
         self.all_messages: list[Message] = []
         """The messages read so far, unchanged."""
         self._sent: list[Message] = []
         self._replies: list[int] = []
         """Indexes of the replies in ``all_messages``."""
-        self._cut_to = self._cleared_to = 0
 
     def add_messages(self, messages: Iterable[Message]) -> None:
         """Read further messages."""
@@ -302,11 +302,8 @@ class ConversationView:
     def copy(self) -> ConversationView:
         """Return an independent copy."""
         other = copy.copy(self)
-        other.all_messages, other._sent, other._replies = (
-            self.all_messages.copy(),
-            self._sent.copy(),
-            self._replies.copy(),
-        )
+        other.all_messages, other._sent = self.all_messages.copy(), self._sent.copy()
+        other._replies = self._replies.copy()
         other._window = self._window.copy() if self._window is not None else None
         return other
 
@@ -320,26 +317,16 @@ class ConversationView:
         return self._window is not None and self._window.can_slide
 
     def _shorten_old_messages(self) -> None:
-        """Shorten the messages that the latest reply has made old."""
-        count = len(self._replies)
-        if self._cut is not None and (old := self._cut.count_old_replies(count)):
-            end = self._replies[old - 1] + 1
-            for place in range(self._cut_to, end):
-                if self.all_messages[place].role == "assistant":
-                    self._replace_sent(place, truncate_message(self._sent[place], self._keep))
-            self._cut_to = max(self._cut_to, end)
-        if self._clear is not None and (old := self._clear.count_old_replies(count)):
-            end = self._replies[old]  # the results of a reply stand before the next one
-            for place in range(self._cleared_to, end):
-                if self.all_messages[place].role == "tool":
-                    self._replace_sent(place, clear_tool_results(self._sent[place]))
-            self._cleared_to = max(self._cleared_to, end)
-
-    def _replace_sent(self, place: int, message: Message) -> None:
-        if message is not self._sent[place]:
-            self._sent[place] = message
-            if self._window is not None:
-                self._window.replace_message(place, message)
+        """Shorten the messages that the latest reply has made old: those before the first reply that is not old."""
+        replies = len(self._replies)
+        for shortening in self._shortenings:
+            begin, end = map(shortening.count_old_replies, (replies - 1, replies))
+            for index in range(self._replies[begin] if begin else 0, self._replies[end] if end else 0):
+                message = self._sent[index]
+                if message.role == shortening.role and (shorter := shortening.shorten(message)) is not message:
+                    self._sent[index] = shorter
+                    if self._window is not None:
+                        self._window.replace_message(index, shorter)
 
 
 class _ConversationWindow:
@@ -387,19 +374,19 @@ class _ConversationWindow:
         usage = message.usage
         if usage is None or not usage.input_tokens:
             return
-        had = usage.input_tokens + usage.output_tokens
-        if self._tighter and had > self._most_tokens:
+        used_tokens = usage.input_tokens + usage.output_tokens
+        if self._tighter and used_tokens > self._most_tokens:
             return  # that call was made with a larger window
-        self._size = had
-        self._ratio = min(3.0, max(0.5, had / self._kept))
+        self._size = used_tokens
+        self._ratio = min(3.0, max(0.5, used_tokens / self._kept))
 
-    def replace_message(self, place: int, message: Message) -> None:
-        """Update the estimates: the message at index ``place`` is sent as ``message``."""
+    def replace_message(self, index: int, message: Message) -> None:
+        """Update the estimates: the message at index ``index`` is sent as ``message``."""
         if self._most_tokens is None:
             return
-        less = self._tokens[place] - estimate_message_tokens(message)
-        self._tokens[place] -= less
-        if place >= self._start or place == self._first:
+        less = self._tokens[index] - estimate_message_tokens(message)
+        self._tokens[index] -= less
+        if index >= self._start or index == self._first:
             self._kept -= less
             self._size = max(0.0, self._size - less)
 
@@ -414,11 +401,11 @@ class _ConversationWindow:
     def _find_half_start(self, most_tokens: int) -> int | None:
         """Return the first possible start from which on there are at most half of ``most_tokens``; None if none."""
         kept, seen = self._kept, self._start
-        for place in self._iter_starts():
-            kept -= sum(self._tokens[p] for p in range(seen, place) if p != self._first)
-            seen = place
+        for index in self._iter_starts():
+            kept -= sum(self._tokens[p] for p in range(seen, index) if p != self._first)
+            seen = index
             if kept * self._ratio <= most_tokens / 2:
-                return place
+                return index
         return None
 
     def select_messages(self, sent: Sequence[Message]) -> list[Message]:
@@ -430,21 +417,21 @@ class _ConversationWindow:
         head = [sent[first]] if first is not None and first < start else []
         return [*head, *([_build_window_note(left_out)] if left_out else []), *sent[start:]]
 
-    def _set_start(self, place: int | None) -> None:
-        """Start the window at ``place``; None (no start is short enough) starts it at the last possible message."""
+    def _set_start(self, index: int | None) -> None:
+        """Start the window at ``index``; None (no start is short enough) starts it at the last possible message."""
         last = next((p for p in range(len(self._roles) - 1, self._start, -1) if self._can_start_at(p)), self._start)
-        self._start = last if place is None else place
+        self._start = last if index is None else index
         if self._most_tokens is not None:
             apart = self._tokens[self._first] if self._first is not None and self._first < self._start else 0
             self._kept = apart + sum(self._tokens[self._start :])
             self._size = self._kept * self._ratio
 
     def _iter_starts(self) -> Iterator[int]:
-        return (place for place in range(self._start + 1, len(self._roles)) if self._can_start_at(place))
+        return (index for index in range(self._start + 1, len(self._roles)) if self._can_start_at(index))
 
-    def _can_start_at(self, place: int) -> bool:
-        """Whether the window can start at ``place``: a tool result stays with its call."""
-        return self._roles[place] != "tool"
+    def _can_start_at(self, index: int) -> bool:
+        """Whether the window can start at ``index``: a tool result stays with its call."""
+        return self._roles[index] != "tool"
 
     def _count_messages_from(self, start: int) -> int:
         apart = self._first is not None and self._first < start

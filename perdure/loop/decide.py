@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,13 +12,17 @@ from ..types.state import PendingBranch, RunState, ToolCallState
 from ..types.subagents import TellCall
 from ..types.tool_calls import SubagentCall
 from ..types.wire import NewItem, NewMessage, RunEnding
-from . import children, payload_limits
-from .children import is_waiting_for_background, list_active_background_runs
+from . import payload_limits
+from .children import is_waiting_for_background, list_active_background_runs, list_running_branches
 from .compaction import CompactConversation, find_due_compaction
 from .external_calls import measure_hook_payload
 from .finish import REMINDER_ID, build_force_finish_text, build_response
 from .limits import find_exceeded_limit
+from .payload_limits import measure_model
+from .turns import is_turn_answered
 from .waits import find_next_deadline, is_waiting_for_person, list_calls_to_remind
+
+EndStatus = Literal["completed", "failed", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +86,14 @@ class StopChildren:
 class ReportToParent:
     """Report the end of a background run to its parent."""
 
-    status: Literal["completed", "failed", "cancelled"]
+    status: EndStatus
 
 
 @dataclass(frozen=True, slots=True)
 class EndRun:
     """End the run with ``status``."""
 
-    status: Literal["completed", "failed", "cancelled"]
+    status: EndStatus
 
 
 NextStep = (
@@ -104,9 +108,6 @@ NextStep = (
     | ReportToParent
     | EndRun
 )
-
-
-EndStatus = Literal["completed", "failed", "cancelled"]
 
 
 def decide(state: RunState) -> NextStep:
@@ -125,62 +126,62 @@ def decide(state: RunState) -> NextStep:
         for call in state.calls
         if call.result is None and not is_waiting_for_person(call) and not is_waiting_for_background(call)
     )
-    if waiting := tuple(call for call in ready if not call.held):
-        return RunToolCalls(_select_call_batch(waiting, state))
-    if still := list_calls_to_remind(state):
-        return SendReminders(still)
+    if calls := tuple(call for call in ready if not call.held):
+        return RunToolCalls(_select_call_batch(calls, state))
+    if calls_to_remind := list_calls_to_remind(state):
+        return SendReminders(calls_to_remind)
     if held := tuple(call for call in ready if call.held):
         limit = find_exceeded_limit(state)
         return RunToolCalls(_select_call_batch(held, state)) if limit is None else _decide_limit_pause(state, limit)
-    if branches := children.list_running_branches(state):
+    if branches := list_running_branches(state):
         return RunBranches(branches)
     if any(map(is_waiting_for_person, state.calls)):
         return Wait("approval", find_next_deadline(state))
     if any(map(is_waiting_for_background, state.calls)):
         return Wait("child")
-    if turn is None or (turn.answer is not None and not state.inbox):
+    if turn is None or is_turn_answered(state):
         return _decide_between_turns(state)
     return _decide_model_call(state)
 
 
-def select_joining_calls(state: RunState, flying: Collection[int]) -> tuple[ToolCallState, ...]:
+def select_joining_calls(state: RunState, running_ops: Collection[int]) -> tuple[ToolCallState, ...]:
     """Select the calls that may begin while others run: those since approved or answered, or whose remote result is in.
 
-    ``flying``: operation numbers of the calls in flight. Calls that did not fit into their batch wait for it to end.
+    ``running_ops``: operation numbers of the calls in flight. Calls that did not fit into their batch wait for its end.
     """
     turn = state.turn
     if state.cancelled or state.interrupt or state.pause or turn is None or turn.failure:
         return ()
-    flown = tuple(call for call in state.calls if call.op in flying)
-    more = tuple(
+    running = tuple(call for call in state.calls if call.op in running_ops)
+    joining = tuple(
         call
         for call in state.calls
         if call.result is None
         and (call.decided is not None or call.answers or call.returned is not None)
-        and not (call.held or is_waiting_for_person(call) or is_waiting_for_background(call) or call.op in flying)
+        and not (call.held or is_waiting_for_person(call) or is_waiting_for_background(call) or call.op in running_ops)
     )
-    return _select_call_batch((*flown, *more), state)[len(flown) :] if more else ()
+    return _select_call_batch((*running, *joining), state)[len(running) :] if joining else ()
 
 
 def _decide_between_turns(state: RunState) -> NextStep:
     if state.turn is None:
         return _report_or_end(state, "completed") if state.closed else Wait("message")
     # The model activity recorded its answer. A turn that ended at a limit or an interrupt is still to be recorded.
-    unsaid = state.turn.answer is not None and state.turn.answer.finish_reason in ("limit", "interrupted")
+    is_unrecorded = state.turn.answer is not None and state.turn.answer.finish_reason in ("limit", "interrupted")
     if state.mode == "run" or state.closed:
         # For a session, the activity recorded that it waits. Usage of a subagent that has ended since is not recorded.
-        late = any(not row.collected for row in state.background)
-        record = bool(state.carry) or bool(state.revoked) or unsaid or late or state.mode == "session"
-        return _close_unless_recorded(state, "completed") if record else _report_or_end(state, "completed")
-    if state.carry or (unsaid and not state.recorded):
+        uncollected = any(not row.collected for row in state.background)
+        if state.carry or state.revoked or is_unrecorded or uncollected or state.mode == "session":
+            return _close_unless_recorded(state, "completed")
+        return _report_or_end(state, "completed")
+    if state.carry or (is_unrecorded and not state.recorded):
         return _build_closing_step(state, "waiting")
     return Wait("message")
 
 
 def _decide_model_call(state: RunState) -> NextStep:
-    if any(isinstance(item, NewMessage) for item in state.carry) and _count_fitting_items(state.carry) < len(
-        state.carry
-    ):
+    has_messages = any(isinstance(item, NewMessage) for item in state.carry)
+    if has_messages and _count_fitting_items(state.carry) < len(state.carry):
         return _build_closing_step(state, "waiting")  # a stopped turn left more messages than one call is given
     limit = find_exceeded_limit(state)
     if limit is not None and state.limits.on_limit == "pause":
@@ -193,14 +194,14 @@ def _decide_model_call(state: RunState) -> NextStep:
         return CallModel(new, taken)
     # "error" and "return" end the turn in end_turn_at_limit and end_turn_at_budget (apply.py, lifecycle.py). What still
     # comes here under them is a message that joined an ended turn: it gets an answer, and no more tools.
-    order = NewMessage(content=build_force_finish_text(state.limits.protocol, limit), id=REMINDER_ID)
-    return CallModel((*new, order), taken, "force_finish", limit)
+    reminder = NewMessage(content=build_force_finish_text(state.limits.protocol, limit), id=REMINDER_ID)
+    return CallModel((*new, reminder), taken, "force_finish", limit)
 
 
 def _decide_limit_pause(state: RunState, limit: LimitUse) -> NextStep:
     """Pause until ``limit`` is raised; the carried items are recorded first, so that the operator can see them."""
-    told = state.turn is not None and limit.same(state.turn.reached)
-    return Wait("resumed") if told else _build_closing_step(state, "paused", limit)
+    is_recorded = state.turn is not None and limit.same(state.turn.reached)
+    return Wait("resumed") if is_recorded else _build_closing_step(state, "paused", limit)
 
 
 def _select_call_batch(waiting: tuple[ToolCallState, ...], state: RunState) -> tuple[ToolCallState, ...]:
@@ -211,52 +212,35 @@ def _select_call_batch(waiting: tuple[ToolCallState, ...], state: RunState) -> t
     each = measure_json(state.context) + measure_json(state.auth_context) + payload_limits.CALL_OVERHEAD_BYTES
     total = subagents = 0
     for index, pending in enumerate(waiting):
-        total += (
-            each + measure_json(pending.call.arguments) + sum(measure_json(one.model_dump()) for one in pending.answers)
-        )
-        total += measure_hook_payload(pending)
-        if isinstance(how := pending.call.disposition, SubagentCall | TellCall):
-            total += measure_json(how.message)
-            subagents += isinstance(how, SubagentCall)
+        request = pending.call.disposition
+        total += each + measure_json(pending.call.arguments) + measure_hook_payload(pending)
+        total += sum(measure_json(answer.model_dump()) for answer in pending.answers)
+        if isinstance(request, SubagentCall | TellCall):
+            total += measure_json(request.message)
+            subagents += isinstance(request, SubagentCall)
         if index and (total > payload_limits.CALL_INPUTS_BYTES or subagents > payload_limits.SUBAGENTS_AT_ONCE):
             return waiting[:index]
     return waiting
 
 
 def _count_fitting_messages(state: RunState) -> int:
-    """Count the messages from the front of the inbox that one step is given after the carried items.
+    """Count the messages from the front of the inbox that one step is given after the carried items."""
+    return _count_fitting_items(state.inbox, state.carry) if state.inbox else 0
+
+
+def _count_fitting_items(items: Sequence[NewItem], before: Sequence[NewItem] = ()) -> int:
+    """Count the items from the front of ``items`` that one step is given after those of ``before``.
 
     At least one, so that steps that bring more results each time cannot keep a long message out; unless it would not
     fit at all.
     """
-    if not state.inbox:
-        return 0
-    total = sum(_measure_item(item) for item in state.carry)
-    for index, message in enumerate(state.inbox):
-        total += _measure_item(message)
-        most = (
-            payload_limits.STEP_MESSAGES_BYTES
-            if index
-            else payload_limits.MESSAGE_BYTES + payload_limits.STEP_MESSAGES_BYTES
-        )
-        if total > most and (index or state.carry):
+    total = sum(map(measure_model, before))
+    for index, item in enumerate(items):
+        total += measure_model(item)
+        most = payload_limits.STEP_MESSAGES_BYTES + (0 if index else payload_limits.MESSAGE_BYTES)
+        if total > most and (index or before):
             return index
-    return len(state.inbox)
-
-
-def _count_fitting_items(carry: list[NewItem]) -> int:
-    """Count the items from the front of ``carry`` that one step is given, at least one: an interrupt leaves messages
-    among them."""
-    total = 0
-    for index, item in enumerate(carry):
-        total += _measure_item(item)
-        if index and total > payload_limits.STEP_MESSAGES_BYTES:
-            return index
-    return len(carry)
-
-
-def _measure_item(item: NewItem) -> int:
-    return measure_json(item.model_dump(mode="json", exclude_none=True))
+    return len(items)
 
 
 def _close_unless_recorded(state: RunState, status: EndStatus) -> NextStep:
@@ -269,8 +253,8 @@ def _close_unless_recorded(state: RunState, status: EndStatus) -> NextStep:
 
 def _report_or_end(state: RunState, status: EndStatus) -> ReportToParent | EndRun:
     """End the run; a background run reports to its parent first, and again if it went on meanwhile."""
-    waited = state.parent is not None and state.parent.background
-    return ReportToParent(status) if waited and state.reported != state.op else EndRun(status)
+    has_waiting_parent = state.parent is not None and state.parent.background
+    return ReportToParent(status) if has_waiting_parent and state.reported != state.op else EndRun(status)
 
 
 def _build_closing_step(
@@ -281,7 +265,7 @@ def _build_closing_step(
     carried = _count_fitting_items(state.carry)
     taken = _count_fitting_messages(state) if carried == len(state.carry) and status != "paused" else 0
     failure = state.turn.failure if state.turn else None
-    answered = state.turn is not None and state.turn.answer is not None and not state.inbox and failure is None
+    answered = is_turn_answered(state) and failure is None
     closing = RunEnding(
         status=status,
         turn="completed" if answered and status not in ("completed", "paused") else None,

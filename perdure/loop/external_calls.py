@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from ..types.messages import clean_text
 from ..types.plain_json import measure_json
 from ..types.state import RunState, ToolCallState
 from ..types.tool_calls import (
@@ -16,7 +14,8 @@ from ..types.tool_calls import (
     ExternalCallHooks,
     RemoteCall,
 )
-from ..types.wire import OUTPUT_BYTES, REMOTE_BYTES, NewResult
+from ..types.wire import OUTPUT_BYTES, NewResult
+from .results import build_error_result
 
 
 def needs_before_activity(pending: ToolCallState) -> bool:
@@ -25,10 +24,10 @@ def needs_before_activity(pending: ToolCallState) -> bool:
     It is if the call has hooks before it, or has waited (for approval, or held at a limit): its rules may have changed
     since.
     """
-    around = _get_hooks_around(pending)
-    if around is None or pending.cleared or pending.returned or pending.result:
+    hooks = _get_hooks_around(pending)
+    if hooks is None or pending.cleared or pending.returned or pending.result:
         return False
-    return around.before or pending.call.approval is not None or pending.released
+    return hooks.before or pending.call.approval is not None or pending.released
 
 
 def needs_after_activity(pending: ToolCallState) -> bool:
@@ -40,32 +39,38 @@ def needs_after_activity(pending: ToolCallState) -> bool:
 def can_begin_external_call(state: RunState, pending: ToolCallState) -> bool:
     """Whether the call may be handed over after the activity before it: the run may have been stopped meanwhile."""
     turn = state.turn
-    stops = state.cancelled or state.interrupt or state.pause or turn is None or turn.failure
-    return pending.result is None and not stops
+    is_stopping = state.cancelled or state.interrupt or state.pause or turn is None or turn.failure
+    return pending.result is None and not is_stopping
 
 
 def build_before_input(pending: ToolCallState) -> BeforeExternalCall:
     """Build the input of the activity before the call."""
-    how = pending.call.disposition
-    return (
-        BeforeExternalCall(client=True, form=how.form, expires=how.expires)
-        if isinstance(how, CallbackCall)
-        else BeforeExternalCall()
-    )
+    call = pending.call.disposition
+    if not isinstance(call, CallbackCall):
+        return BeforeExternalCall()
+    return BeforeExternalCall(client=True, form=call.form, expires=call.expires)
 
 
 def build_after_input(pending: ToolCallState) -> AfterExternalCall:
     """Build the input of the activity after the call: its result, and the arguments as hooks changed them."""
     returned = pending.returned
     assert returned is not None, "it has come back"
-    said = returned.model_dump(include={"text", "is_error", "answered_by"})
-    changed = pending.cleared.arguments if pending.cleared is not None else None
-    return AfterExternalCall(**said, arguments=changed, blob=returned.blob, error_type=pending.error_type or None)
+    return AfterExternalCall(
+        **returned.model_dump(include={"text", "is_error", "answered_by"}),
+        arguments=_get_changed_arguments(pending),
+        blob=returned.blob,
+        error_type=pending.error_type or None,
+    )
+
+
+def _get_changed_arguments(pending: ToolCallState) -> dict[str, Any] | None:
+    """Return the arguments as the hooks before the call changed them; None if they did not."""
+    return pending.cleared.arguments if pending.cleared is not None else None
 
 
 def get_final_arguments(pending: ToolCallState) -> dict[str, Any] | None:
     """Return the arguments that the call is made with; those of an external call as the hooks left them."""
-    changed = pending.cleared.arguments if pending.cleared is not None else None
+    changed = _get_changed_arguments(pending)
     return get_approved_arguments(pending) if changed is None else changed
 
 
@@ -77,10 +82,10 @@ def get_approved_arguments(pending: ToolCallState) -> dict[str, Any] | None:
 
 def set_clearance(state: RunState, pending: ToolCallState, cleared: Clearance) -> None:
     """Set the clearance of the call, with the arguments as hooks left them; an error result if these are too long."""
-    others = [one.cleared.arguments for one in state.calls if one.cleared and one.cleared.arguments]
-    if cleared.arguments and sum(map(measure_json, others)) + measure_json(cleared.arguments) > OUTPUT_BYTES:
+    others = sum(measure_json(arguments) for call in state.calls if (arguments := _get_changed_arguments(call)))
+    if cleared.arguments and others + measure_json(cleared.arguments) > OUTPUT_BYTES:
         text = f"not run: hooks have made the arguments of {pending.call.name} longer than fit beside the other calls'"
-        pending.result = NewResult(call_id=pending.call.id, name=pending.call.name, text=text, is_error=True)
+        pending.result = build_error_result(pending.call, text)
     else:
         pending.cleared = cleared
 
@@ -95,64 +100,24 @@ def set_external_result(pending: ToolCallState, result: NewResult, error_type: s
 
 def measure_hook_payload(pending: ToolCallState) -> int:
     """Measure what hooks changed or are to see, which the call's activities are given: bytes of JSON."""
-    changed = pending.cleared.arguments if pending.cleared is not None else None
     returned = pending.returned.text if pending.returned is not None else None
-    return sum(measure_json(one) for one in (changed, returned) if one is not None)
+    return sum(measure_json(value) for value in (_get_changed_arguments(pending), returned) if value is not None)
 
 
 def describe_withheld_result(pending: ToolCallState) -> str:
     """Build the note, for an error text, that the call ran but its result is withheld since hooks have not seen it;
     empty if there is no such result."""
-    ran = "failed" if pending.returned is not None and pending.returned.is_error else "was run"
-    return f"\n({pending.call.name} {ran}, and its result cannot be shown)" if pending.returned is not None else ""
+    if pending.returned is None:
+        return ""
+    outcome = "failed" if pending.returned.is_error else "was run"
+    return f"\n({pending.call.name} {outcome}, and its result cannot be shown)"
 
 
 def _get_hooks_around(pending: ToolCallState) -> ExternalCallHooks | None:
-    how = pending.call.disposition
-    return how.around if isinstance(how, RemoteCall | CallbackCall) else None
+    call = pending.call.disposition
+    return call.around if isinstance(call, RemoteCall | CallbackCall) else None
 
 
 def _has_hooks_after(pending: ToolCallState, result: NewResult) -> bool:
-    around = pending.cleared.around if pending.cleared is not None else _get_hooks_around(pending)
-    return around is not None and (around.after or (around.errors and result.is_error))
-
-
-# ---
-# Results of remote tools: they come as plain JSON, and are carried inline, not through the store.
-
-
-REPLY_RESULTS_BYTES = 1024 * 1024
-"""Bytes of JSON of all inline results of one reply: the next model call is given them at once."""
-
-
-def build_remote_result(state: RunState, pending: ToolCallState, value: Any) -> NewResult:
-    """Build the call's result from the value that a remote tool returned; an error result if it is not plain JSON, or
-    too long."""
-    name = pending.call.name
-    try:
-        text = clean_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False))
-    except (TypeError, ValueError, RecursionError):
-        return build_remote_failure(pending, f"ResultError: {name} ran, but its result is no plain JSON")
-    if (found := measure_json(text)) > REMOTE_BYTES:
-        return build_remote_failure(
-            pending,
-            f"ResultError: {name} ran, but its result has {found:,} bytes as JSON; it may have {REMOTE_BYTES:,}",
-        )
-    if not can_fit_result(state, text):
-        return build_remote_failure(
-            pending, f"ResultError: {name} ran, but with its result those of this reply are too long: ask for less"
-        )
-    return NewResult(call_id=pending.call.id, name=name, text=text)
-
-
-def can_fit_result(state: RunState, text: str | None) -> bool:
-    """Whether ``text`` fits inline beside the other results of its reply, as far as these are in."""
-    there = [call.returned if call.result is None else call.result for call in state.calls]
-    others = sum(measure_json(result.text) for result in there if isinstance(result, NewResult))
-    return others + measure_json(text) <= REPLY_RESULTS_BYTES
-
-
-def build_remote_failure(pending: ToolCallState, text: str) -> NewResult:
-    """Build the error result of a remote call."""
-    shown = clean_text(text[: REMOTE_BYTES // 8])
-    return NewResult(call_id=pending.call.id, name=pending.call.name, text=shown, is_error=True)
+    hooks = pending.cleared.around if pending.cleared is not None else _get_hooks_around(pending)
+    return hooks is not None and (hooks.after or (hooks.errors and result.is_error))

@@ -102,32 +102,28 @@ def extract_answer(protocol: FinishProtocol, reply: Message, reason: FinishReaso
 
 def _extract_tagged_answer(text: str, reason: FinishReason) -> FinalAnswer | None:
     """Extract the last ``<finish>`` element; an unclosed one counts only if the model stopped by itself."""
-    if closed := _FINISH_TAG.findall(text):
-        return FinalAnswer(content=closed[-1].strip(), called=True)
-    _, opened, rest = text.rpartition("<finish>")
-    return FinalAnswer(content=rest.strip(), called=True) if opened and reason == "stop" else None
+    if closed_elements := _FINISH_TAG.findall(text):
+        return FinalAnswer(content=closed_elements[-1].strip(), called=True)
+    _, tag, content = text.rpartition("<finish>")
+    return FinalAnswer(content=content.strip(), called=True) if tag and reason == "stop" else None
 
 
 def extract_forced_answer(protocol: FinishProtocol, text: str) -> FinalAnswer:
     """Extract the answer from a reply that had to be one: the content of the tag, else the whole text."""
-    found = _extract_tagged_answer(text, "stop") if protocol == "tag" else None
-    return found or FinalAnswer(content=text)
+    answer = _extract_tagged_answer(text, "stop") if protocol == "tag" else None
+    return answer or FinalAnswer(content=text)
+
+
+_REMINDERS: dict[FinishProtocol, str] = {
+    "text": "Your last reply was empty. Call a tool, or write the answer.",
+    "tag": "Your last reply had no tool call and no <finish> tag. Go on, or give the answer inside <finish></finish>.",
+    "tool": f"Your last reply had no tool call. Go on, or call {FINISH_TOOL} with the answer.",
+}
 
 
 def build_reminder_text(protocol: FinishProtocol) -> str:
     """Build the message to the model after a reply with neither answer nor tool calls."""
-    match protocol:
-        case "text":
-            return "Your last reply was empty. Call a tool, or write the answer."
-        case "tag":
-            return (
-                "Your last reply had no tool call and no <finish> tag. "
-                "Go on, or give the answer inside <finish></finish>."
-            )
-        case "tool":
-            return f"Your last reply had no tool call. Go on, or call {FINISH_TOOL} with the answer."
-        case _:
-            assert_never(protocol)
+    return _REMINDERS[protocol]
 
 
 def build_force_finish_text(protocol: FinishProtocol, limit: LimitUse) -> str:

@@ -12,11 +12,10 @@ from ..types.limits import Bounds, RunLimits
 from ..types.plain_json import measure_json
 from ..types.state import Pause, RunState, TurnAnswer, TurnFailure, read_state
 from ..types.validation_errors import describe_validation_error
-from ..types.wire import NewResult
-from .apply import collect_results, drop_reminder, end_turn_at_limit
+from .apply import carry_results, drop_reminder, end_turn_at_limit
 from .children import drop_branches, list_running_branches
 from .external_calls import describe_withheld_result
-from .limits import BUDGET_NAMES, build_limit_failure, find_exceeded_limit, release_held_calls, uncount_tool_call
+from .limits import build_limit_failure, find_exceeded_limit, release_held_calls, uncount_tool_call
 from .messages import (
     accept_message,
     convert_message_input,
@@ -27,7 +26,8 @@ from .messages import (
     record_refusal,
 )
 from .payload_limits import CONTEXT_BYTES
-from .turns import record_unanswered_messages
+from .results import build_error_result
+from .turns import is_turn_answered, record_unanswered_messages
 from .waits import get_callback_approval, is_waiting_for_approval
 
 # ---
@@ -45,19 +45,19 @@ def end_turn_at_budget(state: RunState) -> None:
     turn = state.turn
     if turn is None or turn.failure or state.cancelled or state.pause or state.calls or list_running_branches(state):
         return
-    if turn.answer is not None and not state.inbox:
+    if is_turn_answered(state):
         return
-    use, how = find_exceeded_limit(state), state.limits.on_limit
-    if use is None or use.name == "max_iterations" or how == "pause":
+    use, on_limit = find_exceeded_limit(state), state.limits.on_limit
+    if use is None or use.name == "max_iterations" or on_limit == "pause":
         return
-    if how == "finish" and turn.iteration and not turn.forced:
+    if on_limit == "finish" and turn.iteration and not turn.forced:
         return
     turn.reached = use
     state.recorded = False
     drop_reminder(state)
     drop_branches(state)
     record_unanswered_messages(state)
-    if how == "error":
+    if on_limit == "error":
         turn.failure = build_limit_failure(state, use)
         return
     last = turn.answer or TurnAnswer(content=turn.last_text, blob=turn.last_blob)
@@ -66,42 +66,22 @@ def end_turn_at_budget(state: RunState) -> None:
     state.inbox = []
 
 
-def raise_limits(state: RunState, raw: Any) -> bool:
-    """Raise limits from ``{"limits": {"cost_usd": 5}, "by": …}``; False, with a refusal recorded, if they are invalid.
-
-    They hold for the run, those under ``turn`` for the present turn. If a limit is raised several times, the highest
-    value counts.
-    """
-    given = raw.get("limits") if isinstance(raw, dict) else None
-    if given is None:
-        return True
-    try:
-        limits = parse_run_limits(given)
-    except InvalidInputError as error:
-        record_refusal(state, error.message)
-        return False
-    state.raised = _merge_higher_bounds(state.raised, limits.model_dump(exclude={"turn"}))
-    if limits.turn is not None and state.turn is not None:
-        state.turn.raised = _merge_higher_bounds(state.turn.raised, limits.turn.model_dump())
-    return True
-
-
 def parse_run_limits(raw: Any) -> RunLimits:
     """Parse limits that a client sent. Raises ``InvalidInputError`` that names the wrong field."""
     try:
         return RunLimits.model_validate(raw)
     except ValidationError as error:
         names = ", ".join(("max_iterations", *RunLimits.model_fields))
-        why = describe_validation_error(error, "limits", within="limits")
-        raise InvalidInputError(why, hint=f"There are: {names}.") from None
+        problem = describe_validation_error(error, "limits", within="limits")
+        raise InvalidInputError(problem, hint=f"There are: {names}.") from None
 
 
-def _merge_higher_bounds(one: Bounds | None, other: dict[str, Any]) -> Bounds | None:
-    most = {
-        name: max((value for value in (getattr(one, name, None), other[name]) if value is not None), default=None)
-        for name in BUDGET_NAMES
-    }
-    return None if all(value is None for value in most.values()) else Bounds.model_validate(most)
+def _merge_higher_bounds(current: Bounds | None, raised: dict[str, Any]) -> Bounds | None:
+    highest = {name: value for name, value in raised.items() if value is not None}
+    for name, value in current or ():
+        if value is not None:
+            highest[name] = max(value, highest.get(name, value))
+    return Bounds.model_validate(highest) if highest else None
 
 
 OPS_PER_REPLY = 1000
@@ -145,15 +125,9 @@ def _close_open_calls(state: RunState, text: str) -> None:
         if pending.result is None:
             if is_waiting_for_approval(pending):
                 uncount_tool_call(state, pending)
-            call = pending.call
-            pending.result = NewResult(
-                call_id=call.id,
-                name=call.name,
-                text=text + describe_withheld_result(pending),
-                is_error=True,
-                decided=get_callback_approval(pending),
-            )
-    collect_results(state)
+            note, approval = describe_withheld_result(pending), get_callback_approval(pending)
+            pending.result = build_error_result(pending.call, text + note, decided=approval)
+    carry_results(state)
 
 
 def request_interrupt(state: RunState, raw: Any = None) -> None:
@@ -161,34 +135,34 @@ def request_interrupt(state: RunState, raw: Any = None) -> None:
 
     The driver of the loop then stops what is in flight, and calls :func:`apply_interrupt`.
     """
-    says = not (raw is None or raw == "" or (isinstance(raw, dict) and not (raw.get("content") or raw.get("input"))))
-    running = state.turn is not None and (state.turn.answer is None or bool(state.inbox))
-    if says and not receive_message(state, raw):
+    has_message = raw not in (None, "") and not (isinstance(raw, dict) and not (raw.get("content") or raw.get("input")))
+    turn, is_answered = state.turn, is_turn_answered(state)
+    if has_message and not receive_message(state, raw):
         return  # seen before, or refused: nothing of it is carried out
-    if running and not state.cancelled and state.turn is not None and state.turn.failure is None:
-        state.interrupt = "go on" if says else "stop"
+    if turn is not None and not is_answered and not state.cancelled and turn.failure is None:
+        state.interrupt = "go on" if has_message else "stop"
 
 
 def apply_interrupt(state: RunState) -> None:
     """Apply a recorded interrupt once nothing is in flight: close the open calls, and end the turn unless the interrupt
     came with a message."""
-    how, state.interrupt = state.interrupt, None
+    interrupt, state.interrupt = state.interrupt, None
     turn = state.turn
     if turn is not None and turn.failure is not None and state.calls:
         _close_open_calls(state, "not run: the run was aborted")
-    if how is None or turn is None:
+    if interrupt is None or turn is None:
         return
     state.op += OPS_PER_REPLY
     state.pause = None
     drop_branches(state)
     _close_open_calls(state, "Interrupted: the user interrupted before this call had finished")
-    if how == "go on":
+    if interrupt == "go on":
         end_turn_at_limit(state)
     elif turn.failure is None:
         drop_reminder(state)
         if turn.answer is None:
-            last = (turn.last_text, turn.last_blob) if turn.at_limit else ("", None)
-            turn.answer = TurnAnswer(content=last[0], blob=last[1], finish_reason="interrupted")
+            content, blob = (turn.last_text, turn.last_blob) if turn.at_limit else ("", None)
+            turn.answer = TurnAnswer(content=content, blob=blob, finish_reason="interrupted")
         elif state.inbox:  # an answer, but not to the messages since
             turn.answer.finish_reason = "interrupted"
         state.carry += state.inbox
@@ -204,10 +178,23 @@ def pause_run(state: RunState, reason: str, since: str, *, fault: bool = False) 
 
 
 def resume_run(state: RunState, raw: Any = None) -> None:
-    """Resume a paused run: the cause is gone, or limits are raised with ``{"limits": {"cost_usd": 5}}``."""
-    if raise_limits(state, raw):
-        state.pause = None
-        state.resend = True
+    """Resume a paused run: the cause is gone, or limits are raised with ``{"limits": {"cost_usd": 5}, "by": …}``.
+
+    Raised limits hold for the run, those under ``turn`` for the present turn. If a limit is raised several times, the
+    highest value counts. Invalid limits are refused (``status.refused``), and the run stays paused.
+    """
+    raw_limits = raw.get("limits") if isinstance(raw, dict) else None
+    if raw_limits is not None:
+        try:
+            limits = parse_run_limits(raw_limits)
+        except InvalidInputError as error:
+            record_refusal(state, error.message)
+            return
+        state.raised = _merge_higher_bounds(state.raised, limits.model_dump(exclude={"turn"}))
+        if limits.turn is not None and state.turn is not None:
+            state.turn.raised = _merge_higher_bounds(state.turn.raised, limits.turn.model_dump())
+    state.pause = None
+    state.resend = True
 
 
 def close_run(state: RunState) -> None:
@@ -242,7 +229,7 @@ def read_continued_state(raw: dict[str, Any], context_id: str) -> RunState:
     """
     state = read_state(raw[STATE_KEY])
     if state.context_id != context_id:
-        raise InvalidInputError(f"state: it is that of run {state.context_id!r:.200}")
+        raise InvalidInputError(f"state: it belongs to run {state.context_id!r:.200}")
     return state
 
 
@@ -252,8 +239,8 @@ def create_run_state(raw: Any, context_id: str, scope: str, parent_id: str | Non
     Raises ``InvalidInputError`` that names what is wrong with ``raw``.
     """
     start = parse_start(raw)
-    is_child = start.parent is not None and start.parent.context_id == parent_id
     parent = start.parent
+    is_child = parent is not None and parent.context_id == parent_id
     if parent is not None and not is_child:  # reopened by a client: only its restrictions hold
         parent = parent.model_copy(update={"background": False})
     state = RunState(
@@ -303,16 +290,16 @@ def parse_start(raw: Any) -> Start:
 def _check_start_sizes(start: Start) -> None:
     """Refuse a start that is too large: input may be three times as large on its way out, and a run that cannot be
     continued as new must not begin."""
-    found = measure_json(start.context)
-    if found > CONTEXT_BYTES:
+    if (size := measure_json(start.context)) > CONTEXT_BYTES:
         raise InvalidInputError(
-            f"the context has {found:,} bytes as JSON; it may have {CONTEXT_BYTES:,}",
-            hint="Every step of the run is told all of it: keep large data elsewhere, and give a tool its key.",
+            f"the context has {size:,} bytes as JSON; it may have {CONTEXT_BYTES:,}",
+            hint="Every step of the run is sent all of it: keep large data elsewhere, and give a tool its key.",
         )
-    if why := find_override_problem(start.override):
-        raise InvalidInputError(why)
-    if start.message is not None and (why := find_message_problem(_build_start_message(start.message))):
-        raise InvalidInputError(why)
+    problem = find_override_problem(start.override)
+    if problem is None and start.message is not None:
+        problem = find_message_problem(_build_start_message(start.message))
+    if problem is not None:
+        raise InvalidInputError(problem)
 
 
 def _build_start_message(message: str | UserMessage) -> UserMessage:

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..types.limits import Bounds, LimitName, LimitScope, LimitUse
 from ..types.state import RunState, ToolCallState, TurnFailure, TurnState
-from ..types.wire import NewResult
 from .children import sum_reserved_budget
+from .results import build_error_result
 from .turns import describe_unanswered_messages
 
 BUDGET_NAMES: tuple[LimitName, ...] = ("iterations", "tokens", "cost_usd", "wall_time", "tool_calls")
@@ -25,9 +25,9 @@ def list_limit_uses(state: RunState) -> list[LimitUse]:
     found = []
     for scope, bounds, raised, used in _iter_limit_scopes(state):
         found += [
-            LimitUse(name=name, scope=scope, used=used[name], allowed=allowed)
+            LimitUse(name=name, scope=scope, used=used[name], allowed=max(bound, getattr(raised, name, None) or 0))
             for name in BUDGET_NAMES
-            if (allowed := _compute_allowance(bounds[name], getattr(raised, name, None))) is not None
+            if (bound := bounds[name]) is not None
         ]
     turn = state.turn
     used_up = turn.iteration if turn else 0
@@ -49,19 +49,17 @@ def find_exceeded_limit(state: RunState) -> LimitUse | None:
     if not _has_limits(state, turn):  # the usual case
         spent = turn.iteration >= get_max_iterations(state)
         return list_limit_uses(state)[-1] if spent else None
-    wanted = turn.denied or any(call.held for call in state.calls)
-    for use in list_limit_uses(state):
-        if use.used >= use.allowed and (wanted or use.name != "tool_calls"):
-            return use
-    return None
+    wants_calls = turn.denied or any(call.held for call in state.calls)
+    exceeded = (use for use in list_limit_uses(state) if use.used >= use.allowed)
+    return next((use for use in exceeded if wants_calls or use.name != "tool_calls"), None)
 
 
 def count_calls_left(state: RunState) -> int | None:
     """Return how many tool calls may still begin; None if they are not limited."""
     if state.turn is None or not _has_limits(state, state.turn):
         return None
-    left = [use.allowed - use.used for use in list_limit_uses(state) if use.name == "tool_calls"]
-    return max(0, int(min(left))) if left else None
+    remaining = [use.allowed - use.used for use in list_limit_uses(state) if use.name == "tool_calls"]
+    return max(0, int(min(remaining))) if remaining else None
 
 
 def compute_remaining_budget(state: RunState) -> Bounds | None:
@@ -69,11 +67,11 @@ def compute_remaining_budget(state: RunState) -> Bounds | None:
 
     Iterations are not inherited: each agent counts its own.
     """
-    least: dict[str, float] = {}
+    remaining: dict[str, float] = {}
     for use in list_limit_uses(state):
         if use.name not in ("iterations", "max_iterations"):
-            least[use.name] = min(least.get(use.name, use.allowed), max(0, use.allowed - use.used))
-    return Bounds.model_validate(least) if least else None
+            remaining[use.name] = min(remaining.get(use.name, use.allowed), max(0, use.allowed - use.used))
+    return Bounds.model_validate(remaining) if remaining else None
 
 
 def has_inherited_cost_limit(state: RunState) -> bool:
@@ -89,19 +87,19 @@ def _has_limits(state: RunState, turn: TurnState) -> bool:
     return limits.run is not None or limits.turn is not None or bool(turn.overrides and turn.overrides.get("limits"))
 
 
-def _iter_limit_scopes(state: RunState) -> Iterator[tuple[LimitScope, UsedAmounts, Bounds | None, UsedAmounts]]:
+def _iter_limit_scopes(state: RunState) -> Iterator[tuple[LimitScope, dict[str, Any], Bounds | None, UsedAmounts]]:
     """Yield, for run and turn: the bounds of the agent, the raised bounds, and the amounts used."""
     turn, limits = state.turn, state.limits
     # The turn's overrides; ``state.limits`` has them only after the first model call that was given them.
-    over = (turn.overrides or {}).get("limits") or {} if turn else {}
-    whole: UsedAmounts = {
+    override = (turn.overrides or {}).get("limits") or {} if turn else {}
+    run_used: UsedAmounts = {
         "iterations": state.iterations,
         "tokens": state.usage.total_tokens + sum_reserved_budget(state, "tokens"),
         "cost_usd": (state.cost_usd or 0.0) + sum_reserved_budget(state, "cost_usd"),
         "wall_time": state.worked,
         "tool_calls": state.tool_calls + sum_reserved_budget(state, "tool_calls"),
     }
-    yield "run", _apply_parent_limits(state, _merge_override_bounds(limits.run, over)), state.raised, whole
+    yield "run", _apply_parent_limits(state, _merge_override_bounds(limits.run, override)), state.raised, run_used
     if turn is not None:
         before: UsedAmounts = {
             "iterations": 0,
@@ -110,19 +108,20 @@ def _iter_limit_scopes(state: RunState) -> Iterator[tuple[LimitScope, UsedAmount
             "wall_time": turn.worked_before,
             "tool_calls": turn.tool_calls_before,
         }
-        of_turn = {**_merge_override_bounds(limits.turn, over.get("turn") or {}), "iterations": None}
-        yield "turn", of_turn, turn.raised, {name: used - before[name] for name, used in whole.items()}
+        bounds = {**_merge_override_bounds(limits.turn, override.get("turn") or {}), "iterations": None}
+        yield "turn", bounds, turn.raised, {name: used - before[name] for name, used in run_used.items()}
 
 
 def _apply_parent_limits(state: RunState, bounds: dict[str, Any]) -> dict[str, Any]:
     """Lower ``bounds`` to what the parent of a subagent left for it."""
     if state.parent is None or state.parent.limits is None:
         return bounds
-    left: dict[str, Any] = {name: getattr(state.parent.limits, name) for name in BUDGET_NAMES}
-    for name, free in _compute_reserve(state).items():
-        left[name] = None if left[name] is None else max(0, left[name] - free)
-    both = {name: (bounds[name], left[name]) for name in BUDGET_NAMES}
-    return {name: min((one for one in two if one is not None), default=None) for name, two in both.items()}
+    lowered, reserve = dict(bounds), _compute_reserve(state)
+    for name in BUDGET_NAMES:
+        if (share := getattr(state.parent.limits, name)) is not None:
+            share = max(0, share - reserve.get(name, 0))
+            lowered[name] = share if bounds[name] is None else min(bounds[name], share)
+    return lowered
 
 
 def _compute_reserve(state: RunState) -> dict[str, float]:
@@ -143,13 +142,8 @@ def compute_largest_call(state: RunState, tokens: int, cost_usd: float | None) -
     return Bounds(tokens=max(before.tokens or 0, tokens), cost_usd=max(before.cost_usd or 0.0, cost_usd or 0.0))
 
 
-def _merge_override_bounds(bounds: Bounds | None, over: dict[str, Any]) -> dict[str, Any]:
-    plain = {name: getattr(bounds, name, None) for name in BUDGET_NAMES}
-    return plain | {name: value for name, value in over.items() if name in plain}
-
-
-def _compute_allowance(limit: float | None, raised: float | None) -> float | None:
-    return None if limit is None else max(limit, raised or 0)
+def _merge_override_bounds(bounds: Bounds | None, override: dict[str, Any]) -> dict[str, Any]:
+    return {name: override.get(name, getattr(bounds, name, None)) for name in BUDGET_NAMES}
 
 
 # --- time
@@ -183,7 +177,7 @@ def admit_calls(state: RunState) -> None:
             turn.denied = True
             use = next(use for use in list_limit_uses(state) if use.name == "tool_calls" and use.used >= use.allowed)
             text = f"not run: no more tool calls are allowed, {use}"
-            pending.result = NewResult(call_id=pending.call.id, name=pending.call.name, text=text, is_error=True)
+            pending.result = build_error_result(pending.call, text)
 
 
 def uncount_tool_call(state: RunState, pending: ToolCallState) -> None:
@@ -222,4 +216,4 @@ def build_limit_failure(state: RunState, use: LimitUse) -> TurnFailure:
 
 def build_pause_reason(use: LimitUse) -> str:
     """Build the reason for a pause at ``use``, with the way out."""
-    return f"{use}; it goes on when somebody raises the limit: resume with {use.key}=<more>"
+    return f"{use}; the run continues once the limit is raised: resume with {use.key}=<more>"

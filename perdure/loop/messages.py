@@ -18,7 +18,14 @@ from ..types.plain_json import measure_json
 from ..types.state import MAX_NAMED_TURNS, MAX_SEEN_IDS, RunState, TurnState
 from ..types.validation_errors import describe_validation_error
 from ..types.wire import NewItem, NewMessage
-from .payload_limits import INBOX_BYTES, MESSAGE_BYTES, MESSAGE_ID_BYTES, MESSAGE_IDS_BYTES, OVERRIDE_BYTES
+from .payload_limits import (
+    INBOX_BYTES,
+    MESSAGE_BYTES,
+    MESSAGE_ID_BYTES,
+    MESSAGE_IDS_BYTES,
+    OVERRIDE_BYTES,
+    measure_model,
+)
 from .turns import remember_turn
 from .waits import list_requesters
 
@@ -39,21 +46,19 @@ def set_auth(state: RunState, message: AuthSource) -> None:
 
 def take_message_auth(state: RunState, new: Sequence[NewItem]) -> tuple[NewItem, ...]:
     """Move the auth context of the messages in ``new`` to the run, and return ``new`` without it."""
-    return tuple(_strip_message_auth(state, item) if isinstance(item, NewMessage) else item for item in new)
-
-
-def _strip_message_auth(state: RunState, message: NewMessage) -> NewMessage:
-    if message.auth_context is None and message.auth_ref is None:
-        return message
-    set_auth(state, message)
-    return message.model_copy(update={"auth_context": None, "auth_ref": None})
+    stripped = list(new)
+    for index, item in enumerate(new):
+        if isinstance(item, NewMessage) and (item.auth_context is not None or item.auth_ref is not None):
+            set_auth(state, item)
+            stripped[index] = item.model_copy(update={"auth_context": None, "auth_ref": None})
+    return tuple(stripped)
 
 
 def redact_message(raw: Any) -> str:
     """Format a refused message for an error text, without its auth context, which may have been sent in the clear."""
-    hidden = isinstance(raw, Mapping) and raw.get("auth_context") is not None
+    has_auth = isinstance(raw, Mapping) and raw.get("auth_context") is not None
     try:
-        return str({**raw, "auth_context": "…"} if hidden else raw)
+        return str({**raw, "auth_context": "…"} if has_auth else raw)
     except (RecursionError, ValueError):  # nested thousands of times, or with an integer of thousands of digits
         return f"a {type(raw).__name__}"
 
@@ -71,9 +76,9 @@ def find_content_problem(content: MessageContent | None) -> str | None:
         return None
     if not content:
         return "content: a list of parts has at least one"
-    for number, part in enumerate(content):
-        if why := find_file_flaw(part) if isinstance(part, FilePart) else _find_text_problem(part):
-            return f"content.{number}: {why}"
+    for index, part in enumerate(content):
+        if problem := find_file_flaw(part) if isinstance(part, FilePart) else _find_text_problem(part):
+            return f"content.{index}: {problem}"
     return None
 
 
@@ -81,7 +86,7 @@ def _find_text_problem(part: TextPart) -> str | None:
     if (part.blob is None) == (part.text == ""):
         return "a text has exactly one of text and blob"
     if part.provider is not None or part.opaque is not None:
-        return "opaque: what is for a provider alone stands in its replies, not in a message"
+        return "opaque: provider data belongs in a provider's replies, not in a message"
     return None
 
 
@@ -89,7 +94,7 @@ def clean_content(content: MessageContent) -> MessageContent:
     """Return ``content`` in the form that is kept: text without lone surrogates, media types in lower case."""
     if isinstance(content, str):
         return clean_text(content)
-    return content if isinstance(content, BlobRef) else tuple(_clean_content_part(part) for part in content)
+    return content if isinstance(content, BlobRef) else tuple(map(_clean_content_part, content))
 
 
 def _clean_content_part(part: ContentPart) -> ContentPart:
@@ -137,9 +142,9 @@ def receive_message(state: RunState, raw: Any) -> bool:
     return True
 
 
-def record_refusal(state: RunState, why: str) -> None:
+def record_refusal(state: RunState, reason: str) -> None:
     """Keep the reason why a signal was refused, for ``status.refused``: the latest 10."""
-    state.refused = [*state.refused, clean_text(why)[:REFUSED_CHARS]][-10:]
+    state.refused = [*state.refused, clean_text(reason)[:REFUSED_CHARS]][-10:]
 
 
 def accept_message(state: RunState, raw: Any) -> str:
@@ -172,39 +177,36 @@ def check_message(state: RunState | None, raw: Any) -> UserMessage:
 def parse_message(raw: Any) -> UserMessage:
     """Parse a message: a string, or an object. Raises ``InvalidInputError`` that names what is wrong."""
     try:
-        message = convert_message_input(
-            UserMessage(content=raw) if isinstance(raw, str) else UserMessage.model_validate(raw)
-        )
+        message = UserMessage(content=raw) if isinstance(raw, str) else UserMessage.model_validate(raw)
+        message = convert_message_input(message)
+        problem = find_message_problem(message)
     except ValidationError as error:
         problem = describe_validation_error(error, "message", content=True)
-        raise InvalidInputError(f"{problem}: {redact_message(raw)[:80]}") from None
-    if why := find_message_problem(message):
-        raise InvalidInputError(f"{why}: {redact_message(raw)[:80]}")
+    if problem is not None:
+        raise InvalidInputError(f"{problem}: {redact_message(raw)[:80]}")
     return message
 
 
 def find_message_problem(message: UserMessage) -> str | None:
     """Return why ``message`` cannot be accepted (its sizes, override or content); None if it can."""
     for name in ("id", "task_id", "by"):
-        if (found := measure_json(getattr(message, name))) > MESSAGE_ID_BYTES:
-            return f"{name}: it has {found:,} bytes as JSON and may have {MESSAGE_ID_BYTES:,}"
-    if why := find_override_problem(message.override) or find_content_problem(message.content):
-        return why
-    found = measure_json(message.model_dump(mode="json", exclude_none=True))
-    if found <= MESSAGE_BYTES:
+        if (size := measure_json(getattr(message, name))) > MESSAGE_ID_BYTES:
+            return f"{name}: it has {size:,} bytes as JSON and may have {MESSAGE_ID_BYTES:,}"
+    if problem := find_override_problem(message.override) or find_content_problem(message.content):
+        return problem
+    if (size := measure_model(message)) <= MESSAGE_BYTES:
         return None
     return (
-        f"message: it has {found:,} bytes as JSON and may have {MESSAGE_BYTES:,}; "
+        f"message: it has {size:,} bytes as JSON and may have {MESSAGE_BYTES:,}; "
         "send it with perdure's client, which puts a long one into the store"
     )
 
 
 def find_override_problem(override: Override | None) -> str | None:
     """Return why ``override`` is too large to be given to every model call; None if it is not."""
-    found = measure_json(override.model_dump(mode="json", exclude_none=True)) if override is not None else 0
-    if found <= OVERRIDE_BYTES:
+    if override is None or (size := measure_model(override)) <= OVERRIDE_BYTES:
         return None
-    return f"override: it has {found:,} bytes as JSON and may have {OVERRIDE_BYTES:,}; say the rest in a message"
+    return f"override: it has {size:,} bytes as JSON and may have {OVERRIDE_BYTES:,}; put the rest into a message"
 
 
 def _check_message_store(state: RunState, message: UserMessage) -> None:
@@ -212,9 +214,8 @@ def _check_message_store(state: RunState, message: UserMessage) -> None:
     if not has_stored_content(message.content) or None in (message.store_id, state.store_id):
         return
     if message.store_id != state.store_id:
-        what = "its text is" if isinstance(message.content, BlobRef) else "what is in it is"
         raise InvalidInputError(
-            f"message: {what} in store {message.store_id}, and the run is kept in store {state.store_id}"
+            f"message: its content is in store {message.store_id}, and the run is kept in store {state.store_id}"
         )
 
 
@@ -230,11 +231,11 @@ def _check_message_sender(state: RunState, message: UserMessage) -> None:
 
 def _check_inbox_room(state: RunState, message: UserMessage) -> None:
     """Refuse a message that does not fit beside the waiting ones: the run could not be continued as new with them."""
-    count, waiting = _count_waiting_messages(state)
-    found = waiting + measure_json(message.model_dump(mode="json", exclude_none=True))
-    if found > INBOX_BYTES and count:
+    count, byte_count = _count_waiting_messages(state)
+    size = byte_count + measure_model(message)
+    if size > INBOX_BYTES and count:
         raise InvalidInputError(
-            f"message: with the {count:,} that wait for the model it has {found:,} bytes as JSON and may have "
+            f"message: with the {count:,} that wait for the model it has {size:,} bytes as JSON and may have "
             f"{INBOX_BYTES:,}",
             hint="Send it again when the model was given those, or with perdure's client, which puts a long message "
             "into the store.",
@@ -251,7 +252,7 @@ def _count_waiting_messages(state: RunState) -> tuple[int, int]:
     if len(messages) + len(state.inbox) == state.waiting:
         return state.waiting, state.waiting_bytes
     messages += [item for item in state.inbox if isinstance(item, NewMessage)]
-    return len(messages), sum(measure_json(item.model_dump(mode="json", exclude_none=True)) for item in messages)
+    return len(messages), sum(map(measure_model, messages))
 
 
 def _find_known_turn(state: RunState, message: UserMessage) -> str | None:
@@ -270,31 +271,28 @@ def _add_to_inbox(state: RunState, message: UserMessage) -> str:
         turn.said_by.append(sender)
     if message.override is not None:
         turn.overrides = message.override.model_dump(mode="json", exclude_none=True)
-    sent = clean_text(message.id) if message.id else None
-    if sent is not None:
-        state.seen[sent] = turn.task_id
+    message_id = clean_text(message.id) if message.id else None
+    if message_id is not None:
+        state.seen[message_id] = turn.task_id
         while len(state.seen) > MAX_SEEN_IDS or measure_json(state.seen) > MESSAGE_IDS_BYTES:
             del state.seen[next(iter(state.seen))]
-    if message.content is not None:
-        by = clean_text(message.by) if message.by else None
-        said, kept = clean_content(message.content), message.store_id
-        new = NewMessage(
-            content=said,
-            id=sent,
-            by=by,
-            store_id=kept,
-            typed=message.typed,
-            auth_context=message.auth_context,
-            auth_ref=message.auth_ref,
-        )
-        count, found = _count_waiting_messages(state)
-        state.waiting = count + 1
-        state.waiting_bytes = found + measure_json(new.model_dump(mode="json", exclude_none=True))
-        state.inbox.append(new)
-        if state.interrupt == "stop":  # a message follows the interrupt: the turn goes on with it
-            state.interrupt = "go on"
-    else:
+    if message.content is None:
         set_auth(state, message)
+        return turn.task_id
+    new = NewMessage(
+        content=clean_content(message.content),
+        id=message_id,
+        by=clean_text(message.by) if message.by else None,
+        store_id=message.store_id,
+        typed=message.typed,
+        auth_context=message.auth_context,
+        auth_ref=message.auth_ref,
+    )
+    count, byte_count = _count_waiting_messages(state)
+    state.waiting, state.waiting_bytes = count + 1, byte_count + measure_model(new)
+    state.inbox.append(new)
+    if state.interrupt == "stop":  # a message follows the interrupt: the turn goes on with it
+        state.interrupt = "go on"
     return turn.task_id
 
 

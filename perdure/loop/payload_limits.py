@@ -54,11 +54,16 @@ MESSAGE_IDS_BYTES = 256 * 1024
 """Bytes of the message ids kept in the state."""
 
 
+def measure_model(model: BaseModel) -> int:
+    """Measure ``model`` as it is sent: bytes of JSON, without its empty fields."""
+    return measure_json(model.model_dump(mode="json", exclude_none=True))
+
+
 def select_latest_rows(rows: Sequence[Row], most: int) -> list[Row]:
     """Return the last of ``rows`` that have at most ``most`` bytes of JSON together; the very last one in any case."""
     left = most
     for count, row in enumerate(reversed(rows)):
-        left -= measure_json(row.model_dump(mode="json", exclude_none=True))
+        left -= measure_model(row)
         if left < 0 and count:
             return list(rows[-count:])
     return list(rows)

@@ -7,6 +7,7 @@ part of the transcript: forks, compactions and later executions have it, and no 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,8 +49,8 @@ class ContentWithholder:
         """``messages`` are the request's, ``before`` is what the last call left out. Without ``texts`` only files are
         withheld."""
         self._messages = messages
-        self._resent = {one.key: one for one in before} if resend else {}
-        self._base = {} if resend else {one.key: one for one in before}
+        withheld_before = {withheld.key: withheld for withheld in before}
+        self._resent, self._base = (withheld_before, {}) if resend else ({}, withheld_before)
         self._trial: dict[str, Withheld] = {}
         self._queue: Iterator[Sequence[WithholdableUnit]] | None = None
         self._named = False
@@ -96,12 +97,8 @@ class ContentWithholder:
 
     def _list_new_units(self) -> list[WithholdableUnit]:
         """List the units after the last reply, the newest first."""
-        replied = max((at for at, message in enumerate(self._messages) if _is_model_reply(message)), default=-1)
-        return [
-            unit
-            for message in reversed(self._messages[replied + 1 :])
-            for unit in reversed(list(_iter_withholdable_units(message)))
-        ]
+        new = list(itertools.takewhile(lambda message: not _is_model_reply(message), reversed(self._messages)))
+        return [unit for message in new for unit in reversed(list(_iter_withholdable_units(message)))]
 
     def _list_suspects(self, units: Sequence[WithholdableUnit], error: ProviderError) -> Sequence[WithholdableUnit]:
         """List the units to try if the error names none."""
@@ -127,7 +124,7 @@ def filter_present_withheld(withheld: Sequence[Withheld], messages: Iterable[Mes
     if not withheld:
         return ()
     keys = {unit.withheld.key for message in messages for unit in _iter_withholdable_units(message)}
-    return tuple(one for one in withheld if one.key in keys)
+    return tuple(entry for entry in withheld if entry.key in keys)
 
 
 def withhold_from_message(message: Message, keys: Collection[str]) -> Message:
@@ -136,7 +133,12 @@ def withhold_from_message(message: Message, keys: Collection[str]) -> Message:
     if message.role == "user":
         if _build_message_key(message) in keys:
             return message.model_copy(update={"parts": (TextPart(text=_build_withheld_placeholder("this message")),)})
-        parts = [_withhold_file(part, message.id or "", keys) for part in message.parts]
+        parts = [
+            TextPart(text=_build_withheld_placeholder(_describe_withheld_file(part)))
+            if isinstance(part, FilePart) and _build_file_key(part, message.id or "") in keys
+            else part
+            for part in message.parts
+        ]
     elif message.role == "tool":
         parts = [_withhold_result(part, keys) if isinstance(part, ToolResultPart) else part for part in message.parts]
     else:
@@ -144,12 +146,6 @@ def withhold_from_message(message: Message, keys: Collection[str]) -> Message:
     if all(new is old for new, old in zip(parts, message.parts, strict=True)):
         return message
     return message.model_copy(update={"parts": tuple(parts)})
-
-
-def _withhold_file(part: Part, owner: str, keys: Collection[str]) -> Part:
-    if isinstance(part, FilePart) and _build_file_key(part, owner) in keys:
-        return TextPart(text=_build_withheld_placeholder(_describe_withheld_file(part)))
-    return part
 
 
 def _withhold_result(part: ToolResultPart, keys: Collection[str]) -> ToolResultPart:
@@ -177,24 +173,24 @@ def _iter_withholdable_units(message: Message) -> Iterator[WithholdableUnit]:
     if message.role == "user":
         for part in message.parts:
             if isinstance(part, FilePart):
-                key = _build_file_key(part, message.id or "")
-                yield WithholdableUnit(
-                    Withheld(key=key, kind="file", what=_describe_withheld_file(part), id=message.id),
-                    _compute_part_digests(part),
-                )
+                yield _build_file_unit(part, message.id or "", id=message.id)
         if message.id not in (REMINDER_ID, SUMMARY_ID):
             whole = Withheld(key=_build_message_key(message), kind="message", what="message", id=message.id)
             yield WithholdableUnit(whole, frozenset().union(*map(_compute_part_digests, message.parts)))
     for result in message.tool_results:
         for file in result.files:
-            key = _build_file_key(file, result.call_id)
-            yield WithholdableUnit(
-                Withheld(key=key, kind="file", what=_describe_withheld_file(file), call_id=result.call_id),
-                _compute_part_digests(file),
-            )
+            yield _build_file_unit(file, result.call_id, call_id=result.call_id)
         what = f"result of {result.name}"
         whole = Withheld(key=_build_result_key(result), kind="result", what=what, call_id=result.call_id)
         yield WithholdableUnit(whole, frozenset((_hash_text(result.content),)))
+
+
+def _build_file_unit(file: FilePart, owner: str, **place: str | None) -> WithholdableUnit:
+    """Build the unit of a file; ``place``: the id of its message, or of its call."""
+    key, what = _build_file_key(file, owner), _describe_withheld_file(file)
+    return WithholdableUnit(
+        Withheld.model_validate({"key": key, "kind": "file", "what": what, **place}), _compute_part_digests(file)
+    )
 
 
 def _build_withheld(units: Iterable[WithholdableUnit], error: ProviderError) -> dict[str, Withheld]:

@@ -19,25 +19,11 @@ from ..types.plain_json import measure_json
 from ..types.state import RunState, ToolCallState
 from ..types.subagents import CollectCall
 from ..types.tool_calls import SubagentCall
-from . import children
+from . import decide
 from .approvals import list_pending_approvals
-from .children import build_background_run_id, build_background_statuses, find_background_run
+from .children import build_background_statuses, build_child_run_id, find_background_run, list_running_branches
 from .compaction import CompactConversation
-from .decide import (
-    CallModel,
-    EndRun,
-    NextStep,
-    RecordClosing,
-    ReportToParent,
-    RunBranches,
-    RunToolCalls,
-    SendReminders,
-    StopChildren,
-    Wait,
-    decide,
-)
 from .limits import build_pause_reason, find_exceeded_limit, list_limit_uses
-from .subagents import build_branch_run_id, build_child_run_id
 from .waits import is_waiting_for_approval, pending_waits
 
 # ---
@@ -48,7 +34,7 @@ SearchAttributeValue = str | int
 
 
 def list_changed_search_attributes(
-    state: RunState, step: NextStep | None, shown: Mapping[str, object]
+    state: RunState, step: decide.NextStep | None, shown: Mapping[str, object]
 ) -> dict[str, SearchAttributeValue]:
     """List the search attributes to change during ``step``; ``shown`` is what visibility has.
 
@@ -56,13 +42,13 @@ def list_changed_search_attributes(
     kept up to date, except for whether a session is in a turn. Only attributes that the namespace is known to have.
     """
     pending = len(pending_waits(state))
-    idle = isinstance(step, Wait) and step.until != "child"
+    idle = isinstance(step, decide.Wait) and step.until != "child"
     if not pending and not idle and PENDING_ATTRIBUTE not in shown and STATUS_ATTRIBUTE not in shown:
         return {}
     status: IndexedStatus = "waiting" if pending else "running"
     wanted: dict[str, SearchAttributeValue] = {
         AGENT_ATTRIBUTE: state.agent,
-        STATUS_ATTRIBUTE: "paused" if step == Wait("resumed") else status,
+        STATUS_ATTRIBUTE: "paused" if step == decide.Wait("resumed") else status,
         PENDING_ATTRIBUTE: pending,
     }
     return {name: value for name, value in wanted.items() if name in (state.indexed or ()) and shown.get(name) != value}
@@ -73,48 +59,46 @@ def build_waiting_key(state: RunState) -> tuple[Hashable, ...] | None:
 
     None while a wait has only just begun, and the state does not have its start yet.
     """
-    found: list[Hashable] = []
+    key: list[Hashable] = []
     for wait in pending_waits(state):
         if wait.period is None:
             return None
-        found.append((wait.pending.op, wait.kind == "approval", len(wait.pending.answers), wait.period.since))
-    return tuple(found)
+        key.append((wait.pending.op, wait.kind == "approval", len(wait.pending.answers), wait.period.since))
+    return tuple(key)
 
 
 def build_waiting_memo(state: RunState) -> list[dict[str, Any]] | None:
     """Build the memo of the present waits; None if there are none, or they do not fit: clients then query the run."""
-    found = list_pending_approvals(state)
-    if not found or len(found) > WAITING_MEMO_CALLS:
+    waits = list_pending_approvals(state)
+    if not waits or len(waits) > WAITING_MEMO_CALLS:
         return None
-    noted = [one.model_dump(mode="json", exclude={"reminded"}, exclude_none=True) for one in found]
-    return noted if measure_json(noted) <= WAITING_MEMO_BYTES else None
+    memo = [wait.model_dump(mode="json", exclude={"reminded"}, exclude_none=True) for wait in waits]
+    return memo if measure_json(memo) <= WAITING_MEMO_BYTES else None
 
 
 def build_status(state: RunState, since: str | None = None) -> Status:
     """Build the result of the ``status`` query; ``since`` (ISO 8601) is when the present step began."""
-    step = decide(state)
+    step = decide.decide(state)
     match step:
-        case CallModel():
+        case decide.CallModel():
             phase, work = "running", "model"
         case CompactConversation():
             phase, work = "running", "compacting"
-        case RunToolCalls():
+        case decide.RunToolCalls() | decide.Wait(until="child"):
             phase, work = "running", "tools"
-        case RunBranches():
+        case decide.RunBranches():
             phase, work = "running", "branches"
-        case RecordClosing() | StopChildren() | ReportToParent():
+        case decide.RecordClosing() | decide.StopChildren() | decide.ReportToParent():
             phase, work = "running", "closing"
-        case Wait(until="resumed"):
+        case decide.Wait(until="resumed"):
             phase, work = "paused", "nothing"
-        case Wait(until="approval") | SendReminders():
+        case decide.Wait(until="approval") | decide.SendReminders():
             phase, work = "waiting", "approval" if any(map(is_waiting_for_approval, state.calls)) else "answer"
-        case Wait(until="child"):
-            phase, work = "running", "tools"
-        case Wait():
+        case decide.Wait():
             phase, work = "waiting", "message"
-        case EndRun(status=ended):
-            phase, work = ended, "nothing"
-    at_limit = step == Wait("resumed") and state.pause is None
+        case decide.EndRun(status=status):
+            phase, work = status, "nothing"
+    at_limit = step == decide.Wait("resumed") and state.pause is None
     return Status.model_validate(
         {
             "state": phase,
@@ -133,7 +117,7 @@ def build_status(state: RunState, since: str | None = None) -> Status:
             "cost_usd": state.cost_usd,
             "limits": list_limit_uses(state),
             "at_limit": find_exceeded_limit(state) if at_limit else None,
-            "calls": [*_iter_call_statuses(state), *_iter_branch_statuses(state)],
+            "calls": list(_iter_call_statuses(state)),
             "background": build_background_statuses(state),
             "approvals": list_pending_approvals(state),
             "decided": state.decided,
@@ -146,27 +130,22 @@ def build_status(state: RunState, since: str | None = None) -> Status:
 
 
 def _iter_call_statuses(state: RunState) -> Iterator[ChildStatus]:
-    for call in state.calls:
-        if call.result is None:
-            kind, child = call.call.disposition.kind, _find_child_run_id(state, call)
-            yield ChildStatus(call_id=call.call.id, name=call.call.name, kind=kind, context_id=child)
+    for pending in state.calls:
+        if pending.result is None:
+            call, run_id = pending.call, _find_child_run_id(state, pending)
+            yield ChildStatus(call_id=call.id, name=call.name, kind=call.disposition.kind, context_id=run_id)
+    for branch in list_running_branches(state):
+        name, run_id = f"branch-{branch.op}", build_child_run_id(state, branch)
+        yield ChildStatus(call_id=name, name=branch.asked.agent, kind="branch", context_id=run_id)
 
 
 def _find_child_run_id(state: RunState, pending: ToolCallState) -> str | None:
     """Return the id of the run that the call waits for; None if it waits for none."""
-    how = pending.call.disposition
-    if isinstance(how, SubagentCall):
+    request = pending.call.disposition
+    if isinstance(request, SubagentCall):
         return build_child_run_id(state, pending)
-    row = find_background_run(state, how.handle) if isinstance(how, CollectCall) else None
-    return None if row is None else build_background_run_id(state, row)
-
-
-def _iter_branch_statuses(state: RunState) -> Iterator[ChildStatus]:
-    for branch in children.list_running_branches(state):
-        name = f"branch-{branch.op}"
-        yield ChildStatus(
-            call_id=name, name=branch.asked.agent, kind="branch", context_id=build_branch_run_id(state, branch)
-        )
+    row = find_background_run(state, request.handle) if isinstance(request, CollectCall) else None
+    return None if row is None else build_child_run_id(state, row)
 
 
 def _build_status_reason(state: RunState, *, at_limit: bool) -> str | None:

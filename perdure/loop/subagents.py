@@ -10,16 +10,19 @@ from typing import Any
 from ..types.interface import Parent, Response
 from ..types.limits import Bounds
 from ..types.plain_json import measure_json
-from ..types.state import BranchingStep, PendingBranch, RunState, ToolCallState
+from ..types.state import PendingBranch, RunState, ToolCallState
 from ..types.subagents import BranchOutcome, Lineage, PathStep
 from ..types.tool_calls import Call, SubagentCall
-from ..types.wire import NewResult
-from . import children, payload_limits
-from .apply import apply_result
-from .children import list_active_background_runs, list_branch_outcomes
-from .external_calls import can_fit_result
+from .apply import fail_call, finish_call
+from .children import (
+    build_child_run_id,
+    list_active_background_runs,
+    list_branch_outcomes,
+    list_running_branches,
+)
 from .limits import compute_largest_call, compute_remaining_budget, list_limit_uses
-from .payload_limits import RUN_ID_BYTES
+from .payload_limits import RUN_ID_BYTES, STEP_BYTES, measure_model
+from .results import can_fit_result
 from .waits import list_requesters
 
 CHILD_CANCELLED = "RunCancelledError: the subagent was cancelled"
@@ -42,49 +45,42 @@ class ChildOutcome:
     """``Type: message`` of a child that did not."""
     used: Response | None = None
     """Usage of a child that did not complete, if it reported any."""
+    lost: bool = False
+    """It was terminated or timed out: it could neither report its end nor close its transcript."""
 
 
-def build_child_run_id(state: RunState, pending: ToolCallState) -> str:
-    """Build the id of the child run that answers the call: ``<context_id>/<op>``."""
-    return f"{state.context_id}/{pending.op}"
-
-
-def build_child_start(state: RunState, pending: ToolCallState) -> dict[str, Any] | NewResult:
-    """Build the input of the child run; or, if it may not begin, the error result of the call."""
-    how = pending.call.disposition
-    assert isinstance(how, SubagentCall), "a call of another agent"
+def build_child_start(state: RunState, pending: ToolCallState) -> dict[str, Any] | str:
+    """Build the input of the child run; return the reason instead if it may not begin."""
+    request = pending.call.disposition
+    assert isinstance(request, SubagentCall), "a call of another agent"
     depth = (state.parent.depth if state.parent else 0) + 1
     if depth > MAX_DEPTH:
-        return build_error_result(pending, f"not run: subagents are nested {MAX_DEPTH} deep at most")
+        return f"not run: subagents are nested {MAX_DEPTH} deep at most"
     if len(build_child_run_id(state, pending).encode()) > RUN_ID_BYTES:
-        return build_error_result(pending, "not run: the id of this run is too long for it to have subagents")
-    limits = _compute_child_share(state, how)
-    if limits is not None and any(
-        getattr(limits, name) is not None and getattr(limits, name) <= 0 for name in _PAID_BUDGETS
-    ):
-        spent = next(
-            use for use in list_limit_uses(state) if use.name in _PAID_BUDGETS and getattr(limits, use.name) is not None
-        )
-        return build_error_result(pending, f"not run: nothing is left for a subagent, {spent}")
-    content: Any = how.message if how.blob is None else how.blob.model_dump(mode="json")
-    message: dict[str, Any] = {"content": content}
-    if how.typed:
+        return "not run: the id of this run is too long for it to have subagents"
+    limits = _compute_child_share(state, request)
+    shares = {name: getattr(limits, name, None) for name in _PAID_BUDGETS}
+    if any(share is not None and share <= 0 for share in shares.values()):
+        spent = next(use for use in list_limit_uses(state) if shares.get(use.name) is not None)
+        return f"not run: nothing is left for a subagent, {spent}"
+    message: dict[str, Any] = {"content": request.message}
+    if request.blob is not None:
+        message = {"content": request.blob.model_dump(mode="json"), "store_id": state.store_id}
+    if request.typed:
         message["typed"] = True
-    if how.blob is not None:
-        message["store_id"] = state.store_id
     parent = Parent(
         context_id=state.context_id,
         call_id=pending.call.id,
-        scope=_compute_child_scope(state, pending, how),
+        scope=_compute_child_scope(state, pending, request),
         depth=depth,
         limits=limits,
         largest=None if limits is None else _compute_largest_above(state),
-        background=how.background is not None,
-        lineage=build_lineage(state, pending.call.id, how.agent),
+        background=request.background is not None,
+        lineage=build_lineage(state, pending.call.id, request.agent),
         asked_by=tuple(list_requesters(state)),
     )
     start = {
-        "agent": how.agent,
+        "agent": request.agent,
         "message": message,
         "context": state.context,
         "auth_context": state.auth_context,
@@ -110,30 +106,21 @@ def apply_child_outcome(state: RunState, pending: ToolCallState, ended: ChildOut
 
     ``stopping``: the parent's turn was stopped, and the child with it; the loop closes the call.
     """
-    response, call = ended.response, pending.call
+    response = ended.response
     count_child_usage(state, ended)
-    if response is None:
+    if response is None or response.finish_reason == "interrupted":
         if not stopping:
-            apply_result(
-                state, pending.op, build_error_result(pending, ended.error or "the subagent ended without an answer")
-            )
+            error = (response.content or CHILD_INTERRUPTED) if response is not None else ended.error
+            fail_call(state, pending, error or "the subagent ended without an answer")
         return
-    if response.finish_reason == "interrupted":
-        if not stopping:
-            text = response.content or CHILD_INTERRUPTED
-            apply_result(state, pending.op, build_error_result(pending, text))
-        return
+    content = None if response.blob is not None else response.content
     if is_unanswered_at_limit(response):
-        apply_result(state, pending.op, build_error_result(pending, CHILD_AT_LIMIT))
-        return
-    said = None if response.blob is not None else response.content
-    if not can_fit_result(state, said):
-        child = build_child_run_id(state, pending)
-        text = f"too long: with the answer of {child} those of this reply are: ask fewer at once"
-        apply_result(state, pending.op, build_error_result(pending, text))
-        return
-    result = NewResult(call_id=call.id, name=call.name, text=said, blob=response.blob)
-    apply_result(state, pending.op, result)
+        fail_call(state, pending, CHILD_AT_LIMIT)
+    elif not can_fit_result(state, content):
+        child_id = build_child_run_id(state, pending)
+        fail_call(state, pending, f"too long: with the answer of {child_id} those of this reply are: ask fewer at once")
+    else:
+        finish_call(state, pending, content, blob=response.blob)
 
 
 def count_child_usage(state: RunState, ended: ChildOutcome) -> None:
@@ -151,11 +138,6 @@ def is_unanswered_at_limit(response: Response) -> bool:
     return response.finish_reason == "limit" and not response.content and response.blob is None
 
 
-def was_stopped(ended: ChildOutcome) -> bool:
-    """Whether the child ended without an answer or was interrupted; an answer that it had finished before counts."""
-    return ended.response is None or ended.response.finish_reason == "interrupted"
-
-
 def build_usage_details(state: RunState) -> dict[str, Any]:
     """Build the error details with which a failed child reports its usage to the parent."""
     used = Response(usage=state.usage, cost_usd=state.cost_usd, tool_calls=state.tool_calls)
@@ -164,33 +146,32 @@ def build_usage_details(state: RunState) -> dict[str, Any]:
 
 def parse_usage_details(details: Any) -> Response | None:
     """Parse error details built by :func:`build_usage_details`; None if there is no usage in them."""
-    said = details[0] if details else None
-    used = said.get("used") if isinstance(said, dict) else None
+    used = details[0].get("used") if details and isinstance(details[0], dict) else None
     return Response.model_validate(used) if isinstance(used, dict) else None
 
 
-def _compute_child_share(state: RunState, how: SubagentCall) -> Bounds | None:
+def _compute_child_share(state: RunState, request: SubagentCall) -> Bounds | None:
     """Compute the budgets of one of the children that are to run now: an equal part of what is left, so that together
     they do not use more.
 
     A background run gets a part as if all runs allowed at once were started, and one part is left for the parent, which
     goes on.
     """
-    whole = compute_remaining_budget(state)
-    if whole is None:
+    budget = compute_remaining_budget(state)
+    if budget is None:
         return None
-    ways = [one.call.disposition for one in state.calls if one.result is None]
-    waiting = [one for one in ways if isinstance(one, SubagentCall)]
-    branches = len(children.list_running_branches(state))
-    sharers = len(waiting) + branches
-    if how.background is not None:
-        awaited = sum(one.background is None for one in waiting) + branches
-        sharers = awaited + max(1, how.background - len(list_active_background_runs(state))) + 1
-    parts: dict[str, Any] = whole.model_dump(exclude_none=True)
+    dispositions = [pending.call.disposition for pending in state.calls if pending.result is None]
+    subagents = [call for call in dispositions if isinstance(call, SubagentCall)]
+    branches = len(list_running_branches(state))
+    sharers = max(1, len(subagents) + branches)
+    if request.background is not None:
+        awaited = sum(call.background is None for call in subagents) + branches
+        sharers = awaited + max(1, request.background - len(list_active_background_runs(state))) + 1
+    share: dict[str, Any] = budget.model_dump(exclude_none=True)
     for name in _SHARED_BUDGETS:
-        if name in parts:
-            parts[name] = parts[name] / max(1, sharers) if name == "cost_usd" else parts[name] // max(1, sharers)
-    return Bounds.model_validate(parts)
+        if name in share:
+            share[name] = share[name] / sharers if name == "cost_usd" else share[name] // sharers
+    return Bounds.model_validate(share)
 
 
 def _compute_largest_above(state: RunState) -> Bounds | None:
@@ -199,50 +180,45 @@ def _compute_largest_above(state: RunState) -> Bounds | None:
     return state.largest if above is None else compute_largest_call(state, above.tokens or 0, above.cost_usd)
 
 
-def _compute_child_scope(state: RunState, pending: ToolCallState, how: SubagentCall) -> str:
+def _compute_child_scope(state: RunState, pending: ToolCallState, request: SubagentCall) -> str:
     """Compute the child's scope: a hash of the call and its whole input, as for every effect that is paid once."""
-    asked = {"call_id": pending.call.id, "how": how.model_dump(exclude_defaults=True)}
-    text = json.dumps([state.scope, pending.op, "subagent", asked], sort_keys=True, separators=(",", ":"))
+    identity = {"call_id": pending.call.id, "how": request.model_dump(exclude_defaults=True)}
+    text = json.dumps([state.scope, pending.op, "subagent", identity], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def build_error_result(pending: ToolCallState, text: str) -> NewResult:
-    """Build the error result of the call, which the model gets."""
-    return NewResult(call_id=pending.call.id, name=pending.call.name, text=text, is_error=True)
 
 
 # ---
 # The runs of branches: the input of each, and the effect of its end on the step. As with subagents.
 
 
-def build_branch_run_id(state: RunState, branch: PendingBranch) -> str:
-    """Build the id of the branch's run."""
-    return build_child_run_id(state, _build_branch_call(branch))
-
-
 def build_branch_start(state: RunState, branch: PendingBranch) -> dict[str, Any] | BranchOutcome:
     """Build the input of the branch's run: a subagent's, after the forked conversation; or the error outcome of a
     branch that may not begin."""
-    asked = branch.asked
+    request = branch.asked
     start = build_child_start(state, _build_branch_call(branch))
-    if isinstance(start, NewResult):
-        return _build_branch_outcome(branch, error_type="BranchError", error=start.text)
-    if asked.message is None and asked.blob is None:
+    if isinstance(start, str):
+        return _build_branch_outcome(branch, error_type="BranchError", error=start)
+    if request.message is None and request.blob is None:
         start["message"] = {"content": None}  # a turn on the conversation as it stands
-    if asked.head is not None:
-        start |= {"history": asked.head, "store_id": state.store_id}
-    if asked.model:
-        start["override"] = {"model": list(asked.model)}
+    if request.head is not None:
+        start |= {"history": request.head, "store_id": state.store_id}
+    if request.model:
+        start["override"] = {"model": list(request.model)}
     return start
 
 
 def apply_branch_outcome(state: RunState, branch: PendingBranch, ended: ChildOutcome, *, stopping: bool) -> None:
     """Apply the end of the branch's run. Its usage counts, also if its answer is dropped (``stopping``)."""
     count_child_usage(state, ended)
-    if not stopping and state.branching is not None:
-        set_branch_outcome(
-            branch, _check_outcome_size(state, state.branching, branch, _convert_child_outcome(branch, ended))
-        )
+    outcome, step = _convert_child_outcome(branch, ended), state.branching
+    if step is None or (stopping and outcome.error is not None):
+        return
+    carried = [*state.carry, *state.inbox[: step.taken], *list_branch_outcomes(state)]
+    left = max(0, STEP_BYTES - sum(map(measure_model, carried)))  # an activity's input has at most 2 MB
+    if (size := measure_json(outcome.content)) > left:
+        problem = f"its answer has {size:,} bytes as JSON, and {left:,} are left beside the step's other input"
+        outcome = _build_branch_outcome(branch, error_type="BranchError", error=problem)
+    set_branch_outcome(branch, outcome)
 
 
 def set_branch_outcome(branch: PendingBranch, outcome: BranchOutcome) -> None:
@@ -254,37 +230,22 @@ def set_branch_outcome(branch: PendingBranch, outcome: BranchOutcome) -> None:
 def _convert_child_outcome(branch: PendingBranch, ended: ChildOutcome) -> BranchOutcome:
     response = ended.response
     if response is None:
-        kind, _, why = (ended.error or "BranchError: it ended without an answer").partition(": ")
-        return _build_branch_outcome(branch, error_type=kind, error=why)
+        error_type, _, error = (ended.error or "BranchError: it ended without an answer").partition(": ")
+        return _build_branch_outcome(branch, error_type=error_type, error=error)
     if response.finish_reason == "interrupted":
-        why = "it was interrupted before it had an answer"
-        return _build_branch_outcome(branch, error_type="RunCancelledError", error=why)
-    said = "" if response.blob is not None else response.content
-    return _build_branch_outcome(branch, content=said, blob=response.blob, typed=response.typed)
+        error = "it was interrupted before it had an answer"
+        return _build_branch_outcome(branch, error_type="RunCancelledError", error=error)
+    content = "" if response.blob is not None else response.content
+    return _build_branch_outcome(branch, content=content, blob=response.blob, typed=response.typed)
 
 
-def _check_outcome_size(
-    state: RunState, step: BranchingStep, branch: PendingBranch, outcome: BranchOutcome
-) -> BranchOutcome:
-    """Return ``outcome``, or an error if its answer is too long: an activity input has at most 2 MB."""
-    given = [*state.carry, *state.inbox[: step.taken], *list_branch_outcomes(state)]
-    left = payload_limits.STEP_BYTES - sum(
-        measure_json(one.model_dump(mode="json", exclude_none=True)) for one in given
-    )
-    found = measure_json(outcome.content)
-    if found <= left:
-        return outcome
-    why = f"its answer has {found:,} bytes as JSON, and {max(0, left):,} are left beside what the step is given"
-    return _build_branch_outcome(branch, error_type="BranchError", error=why)
-
-
-def _build_branch_outcome(branch: PendingBranch, **came: Any) -> BranchOutcome:
-    asked = branch.asked
-    return BranchOutcome(key=asked.key, said=asked.said, agent=asked.agent, op=branch.op, **came)
+def _build_branch_outcome(branch: PendingBranch, **fields: Any) -> BranchOutcome:
+    request = branch.asked
+    return BranchOutcome(key=request.key, said=request.said, agent=request.agent, op=branch.op, **fields)
 
 
 def _build_branch_call(branch: PendingBranch) -> ToolCallState:
     """Build the subagent call that stands for the branch."""
-    asked = branch.asked
-    how = SubagentCall(agent=asked.agent, message=asked.message or "", blob=asked.blob, typed=asked.typed)
-    return ToolCallState(call=Call(id=f"branch-{branch.op}", name="branch", disposition=how), op=branch.op)
+    request = branch.asked
+    call = SubagentCall(agent=request.agent, message=request.message or "", blob=request.blob, typed=request.typed)
+    return ToolCallState(call=Call(id=f"branch-{branch.op}", name="branch", disposition=call), op=branch.op)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, clean_text
 from ..types.plain_json import find_json_flaw, parse_json
+from .compaction import find_tail_start
 
 _PORTABLE_CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
 """Ids that every wire format accepts unchanged."""
@@ -21,7 +22,7 @@ class _StreamedCallId:
     """A call of which a piece was streamed: its id, and the provider's id as far as known."""
 
     id: str
-    given: str
+    provider_id: str
 
 
 class CallIds:
@@ -31,23 +32,23 @@ class CallIds:
     put a signature there. A conversation that was rewritten may lack the ids of earlier calls: then all are generated.
     """
 
-    def __init__(self, said: Sequence[Message], scope: str, op: int, *, edited: bool = False) -> None:
-        """``said`` is the conversation so far. ``edited``: messages were removed from it before this call."""
-        self._said = said
+    def __init__(self, messages: Sequence[Message], scope: str, op: int, *, edited: bool = False) -> None:
+        """``messages`` are the conversation so far. ``edited``: messages were removed from it before this call."""
+        self._messages = messages
         self._taken: set[str] = set()
         self._rewritten = edited
         self._seed = f"{scope}/{op}"
-        self._made = 0
+        self._created_count = 0
         self._streamed: dict[int, _StreamedCallId] = {}
         self._final: set[str] = set()
 
-    def get_streamed_id(self, index: int, given: str) -> str:
+    def get_streamed_id(self, index: int, provider_id: str) -> str:
         """Return the id of the call at ``index`` of the stream: the same for all of its pieces."""
-        known = self._streamed.get(index)
-        if known is None:
-            known = self._streamed[index] = _StreamedCallId(self._create_id(given), given)
-        known.given = given or known.given
-        return known.id
+        call = self._streamed.get(index)
+        if call is None:
+            call = self._streamed[index] = _StreamedCallId(self._create_id(provider_id), provider_id)
+        call.provider_id = provider_id or call.provider_id
+        return call.id
 
     def discard_streamed(self) -> None:
         """Forget the streamed calls: another model is called."""
@@ -58,55 +59,53 @@ class CallIds:
 
         ``origin`` is the provider that a kept provider id may be sent back to.
         """
-        fixed, given = list[Part](), {""}
+        assigned, provider_ids = list[Part](), {""}
         for part in parts:
             if isinstance(part, ToolCallPart):
                 call_id = self._take_streamed_id(part.id) or self._create_id(part.id)
                 self._final.add(call_id)
+                update: dict[str, Any] = {"id": call_id}
                 # Two calls of one reply cannot be sent back under one id: their results would be ambiguous.
-                goes_back = call_id != part.id and part.id not in given
-                given.add(part.id)
-                if goes_back:
-                    kept = {"provider_id": clean_text(part.id), "provider": part.provider or origin or None}
-                    part = part.model_copy(update={"id": call_id, **kept})
-                else:
-                    part = part.model_copy(update={"id": call_id})
-            fixed.append(part)
-        return fixed
+                if call_id != part.id and part.id not in provider_ids:
+                    update |= {"provider_id": clean_text(part.id), "provider": part.provider or origin or None}
+                provider_ids.add(part.id)
+                part = part.model_copy(update=update)
+            assigned.append(part)
+        return assigned
 
     def assign_hook_ids(self, parts: Iterable[Part]) -> list[Part]:
         """Return the ``parts`` of a reply that a hook has changed, with ids for the calls that it added."""
-        left, fixed = set(self._final), list[Part]()
+        unused, assigned = set(self._final), list[Part]()
         for part in parts:
             if isinstance(part, ToolCallPart):
-                if part.id not in left:
+                if part.id not in unused:
                     part = part.model_copy(update={"id": self._create_id(part.id), "provider_id": None})
-                left.discard(part.id)
+                unused.discard(part.id)
                 self._final.add(part.id)
-            fixed.append(part)
-        return fixed
+            assigned.append(part)
+        return assigned
 
-    def _take_streamed_id(self, given: str) -> str | None:
-        """Take the id under which the call with the provider's id ``given`` was streamed; None if it was not."""
-        index = next((index for index, one in self._streamed.items() if one.given == given), None)
+    def _take_streamed_id(self, provider_id: str) -> str | None:
+        """Take the id under which the call with this provider's id was streamed; None if it was not."""
+        index = next((index for index, call in self._streamed.items() if call.provider_id == provider_id), None)
         return None if index is None else self._streamed.pop(index).id
 
     def _read_taken_ids(self) -> None:
         """Read the ids of earlier calls. Done on demand, as the conversation may be long."""
-        for message in self._said:
+        for message in self._messages:
             if message.role == "assistant":
                 self._taken.update([part.id for part in message.parts if isinstance(part, ToolCallPart)])
             elif message.replaces is not None:  # of a user or the system: a conversation begins with them
                 self._rewritten = True
-        self._said = ()
+        self._messages = ()
 
-    def _create_id(self, given: str) -> str:
-        if self._said:
+    def _create_id(self, provider_id: str) -> str:
+        if self._messages:
             self._read_taken_ids()
-        call_id = given
-        if self._rewritten or not _PORTABLE_CALL_ID.fullmatch(given) or given in self._taken:
-            self._made += 1
-            call_id = f"call_{hashlib.sha256(f'{self._seed}/{self._made}'.encode()).hexdigest()[:24]}"
+        call_id = provider_id
+        if self._rewritten or not _PORTABLE_CALL_ID.fullmatch(call_id) or call_id in self._taken:
+            self._created_count += 1
+            call_id = f"call_{hashlib.sha256(f'{self._seed}/{self._created_count}'.encode()).hexdigest()[:24]}"
         self._taken.add(call_id)
         return call_id
 
@@ -133,11 +132,8 @@ def _sanitize_part(part: Part) -> Part | None:
             update["provider_id"] = sound
     elif isinstance(part, TextPart | ThinkingPart) and (sound := clean_text(part.text)) is not part.text:
         update["text"] = sound
-    if (
-        isinstance(part, TextPart | ThinkingPart | ToolCallPart)
-        and part.opaque is not None
-        and find_json_flaw(part.opaque)
-    ):
+    opaque = part.opaque if isinstance(part, TextPart | ThinkingPart | ToolCallPart) else None
+    if opaque is not None and find_json_flaw(opaque):
         update |= {"provider": None, "opaque": None}
     return part.model_copy(update=update) if update else part
 
@@ -187,8 +183,8 @@ def build_closing_messages(prefix: Sequence[Message], fresh: Sequence[Message]) 
     """
     if not prefix or not prefix[-1].tool_calls:
         return []
-    given = {result.call_id for message in fresh for result in message.tool_results}
-    missing = [part for part in prefix[-1].tool_calls if part.id not in given]
+    closed_ids = {result.call_id for message in fresh for result in message.tool_results}
+    missing = [part for part in prefix[-1].tool_calls if part.id not in closed_ids]
     text = "OutcomeUnknown: the run was ended before this call reported back. It may have happened or not."
     parts = tuple(ToolResultPart(call_id=part.id, name=part.name, content=text, is_error=True) for part in missing)
     return [Message(role="tool", parts=parts)] if parts else []
@@ -217,17 +213,17 @@ def find_conversation_problem(messages: Sequence[Message]) -> str | None:
 
 def _find_order_problem(index: int, message: Message, calls: Sequence[ToolCallPart]) -> str | None:
     """Return why ``message`` cannot follow a message with ``calls``; None if it can."""
-    asked = [part.id for part in calls]
-    given = [part.call_id for part in message.tool_results]
-    if sorted(asked) != sorted(given):
-        missing = [one for one in asked if one not in given]
+    call_ids = [part.id for part in calls]
+    result_ids = [part.call_id for part in message.tool_results]
+    if sorted(call_ids) != sorted(result_ids):
+        missing = [call_id for call_id in call_ids if call_id not in result_ids]
         if missing:
-            return f"the call {missing[0]!r} of message {index - 1} has no result right behind it"
-        return f"message {index} has a result that no call of the message before it asked for, or has it twice"
+            return f"the call {missing[0]!r} of message {index - 1} has no result right after it"
+        return f"message {index} has a result without a call in the message before it, or has one twice"
     allowed = {"tool": ("tool_result",), "user": ("text", "file")}.get(message.role)
     if allowed is not None and any(part.type not in allowed for part in message.parts):
         return f"message {index} is a {message.role}'s and may consist of {' and '.join(allowed)} alone"
-    if message.role == "assistant" and given:
+    if message.role == "assistant" and result_ids:
         return f"message {index} is a reply with results in it"
     if message.role in ("tool", "user") and not message.parts:
         return f"message {index} is empty"
@@ -237,12 +233,12 @@ def _find_order_problem(index: int, message: Message, calls: Sequence[ToolCallPa
 def adopt_edited_messages(edited: Sequence[Message], known: Sequence[Message]) -> list[Message]:
     """Return ``edited`` in a form that can be stored and sent. A reply that is not among ``known`` loses its provider
     data, since a provider's signature also covers the neighbouring parts."""
-    taken, at = [], 0
+    adopted, start = [], 0
     for message in edited:
-        place = next((n for n in range(at, len(known)) if known[n] is message), None)
-        at = at if place is None else place + 1  # most edits keep the order
-        taken.append(message if place is not None else _sanitize_edited_message(message, known))
-    return taken
+        index = next((i for i in range(start, len(known)) if known[i] is message), None)
+        start = start if index is None else index + 1  # most edits keep the order
+        adopted.append(message if index is not None else _sanitize_edited_message(message, known))
+    return adopted
 
 
 def _sanitize_edited_message(message: Message, known: Sequence[Message]) -> Message:
@@ -255,18 +251,15 @@ def _sanitize_edited_message(message: Message, known: Sequence[Message]) -> Mess
 def _strip_sealed_data(part: Part) -> Part | None:
     if isinstance(part, OpaquePart) or (isinstance(part, ThinkingPart) and part.opaque):
         return None
+    update: dict[str, Any] = {"provider": None, "opaque": None}
     if isinstance(part, ToolCallPart) and part.provider_id is not None:
-        return part.model_copy(update={"provider": None, "opaque": None, "provider_id": None})
-    if isinstance(part, TextPart | ToolCallPart) and part.opaque:
-        return part.model_copy(update={"provider": None, "opaque": None})
-    return part
+        return part.model_copy(update=update | {"provider_id": None})
+    return part.model_copy(update=update) if isinstance(part, TextPart | ToolCallPart) and part.opaque else part
 
 
 def trim_messages(messages: Sequence[Message], keep: int) -> list[Message]:
     """Return the first user message and the last ``keep`` messages, and the call of a result among them."""
-    start = max(0, len(messages) - keep)
-    while 0 < start < len(messages) and messages[start].role == "tool":
-        start -= 1
+    start = find_tail_start(messages, keep)
     first = next((index for index, message in enumerate(messages) if message.role == "user"), start)
     opening = [messages[first]] if first < start else []
     return [*opening, *messages[start:]]

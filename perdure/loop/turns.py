@@ -22,21 +22,21 @@ def get_effective_overrides(state: RunState) -> OverrideFields | None:
     return merge_overrides(state.overrides or {}, (state.turn.overrides if state.turn else None) or {}) or None
 
 
-def merge_overrides(first: OverrideFields, then: OverrideFields) -> OverrideFields:
-    """Merge ``then`` over ``first``; settings, provider options and limits by key, added and removed tools by name."""
-    both = {
-        name: {**first[name], **then[name]}
-        for name in _MERGED_FIELDS
-        if isinstance(first.get(name), dict) and isinstance(then.get(name), dict)
-    }
-    if "limits" in both:
-        both["limits"]["turn"] = {**(first["limits"].get("turn") or {}), **(then["limits"].get("turn") or {})}
-    whole = {**first, **then, **both}
+def merge_overrides(base: OverrideFields, override: OverrideFields) -> OverrideFields:
+    """Merge ``override`` over ``base``: settings, provider options and limits by key, tools by name."""
+    merged = {**base, **override}
+    for name in _MERGED_FIELDS:
+        if isinstance(base.get(name), dict) and isinstance(override.get(name), dict):
+            merged[name] = {**base[name], **override[name]}
+            if name == "limits":
+                turn, turn_override = base[name].get("turn") or {}, override[name].get("turn") or {}
+                merged[name]["turn"] = {**turn, **turn_override}
     for name, other in (("add_tools", "remove_tools"), ("remove_tools", "add_tools")):
-        if name in first:
-            undone = then.get(other) or ()
-            whole[name] = _union_names([tool for tool in first[name] if tool not in undone], then.get(name) or ())
-    return {name: value for name, value in whole.items() if value or name not in ("add_tools", "remove_tools")}
+        if name in base:
+            reverted = override.get(other) or ()
+            tools = [tool for tool in base[name] if tool not in reverted]
+            merged[name] = list(dict.fromkeys([*tools, *(override.get(name) or ())]))
+    return {name: value for name, value in merged.items() if value or name not in ("add_tools", "remove_tools")}
 
 
 def keep_overrides(state: RunState, kept: LastingOverrides) -> None:
@@ -48,10 +48,6 @@ def keep_overrides(state: RunState, kept: LastingOverrides) -> None:
             turn.overrides = merge_overrides(turn.overrides, kept.run)
     if kept.turn and turn is not None:
         turn.overrides = merge_overrides(turn.overrides or {}, kept.turn)
-
-
-def _union_names(names: list[str], more: Any) -> list[str]:
-    return list(dict.fromkeys([*names, *more]))
 
 
 # ---
@@ -90,9 +86,8 @@ def remember_turn(state: RunState) -> None:
     """Add the status of the present turn to the past turns, before the next one opens. Keeps the latest that fit."""
     if state.turn is None:
         return
-    state.past = select_latest_rows(
-        [*state.past, _build_current_turn_status(state, state.turn)][-PAST_TURNS:], PAST_TURNS_BYTES
-    )
+    past = [*state.past, _build_current_turn_status(state, state.turn)]
+    state.past = select_latest_rows(past[-PAST_TURNS:], PAST_TURNS_BYTES)
 
 
 # ---
@@ -111,15 +106,15 @@ def record_unanswered_messages(state: RunState) -> None:
     turn = state.turn
     assert turn is not None, "a turn that ends"
     # Messages that an interrupt put into ``carry`` come first; a second ending of the turn has counted them already.
-    waiting = state.inbox if turn.unanswered else [*state.carry, *state.inbox]
-    left = [new.id or "" for new in waiting if isinstance(new, NewMessage) and new.id != REMINDER_ID]
-    turn.unanswered = [*turn.unanswered, *left][-MAX_UNANSWERED_IDS:]
+    items = state.inbox if turn.unanswered else [*state.carry, *state.inbox]
+    ids = [item.id or "" for item in items if isinstance(item, NewMessage) and item.id != REMINDER_ID]
+    turn.unanswered = [*turn.unanswered, *ids][-MAX_UNANSWERED_IDS:]
 
 
 def describe_unanswered_messages(turn: TurnState | None) -> str:
     """Describe the unanswered messages for an error text; empty if there are none."""
     if turn is None or not turn.unanswered:
         return ""
-    ids = ", ".join([one for one in turn.unanswered if one][-_MAX_NAMED_IDS:])
-    what = "The message" if len(turn.unanswered) == 1 else f"{len(turn.unanswered)} messages"
-    return f". {what} that came meanwhile got no answer{f': {ids}' if ids else ''}"
+    ids = ", ".join([message_id for message_id in turn.unanswered if message_id][-_MAX_NAMED_IDS:])
+    messages = "The message" if len(turn.unanswered) == 1 else f"{len(turn.unanswered)} messages"
+    return f". {messages} that came meanwhile got no answer{f': {ids}' if ids else ''}"

@@ -38,7 +38,7 @@ class PendingWait:
         """The terms of the wait: what is asked for, and for how long."""
         call = self.pending.call
         terms = call.approval if self.kind == "approval" else self.pending.question or call.disposition
-        assert isinstance(terms, ApprovalTerms | Question | CallbackCall), "wait_kind has seen it"
+        assert isinstance(terms, ApprovalTerms | Question | CallbackCall), "a kind of wait has terms"
         return terms
 
     @property
@@ -52,10 +52,10 @@ class PendingWait:
         pending, terms = self.pending, self.terms
         if isinstance(terms, ApprovalTerms):
             return terms.hash
-        asked = get_final_arguments(pending) or {}
+        shown = get_final_arguments(pending) or {}
         if pending.question is not None:
-            asked = {"question": pending.question.text, "answers": len(pending.answers)}
-        return hash_arguments(pending.call.id, pending.call.name, asked)
+            shown = {"question": pending.question.text, "answers": len(pending.answers)}
+        return hash_arguments(pending.call.id, pending.call.name, shown)
 
     def begin(self, now: datetime) -> None:
         """Begin the wait at ``now``, unless it has begun before."""
@@ -119,12 +119,10 @@ def wait_kind(pending: ToolCallState) -> PendingKind | None:
         return "approval"
     if pending.result is not None or pending.held:
         return None
-    if isinstance(pending.call.disposition, CallbackCall):
-        if pending.returned is not None or needs_before_activity(pending):
-            return None
-    elif pending.question is None:
-        return None
-    return "callback" if pending.question is None else "question"
+    if pending.question is not None:
+        return "question"
+    is_callback = isinstance(pending.call.disposition, CallbackCall)
+    return "callback" if is_callback and pending.returned is None and not needs_before_activity(pending) else None
 
 
 def is_waiting_for_person(pending: ToolCallState) -> bool:
@@ -134,18 +132,12 @@ def is_waiting_for_person(pending: ToolCallState) -> bool:
 
 def pending_waits(state: RunState) -> list[PendingWait]:
     """List the waits for a person, in the order of the calls. Status, memo, timers and updates all read it here."""
-    return [PendingWait(one, kind) for one in state.calls if (kind := wait_kind(one)) is not None]
+    return [PendingWait(pending, kind) for pending in state.calls if (kind := wait_kind(pending)) is not None]
 
 
 def find_next_deadline(state: RunState) -> float | None:
     """Return when the next wait expires or the next reminder is due: seconds since 1970; None if never."""
     return min((at for wait in pending_waits(state) for at in wait.ends() if at is not None), default=None)
-
-
-def find_next_reminder_check(state: RunState) -> float | None:
-    """Return when to check for reminders while other calls run: seconds since 1970; None if no call has reminders."""
-    waits = [ends for wait in pending_waits(state) if (ends := wait.ends())[1] is not None]
-    return min((at for ends in waits for at in ends if at is not None), default=None)
 
 
 def find_next_expiry(state: RunState) -> float | None:
@@ -165,9 +157,9 @@ def list_requesters(state: RunState) -> list[str]:
     return list(dict.fromkeys([*above, *(state.turn.said_by if state.turn else ())]))
 
 
-def remember(state: RunState, pending: ToolCallState, /, **facts: Any) -> DecidedApproval:
-    """Record in ``status.decided`` how a wait of the call has ended. ``facts``: the other fields of the record."""
-    past = DecidedApproval(call_id=pending.call.id, name=pending.call.name, **facts)
+def remember(state: RunState, pending: ToolCallState, /, **fields: Any) -> DecidedApproval:
+    """Record in ``status.decided`` how a wait of the call has ended. ``fields``: the other fields of the record."""
+    past = DecidedApproval(call_id=pending.call.id, name=pending.call.name, **fields)
     state.decided = select_latest_rows([*state.decided, past][-MAX_PAST_DECISIONS:], DECISIONS_BYTES)
     return past
 
@@ -202,15 +194,13 @@ def mark_reminder_due(pending: ToolCallState, now: datetime) -> None:
     if waiting.next > at:
         return
     since = datetime.fromisoformat(waiting.since).timestamp()
-    passed = int((at - since) / terms.remind + _INTERVAL_TOLERANCE)
-    pending.waiting = waiting.model_copy(update={"due": True, "next": since + (passed + 1) * terms.remind})
+    intervals = int((at - since) / terms.remind + _INTERVAL_TOLERANCE)
+    pending.waiting = waiting.model_copy(update={"due": True, "next": since + (intervals + 1) * terms.remind})
 
 
 def list_calls_to_remind(state: RunState) -> tuple[ToolCallState, ...]:
     """List the calls whose reminder is due."""
-    return tuple(
-        one for one in state.calls if is_waiting_for_approval(one) and one.waiting is not None and one.waiting.due
-    )
+    return tuple(call for call in state.calls if is_waiting_for_approval(call) and call.waiting and call.waiting.due)
 
 
 def take_due_reminders(state: RunState, now: datetime) -> ReminderBatch:
@@ -221,7 +211,7 @@ def take_due_reminders(state: RunState, now: datetime) -> ReminderBatch:
         assert waiting is not None, "it is due"
         number = waiting.reminded + 1
         pending.waiting = waiting.model_copy(update={"due": False, "reminded": number})
-        left = None if waiting.until is None else max(0.0, round(waiting.until - now.timestamp(), 3))
-        reminders.append(Reminder(call_id=pending.call.id, name=pending.call.name, number=number, expires_in=left))
+        rest = None if waiting.until is None else max(0.0, round(waiting.until - now.timestamp(), 3))
+        reminders.append(Reminder(call_id=pending.call.id, name=pending.call.name, number=number, expires_in=rest))
     op, state.op = state.op, state.op + 1
     return ReminderBatch(op, calls, tuple(reminders))

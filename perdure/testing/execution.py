@@ -36,7 +36,7 @@ from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY_PREFIX, ModelInput, Model
 from ..worker import Engine
 from ..workflows import AgentWorkflow
 from ..workflows.child_workflows import EXTERNAL_RUN_GONE
-from ..workflows.host import use_host
+from ..workflows.host import Host, use_host
 
 # ---
 # Activities without Temporal: the engine's calls through all stages, with Temporal's retries.
@@ -270,7 +270,7 @@ class ExecutionRegistry(Protocol):
         ...
 
 
-class Execution:
+class Execution(Host):
     """One execution, and the workflow's :class:`~perdure.workflows.host.Host`. Use it on its event loop."""
 
     def __init__(self, engine: Engine, started: ExecutionStart, others: ExecutionRegistry) -> None:

@@ -1,20 +1,17 @@
-"""Timeouts and retries of the engine's activities and child workflows, and the common fields of activity inputs."""
+"""Common fields and options of the engine's activities, and how to read an activity's failure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from temporalio import workflow
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, RetryState, is_cancelled_exception
+from temporalio.workflow import ActivityCancellationType
 
-from ..types.state import RunState
-from ..types.tool_calls import ActivityCall, RemoteCall
-from ..types.wire import ModelInput, ToolInput
-
-# ---
-# Common fields of activity inputs, and how to read an activity's failure.
+from ..types.state import RunState, ToolCallState
+from ..types.wire import ToolInput
 
 
 def build_call_facts(state: RunState, op: int, *, calling_model: bool = False) -> dict[str, Any]:
@@ -36,8 +33,39 @@ def build_call_facts(state: RunState, op: int, *, calling_model: bool = False) -
     }
 
 
-def dump_activity_input(task: ModelInput | ToolInput) -> dict[str, Any]:
+def build_tool_input(state: RunState, pending: ToolCallState, **fields: Any) -> dict[str, Any]:
+    """Build the input of an activity for the call. ``fields``: its arguments, and what not every call has."""
+    call = pending.call
+    task = ToolInput(
+        **build_call_facts(state, pending.op),
+        call_id=call.id,
+        name=call.name,
+        head=state.head,
+        definition=call.definition,
+        approval=pending.decided,
+        **fields,
+    )
     return task.model_dump(mode="json", exclude_none=True)
+
+
+class ActivityFailure(NamedTuple):
+    """The error that an activity finally failed with."""
+
+    type: str
+    """Its class name."""
+    message: str
+    details: Sequence[Any] = ()
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}"
+
+
+def read_activity_failure(error: BaseException, untyped: str = ApplicationError.__name__) -> ActivityFailure:
+    """Read the failure of an activity; ``untyped`` is the type of an error that came without one."""
+    cause = error.__cause__ or error
+    if isinstance(cause, ApplicationError):
+        return ActivityFailure(cause.type or untyped, cause.message, cause.details)
+    return ActivityFailure(type(cause).__name__, str(cause))
 
 
 def is_cancelled_activity(error: ActivityError) -> bool:
@@ -48,97 +76,23 @@ def is_cancelled_activity(error: ActivityError) -> bool:
     return is_cancelled_exception(error) or error.retry_state is RetryState.CANCEL_REQUESTED
 
 
-def read_activity_failure(error: BaseException) -> tuple[str, str]:
-    """Return class name and message of the error that an activity finally failed with."""
-    cause = error.__cause__ or error
-    if isinstance(cause, ApplicationError):
-        return cause.type or type(cause).__name__, cause.message
-    return type(cause).__name__, str(cause)
-
-
 HEARTBEAT_TIMEOUT = timedelta(seconds=5)
 """A worker that sends no heartbeat for this long is lost; engine activities heartbeat twice a second."""
 ATTEMPT_TIMEOUT = timedelta(hours=24)
 """Upper bound of an attempt. Everything in it has a limit of its own (a silent stream, a tool's timeout), except
 waiting for the store with an outcome that must not be lost. Heartbeats detect lost workers."""
-CHILD_TASK_TIMEOUT = timedelta(seconds=5)
-"""Timeout of one workflow task of a child, the same as for runs that clients start."""
-CANCELLED_CLOSE_TIMEOUT = timedelta(minutes=5)
-"""How long the ending of a cancelled run waits for the store before the run ends unrecorded."""
 
 
-def model_options() -> dict[str, Any]:
-    """Build the options of a model call. It is retried until it succeeds or raises a non-retryable error."""
-    return _build_heartbeat_options(
-        start_to_close_timeout=ATTEMPT_TIMEOUT,
-        retry_policy=RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
-    )
+def engine_options(*, max_retry_seconds: float = 30, **options: Any) -> dict[str, Any]:
+    """Build the options of an activity of the engine: it is retried until it succeeds or raises a non-retryable error.
 
-
-def close_options(*, cancelled: bool) -> dict[str, Any]:
-    """Build the options for recording an ending. It waits for the store without limit, but ``CANCELLED_CLOSE_TIMEOUT``
-    in a cancelled run, which must end."""
-    return _build_heartbeat_options(
-        start_to_close_timeout=ATTEMPT_TIMEOUT,
-        schedule_to_close_timeout=CANCELLED_CLOSE_TIMEOUT if cancelled else None,
-        retry_policy=RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=10)),
-    )
-
-
-def tool_options(how: ActivityCall) -> dict[str, Any]:
-    """Build the options of a tool call. An attempt that never began, or of an idempotent tool, is retried; the journal
-    tells the cases apart.
-
-    So attempts are not limited here: one that found the store locked has not begun. The journal counts ``retries``.
+    So attempts of a tool are not limited here: one that found the store locked has not begun. The journal tells whether
+    a call may be repeated, and counts its ``retries``.
     """
-    return _build_heartbeat_options(
-        task_queue=how.task_queue,
-        start_to_close_timeout=timedelta(seconds=how.timeout) + ATTEMPT_TIMEOUT,
-        retry_policy=RetryPolicy(
-            initial_interval=timedelta(seconds=1),
-            maximum_interval=timedelta(seconds=30),
-        ),
-    )
-
-
-def child_options() -> dict[str, Any]:
-    """Build the options of a child. It is cancelled with its parent, which waits while it closes its transcript; if the
-    parent closes first, Temporal cancels the child."""
-    return {
-        "cancellation_type": workflow.ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
-        "parent_close_policy": workflow.ParentClosePolicy.REQUEST_CANCEL,
-        "task_timeout": CHILD_TASK_TIMEOUT,
-    }
-
-
-def background_child_options() -> dict[str, Any]:
-    """Build the options of a background child. It runs on when its parent continues as new; a parent that ends stops it
-    itself."""
-    return {"parent_close_policy": workflow.ParentClosePolicy.ABANDON, "task_timeout": CHILD_TASK_TIMEOUT}
-
-
-def hook_options() -> dict[str, Any]:
-    """Build the options of the activities before and after an external call: each hook has its own timeout."""
-    return _build_heartbeat_options(
-        start_to_close_timeout=ATTEMPT_TIMEOUT,
-        retry_policy=RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
-    )
-
-
-def remote_options(how: RemoteCall) -> dict[str, Any]:
-    """Build the options of a remote call: one attempt, which need not heartbeat, so a run that cancels it cannot wait
-    for its end."""
-    return {
-        "task_queue": how.task_queue,
-        "start_to_close_timeout": timedelta(seconds=how.timeout),
-        "retry_policy": RetryPolicy(maximum_attempts=1),
-        "cancellation_type": workflow.ActivityCancellationType.TRY_CANCEL,
-    }
-
-
-def _build_heartbeat_options(**options: Any) -> dict[str, Any]:
     return {
         "heartbeat_timeout": HEARTBEAT_TIMEOUT,
-        "cancellation_type": workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+        "start_to_close_timeout": ATTEMPT_TIMEOUT,
+        "retry_policy": RetryPolicy(maximum_interval=timedelta(seconds=max_retry_seconds)),
+        "cancellation_type": ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
         **options,
     }

@@ -12,23 +12,26 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
 from typing import Any, assert_never
 
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-from .. import loop
-from ..errors import InvalidInputError
+from ..loop import decide, lifecycle
+from ..loop.approvals import update_approval_waits
+from ..loop.background import answer_collect_calls
+from ..loop.compaction import CompactConversation
+from ..loop.finish import build_response
+from ..loop.limits import update_work_time
 from ..loop.payload_limits import STATE_BYTES
 from ..loop.subagents import build_usage_details
 from ..types.interface import WORKFLOW_TYPE
 from ..types.plain_json import measure_json
 from ..types.state import RunState
-from . import host, steps
+from . import steps
 from .child_workflows import BackgroundChildren, report_to_parent, run_branch
-from .handlers import WorkflowHandlers, accept_raw_argument, build_application_error, decode_argument
-from .host import ensure_commands
+from .handlers import WorkflowHandlers, accept_raw_argument, decode_argument, translate_input_errors
+from .host import ensure_commands, get_host
 from .search_attributes import sync_visibility
 from .step_tasks import StepTasks
 from .steps import run_tool_calls, send_reminders_while_waiting
@@ -40,7 +43,7 @@ class AgentWorkflow(WorkflowHandlers):
 
     def __init__(self) -> None:
         super().__init__()
-        self._step: loop.NextStep | None = None
+        self._step: decide.NextStep | None = None
         self._is_carry_over_too_large = False
         """Whether the state was too large to continue as new with, when that was last due."""
 
@@ -53,81 +56,79 @@ class AgentWorkflow(WorkflowHandlers):
             return await self._run_steps(state)
 
     async def _run_steps(self, state: RunState) -> dict[str, Any]:
-        work = StepTasks(lambda: state.interrupt is not None, self._guard)
+        tasks = StepTasks(lambda: state.interrupt is not None, self._guard)
         children = BackgroundChildren(state, self._guard)
         while True:
-            if work.is_cancelling() and not state.cancelled:
-                loop.cancel_run(state)
-            now = host.now()
-            planned = self._guard.change_or_pause(state, "the next step", partial(_decide_next_step, state, now))
-            self._step = step = planned or loop.Wait("resumed")
+            if tasks.is_cancelling() and not state.cancelled:
+                lifecycle.cancel_run(state)
+            now = get_host().now()
+            decided = self._guard.change_or_pause(state, "the next step", _decide_next_step, now)
+            self._step = step = decided or decide.Wait("resumed")
             self._step_started_at = now.isoformat()
-            if children.is_probe_due(step, now.timestamp()):
-                await work.run_to_end(children.send_due_probes(now.timestamp()), stop=False)
+            next_probe = children.compute_next_probe(step, now.timestamp())
+            if next_probe is not None and next_probe <= now.timestamp():
+                await tasks.run_to_end(children.send_due_probes(now.timestamp()), stop=False)
                 continue
             match step:
-                case loop.CallModel():
+                case decide.CallModel():
                     await self._continue_as_new_if_long(state)
-                    if not work.is_stopping():
-                        await work.run_all([steps.call_model(state, step, work)])
-                case loop.CompactConversation():
+                    if not tasks.is_stopping():
+                        await tasks.run_all([steps.call_model(state, step, tasks)])
+                case CompactConversation():
                     await self._continue_as_new_if_long(state)
-                    if not work.is_stopping():
-                        await work.run_all([steps.compact_conversation(state, step, work)])
-                case loop.RunToolCalls(calls=calls):
-                    await run_tool_calls(state, calls, work, children)
-                case loop.RunBranches(branches=branches):
-                    await work.run_all([run_branch(state, branch, work) for branch in branches])
-                case loop.SendReminders():
-                    await send_reminders_while_waiting(state, work, children)
-                case loop.RecordClosing():
-                    await work.run_to_end(steps.record_ending(state, step, work), stop=not state.cancelled)
-                case loop.Wait():
+                    if not tasks.is_stopping():
+                        await tasks.run_all([steps.compact_conversation(state, step, tasks)])
+                case decide.RunToolCalls(calls=calls):
+                    await run_tool_calls(state, calls, tasks, children)
+                case decide.RunBranches(branches=branches):
+                    await tasks.run_all([run_branch(state, branch, tasks) for branch in branches])
+                case decide.SendReminders():
+                    await send_reminders_while_waiting(state, tasks, children)
+                case decide.RecordClosing():
+                    await tasks.run_to_end(steps.record_ending(state, step, tasks), stop=not state.cancelled)
+                case decide.Wait():
                     await self._continue_as_new_if_long(state)  # a run may wait for months
-                    await self._wait_for_change(state, step, children.compute_next_probe(step, now.timestamp()))
-                    loop.update_work_time(state, host.now(), working=step.until == "child")
-                case loop.StopChildren():
-                    await work.run_to_end(children.stop_children(), stop=False)
-                case loop.ReportToParent():
-                    await work.run_to_end(report_to_parent(state, step, self._guard), stop=False)
-                case loop.EndRun(status=ended):
-                    result = self._guard.change_or_pause(state, "the result", lambda: _build_run_result(state, ended))
+                    await self._wait_for_change(state, step, next_probe)
+                    update_work_time(state, get_host().now(), working=step.until == "child")
+                case decide.StopChildren():
+                    await tasks.run_to_end(children.stop_children(), stop=False)
+                case decide.ReportToParent():
+                    await tasks.run_to_end(report_to_parent(state, step, self._guard), stop=False)
+                case decide.EndRun(status=status):
+                    result = self._guard.change_or_pause(state, "the result", _build_run_result, status)
+                    if isinstance(result, BaseException):
+                        raise result
                     if result is not None:
-                        return _return_or_raise_result(ended, result)
+                        return result
                 case _:
                     assert_never(step)
 
     # --- around the steps
 
     def _open_run(self, *arguments: Any) -> RunState:
-        info = host.info()
+        info = get_host().info()
         scope = info.first_execution_run_id
         if info.cron_schedule and info.continued_run_id:  # every run of a cron has the same first one
             scope += f"/{info.continued_run_id}"
-        try:
+        with translate_input_errors("the input"):
             values = [decode_argument(argument) for argument in arguments]
             raw: Any = values[0] if len(values) == 1 else values
-            carried = loop.is_continuation_input(raw, info.continued_run_id)
-            parent = info.parent.workflow_id if info.parent else None
-            state = None if carried else loop.create_run_state(raw, info.workflow_id, scope, parent)
-        except InvalidInputError as error:
-            raise build_application_error(error) from None
-        except Exception as error:
-            why = InvalidInputError(f"the input cannot be read: {type(error).__name__}: {error}")
-            raise build_application_error(why) from None
+            carried = lifecycle.is_continuation_input(raw, info.continued_run_id)
+            parent_id = info.parent.workflow_id if info.parent else None
+            state = None if carried else lifecycle.create_run_state(raw, info.workflow_id, scope, parent_id)
         if state is None:  # an error here fails the workflow task, not the run: another worker may be able to go on
-            state = loop.read_continued_state(raw, info.workflow_id)
+            state = lifecycle.read_continued_state(raw, info.workflow_id)
         self._set_state(state)
         return state
 
-    async def _wait_for_change(self, state: RunState, step: loop.Wait, look: float | None) -> None:
+    async def _wait_for_change(self, state: RunState, step: decide.Wait, next_probe: float | None) -> None:
         idle = state.idle_timeout if step.until == "message" else None
-        times = [at for at in (step.deadline, look) if at is not None]
-        if times:
-            idle = max(min(times) - host.now().timestamp(), 0.001)
+        deadlines = [at for at in (step.deadline, next_probe) if at is not None]
+        if deadlines:
+            idle = max(min(deadlines) - get_host().now().timestamp(), 0.001)
         try:
             with suppress(asyncio.CancelledError):  # _run_steps cancels the run before its next decision
-                await host.wait_condition(
+                await get_host().wait_condition(
                     lambda: (
                         state.interrupt is not None or _is_step_outdated(state, step) or self._is_history_long(state)
                     ),
@@ -137,7 +138,7 @@ class AgentWorkflow(WorkflowHandlers):
         except TimeoutError:
             # Not if a message came together with the timeout.
             if step.until == "message" and not _is_step_outdated(state, step):
-                loop.close_run(state)
+                lifecycle.close_run(state)
 
     async def _continue_as_new_if_long(self, state: RunState) -> None:
         """Continue as new if the history is long. Called before a model call and in a wait: nothing is in flight then,
@@ -146,61 +147,54 @@ class AgentWorkflow(WorkflowHandlers):
         if not self._is_history_long(state):
             return
         try:
-            await host.wait_condition(host.all_handlers_finished)
+            await get_host().wait_condition(get_host().all_handlers_finished)
         except asyncio.CancelledError:
             return
-        carried = self._guard.change_or_pause(
-            state, "the next execution", lambda: loop.build_continuation_input(state, host.info().run_id)
-        )
+        run_id = get_host().info().run_id
+        carried = self._guard.change_or_pause(state, "the next execution", lifecycle.build_continuation_input, run_id)
         # If it is too large, model calls take the waiting messages first.
         self._is_carry_over_too_large = carried is None or measure_json(carried) > STATE_BYTES
         if carried is not None and not self._is_carry_over_too_large:
-            host.continue_as_new(carried)
+            get_host().continue_as_new(carried)
 
     def _is_history_long(self, state: RunState) -> bool:
         """Whether the history is so long that the run should continue as new, and its state is not too large for it."""
         if self._is_carry_over_too_large:
             return False
-        info, most = host.info(), state.max_history_events
+        info, most = get_host().info(), state.max_history_events
         return info.is_continue_as_new_suggested() or (most is not None and info.get_current_history_length() > most)
 
 
-def _decide_next_step(state: RunState, now: datetime) -> loop.NextStep:
-    loop.apply_interrupt(state)
-    loop.update_work_time(state, now)
-    loop.end_turn_at_budget(state)
-    loop.update_approval_waits(state, now)
-    loop.answer_collect_calls(state)
-    return loop.decide(state)
+def _decide_next_step(state: RunState, now: datetime) -> decide.NextStep:
+    lifecycle.apply_interrupt(state)
+    update_work_time(state, now)
+    lifecycle.end_turn_at_budget(state)
+    update_approval_waits(state, now)
+    answer_collect_calls(state)
+    return decide.decide(state)
 
 
-def _is_step_outdated(state: RunState, step: loop.Wait) -> bool:
+def _is_step_outdated(state: RunState, step: decide.Wait) -> bool:
     """Whether the next step is no longer ``step``."""
     try:
-        return loop.decide(state) != step
+        return decide.decide(state) != step
     except Exception:  # the decision on the next step fails again, and then pauses the run
         return state.pause is None
 
 
-def _build_run_result(state: RunState, ended: str) -> dict[str, Any] | ApplicationError:
-    """Build the result of the run: a ``Response`` without its messages, or the error of a failed run."""
+def _build_run_result(state: RunState, status: str) -> dict[str, Any] | BaseException:
+    """Build the result of the run: a ``Response`` without its messages, or the error that it ends with."""
+    if status == "cancelled":
+        return asyncio.CancelledError("the run was cancelled")
     failure = state.turn.failure if state.turn else None
-    if ended == "failed" and failure is not None:
+    if status == "failed" and failure is not None:
         details = [build_usage_details(state)] if state.parent is not None else []
         return ApplicationError(failure.message, *details, type=failure.type, non_retryable=True)
-    response = loop.build_response(state)
+    response = build_response(state)
     if state.parent is not None:
         response = response.model_copy(update={"tool_calls": state.tool_calls})
     return response.model_dump(mode="json", exclude_none=True)
 
 
-def _return_or_raise_result(ended: str, result: dict[str, Any] | ApplicationError) -> dict[str, Any]:
-    if ended == "cancelled":
-        raise asyncio.CancelledError("the run was cancelled")
-    if isinstance(result, ApplicationError):
-        raise result
-    return result
-
-
-def _describe_wait_timer(step: loop.Wait) -> str:
+def _describe_wait_timer(step: decide.Wait) -> str:
     return {"approval": "approval expires", "message": "idle timeout"}.get(step.until, "look after subagents")

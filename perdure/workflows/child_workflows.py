@@ -9,13 +9,12 @@ parent could not stop it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from temporalio.common import TypedSearchAttributes
 from temporalio.exceptions import (
     ApplicationError,
     ChildWorkflowError,
@@ -24,116 +23,115 @@ from temporalio.exceptions import (
     is_cancelled_exception,
 )
 from temporalio.exceptions import TimeoutError as TemporalTimeoutError
+from temporalio.workflow import ChildWorkflowCancellationType, ParentClosePolicy
 
-from .. import loop
-from ..loop import background
-from ..loop.children import build_background_run_id, list_active_background_runs, list_awaited_background_runs
-from ..loop.subagents import CHILD_CANCELLED, parse_usage_details
+from ..loop import background, subagents
+from ..loop.apply import fail_call, finish_call
+from ..loop.children import build_child_run_id, list_active_background_runs, list_awaited_background_runs
+from ..loop.decide import CallModel, NextStep, ReportToParent, Wait
+from ..loop.lifecycle import fail_run
 from ..types.interface import WORKFLOW_TYPE, Response
 from ..types.state import PendingBranch, RunState, ToolCallState
 from ..types.subagents import BackgroundRun, BranchOutcome, TellCall
 from ..types.tool_calls import SubagentCall
 from ..types.validation_errors import describe_validation_error
-from ..types.wire import NewResult
-from . import host
-from .activity_options import background_child_options, child_options
 from .guard import Guard
+from .host import get_host, record_received
 from .search_attributes import build_child_search_attributes
 from .step_tasks import StepTasks
+
+T = TypeVar("T")
 
 # ---
 # Subagent calls: each is a child workflow, which the run waits for, and stops when it is stopped itself.
 
 
-async def run_subagent(state: RunState, pending: ToolCallState, work: StepTasks) -> None:
+async def run_subagent(state: RunState, pending: ToolCallState, tasks: StepTasks) -> None:
     """Run the child to its end. An interrupt of the run interrupts the child, which then reports its usage."""
-    start = work.guard.change_or_pause(state, "the start of a subagent", lambda: loop.build_child_start(state, pending))
-    if isinstance(start, NewResult):
-        loop.apply_result(state, pending.op, start)
+    start = tasks.guard.change_or_pause(state, "the start of a subagent", subagents.build_child_start, pending)
+    if isinstance(start, str):
+        fail_call(state, pending, start)
     if not isinstance(start, dict):
         return
-    ended = await run_child(state, loop.build_child_run_id(state, pending), start)
-    stopping = work.is_stopping() and loop.was_stopped(ended)
-    work.guard.change_or_pause(
-        state, "the end of a subagent", lambda: loop.apply_child_outcome(state, pending, ended, stopping=stopping)
-    )
+    ended = await run_child(state, build_child_run_id(state, pending), start)
+    apply, stopping = subagents.apply_child_outcome, tasks.is_stopping()
+    tasks.guard.change_or_pause(state, "the end of a subagent", apply, pending, ended, stopping=stopping)
 
 
-async def run_child(state: RunState, id: str, start: dict[str, Any]) -> loop.ChildOutcome:
+async def run_child(state: RunState, id: str, start: dict[str, Any]) -> subagents.ChildOutcome:
     """Run the child with the input ``start``, and return its outcome. An interrupt of the run interrupts the child."""
+    this_task = asyncio.current_task()
+    assert this_task is not None, "a coroutine that runs"
     try:
-        child = await _start_child(id, start, build_child_search_attributes(state, start["agent"]))
-        await _wait_for_child(child, lambda: state.interrupt is not None)
+        # It is cancelled with its parent, which waits while it closes its transcript; if the parent closes first,
+        # Temporal cancels it.
+        child = await _start_child_workflow(
+            state,
+            id,
+            start,
+            cancellation_type=ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
+            parent_close_policy=ParentClosePolicy.REQUEST_CANCEL,
+        )
+        if this_task.cancelling():  # the run was stopped while the child started
+            child.cancel()
+        await _wait_for_child(state, child)
         return parse_child_result(child.result())
     except asyncio.CancelledError:
-        return loop.ChildOutcome(error=CHILD_CANCELLED)
+        return subagents.ChildOutcome(error=subagents.CHILD_CANCELLED)
     except FailureError as error:
         return parse_child_failure(error)
 
 
-async def _start_child(id: str, start: dict[str, Any], found: TypedSearchAttributes | None) -> asyncio.Task[Any]:
-    """Start the child, and return its task. A cancelled start would leave a child without a waiting parent: so the
-    start is awaited, and the child then cancelled like any other. Raises ``FailureError``."""
-    given = {"memo": {"agent": start["agent"]}, "search_attributes": found} | child_options()
-    starting = asyncio.create_task(host.start_child_workflow(WORKFLOW_TYPE, start, id=id, **given))
-    stopped = False
-    while not starting.done():
-        try:
-            await host.wait([starting])
-        except asyncio.CancelledError:
-            stopped = True
-    child = starting.result()
-    if stopped:
-        child.cancel()
-    return child
+async def _start_child_workflow(state: RunState, id: str, start: dict[str, Any], **options: Any) -> asyncio.Task[Any]:
+    """Start a child run, also through a cancellation, which would leave a child that nothing waits for. Raises
+    ``FailureError``."""
+    agent = start["agent"]
+    options |= {"memo": {"agent": agent}, "search_attributes": build_child_search_attributes(state, agent)}
+    starting = get_host().start_child_workflow(WORKFLOW_TYPE, start, id=id, task_timeout=CHILD_TASK_TIMEOUT, **options)
+    return await _run_shielded(starting)
 
 
-async def _wait_for_child(child: asyncio.Task[Any], interrupted: Callable[[], bool]) -> None:
+async def _wait_for_child(state: RunState, child: asyncio.Task[Any]) -> None:
     """Wait until ``child`` has ended. A cancellation cancels it, an interrupt of the run interrupts it."""
     while not child.done():
         try:
-            await host.wait([child])
+            await get_host().wait([child])
         except asyncio.CancelledError:
-            if interrupted() and not child.done():
-                await _interrupt_child(child)
-            else:
+            if state.interrupt is None or child.done():
+                child.cancel()
+                continue
+            try:
+                await get_host().signal_child(child, "interrupt")
+            except (FailureError, asyncio.CancelledError):  # it has ended, or the run is cancelled too
                 child.cancel()
 
 
-async def _interrupt_child(child: asyncio.Task[Any]) -> None:
-    try:
-        await host.signal_child(child, "interrupt")
-    except (FailureError, asyncio.CancelledError):  # it has ended, or the run is cancelled too: waiting goes on
-        child.cancel()
-
-
-def parse_child_result(result: Any) -> loop.ChildOutcome:
+def parse_child_result(result: Any) -> subagents.ChildOutcome:
     """Parse the result of a child into its outcome; an error outcome if it is not a ``Response``."""
     try:
-        return loop.ChildOutcome(Response.model_validate(result))
+        return subagents.ChildOutcome(Response.model_validate(result))
     except ValidationError as error:
-        why = describe_validation_error(error, "the result")
-        return loop.ChildOutcome(error=f"RunError: the subagent's result cannot be read: {why}")
+        problem = describe_validation_error(error, "the result")
+        return subagents.ChildOutcome(error=f"RunError: the subagent's result cannot be read: {problem}")
 
 
-def parse_child_failure(error: FailureError) -> loop.ChildOutcome:
+def parse_child_failure(error: FailureError) -> subagents.ChildOutcome:
     """Build the outcome of a child that failed, was cancelled or was terminated."""
     cause = error.cause if isinstance(error, ChildWorkflowError) else error
     if isinstance(cause, ApplicationError):
-        return loop.ChildOutcome(error=f"{cause.type}: {cause.message}", used=parse_usage_details(cause.details))
+        return subagents.ChildOutcome(
+            error=f"{cause.type}: {cause.message}", used=subagents.parse_usage_details(cause.details)
+        )
     if is_cancelled_exception(error):
-        return loop.ChildOutcome(error=CHILD_CANCELLED)
+        return subagents.ChildOutcome(error=subagents.CHILD_CANCELLED)
+    text = f"{type(cause).__name__}: {cause}"
     if isinstance(cause, TerminatedError):
-        return loop.ChildOutcome(error="the subagent was terminated before it had an answer")
-    return loop.ChildOutcome(error=f"{type(cause).__name__}: {cause}")
+        text = "the subagent was terminated before it had an answer"
+    return subagents.ChildOutcome(error=text, lost=isinstance(cause, TerminatedError | TemporalTimeoutError))
 
 
-def is_lost_child_error(error: BaseException) -> bool:
-    """Whether the child was terminated or timed out, so it could neither report its end nor close its transcript."""
-    cause = error.cause if isinstance(error, ChildWorkflowError) else error
-    return isinstance(cause, TerminatedError | TemporalTimeoutError)
-
-
+CHILD_TASK_TIMEOUT = timedelta(seconds=5)
+"""Timeout of one workflow task of a child, the same as for runs that clients start."""
 FIRST_CHILD_PROBE, MAX_CHILD_PROBE = 30.0, 600.0
 """Seconds until the next probe of a background run that a call waits for: first and largest interval."""
 FIRST_PARENT_PROBE, MAX_PARENT_PROBE = 3600.0, 24 * 3600.0
@@ -141,6 +139,8 @@ FIRST_PARENT_PROBE, MAX_PARENT_PROBE = 3600.0, 24 * 3600.0
 four events of history, for each of its subagents."""
 STOP_CHILDREN_TIMEOUT = timedelta(seconds=60)
 """How long a run that ends waits for the background runs that it has stopped."""
+LOST = subagents.ChildOutcome(lost=True)
+"""Outcome of a run that has closed without a report."""
 EXTERNAL_RUN_GONE = "ExternalWorkflowExecutionNotFound"
 
 
@@ -155,83 +155,67 @@ class BackgroundChildren:
 
     # --- calls
 
-    async def start_child(self, pending: ToolCallState, how: SubagentCall) -> None:
+    async def start_child(self, pending: ToolCallState, request: SubagentCall) -> None:
         """Start the background run that the call asks for; the call has its result as soon as the run has begun."""
         state = self._state
-        if len(list_active_background_runs(state)) >= (how.background or 0):
+        if len(list_active_background_runs(state)) >= (request.background or 0):
             await self._probe_children(list_active_background_runs(state))  # lost runs free their places
-        prepared = self._guard.change_or_pause(
-            state, "the start of a subagent", lambda: background.prepare_background_run(state, pending)
-        )
+        prepare = background.prepare_background_run
+        prepared = self._guard.change_or_pause(state, "the start of a subagent", prepare, pending)
         if prepared is None:
             return
         row, start = prepared
         try:
-            given = {"memo": {"agent": row.agent}, "search_attributes": build_child_search_attributes(state, row.agent)}
-            options = given | background_child_options()
-            child = await _run_shielded(
-                host.start_child_workflow(WORKFLOW_TYPE, start, id=build_background_run_id(state, row), **options)
-            )
+            # It runs on when its parent continues as new; a parent that ends stops it itself.
+            run_id = build_child_run_id(state, row)
+            child = await _start_child_workflow(state, run_id, start, parent_close_policy=ParentClosePolicy.ABANDON)
         except FailureError as error:
-            background.fail_background_start(state, row, f"{type(error).__name__}: {error}")
+            background.fail_background_start(state, pending, row, f"{type(error).__name__}: {error}")
             return
         self._child_tasks[row.handle] = child
         child.add_done_callback(lambda task: self._apply_child_closed(row, task))
-        self._guard.change_or_pause(
-            state, "the start of a subagent", lambda: background.mark_background_started(state, row)
-        )
+        mark_started = background.mark_background_started
+        self._guard.change_or_pause(state, "the start of a subagent", mark_started, pending, row)
 
-    async def send_message(self, pending: ToolCallState, how: TellCall) -> None:
+    async def send_message(self, pending: ToolCallState, request: TellCall) -> None:
         """Send the message to the background run. Its id makes a repeated delivery count once."""
         state = self._state
-        row = background.find_tell_target(state, pending, how.handle)
+        row = background.find_tell_target(state, pending, request.handle)
         if row is not None and row.state == "starting":  # by a parallel call: the run cannot receive signals yet
-            began = row
-            await _run_shielded(host.wait_condition(lambda: began.state != "starting"))
-            row = background.find_tell_target(state, pending, how.handle)
+            starting_row = row
+            await _run_shielded(get_host().wait_condition(lambda: starting_row.state != "starting"))
+            row = background.find_tell_target(state, pending, request.handle)
         if row is None:
             return
-        message: dict[str, Any] = {"content": how.message, "id": f"{state.scope}/{pending.op}", "by": state.agent}
-        if how.blob is not None:
-            message |= {"content": how.blob.model_dump(mode="json"), "store_id": state.store_id}
+        message: dict[str, Any] = {"content": request.message, "id": f"{state.scope}/{pending.op}", "by": state.agent}
+        if request.blob is not None:
+            message |= {"content": request.blob.model_dump(mode="json"), "store_id": state.store_id}
         error = await self._signal_child(row, "inject_user_message", message)
-        background.apply_tell_result(state, pending, None if error is None else f"not delivered: {error}")
+        if error is None:
+            finish_call(state, pending, "delivered")
+        else:
+            fail_call(state, pending, f"not delivered: {error}")
 
     def _apply_child_closed(self, row: BackgroundRun, task: asyncio.Task[Any]) -> None:
         if task.cancelled():  # the worker evicts the run
             return
-        error = task.exception()
-        if error is None:
+        try:
             ended = parse_child_result(task.result())
-        elif isinstance(error, FailureError):
+        except FailureError as error:
             ended = parse_child_failure(error)
-        else:
-            raise error
-        lost = error is not None and is_lost_child_error(error)
-        host.record_received()
-        self._guard.change_or_pause(
-            self._state,
-            "the end of a subagent",
-            lambda: background.apply_background_outcome(self._state, row, ended, lost=lost),
-        )
+        record_received()
+        apply = background.apply_background_outcome
+        self._guard.change_or_pause(self._state, "the end of a subagent", apply, row, ended)
 
     # --- probes
 
-    def is_probe_due(self, step: loop.NextStep, now: float) -> bool:
-        """Whether a probe is due before ``step``."""
-        at = self.compute_next_probe(step, now)
-        return at is not None and at <= now
-
-    def compute_next_probe(self, step: loop.NextStep, now: float) -> float | None:
-        """Return when the next probe is due: seconds since 1970; None if none is."""
+    def compute_next_probe(self, step: NextStep, now: float) -> float | None:
+        """Return when the next probe is due, before ``step`` or while it waits: seconds since 1970; None if none is."""
         state = self._state
-        if not isinstance(step, loop.Wait | loop.CallModel) or step == loop.Wait("message"):
+        if not isinstance(step, Wait | CallModel) or step == Wait("message"):
             return None
-        times = (
-            [_compute_child_probe_time(row) for row in self._select_unwatched(list_awaited_background_runs(state))]
-            if isinstance(step, loop.Wait)
-            else []
-        )
+        awaited = list_awaited_background_runs(state) if isinstance(step, Wait) else []
+        times = [_compute_child_probe_time(row) for row in self._select_unwatched(awaited)]
         if state.parent is not None and state.parent.background:
             if state.heard is None:
                 state.heard = now
@@ -241,25 +225,24 @@ class BackgroundChildren:
     async def send_due_probes(self, now: float) -> None:
         """Probe the awaited background runs and the parent that are due; fails the run if its parent has ended."""
         state, parent = self._state, self._state.parent
-        await self._probe_children(
-            [row for row in list_awaited_background_runs(state) if _compute_child_probe_time(row) <= now]
-        )
+        awaited = list_awaited_background_runs(state)
+        await self._probe_children([row for row in awaited if _compute_child_probe_time(row) <= now])
         if parent is None or not parent.background or _compute_parent_probe_time(state) > now:
             return
         state.heard = now
         state.sought += 1
         try:
-            await _run_shielded(host.signal_external(parent.context_id, "probe"))
+            await _run_shielded(get_host().signal_external(parent.context_id, "probe", []))
         except FailureError as error:
             if _is_workflow_not_found(error):
-                why = f"run {parent.context_id!r}, which had started this one in background, has ended"
-                loop.fail_run(state, "RunClosedError", why)
+                text = f"run {parent.context_id!r}, which had started this one in background, has ended"
+                fail_run(state, "RunClosedError", text)
 
     async def _probe_children(self, rows: Iterable[BackgroundRun]) -> None:
         await _run_all_shielded(self._probe_child(row) for row in self._select_unwatched(rows))
 
     async def _probe_child(self, row: BackgroundRun) -> None:
-        row.looks, row.looked = row.looks + 1, round(host.now().timestamp(), 3)
+        row.looks, row.looked = row.looks + 1, round(get_host().now().timestamp(), 3)
         await self._signal_child(row, "probe")
 
     def _select_unwatched(self, rows: Iterable[BackgroundRun]) -> list[BackgroundRun]:
@@ -269,11 +252,11 @@ class BackgroundChildren:
         """Signal the run; return why it could not be delivered, None if it was. A run that is gone counts as lost: it
         would have reported its end before it closed."""
         try:
-            await _run_shielded(host.signal_external(build_background_run_id(self._state, row), signal, *arguments))
+            await _run_shielded(get_host().signal_external(build_child_run_id(self._state, row), signal, arguments))
         except FailureError as error:
             if not _is_workflow_not_found(error):
                 return str(error)
-            background.apply_background_outcome(self._state, row, loop.ChildOutcome(), lost=True)
+            background.apply_background_outcome(self._state, row, LOST)
             return f"{row.handle} ({row.agent}) has ended: collect its answer"
         return None
 
@@ -285,7 +268,7 @@ class BackgroundChildren:
         await _run_all_shielded(self._stop_child(row) for row in rows)
         watched = [self._child_tasks[row.handle] for row in rows if row.handle in self._child_tasks]
         try:
-            await host.wait_condition(
+            await get_host().wait_condition(
                 lambda: not list_active_background_runs(state) and all(task.done() for task in watched),
                 timeout=STOP_CHILDREN_TIMEOUT,
                 timeout_summary="subagents are stopped",
@@ -300,44 +283,44 @@ class BackgroundChildren:
         if not row.is_running:
             return
         try:
-            await _run_shielded(host.cancel_external(build_background_run_id(self._state, row)))
+            await _run_shielded(get_host().cancel_external(build_child_run_id(self._state, row)))
         except FailureError as error:
             if _is_workflow_not_found(error):
-                background.apply_background_outcome(self._state, row, loop.ChildOutcome(), lost=True)
+                background.apply_background_outcome(self._state, row, LOST)
 
 
-async def report_to_parent(state: RunState, step: loop.ReportToParent, guard: Guard) -> None:
+async def report_to_parent(state: RunState, step: ReportToParent, guard: Guard) -> None:
     """Report the end of this background run to its parent by signal; ignore a failure, as the parent has ended then."""
-    assert state.parent is not None, "somebody started it"
+    assert state.parent is not None, "a run that reports has a parent"
     op, parent = state.op, state.parent.context_id
-    ended = guard.change_or_pause(
+    ending = guard.change_or_pause(
         state,
         "the report to the parent",
-        lambda: background.build_child_ended(state, step.status).model_dump(mode="json", exclude_defaults=True),
+        lambda state: background.build_child_ended(state, step.status).model_dump(mode="json", exclude_defaults=True),
     )
-    if ended is None:
+    if ending is None:
         return
     with suppress(FailureError):
-        await _run_shielded(host.signal_external(parent, "child_ended", ended))
+        await _run_shielded(get_host().signal_external(parent, "child_ended", [ending]))
     state.reported = op
 
 
-async def _run_shielded(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run ``work`` to its end, through cancellations: it is quick, and must not be left half done. Returns its result;
-    raises what it raises."""
-    task = asyncio.create_task(work)
+async def _run_shielded(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run ``coroutine`` to its end, through cancellations: it is quick, and must not be left half done. Returns its
+    result; raises what it raises."""
+    task = asyncio.create_task(coroutine)
     while not task.done():
         try:
-            await host.wait([task])
+            await get_host().wait([task])
         except asyncio.CancelledError:
             continue
     return task.result()
 
 
-async def _run_all_shielded(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    tasks = [asyncio.create_task(one) for one in work]
+async def _run_all_shielded(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     if tasks:
-        await _run_shielded(host.wait(tasks))
+        await _run_shielded(get_host().wait(tasks))
     for task in tasks:
         task.result()
 
@@ -360,15 +343,13 @@ def _is_workflow_not_found(error: FailureError) -> bool:
 # Branches of a step: each is a child workflow, which is stopped with the run as a subagent is.
 
 
-async def run_branch(state: RunState, branch: PendingBranch, work: StepTasks) -> None:
+async def run_branch(state: RunState, branch: PendingBranch, tasks: StepTasks) -> None:
     """Run the branch to its end. An interrupt of the run interrupts the branch, which then reports its usage."""
-    start = work.guard.change_or_pause(state, "the start of a branch", lambda: loop.build_branch_start(state, branch))
+    start = tasks.guard.change_or_pause(state, "the start of a branch", subagents.build_branch_start, branch)
     if isinstance(start, BranchOutcome):
-        loop.set_branch_outcome(branch, start)
+        subagents.set_branch_outcome(branch, start)
     if not isinstance(start, dict):
         return
-    ended = await run_child(state, loop.build_branch_run_id(state, branch), start)
-    stopping = work.is_stopping() and loop.was_stopped(ended)
-    work.guard.change_or_pause(
-        state, "the end of a branch", lambda: loop.apply_branch_outcome(state, branch, ended, stopping=stopping)
-    )
+    ended = await run_child(state, build_child_run_id(state, branch), start)
+    apply, stopping = subagents.apply_branch_outcome, tasks.is_stopping()
+    tasks.guard.change_or_pause(state, "the end of a branch", apply, branch, ended, stopping=stopping)

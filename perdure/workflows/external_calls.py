@@ -9,28 +9,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
-from temporalio import exceptions as temporal
-from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, is_cancelled_exception
+from temporalio.exceptions import TimeoutError as TemporalTimeoutError
+from temporalio.workflow import ActivityCancellationType
 
-from .. import loop
 from ..errors import EngineError
 from ..loop import external_calls
-from ..loop.external_calls import build_remote_failure, build_remote_result, get_final_arguments
-from ..loop.lifecycle import PAUSING_ERRORS, RUN_FAILING_ERRORS
+from ..loop.apply import apply_abort, apply_external_result, fail_run_after_calls, finish_call
+from ..loop.external_calls import get_final_arguments
+from ..loop.lifecycle import RUN_FAILING_ERRORS
+from ..loop.questions import apply_clearance, apply_question
+from ..loop.results import build_remote_failure, build_remote_result
 from ..types.state import RunState, ToolCallState
-from ..types.tool_calls import ExternalCallPhase, RemoteCall
-from ..types.wire import TOOL_ACTIVITY_PREFIX, NewResult, ToolInput, ToolOutput
-from . import host
-from .activity_options import (
-    build_call_facts,
-    dump_activity_input,
-    hook_options,
-    is_cancelled_activity,
-    read_activity_failure,
-    remote_options,
-)
+from ..types.tool_calls import ActivityCall, ExternalCallPhase, RemoteCall
+from ..types.wire import TOOL_ACTIVITY_PREFIX, ToolOutput
+from .activity_options import ActivityFailure, build_tool_input, read_activity_failure
+from .host import get_host
 from .step_tasks import StepTasks
 
 BEFORE_HOOKS_ACTIVITY = "before_tool_call."
@@ -38,164 +36,132 @@ BEFORE_HOOKS_ACTIVITY = "before_tool_call."
 AFTER_HOOKS_ACTIVITY = "after_tool_call."
 
 
-async def run_callback_hooks(state: RunState, pending: ToolCallState, work: StepTasks) -> None:
+async def run_callback_hooks(state: RunState, pending: ToolCallState, tasks: StepTasks) -> None:
     """Run the activity before a callback, or, once its answer has come, the activity after it."""
-    if pending.returned is None:
-        await run_before_hooks(state, pending, work)
-    else:
-        await run_after_hooks(state, pending, work)
+    await run_before_hooks(state, pending, tasks)
+    await run_after_hooks(state, pending, tasks)
 
 
-async def run_before_hooks(state: RunState, pending: ToolCallState, work: StepTasks) -> bool:
+async def run_before_hooks(state: RunState, pending: ToolCallState, tasks: StepTasks) -> bool:
     """Run the activity before the call, if one is needed; return whether the call may be handed over now."""
-    if external_calls.needs_before_activity(pending):
-        output = await _run_hooks_activity(state, pending, lambda: external_calls.build_before_input(pending), work)
-        return (
-            bool(output and output.cleared)
-            and external_calls.can_begin_external_call(state, pending)
-            and not work.is_stopping()
-        )
-    return True
+    if not external_calls.needs_before_activity(pending):
+        return True
+    await _run_hooks_activity(state, pending, lambda: external_calls.build_before_input(pending), tasks)
+    cleared = pending.cleared is not None and external_calls.can_begin_external_call(state, pending)
+    return cleared and not tasks.is_stopping()
 
 
-async def run_after_hooks(state: RunState, pending: ToolCallState, work: StepTasks) -> None:
+async def run_after_hooks(state: RunState, pending: ToolCallState, tasks: StepTasks) -> None:
     """Run the activity after the call, if one is needed. If the run is stopped before, the result stays withheld."""
-    if external_calls.needs_after_activity(pending) and not work.is_stopping():
-        await _run_hooks_activity(state, pending, lambda: external_calls.build_after_input(pending), work)
+    if external_calls.needs_after_activity(pending) and not tasks.is_stopping():
+        await _run_hooks_activity(state, pending, lambda: external_calls.build_after_input(pending), tasks)
 
 
 async def _run_hooks_activity(
-    state: RunState, pending: ToolCallState, side: Callable[[], ExternalCallPhase], work: StepTasks
-) -> ToolOutput | None:
-    """Run the activity and apply its output: a clearance, or the call's result. None if it was stopped or failed."""
-    call = pending.call
-    task = work.guard.change_or_pause(
+    state: RunState, pending: ToolCallState, build_phase: Callable[[], ExternalCallPhase], tasks: StepTasks
+) -> None:
+    """Run the activity and apply its output: a clearance, or the call's result."""
+    name = pending.call.name
+    arguments = external_calls.get_approved_arguments(pending)
+    await tasks.run_activity(
         state,
-        "the input of hooks around a call",
-        lambda: dump_activity_input(
-            ToolInput(
-                **build_call_facts(state, pending.op),
-                call_id=call.id,
-                name=call.name,
-                arguments=external_calls.get_approved_arguments(pending),
-                head=state.head,
-                definition=call.definition,
-                approval=pending.decided,
-                side=side(),
-            )
+        "hooks around a call",
+        (BEFORE_HOOKS_ACTIVITY if pending.returned is None else AFTER_HOOKS_ACTIVITY) + name,
+        lambda state: build_tool_input(state, pending, arguments=arguments, side=build_phase()),
+        lambda state, raw: apply_tool_output(state, pending, raw),
+        lambda state, failure: apply_tool_failure(
+            state, pending, failure, external_calls.describe_withheld_result(pending) or f"\n({name} was not run)"
         ),
     )
-    if task is None:
-        return None
-    prefix = BEFORE_HOOKS_ACTIVITY if pending.returned is None else AFTER_HOOKS_ACTIVITY
-    try:
-        raw = await host.execute_activity(prefix + call.name, task, **hook_options())
-    except ActivityError as error:
-        if is_cancelled_activity(error) and work.is_stopping():
-            return None  # closed by the loop
-        kind, message = read_activity_failure(error)
-        if kind in PAUSING_ERRORS:
-            loop.pause_run(state, f"{kind}: {message}", host.now().isoformat())
-            return None  # the hooks run when the run is resumed
-        if kind in RUN_FAILING_ERRORS:
-            loop.fail_run_after_calls(state, kind, message)
-        what = external_calls.describe_withheld_result(pending) or f"\n({call.name} was not run)"
-        result = NewResult(call_id=call.id, name=call.name, text=f"{kind}: {message}{what}")
-        work.guard.change_or_pause(
-            state, "the failure of hooks around a call", lambda: _apply_hooks_result(state, pending, result)
-        )
-        return None
-    return work.guard.change_or_pause(
-        state, "the outcome of hooks around a call", lambda: _apply_hooks_output(state, pending, raw)
-    )
 
 
-def _apply_hooks_output(state: RunState, pending: ToolCallState, raw: Any) -> ToolOutput:
-    output, call = ToolOutput.model_validate(raw), pending.call
-    if output.cleared is not None:
-        loop.apply_clearance(state, pending.op, output.cleared, host.now())
-        return output
-    if output.status == "aborted":  # before the result, which may be what ends the turn at a limit
-        loop.apply_abort(state, output.content or "")
-    _apply_hooks_result(
-        state, pending, NewResult(call_id=call.id, name=call.name, key=output.key, is_error=output.is_error)
-    )
-    return output
+def apply_tool_output(state: RunState, pending: ToolCallState, raw: Any) -> None:
+    """Apply the output of an activity of the call: a question, a clearance, or the call's result."""
+    output = ToolOutput.model_validate(raw)
+    if output.question is not None:
+        apply_question(state, pending.op, output.question, get_host().now())
+    elif output.cleared is not None:
+        apply_clearance(state, pending.op, output.cleared, get_host().now())
+    else:
+        if output.status == "aborted":  # before the result, which may be what ends the turn at a limit
+            apply_abort(state, output.content or "")
+        _apply_tool_result(state, pending, key=output.key, is_error=output.is_error)
 
 
-def _apply_hooks_result(state: RunState, pending: ToolCallState, result: NewResult) -> None:
-    by = pending.returned.answered_by if pending.returned is not None else None
-    error = result.is_error or result.key is None
-    loop.apply_result(state, pending.op, result.model_copy(update={"answered_by": by, "is_error": error}))
+def apply_tool_failure(state: RunState, pending: ToolCallState, failure: ActivityFailure, note: str = "") -> None:
+    """Apply the failure of an activity of the call: an error result that ends with ``note``. Errors of
+    ``RUN_FAILING_ERRORS`` also fail the run."""
+    disposition = pending.call.disposition
+    # Workers of another queue may not have the agent.
+    own_queue = not (isinstance(disposition, ActivityCall) and disposition.task_queue is not None)
+    if failure.type in RUN_FAILING_ERRORS and own_queue:
+        fail_run_after_calls(state, failure.type, failure.message)
+    _apply_tool_result(state, pending, text=f"{failure}{note}", is_error=True)
+
+
+def _apply_tool_result(state: RunState, pending: ToolCallState, **fields: Any) -> None:
+    answered_by = pending.returned.answered_by if pending.returned is not None else None
+    finish_call(state, pending, answered_by=answered_by, **fields)
 
 
 # ---
 # Calls of remote tools: activities of workers that need not use perdure.
 
 
-async def run_remote_call(state: RunState, pending: ToolCallState, how: RemoteCall, work: StepTasks) -> None:
+async def run_remote_call(state: RunState, pending: ToolCallState, remote: RemoteCall, tasks: StepTasks) -> None:
     """Run one remote call, with the activities before and after it."""
     if pending.returned is None:
-        if not await run_before_hooks(state, pending, work):
+        can_begin = await run_before_hooks(state, pending, tasks)
+        if not can_begin or not await _run_remote_activity(state, pending, remote, tasks):
             return
-        if not await _run_remote_activity(state, pending, how, work):
-            return
-    await run_after_hooks(state, pending, work)
+    await run_after_hooks(state, pending, tasks)
 
 
-async def _run_remote_activity(state: RunState, pending: ToolCallState, how: RemoteCall, work: StepTasks) -> bool:
+async def _run_remote_activity(state: RunState, pending: ToolCallState, remote: RemoteCall, tasks: StepTasks) -> bool:
     """Run the activity of the call; retry an idempotent one that timed out. Return False if the run was stopped, True
     once the call has a result or a failure."""
-    call = pending.call
+    name = pending.call.name
     for attempt in itertools.count(1):
         try:
-            value = await host.execute_activity(
-                TOOL_ACTIVITY_PREFIX + call.name,
+            value = await get_host().execute_activity(
+                TOOL_ACTIVITY_PREFIX + name,
                 get_final_arguments(pending) or {},
                 activity_id=f"{state.scope}/{pending.op}",
-                **remote_options(how),
+                task_queue=remote.task_queue,
+                start_to_close_timeout=timedelta(seconds=remote.timeout),
+                retry_policy=RetryPolicy(maximum_attempts=1),
+                # The attempt need not heartbeat, so a run that cancels it cannot wait for its end.
+                cancellation_type=ActivityCancellationType.TRY_CANCEL,
             )
         except ActivityError as error:
-            if is_cancelled_exception(error) and work.is_stopping():
+            if is_cancelled_exception(error) and tasks.is_stopping():
                 return False  # closed by the loop
-            lost = isinstance(error.cause, temporal.TimeoutError)
-            if lost and how.idempotent and (how.retries is None or attempt <= how.retries):
-                continue
-            kind, said = (
-                ("OutcomeUnknown", _describe_lost_call(how, call.name)) if lost else _read_remote_failure(error)
-            )
-            _apply_remote_failure(state, pending, work, kind, said)
+            failure = read_activity_failure(error, untyped="Error")
+            if isinstance(error.cause, TemporalTimeoutError):
+                if remote.idempotent and (remote.retries is None or attempt <= remote.retries):
+                    continue
+                text = f"{name} has not answered within {remote.timeout:g} s. It may have happened or not."
+                failure = ActivityFailure("OutcomeUnknown", text)
+            _apply_remote_failure(state, pending, tasks, failure)
         else:
-            _apply_remote_value(state, pending, work, value)
+            _apply_remote_value(state, pending, tasks, value)
         break
     return True
 
 
-def _apply_remote_value(state: RunState, pending: ToolCallState, work: StepTasks, value: Any) -> None:
+def _apply_remote_value(state: RunState, pending: ToolCallState, tasks: StepTasks, value: Any) -> None:
     def apply() -> None:
         result = build_remote_result(state, pending, value)
-        loop.apply_external_result(state, pending.op, result, "ResultError" if result.is_error else "")
+        apply_external_result(state, pending.op, result, "ResultError" if result.is_error else "")
 
     try:
-        work.guard.change_or_raise(state, "the outcome of a remote call", apply)
+        tasks.guard.change_or_raise(state, "the outcome of a remote call", apply)
     except EngineError as error:  # it has run, and must not run again when the run is resumed
-        _apply_remote_failure(state, pending, work, "OutcomeUnknown", f"{error.message}. The call may have succeeded.")
+        text = f"{error.message}. The call may have succeeded."
+        _apply_remote_failure(state, pending, tasks, ActivityFailure("OutcomeUnknown", text))
 
 
-def _apply_remote_failure(state: RunState, pending: ToolCallState, work: StepTasks, kind: str, message: str) -> None:
-    result = build_remote_failure(pending, f"{kind}: {message}")
-    work.guard.change_or_pause(
-        state, "the failure of a remote call", lambda: loop.apply_external_result(state, pending.op, result, kind)
-    )
-
-
-def _describe_lost_call(how: RemoteCall, name: str) -> str:
-    return f"{name} has not answered within {how.timeout:g} s. It may have happened or not."
-
-
-def _read_remote_failure(error: ActivityError) -> tuple[str, str]:
-    """Return type and message of the error that the activity raised, in whatever language it is written."""
-    cause = error.cause
-    if isinstance(cause, ApplicationError):
-        return cause.type or "Error", cause.message
-    return type(cause or error).__name__, str(cause or error)
+def _apply_remote_failure(state: RunState, pending: ToolCallState, tasks: StepTasks, failure: ActivityFailure) -> None:
+    result = build_remote_failure(pending, str(failure))
+    apply, what = apply_external_result, "the failure of a remote call"
+    tasks.guard.change_or_pause(state, what, apply, pending.op, result, failure.type)

@@ -7,17 +7,19 @@ change that failed, and makes it when the run is resumed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pydantic import BaseModel
 
-from .. import loop
 from ..errors import EngineError
+from ..loop.lifecycle import pause_run
 from ..types.messages import clean_text
 from ..types.state import NewerStateError, RunState, StatePart
 from ..types.subagents import BackgroundRun
-from . import host
+from .host import get_host, get_logger, has_marker, is_replaying, record_marker
 
+P = ParamSpec("P")
 T = TypeVar("T")
 FAULT_CHARS = 500
 MUTABLE_TYPES = (StatePart, BackgroundRun)
@@ -38,30 +40,38 @@ class Guard:
         """
         self._change_count += 1
         mark = f"perdure-fault-{self._change_count}"
-        before, failed_then = Savepoint(state), host.has_marker(mark)
+        before, failed_then = Savepoint(state), has_marker(mark)
         try:
             result = change()
         except Exception as error:
             before.restore()
             if isinstance(error, (NewerStateError, *refusals)):
                 raise
-            if host.is_replaying() and not failed_then:
+            if is_replaying() and not failed_then:
                 raise  # it succeeded at first: only an engine without this fault can go on with the run
-            host.record_marker(mark)
-            host.get_logger().exception("%s failed in run %s", what, state.context_id)
+            record_marker(mark)
+            get_logger().exception("%s failed in run %s", what, state.context_id)
             raise EngineError(clean_text(f"{what} failed: {type(error).__name__}: {error}")[:FAULT_CHARS]) from None
         if failed_then:
             before.restore()
             raise EngineError(f"{what} failed in an earlier version of the engine")
         return result
 
-    def change_or_pause(self, state: RunState, what: str, change: Callable[[], T]) -> T | None:
-        """Call ``change`` and return its result; if it fails, pause the run and return None."""
+    def change_or_pause(
+        self,
+        state: RunState,
+        what: str,
+        change: Callable[Concatenate[RunState, P], T],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> T | None:
+        """Call ``change`` with ``state`` and the arguments, and return its result; if it fails, pause the run and
+        return None."""
         try:
-            return self.change_or_raise(state, what, change)
+            return self.change_or_raise(state, what, partial(change, state, *arguments, **options))
         except EngineError as error:
             reason = f"{error.message}. Resume the run when its workers have a mended engine."
-            loop.pause_run(state, reason, host.now().isoformat(), fault=True)
+            pause_run(state, reason, get_host().now().isoformat(), fault=True)
             return None
 
 
@@ -70,7 +80,7 @@ def is_condition_met(condition: Callable[[], bool]) -> bool:
     try:
         return condition()
     except Exception:
-        host.get_logger().exception("a condition of the workflow failed")
+        get_logger().exception("a condition of the workflow failed")
         return False
 
 

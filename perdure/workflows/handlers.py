@@ -7,20 +7,26 @@ again. The reason why a signal was refused is in ``status.refused``; that of an 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
-from .. import loop
 from ..errors import EngineError, InvalidInputError, PerdureError
+from ..loop import approvals
+from ..loop.background import apply_child_ended
+from ..loop.lifecycle import close_run, request_interrupt, resume_run
+from ..loop.messages import accept_message, check_message, receive_message, record_refusal
+from ..loop.status import build_status
+from ..loop.turns import build_turn_status
 from ..types.interface import READ_ERROR_TYPE
 from ..types.messages import clean_text
 from ..types.state import RunState
-from . import host
 from .guard import Guard
+from .host import TaskProgress, get_host
 
 UpdateResult = TypeVar("UpdateResult")
 ASKER_CHARS = 100
@@ -62,13 +68,13 @@ class WorkflowHandlers:
         """Signals and updates that came before the input was read, as with signal-with-start."""
         self._step_started_at: str | None = None
         """When the present step began."""
-        self._progress = host.TaskProgress()
+        self._progress = TaskProgress()
 
     @workflow.signal
     @accept_raw_argument
     def inject_user_message(self, message: Any = None, *_: Any) -> None:
         """Add a message, which joins the conversation at the next iteration: a string, or ``{"content", "id"}``."""
-        self._apply_signal("inject_user_message", lambda state: loop.receive_message(state, decode_argument(message)))
+        self._apply_signal("inject_user_message", receive_message, message)
 
     @workflow.update
     @accept_raw_argument
@@ -77,86 +83,77 @@ class WorkflowHandlers:
 
         Returns the ``{"task_id"}`` of the turn that it joins or opens.
         """
-        return {
-            "task_id": await self._apply_update(
-                "send_message", lambda state: loop.accept_message(state, decode_argument(message))
-            )
-        }
+        return {"task_id": await self._apply_update("send_message", accept_message, message)}
 
     @send_message.validator
     @accept_raw_argument
     def _check_message(self, message: Any = None, *_: Any) -> None:
         """Refuse an invalid message; a refused update adds nothing to history."""
-        _run_validator(lambda: loop.check_message(self._state, decode_argument(message)))
+        _run_validator(check_message, self._state, message)
 
     @workflow.update
     @accept_raw_argument
     async def decide_approval(self, decision: Any = None, *_: Any) -> dict[str, Any]:
         """Approve or deny a call that waits: ``{"call_id", "decision", "by", "comment", "always", …}``."""
-        decided = await self._apply_update(
-            "decide_approval", lambda state: loop.decide_approval(state, decode_argument(decision), host.now())
-        )
+        decided = await self._apply_update("decide_approval", approvals.decide_approval, decision, get_host().now())
         return decided.model_dump(mode="json", exclude_none=True)
 
     @decide_approval.validator
     @accept_raw_argument
     def _check_approval(self, decision: Any = None, *_: Any) -> None:
         """Refuse a decision that comes too late or fits no call; a refused update adds nothing to history."""
-        _run_validator(lambda: loop.check_approval(self._state, decode_argument(decision), host.now()))
+        _run_validator(approvals.check_approval, self._state, decision, get_host().now())
 
     @workflow.update
     @accept_raw_argument
-    async def revoke_approval(self, which: Any = None, *_: Any) -> dict[str, Any]:
+    async def revoke_approval(self, revocation: Any = None, *_: Any) -> dict[str, Any]:
         """Revoke the standing approvals of a tool: ``{"tool", "by"}``. Returns those revoked as ``{"revoked"}``."""
-        revoked = await self._apply_update(
-            "revoke_approval", lambda state: loop.revoke_standing_approval(state, decode_argument(which), host.now())
-        )
+        change, now = approvals.revoke_standing_approval, get_host().now()
+        revoked = await self._apply_update("revoke_approval", change, revocation, now)
         return {"revoked": [approval.model_dump(mode="json") for approval in revoked]}
 
     @revoke_approval.validator
     @accept_raw_argument
-    def _check_revocation(self, which: Any = None, *_: Any) -> None:
+    def _check_revocation(self, revocation: Any = None, *_: Any) -> None:
         """Refuse a revocation that fits no standing approval; a refused update adds nothing to history."""
-        _run_validator(lambda: loop.check_revocation(self._state, decode_argument(which)))
+        _run_validator(approvals.check_revocation, self._state, revocation)
 
     @workflow.update
     @accept_raw_argument
     async def answer_call(self, answer: Any = None, *_: Any) -> dict[str, Any]:
         """Answer a call that waits for it: ``{"call_id", "value" or "error", "by", "hash"}``."""
-        answered = await self._apply_update(
-            "answer_call", lambda state: loop.answer_call(state, decode_argument(answer), host.now())
-        )
+        answered = await self._apply_update("answer_call", approvals.answer_call, answer, get_host().now())
         return answered.model_dump(mode="json", exclude_none=True)
 
     @answer_call.validator
     @accept_raw_argument
     def _check_answer(self, answer: Any = None, *_: Any) -> None:
         """Refuse an answer that is invalid or comes too late; a refused update adds nothing to history."""
-        _run_validator(lambda: loop.check_answer(self._state, decode_argument(answer), host.now()))
+        _run_validator(approvals.check_answer, self._state, answer, get_host().now())
 
     @workflow.signal
     @accept_raw_argument
     def interrupt(self, message: Any = None, *_: Any) -> None:
         """Stop what is in flight. With a message the turn goes on with it; without one the turn ends."""
-        self._apply_signal("interrupt", lambda state: loop.request_interrupt(state, decode_argument(message)))
+        self._apply_signal("interrupt", request_interrupt, message)
 
     @workflow.signal
     @accept_raw_argument
     def close(self, *_: Any) -> None:
         """End a session after its current turn."""
-        self._apply_signal("close", loop.close_run)
+        self._apply_signal("close", close_run)
 
     @workflow.signal
     @accept_raw_argument
-    def resume(self, how: Any = None, *_: Any) -> None:
+    def resume(self, limits: Any = None, *_: Any) -> None:
         """Resume a paused run with the same step. ``{"limits": {"cost_usd": 5}}`` raises limits."""
-        self._apply_signal("resume", lambda state: loop.resume_run(state, decode_argument(how)))
+        self._apply_signal("resume", resume_run, limits)
 
     @workflow.signal
     @accept_raw_argument
     def child_ended(self, ended: Any = None, *_: Any) -> None:
         """Receive the end of a subagent in background: a ``ChildEnding``, refused unless it has the child's scope."""
-        self._apply_signal("child_ended", lambda state: loop.apply_child_ended(state, decode_argument(ended)))
+        self._apply_signal("child_ended", apply_child_ended, ended)
 
     @workflow.signal
     @accept_raw_argument
@@ -178,9 +175,9 @@ class WorkflowHandlers:
         docs/decisions/025-queries.md.
         """
         value = decode_argument(view)
-        asked = value if isinstance(value, dict) else {}
-        answer = self.turn(asked.get("task_id")) if asked.get("view") == "turn" else self.status()
-        asker = asked.get("asker")
+        request = value if isinstance(value, dict) else {}
+        answer = self.turn(request.get("task_id")) if request.get("view") == "turn" else self.status()
+        asker = request.get("asker")
         details = {"answer": answer, "asker": asker if isinstance(asker, str) and len(asker) <= ASKER_CHARS else None}
         raise ApplicationError("the answer is in the details", details, type=READ_ERROR_TYPE, non_retryable=True)
 
@@ -188,53 +185,60 @@ class WorkflowHandlers:
     @accept_raw_argument
     def status(self, *_: Any) -> dict[str, Any]:
         """Return what the run does or waits for: a ``Status``."""
-        return loop.build_status(self._require_state(), self._step_started_at).model_dump(mode="json")
+        return build_status(self._require_state(), self._step_started_at).model_dump(mode="json")
 
     @workflow.query
     @accept_raw_argument
     def turn(self, task_id: Any = None, *_: Any) -> dict[str, Any]:
         """Return the state and answer of a turn: a ``TurnStatus``. Without ``task_id``, the present or last turn."""
         value = decode_argument(task_id)
-        asked = value if isinstance(value, str) else None
-        return loop.build_turn_status(self._require_state(), asked).model_dump(mode="json", exclude_none=True)
+        wanted_id = value if isinstance(value, str) else None
+        return build_turn_status(self._require_state(), wanted_id).model_dump(mode="json", exclude_none=True)
 
     def _require_state(self) -> RunState:
         if self._state is None:
             raise ApplicationError("the run has not begun", type="RunNotFoundError", non_retryable=True)
         return self._state
 
-    def _apply_signal(self, name: str, change: Callable[[RunState], object]) -> None:
+    def _apply_signal(self, name: str, change: Callable[..., object], *arguments: Any) -> None:
         """Make the change of a signal; a signal has no reply, so an error is recorded in ``status.refused``."""
 
         def apply(state: RunState) -> None:
             try:
-                self._guard.change_or_raise(state, f"signal {name}", lambda: change(state), PerdureError)
+                self._change_state(state, f"signal {name}", change, arguments)
             except EngineError as error:
-                loop.record_refusal(state, error.message)
+                record_refusal(state, error.message)
             except PerdureError as error:
-                loop.record_refusal(state, f"{name}: {error.message}")
+                record_refusal(state, f"{name}: {error.message}")
 
         self._apply_or_queue(apply)
         self._progress.has_received = True
 
-    async def _apply_update(self, name: str, change: Callable[[RunState], UpdateResult]) -> UpdateResult:
+    async def _apply_update(self, name: str, change: Callable[..., UpdateResult], *arguments: Any) -> UpdateResult:
         """Apply ``change`` to the state and return its result. Raises its ``PerdureError`` as ``ApplicationError``."""
-        given: list[UpdateResult] = []
-        refused: list[ApplicationError] = []
+        results: list[UpdateResult] = []
+        refusals: list[ApplicationError] = []
 
         def apply(state: RunState) -> None:
             try:
-                given.append(self._guard.change_or_raise(state, f"update {name}", lambda: change(state), PerdureError))
+                results.append(self._change_state(state, f"update {name}", change, arguments))
             except PerdureError as error:
-                refused.append(build_application_error(error))
+                refusals.append(build_application_error(error))
 
         self._apply_or_queue(apply)
         # Wait only if the input is not read yet: else a run that ends in this task would end before the update.
-        if not given and not refused:
-            await host.wait_condition(lambda: bool(given or refused))
-        if refused:
-            raise refused[0]
-        return given[0]
+        if not results and not refusals:
+            await get_host().wait_condition(lambda: bool(results or refusals))
+        if refusals:
+            raise refusals[0]
+        return results[0]
+
+    def _change_state(
+        self, state: RunState, what: str, change: Callable[..., UpdateResult], arguments: tuple[Any, ...]
+    ) -> UpdateResult:
+        return self._guard.change_or_raise(
+            state, what, lambda: change(state, *map(decode_argument, arguments)), PerdureError
+        )
 
     def _apply_or_queue(self, change: Callable[[RunState], None]) -> None:
         if self._state is None:
@@ -255,11 +259,19 @@ def build_application_error(error: PerdureError) -> ApplicationError:
     return ApplicationError(clean_text(str(error)), type=type(error).__name__, non_retryable=True)
 
 
-def _run_validator(check: Callable[[], object]) -> None:
+@contextmanager
+def translate_input_errors(subject: str) -> Iterator[None]:
+    """Within the block, raise every error as a non-retryable ``ApplicationError``; an unexpected one is a fault of the
+    input, which ``subject`` names."""
     try:
-        check()
+        yield
     except PerdureError as error:
         raise build_application_error(error) from None
     except Exception as error:
-        why = InvalidInputError(f"the argument cannot be read: {type(error).__name__}: {error}")
-        raise build_application_error(why) from None
+        unread = InvalidInputError(f"{subject} cannot be read: {type(error).__name__}: {error}")
+        raise build_application_error(unread) from None
+
+
+def _run_validator(check: Callable[..., object], state: RunState | None, *arguments: Any) -> None:
+    with translate_input_errors("the argument"):
+        check(state, *map(decode_argument, arguments))

@@ -1,9 +1,9 @@
 """The interface of the workflow to its host: Temporal, or a test that drives the same code in its own process.
 
-The functions have the names and the meaning of those of ``temporalio.workflow``, which they call unless
-:func:`use_host` sets another host. Everything in the workflow that needs time, waiting or the outside goes through this
-module, so that the unit-test kit (``perdure.testing``) runs the code that production runs. Also ensures that workflow
-tasks end with a command (:func:`ensure_commands`).
+The methods of :class:`Host` have the names and the meaning of the functions of ``temporalio.workflow``. Everything in
+the workflow that needs time, waiting or the outside goes through this module, so that the unit-test kit
+(``perdure.testing``) runs the code that production runs. Also ensures that workflow tasks end with a command
+(:func:`ensure_commands`).
 """
 
 from __future__ import annotations
@@ -59,42 +59,6 @@ class ChildHandle(Protocol):
         ...
 
 
-class Host(Protocol):
-    """Runs a workflow in place of Temporal."""
-
-    def info(self) -> WorkflowInfo: ...
-    def now(self) -> datetime: ...
-    def all_handlers_finished(self) -> bool: ...
-    def search_attributes(self) -> Mapping[str, object]: ...
-    def upsert_search_attributes(self, values: Mapping[str, str | int]) -> None: ...
-    def upsert_memo(self, values: Mapping[str, Any]) -> None: ...
-    def continue_as_new(self, carried: dict[str, Any]) -> NoReturn: ...
-    async def execute_activity(self, name: str, argument: dict[str, Any], **options: Any) -> Any: ...
-    async def start_child_workflow(self, name: str, argument: dict[str, Any], **options: Any) -> asyncio.Task[Any]: ...
-    async def signal_external(self, id: str, signal: str, arguments: Sequence[Any]) -> None: ...
-    async def cancel_external(self, id: str) -> None: ...
-    async def wait_condition(self, condition: Callable[[], bool], **options: Any) -> None: ...
-    async def wait(self, tasks: Sequence[asyncio.Task[Any]]) -> None: ...
-
-
-_current_host: ContextVar[Host | None] = ContextVar("perdure_host", default=None)
-
-
-@contextmanager
-def use_host(host: Host) -> Iterator[None]:
-    """Have ``host`` run the tasks and handlers that are started within the block."""
-    token = _current_host.set(host)
-    try:
-        yield
-    finally:
-        _current_host.reset(token)
-
-
-def is_hosted() -> bool:
-    """Whether a :class:`Host`, not Temporal, runs the workflow."""
-    return _current_host.get() is not None
-
-
 @dataclass
 class TaskProgress:
     """Whether the current workflow task has received results and made commands, for ``ensure_commands``."""
@@ -146,67 +110,110 @@ def _record_command() -> None:
         progress.has_command = True
 
 
-def info() -> WorkflowInfo:
-    """Return the ids and sizes of this execution."""
-    host = _current_host.get()
-    return host.info() if host else workflow.info()
+class Host:
+    """Runs a workflow: Temporal, unless :func:`use_host` sets a subclass, which overrides every method but
+    ``signal_child``."""
+
+    def info(self) -> WorkflowInfo:
+        """Return the ids and sizes of this execution."""
+        return workflow.info()
+
+    def now(self) -> datetime:
+        """Return the time of the present workflow task."""
+        return workflow.now()
+
+    def all_handlers_finished(self) -> bool:
+        """Whether no signal or update is being handled."""
+        return workflow.all_handlers_finished()
+
+    def search_attributes(self) -> Mapping[str, object]:
+        """Return the search attributes of this execution: those of its start, with its own changes."""
+        return {pair.key.name: pair.value for pair in workflow.info().typed_search_attributes}
+
+    def upsert_search_attributes(self, values: Mapping[str, str | int]) -> None:
+        """Change search attributes; texts are keywords. One that the namespace does not have blocks the run."""
+        _record_command()
+        workflow.upsert_search_attributes(
+            [
+                SearchAttributeKey.for_int(name).value_set(value)
+                if isinstance(value, int)
+                else SearchAttributeKey.for_keyword(name).value_set(value)
+                for name, value in values.items()
+            ]
+        )
+
+    def upsert_memo(self, values: Mapping[str, Any]) -> None:
+        """Change the memo; None removes a value. Continue-as-new does not carry it over, unlike search attributes."""
+        _record_command()
+        workflow.upsert_memo(values)
+
+    def continue_as_new(self, carried: dict[str, Any]) -> NoReturn:
+        """End this execution and start the next with ``carried`` as its input."""
+        workflow.continue_as_new(carried)
+
+    async def execute_activity(self, name: str, argument: dict[str, Any], **options: Any) -> Any:
+        """Run an activity to its end. Raises ``ActivityError``."""
+        with _record_wait(commands=True):
+            return await workflow.execute_activity(name, argument, **options)
+
+    async def start_child_workflow(self, name: str, argument: dict[str, Any], **options: Any) -> asyncio.Task[Any]:
+        """Start a child; returns a task that is a :class:`ChildHandle`, too. Raises ``ChildWorkflowError``."""
+        with _record_wait(commands=True):
+            return await workflow.start_child_workflow(name, argument, **options)
+
+    async def signal_child(self, child: asyncio.Task[Any], signal: str) -> None:
+        """Send a signal without an argument to a started child. Raises ``FailureError`` if it has ended."""
+        with _record_wait(commands=True):
+            await cast(ChildHandle, child).signal(signal)
+
+    async def signal_external(self, id: str, signal: str, arguments: Sequence[Any]) -> None:
+        """Send a signal to another run, by its id. Raises ``FailureError`` if it has ended, or there is none."""
+        with _record_wait(commands=True):
+            await workflow.get_external_workflow_handle(id).signal(signal, args=arguments)
+
+    async def cancel_external(self, id: str) -> None:
+        """Cancel another run, by its id; idempotent. Raises ``FailureError`` if it has ended."""
+        with _record_wait(commands=True):
+            await workflow.get_external_workflow_handle(id).cancel()
+
+    async def wait_condition(self, condition: Callable[[], bool], **options: Any) -> None:
+        """Wait until ``condition`` holds. Raises ``TimeoutError`` after the option ``timeout`` (seconds)."""
+        with _record_wait(commands=options.get("timeout") is not None):
+            await workflow.wait_condition(condition, **options)
+
+    async def wait(self, tasks: Sequence[asyncio.Task[Any]]) -> None:
+        """Wait until all ``tasks`` are done."""
+        with _record_wait(commands=False):
+            await workflow.wait(tasks)
 
 
-def now() -> datetime:
-    """Return the time of the present workflow task."""
-    host = _current_host.get()
-    return host.now() if host else workflow.now()
+_TEMPORAL = Host()
+_current_host: ContextVar[Host] = ContextVar("perdure_host", default=_TEMPORAL)
 
 
-def all_handlers_finished() -> bool:
-    """Whether no signal or update is being handled."""
-    host = _current_host.get()
-    return host.all_handlers_finished() if host else workflow.all_handlers_finished()
+@contextmanager
+def use_host(host: Host) -> Iterator[None]:
+    """Have ``host`` run the tasks and handlers that are started within the block."""
+    token = _current_host.set(host)
+    try:
+        yield
+    finally:
+        _current_host.reset(token)
 
 
-def search_attributes() -> Mapping[str, object]:
-    """Return the search attributes of this execution: those of its start, with its own changes."""
-    host = _current_host.get()
-    if host:
-        return host.search_attributes()
-    return {pair.key.name: pair.value for pair in workflow.info().typed_search_attributes}
+def get_host() -> Host:
+    """Return the host of the present task or handler."""
+    return _current_host.get()
 
 
-def upsert_search_attributes(values: Mapping[str, str | int]) -> None:
-    """Change search attributes; texts are keywords. An attribute that the namespace does not have blocks the run."""
-    if host := _current_host.get():
-        host.upsert_search_attributes(values)
-        return
-    _record_command()
-    workflow.upsert_search_attributes(
-        [
-            SearchAttributeKey.for_int(name).value_set(value)
-            if isinstance(value, int)
-            else SearchAttributeKey.for_keyword(name).value_set(value)
-            for name, value in values.items()
-        ]
-    )
-
-
-def upsert_memo(values: Mapping[str, Any]) -> None:
-    """Change the memo; None removes a value. Unlike search attributes, it is not carried over by continue-as-new."""
-    if host := _current_host.get():
-        host.upsert_memo(values)
-        return
-    _record_command()
-    workflow.upsert_memo(values)
-
-
-def continue_as_new(carried: dict[str, Any]) -> NoReturn:
-    """End this execution and start the next with ``carried`` as its input."""
-    if host := _current_host.get():
-        host.continue_as_new(carried)
-    workflow.continue_as_new(carried)
+def is_hosted() -> bool:
+    """Whether a host of tests, not Temporal, runs the workflow."""
+    return get_host() is not _TEMPORAL
 
 
 def is_replaying() -> bool:
     """Whether the workflow is being replayed from history."""
-    return _current_host.get() is None and workflow.unsafe.is_replaying()
+    return not is_hosted() and workflow.unsafe.is_replaying()
 
 
 def has_marker(mark: str) -> bool:
@@ -216,71 +223,13 @@ def has_marker(mark: str) -> bool:
 
 def record_marker(mark: str) -> None:
     """Write ``mark``, which occurs once, into history."""
-    if _current_host.get() is None:
+    if not is_hosted():
         workflow.patched(mark)
 
 
 def get_logger() -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
     """Return the logger for operators; Temporal's logs nothing during replay."""
-    return logging.getLogger("perdure.worker") if _current_host.get() else workflow.logger
-
-
-async def execute_activity(name: str, argument: dict[str, Any], **options: Any) -> Any:
-    """Run an activity to its end. Raises ``ActivityError``."""
-    if host := _current_host.get():
-        return await host.execute_activity(name, argument, **options)
-    with _record_wait(commands=True):
-        return await workflow.execute_activity(name, argument, **options)
-
-
-async def start_child_workflow(name: str, argument: dict[str, Any], **options: Any) -> asyncio.Task[Any]:
-    """Start a child; returns a task that is a :class:`ChildHandle`, too. Raises ``ChildWorkflowError``."""
-    if host := _current_host.get():
-        return await host.start_child_workflow(name, argument, **options)
-    with _record_wait(commands=True):
-        return await workflow.start_child_workflow(name, argument, **options)
-
-
-async def signal_child(child: asyncio.Task[Any], signal: str) -> None:
-    """Send a signal without an argument to a started child. Raises ``FailureError`` if it has ended."""
-    with _record_wait(commands=True):
-        await cast(ChildHandle, child).signal(signal)
-
-
-async def signal_external(id: str, signal: str, *arguments: Any) -> None:
-    """Send a signal to another run, by its id. Raises ``FailureError`` if it has ended, or there is none."""
-    if host := _current_host.get():
-        await host.signal_external(id, signal, arguments)
-        return
-    with _record_wait(commands=True):
-        await workflow.get_external_workflow_handle(id).signal(signal, args=arguments)
-
-
-async def cancel_external(id: str) -> None:
-    """Cancel another run, by its id; idempotent. Raises ``FailureError`` if it has ended."""
-    if host := _current_host.get():
-        await host.cancel_external(id)
-        return
-    with _record_wait(commands=True):
-        await workflow.get_external_workflow_handle(id).cancel()
-
-
-async def wait_condition(condition: Callable[[], bool], **options: Any) -> None:
-    """Wait until ``condition`` holds. Raises ``TimeoutError`` after the option ``timeout`` (seconds)."""
-    if host := _current_host.get():
-        await host.wait_condition(condition, **options)
-        return
-    with _record_wait(commands=options.get("timeout") is not None):
-        await workflow.wait_condition(condition, **options)
-
-
-async def wait(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Wait until all ``tasks`` are done."""
-    if host := _current_host.get():
-        await host.wait(tasks)
-        return
-    with _record_wait(commands=False):
-        await workflow.wait(tasks)
+    return logging.getLogger("perdure.worker") if is_hosted() else workflow.logger
 
 
 # ---

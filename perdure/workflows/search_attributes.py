@@ -9,15 +9,16 @@ from typing import Any
 
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
-from .. import loop
+from ..loop.decide import NextStep
+from ..loop.status import build_waiting_key, build_waiting_memo, list_changed_search_attributes
 from ..types.interface import AGENT_ATTRIBUTE, WAITING_MEMO
 from ..types.state import RunState
-from . import host
 from .guard import is_condition_met
+from .host import get_host
 
 
 @contextmanager
-def sync_visibility(state: RunState, step: Callable[[], loop.NextStep | None]) -> Iterator[None]:
+def sync_visibility(state: RunState, step: Callable[[], NextStep | None]) -> Iterator[None]:
     """Within the block, update search attributes and memo whenever their values for ``state`` have changed.
 
     Runs in parallel with the steps: a call may begin to wait while others run, and be decided on meanwhile.
@@ -29,13 +30,13 @@ def sync_visibility(state: RunState, step: Callable[[], loop.NextStep | None]) -
         task.cancel()
 
 
-async def _run_visibility_sync(state: RunState, step: Callable[[], loop.NextStep | None]) -> None:
+async def _run_visibility_sync(state: RunState, step: Callable[[], NextStep | None]) -> None:
     def changed_attributes() -> dict[str, str | int]:
-        return loop.list_changed_search_attributes(state, step(), host.search_attributes()) if state.indexed else {}
+        return list_changed_search_attributes(state, step(), get_host().search_attributes()) if state.indexed else {}
 
     def waits() -> tuple[Hashable, ...] | None:
         # In a namespace where no client reads the memo it stays empty; an earlier value is removed.
-        return loop.build_waiting_key(state) if state.noted else ()
+        return build_waiting_key(state) if state.noted else ()
 
     told: tuple[Hashable, ...] = ()  # a continued execution begins with a memo without this value
     noted: list[dict[str, Any]] | None = None
@@ -44,15 +45,15 @@ async def _run_visibility_sync(state: RunState, step: Callable[[], loop.NextStep
         return waits() not in (None, told) or bool(changed_attributes())
 
     while True:
-        await host.wait_condition(lambda: is_condition_met(has_news))
+        await get_host().wait_condition(lambda: is_condition_met(has_news))
         # Both change in one workflow task: a client that sees the number of waits also sees the waits.
         if (now := waits()) is not None:
             told = now
-            if (wanted := loop.build_waiting_memo(state) if now else None) != noted:
-                host.upsert_memo({WAITING_MEMO: wanted})
+            if (wanted := build_waiting_memo(state) if now else None) != noted:
+                get_host().upsert_memo({WAITING_MEMO: wanted})
                 noted = wanted
         if changed := changed_attributes():
-            host.upsert_search_attributes(changed)
+            get_host().upsert_search_attributes(changed)
 
 
 def build_child_search_attributes(state: RunState, agent: str) -> TypedSearchAttributes | None:

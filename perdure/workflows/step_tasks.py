@@ -1,4 +1,4 @@
-"""Run the work of a step to its end, also if the run is cancelled or interrupted meanwhile."""
+"""Run the activities of a step, and its work to the end, also if the run is cancelled or interrupted meanwhile."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Protocol
 
-from . import host
+from temporalio.exceptions import ActivityError
+
+from ..loop.lifecycle import PAUSING_ERRORS, pause_run
+from ..types.state import RunState
+from .activity_options import (
+    ActivityFailure,
+    engine_options,
+    is_cancelled_activity,
+    read_activity_failure,
+)
 from .guard import Guard, is_condition_met
+from .host import get_host
 
 
 class TaskSource(Protocol):
@@ -43,6 +53,39 @@ class StepTasks:
         """Whether the run is cancelled or interrupted, so that an activity that ends cancelled was cancelled by it."""
         return self.is_cancelling() or self._is_interrupted()
 
+    async def run_activity(
+        self,
+        state: RunState,
+        what: str,
+        name: str,
+        build_input: Callable[[RunState], dict[str, Any]],
+        apply_output: Callable[[RunState, Any], object],
+        apply_failure: Callable[[RunState, ActivityFailure], object],
+        *,
+        options: dict[str, Any] | None = None,
+        is_stopped: Callable[[ActivityError], bool] = is_cancelled_activity,
+    ) -> None:
+        """Run activity ``name`` for ``what``, and apply its output or failure to ``state``, all through the guard.
+
+        Nothing is applied if it was stopped with the run (``is_stopped``): the loop closes an open call. An error of
+        ``PAUSING_ERRORS`` pauses the run; when it is resumed, the step is due again.
+        """
+        task = self.guard.change_or_pause(state, f"the input of {what}", build_input)
+        if task is None:
+            return
+        try:
+            raw = await get_host().execute_activity(name, task, **(options or engine_options()))
+        except ActivityError as error:
+            failure = read_activity_failure(error)
+            if is_stopped(error) and self.is_stopping():
+                return
+            if failure.type in PAUSING_ERRORS:
+                pause_run(state, str(failure), get_host().now().isoformat())
+                return
+            self.guard.change_or_pause(state, f"the failure of {what}", apply_failure, failure)
+        else:
+            self.guard.change_or_pause(state, f"the outcome of {what}", apply_output, raw)
+
     async def run_all(self, work: list[Coroutine[Any, Any, None]], more: TaskSource | None = None) -> None:
         """Run all of ``work`` to its end, and the work that ``more`` starts meanwhile.
 
@@ -57,7 +100,7 @@ class StepTasks:
 
         async def wait() -> None:
             with suppress(TimeoutError):
-                await host.wait_condition(
+                await get_host().wait_condition(
                     lambda: over() or (more is not None and is_condition_met(more.has_more)),
                     timeout=more.seconds_to_next_check() if more is not None else None,
                 )
@@ -75,7 +118,7 @@ class StepTasks:
         """Run ``work`` to its end, also through an interrupt. A cancellation of the run is passed on if ``stop``."""
         task, stopped = asyncio.create_task(work), []
         try:
-            await host.wait([task])
+            await get_host().wait([task])
         except asyncio.CancelledError:
             stopped = await _wait_for_tasks([task], stop=stop)
         _raise_task_error(task, stopped)
@@ -85,9 +128,9 @@ async def _wait_for_tasks(tasks: list[asyncio.Task[None]], *, stop: bool) -> lis
     """Wait until all tasks have ended; with ``stop``, cancel them first. Returns those that were cancelled."""
     # First apply the results that arrived with the cancellation. Later ones still count: a cancelled activity is waited
     # for, and returns the result that it had.
-    await _wait_through_cancellation(lambda: host.wait_condition(lambda: True))
+    await _wait_through_cancellation(lambda: get_host().wait_condition(lambda: True))
     stopped = [task for task in tasks if stop and task.cancel()]
-    await _wait_through_cancellation(lambda: host.wait(tasks))
+    await _wait_through_cancellation(lambda: get_host().wait(tasks))
     return stopped
 
 

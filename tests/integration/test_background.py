@@ -16,7 +16,7 @@ from perdure.testing import ScriptedProvider, call
 from perdure.types.events import ToolStarted
 from perdure.types.interface import WORKFLOW_TYPE
 from perdure.workflows import child_workflows as watching
-from perdure.workflows import host
+from perdure.workflows.host import Host
 from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine
 from tests.support.scripts import Gate, replied
@@ -247,14 +247,14 @@ async def test_they_end_with_their_parent(engine: Engine, cans: bool) -> None:
 
 async def test_one_that_takes_no_more_signals_is_stopped_all_the_same(engine: Engine, monkeypatch: Any) -> None:
     """Temporal lets a run have so many. That a look at one fails does not say that it has ended."""
-    send = host.signal_external
+    send = Host.signal_external
 
-    async def full(id: str, signal: str, *arguments: Any) -> None:
+    async def full(self: Host, id: str, signal: str, arguments: Any) -> None:
         if signal == "probe":
             raise ApplicationError("it has as many signals as it may", type="SignalCountLimitExceeded")
-        await send(id, signal, *arguments)
+        await send(self, id, signal, arguments)
 
-    monkeypatch.setattr(host, "signal_external", full)
+    monkeypatch.setattr(Host, "signal_external", full)
     gate = Gate()
     parent = boss(start("a"), collect("b1", wait=False), collect("b1", wait=False), "Enough.")
     async with engine.served(parent, worker(held(gate))) as client:
@@ -384,7 +384,7 @@ async def test_one_that_cannot_begin_is_told_nothing(engine: Engine) -> None:
         assert (await other.result())["content"] == "heard x"
     first, second = results(response.messages)
     assert first.startswith("not started: WorkflowAlreadyStartedError: ")
-    assert second == "no agent 'b1' (this run has started no agent in background)"
+    assert second == "no agent 'b1' (this run has not started an agent in background)"
 
 
 @pytest.mark.server
@@ -428,7 +428,7 @@ async def test_so_many_at_once(engine: Engine) -> None:
     async with engine.served(parent, worker(held(gate))) as client:
         response = await (await client.start(parent, "Go.")).result()
     assert results(response.messages)[:2] == ["started as b1", "started as b2"]
-    assert results(response.messages)[2].startswith("not started: 2 agents run in background, and no more may at once")
+    assert results(response.messages)[2].startswith("not started: 2 agents run in background, which is the limit")
 
 
 async def test_a_budget_is_shared_with_those_in_background(engine: Engine) -> None:

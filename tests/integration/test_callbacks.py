@@ -102,7 +102,7 @@ async def test_it_expires(engine: Engine, says: str | None) -> None:
     async with engine.served(agent(call("quick"), "Done.", tools=[quick])) as client:
         run = await client.start("editor", "Go.")
         await run.result()
-        assert await told(run) == [says or "Expired: nobody answered the call of quick in time"]
+        assert await told(run) == [says or "Expired: the call of quick was not answered in time"]
         with pytest.raises(ApprovalExpiredError, match="has expired: nobody had decided by"):
             await run.answer((await run.transcript())[1].tool_calls[0].id, 1)
 

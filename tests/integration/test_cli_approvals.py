@@ -46,7 +46,7 @@ async def test_what_waits_is_listed_approved_and_denied(engine: Engine, monkeypa
         unnamed = await cli("approve", run.id)
         assert (unnamed.code, "2 calls of run" in unnamed.err, first in unnamed.err) == (2, True, True)
         other = await cli("approve", run.id, first, "--hash", plain[1]["hash"])
-        assert (other.code, "is not the one that was looked at" in other.err) == (2, True)
+        assert (other.code, "its hash is another than the one sent" in other.err) == (2, True)
         changed = json.dumps({"order": "a", "amount": 2})
         approved = await cli(
             "approve", run.id, first, "--hash", plain[0]["hash"], "--by", "ana", "--arguments", changed

@@ -238,12 +238,12 @@ async def test_a_call_that_never_waits_is_refused_in_the_end(
         run = await client.start("clerk", "Go.")
         call_id = await told(run, "question.asked")
         for saying in (run.answer("other", 1), run.approve("other")):
-            with pytest.raises(NotWaitingYetError, match="call 'other' does not wait for anybody yet"):
+            with pytest.raises(NotWaitingYetError, match="call 'other' does not wait for a person yet"):
                 await saying
         held.gate.open()
         await asked(run)
         tried = len(refused)
-        with pytest.raises(InvalidInputError, match=f"There waits: '{call_id}'"):
+        with pytest.raises(InvalidInputError, match=f"Waiting calls: '{call_id}'"):
             await run.answer("other", 1)
         assert len(refused) == tried
         await run.answer(call_id, 1)

@@ -12,9 +12,12 @@ from temporalio.client import WorkflowFailureError, WorkflowHandle, WorkflowUpda
 from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
-from perdure import Agent, loop
+from perdure import Agent
+from perdure.loop.apply import apply_model
+from perdure.loop.lifecycle import build_continuation_input, create_run_state
 from perdure.testing import ScriptedProvider
 from perdure.worker.replay import replay_histories
+from perdure.workflows import steps
 from tests.support.engine import Engine
 from tests.support.histories import histories
 from tests.support.wait import eventually
@@ -104,7 +107,7 @@ async def _turns(run: Any, count: int) -> bool:
 async def test_a_fault_of_the_engine_pauses_the_run_and_a_deploy_heals_it(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apply_model, calls = loop.apply_model, 0
+    calls = 0
 
     def broken(*arguments: Any) -> None:
         nonlocal calls
@@ -112,7 +115,7 @@ async def test_a_fault_of_the_engine_pauses_the_run_and_a_deploy_heals_it(
         apply_model(*arguments)  # what it has done by then is undone
         raise TypeError("a fault of this engine")
 
-    monkeypatch.setattr(loop, "apply_model", broken)
+    monkeypatch.setattr(steps, "apply_model", broken)
     asked: list[int] = []
 
     def reply(request: Any) -> str:
@@ -134,7 +137,7 @@ async def test_a_fault_of_the_engine_pauses_the_run_and_a_deploy_heals_it(
         await run.resume()
         await eventually(lambda: calls == 2)
         await eventually(paused)
-    monkeypatch.setattr(loop, "apply_model", apply_model)
+    monkeypatch.setattr(steps, "apply_model", apply_model)
     async with engine.served(agent) as client:  # another process has nothing cached
         run = client.run(run.id)
         assert (await run.status()).state == "paused"
@@ -150,8 +153,6 @@ async def test_a_state_is_taken_from_no_client(engine: Engine) -> None:
     async with engine.served(hello()) as client:
         victim = await client.start("hello", "mine", id=f"victim-{uuid.uuid4().hex}", max_history_events=20)
         await victim.result()
-        state = loop.build_continuation_input(
-            loop.create_run_state({"agent": "hello", "message": "evil"}, victim.id, "s"), "r"
-        )
+        state = build_continuation_input(create_run_state({"agent": "hello", "message": "evil"}, victim.id, "s"), "r")
         for start in (state, {"state": state["state"]}):
             assert "state: Extra inputs" in (await failure(await started(engine, start))).message

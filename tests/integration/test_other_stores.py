@@ -85,7 +85,7 @@ async def test_a_long_message_from_a_client_with_another_store(engine: Engine, s
         other = (await stranger.store()).store_id
         await waiting.signal("inject_user_message", NOWHERE | {"store_id": other})
         status = await eventually(lambda: _refused(client.run(waiting.id)))
-        assert f"its text is in store {other}" in status.refused[0]
+        assert f"its content is in store {other}" in status.refused[0]
         await client.run(waiting.id).cancel()
 
 

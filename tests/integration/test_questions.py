@@ -233,7 +233,7 @@ async def test_a_question_expires(engine: Engine) -> None:
     async with engine.served(agent(call("ask"), "Done.", tools=[ask])) as client:
         run = await client.start("clerk", "Go.")
         await run.result()
-        assert await told(run) == ["Expired: nobody answered the call of ask in time"]
+        assert await told(run) == ["Expired: the call of ask was not answered in time"]
         asked_id = (await run.transcript())[1].tool_calls[0].id
         with pytest.raises(ApprovalExpiredError, match="has expired: nobody had decided by"):
             await run.answer(asked_id, True)
@@ -299,7 +299,7 @@ async def test_a_question_expires_while_other_calls_are_still_running(engine: En
         assert gate.left == 0
         gate.open()
         await run.result()
-        assert await told(run) == ["at last", "Expired: nobody answered the call of hasty in time"]
+        assert await told(run) == ["at last", "Expired: the call of hasty was not answered in time"]
 
 
 async def test_a_call_is_approved_first_and_then_asks(engine: Engine) -> None:

@@ -86,7 +86,7 @@ async def test_what_is_large_travels_whole_or_is_refused_and_many_large_results_
     assert fits == "200000"
     assert refused.startswith("not run: its arguments have 300,0")
     assert [len(text) == REMOTE_BYTES - 2 for text in found].count(True) == 4
-    assert sum("too long: ask for less" in text for text in found) == 8
+    assert sum("too long together; request less" in text for text in found) == 8
 
 
 async def test_a_call_without_an_answer_is_run_again_if_it_may_be(engine: Engine) -> None:

@@ -402,7 +402,7 @@ async def test_what_cannot_be_carried_out_fails_the_run_and_names_the_hook(engin
     cases: list[tuple[Callable[[Step], Any], str]] = [
         (bad_model, "nobody"),
         (bad_setting, "top_k"),
-        (orphan, "message 1 has a result that no call"),
+        (orphan, "message 1 has a result without a call"),
         (lambda step: step.add_tool("refund"), "there is no tool 'refund'"),
         (lambda step: step.inject("x" * 10) or 1 / 0, "ZeroDivisionError"),
         (lambda step: step.messages.append("Hi."), "only Message objects"),

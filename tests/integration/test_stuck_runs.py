@@ -40,7 +40,7 @@ async def test_a_run_that_cannot_be_replayed_is_named_and_goes_on_after_a_reset(
 
     cli = Cli(engine.folder, {"TEMPORAL_ADDRESS": engine.address, "PERDURE_STORE_URL": str(engine.store_url)})
     with monkeypatch.context() as other_code:
-        other_code.setattr("perdure.workflows.host.upsert_memo", lambda _: None)
+        other_code.setattr("perdure.workflows.host.Host.upsert_memo", lambda *_: None)
         async with engine.served(agent()) as client:
             run = await client.start("payer", "Go.")
             await eventually(lambda: _asks(run))

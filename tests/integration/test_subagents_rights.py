@@ -94,7 +94,7 @@ async def test_what_an_agent_has_asked_for_waits_below_it_too_on_the_strictest_t
         run = await client.start("boss", "Go.", by="ana")
         one = await waiting(client, run)
         assert (one.run_id, one.agent, one.expires is not None) == (f"{run.id}/1/1", "remover", True)
-        with pytest.raises(InvalidInputError, match="ana asked for what led to"):
+        with pytest.raises(InvalidInputError, match="ana requested what led to"):
             await one.approve(by="ana")
         await one.approve(by="bea")
         await run.result()
@@ -139,7 +139,7 @@ async def test_whoever_asked_for_it_cannot_approve_what_a_subagent_does(engine: 
         for boss in bosses:
             run = await client.start(boss, "Go.", by="ana")
             one = await waiting(client, run)
-            with pytest.raises(InvalidInputError, match="ana asked for what led to"):
+            with pytest.raises(InvalidInputError, match="ana requested what led to"):
                 await one.approve(by="ana")
             assert RAN == []
             await one.approve(by="bea")

@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest import mock
 
-from perdure import Agent, Run, loop, tool
+from perdure import Agent, Run, tool
 from perdure.errors import AuthenticationError, PerdureError, RateLimitError
+from perdure.loop.apply import apply_model
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import ToolCallPart
+from perdure.workflows import steps as workflow_steps
 from tests.support import faults
 from tests.support.checks import users
 from tests.support.engine import Engine
@@ -364,7 +367,7 @@ async def paused_and_resumed(engine: Engine) -> Run:
 @scenario
 async def engine_fault(engine: Engine) -> Run:
     """A change of the state fails, twice; the run is resumed when its workers have an engine without the fault."""
-    apply_model, failures = loop.apply_model, 0
+    failures = 0
 
     def broken(*arguments: Any) -> None:
         nonlocal failures
@@ -373,16 +376,13 @@ async def engine_fault(engine: Engine) -> Run:
         raise TypeError("a fault")
 
     agent = Agent("recorded", ScriptedProvider(lambda _: "Hello."))
-    loop.apply_model = broken  # as an engine with that fault has it
-    try:
+    with mock.patch.object(workflow_steps, "apply_model", broken):  # as an engine with that fault has it
         async with engine.served(agent) as client:
             run = await client.start("recorded", "Go.")
             await eventually(lambda: _state(run, "paused"))
             await run.resume()
             await eventually(lambda: failures == 2)
             await eventually(lambda: _state(run, "paused"))
-    finally:
-        loop.apply_model = apply_model
     async with engine.served(agent) as client:
         again = client.run(run.id)
         await again.resume()

@@ -5,7 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from perdure import loop
+from perdure.loop.apply import apply_closing, apply_model, apply_result
+from perdure.loop.decide import CallModel, EndRun, RecordClosing, RunToolCalls, decide
+from perdure.loop.lifecycle import (
+    build_continuation_input,
+    create_run_state,
+    is_continuation_input,
+    read_continued_state,
+)
+from perdure.loop.status import build_status
 from perdure.types.state import RunState
 from perdure.types.tool_calls import ActivityCall, Call, Disposition, InlineCall, RefusedCall
 from perdure.types.wire import AgentLimits, FinalAnswer, ModelOutput, NewMessage, NewResult
@@ -23,14 +31,14 @@ def opened(message: str | None = "hi", **start: Any) -> RunState:
 def open_as_child(start: dict[str, Any], context_id: str, scope: str) -> RunState:
     """The state of a run whose parent, if it has one, has started it, as Temporal says."""
     parent = start.get("parent") or {}
-    return loop.create_run_state(start, context_id, scope, parent.get("context_id"))
+    return create_run_state(start, context_id, scope, parent.get("context_id"))
 
 
 def carried_over(state: RunState) -> RunState:
     """The state as the execution begins with it that goes on from ``state``, behind Temporal's JSON."""
-    carried = json.loads(json.dumps(loop.build_continuation_input(state, "run-1")))
-    assert loop.is_continuation_input(carried, "run-1")
-    return loop.read_continued_state(carried, state.context_id)
+    carried = json.loads(json.dumps(build_continuation_input(state, "run-1")))
+    assert is_continuation_input(carried, "run-1")
+    return read_continued_state(carried, state.context_id)
 
 
 def call(id: str = "c1", disposition: Disposition = ACTIVITY) -> Call:
@@ -62,26 +70,26 @@ def empty(limits: AgentLimits = LIMITS) -> ModelOutput:
     return ModelOutput(head="h-empty", store_id="s", limits=limits)
 
 
-def model(state: RunState, output: ModelOutput) -> loop.CallModel:
+def model(state: RunState, output: ModelOutput) -> CallModel:
     """Give the model call that comes next ``output``; what it was given."""
-    step = loop.decide(state)
-    assert isinstance(step, loop.CallModel), step
-    loop.apply_model(state, step, output)
+    step = decide(state)
+    assert isinstance(step, CallModel), step
+    apply_model(state, step, output)
     return step
 
 
-def close(state: RunState, head: str | None = "h-closed") -> loop.RecordClosing:
+def close(state: RunState, head: str | None = "h-closed") -> RecordClosing:
     """Record the ending that comes next."""
-    step = loop.decide(state)
-    assert isinstance(step, loop.RecordClosing), step
-    loop.apply_closing(state, step, head)
+    step = decide(state)
+    assert isinstance(step, RecordClosing), step
+    apply_closing(state, step, head)
     return step
 
 
 def running(state: RunState) -> list[tuple[str, int]]:
     """The calls to run next: id and operation."""
-    step = loop.decide(state)
-    assert isinstance(step, loop.RunToolCalls), step
+    step = decide(state)
+    assert isinstance(step, RunToolCalls), step
     return [(pending.call.id, pending.op) for pending in step.calls]
 
 
@@ -89,21 +97,21 @@ def done(state: RunState, *ids: str) -> None:
     """Results of calls, in this order."""
     for wanted in ids:
         op = next(pending.op for pending in state.calls if pending.call.id == wanted)
-        loop.apply_result(state, op, result(wanted))
+        apply_result(state, op, result(wanted))
 
 
 def result(id: str, text: str = "found") -> NewResult:
     return NewResult(call_id=id, name="look", text=text)
 
 
-def said(step: loop.CallModel | loop.RecordClosing) -> list[str]:
+def said(step: CallModel | RecordClosing) -> list[str]:
     """What a step carries: messages by content, results by call id."""
     return [str(item.content) if isinstance(item, NewMessage) else f"={item.call_id}" for item in step.new]
 
 
 def decision(state: RunState, call_id: str, decision: str = "approve", **more: Any) -> dict[str, Any]:
     """What a client sends that has looked at the call, or knows what was decided on it."""
-    status = loop.build_status(state)
+    status = build_status(state)
     seen = [*status.approvals, *reversed(status.decided)] if decision == "approve" else []
     known = next(({"hash": one.hash} for one in seen if one.call_id == call_id), {})
     return {"call_id": call_id, "decision": decision, **known, **more}
@@ -111,6 +119,6 @@ def decision(state: RunState, call_id: str, decision: str = "approve", **more: A
 
 def ended(state: RunState) -> str:
     """How the run ended."""
-    step = loop.decide(state)
-    assert isinstance(step, loop.EndRun), step
+    step = decide(state)
+    assert isinstance(step, EndRun), step
     return step.status

@@ -5,9 +5,39 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from perdure import loop
 from perdure.loop import background, external_calls
-from perdure.loop.finish import REMINDER_ID
+from perdure.loop.apply import apply_closing, apply_external_result, apply_model, apply_result, finish_call
+from perdure.loop.approvals import answer_call, decide_approval, drop_recorded_revocations, update_approval_waits
+from perdure.loop.background import answer_collect_calls, apply_child_ended
+from perdure.loop.decide import (
+    CallModel,
+    EndRun,
+    NextStep,
+    RecordClosing,
+    ReportToParent,
+    RunBranches,
+    RunToolCalls,
+    SendReminders,
+    StopChildren,
+    Wait,
+    decide,
+    select_joining_calls,
+)
+from perdure.loop.finish import REMINDER_ID, build_response
+from perdure.loop.lifecycle import (
+    apply_interrupt,
+    cancel_run,
+    end_turn_at_budget,
+    fail_run,
+    pause_run,
+    request_interrupt,
+)
+from perdure.loop.limits import update_work_time
+from perdure.loop.messages import accept_message, receive_message
+from perdure.loop.questions import apply_clearance, apply_question
+from perdure.loop.status import build_status
+from perdure.loop.subagents import ChildOutcome, apply_branch_outcome, build_branch_start
+from perdure.loop.waits import find_next_deadline, list_calls_to_remind, take_due_reminders
 from perdure.types.interface import Response
 from perdure.types.state import RunState, ToolCallState
 from perdure.types.subagents import BranchRequest, CollectCall, TellCall
@@ -32,9 +62,7 @@ class Simulation:
 
     def __init__(self, state: RunState) -> None:
         self.state = state
-        self.flying: (
-            loop.CallModel | loop.RunToolCalls | loop.RunBranches | loop.RecordClosing | loop.StopChildren | None
-        ) = None
+        self.flying: CallModel | RunToolCalls | RunBranches | RecordClosing | StopChildren | None = None
         self.plain: set[str] = set()
         """Calls about subagents in background, and those that others have answered: their results are texts."""
         self.hooked: set[str] = set()
@@ -66,54 +94,54 @@ class Simulation:
     def message(self, content: str, id: str | None) -> None:
         """Somebody injects a message. ``content`` is never the same twice."""
         fresh = id is None or id not in self.state.seen
-        assert loop.receive_message(self.state, {"content": content, "id": id}) == fresh
+        assert receive_message(self.state, {"content": content, "id": id}) == fresh
         if fresh:
             self.accepted.append(content)
             self.since_message = 0
 
-    def advance(self) -> loop.NextStep:
+    def advance(self) -> NextStep:
         """Begin the next step."""
         assert self.flying is None
-        loop.apply_interrupt(self.state)
-        loop.update_work_time(self.state, self.now)
-        loop.end_turn_at_budget(self.state)
-        loop.update_approval_waits(self.state, self.now)
-        loop.answer_collect_calls(self.state)
+        apply_interrupt(self.state)
+        update_work_time(self.state, self.now)
+        end_turn_at_budget(self.state)
+        update_approval_waits(self.state, self.now)
+        answer_collect_calls(self.state)
         step = self.decided()
         match step:
-            case loop.CallModel():
+            case CallModel():
                 self._spend(self.state.op, keep=True)
                 assert step.new or self.bare, "a model call with nothing new"
                 self._check_told(step)
                 self.flying = step
-            case loop.RecordClosing():
+            case RecordClosing():
                 self._spend(self.state.op)
                 self.flying = step
-            case loop.RunToolCalls(calls=calls):
+            case RunToolCalls(calls=calls):
                 assert calls
                 assert not any(isinstance(one.call.disposition, CollectCall) for one in calls), "nothing is to be run"
                 self.running = [pending.op for pending in calls]
                 for pending in calls:
                     self._begin(pending)
                 self.flying = step
-            case loop.StopChildren():
+            case StopChildren():
                 assert any(row.is_running for row in self.state.background)
                 self.flying = step
-            case loop.RunBranches(branches=branches):
+            case RunBranches(branches=branches):
                 assert branches
                 self.running = [branch.op for branch in branches]
                 for op in self.running:
                     self._spend(op)
                 self.flying = step
-            case loop.ReportToParent(status=status):
+            case ReportToParent(status=status):
                 assert background.build_child_ended(self.state, status).state in (status, "cancelled")
                 self.reported, self.state.reported = status, self.state.op
-            case loop.SendReminders():
+            case SendReminders():
                 self._remind()
-            case loop.EndRun(status=status):
+            case EndRun(status=status):
                 self.ended = status
                 self._check_end()
-            case loop.Wait():
+            case Wait():
                 pass
         return step
 
@@ -122,19 +150,19 @@ class Simulation:
         if not keep:  # a model call that pauses the run is the same operation when it is tried again
             self.spent.add(op)
 
-    def decided(self) -> loop.NextStep:
+    def decided(self) -> NextStep:
         """The next step: there always is one, and to ask for it changes nothing."""
         before = self.state.model_dump_json()
-        step = loop.decide(self.state)
-        assert loop.decide(self.state) == step
-        loop.build_status(self.state)
+        step = decide(self.state)
+        assert decide(self.state) == step
+        build_status(self.state)
         assert self.state.model_dump_json() == before
         return step
 
     def reply(self, calls: list[Call], output: ModelOutput) -> None:
         """The model call comes back."""
         step = self.flying
-        assert isinstance(step, loop.CallModel)
+        assert isinstance(step, CallModel)
         self.replies += 1
         self.bare = False
         self.since_message += 1
@@ -145,18 +173,18 @@ class Simulation:
         self.hooked |= {call.id for call in calls if _hooked(call.disposition)}
         self.transcript.append(("assistant", ",".join(call.id for call in calls)))
         self.transcript += [("result", call.id) for call in calls if isinstance(call.disposition, AnsweredCall)]
-        loop.drop_recorded_revocations(self.state, tuple(self.state.revoked))
-        loop.apply_model(self.state, step, output)
+        drop_recorded_revocations(self.state, tuple(self.state.revoked))
+        apply_model(self.state, step, output)
         self.flying = None
 
     def branch(self, count: int) -> None:
         """The step policy asks for branches, and nothing else has happened."""
         step = self.flying
-        assert isinstance(step, loop.CallModel)
+        assert isinstance(step, CallModel)
         self.spent.add(self.state.op)
         before = self.state.model_dump(exclude={"op", "branching", "store_id"})
         asked = tuple(BranchRequest(key=f"k{n}", said="?", agent="b") for n in range(count))
-        loop.apply_model(self.state, step, ModelOutput(head=self.state.head, store_id="s", branches=asked))
+        apply_model(self.state, step, ModelOutput(head=self.state.head, store_id="s", branches=asked))
         assert self.state.model_dump(exclude={"op", "branching", "store_id"}) == before
         self.told = step.new
         self.flying = None
@@ -164,15 +192,15 @@ class Simulation:
     def branch_ended(self, index: int) -> None:
         """One of the branches in flight comes back."""
         op = self.running.pop(index)
-        assert isinstance(self.flying, loop.RunBranches)
+        assert isinstance(self.flying, RunBranches)
         assert self.state.branching is not None
         branch = next(one for one in self.state.branching.branches if one.op == op)  # another execution has its own
-        assert isinstance(loop.build_branch_start(self.state, branch), dict)
-        loop.apply_branch_outcome(self.state, branch, loop.ChildOutcome(Response(content="42")), stopping=False)
+        assert isinstance(build_branch_start(self.state, branch), dict)
+        apply_branch_outcome(self.state, branch, ChildOutcome(Response(content="42")), stopping=False)
         if not self.running:
             self.flying = None
 
-    def _check_told(self, step: loop.CallModel) -> None:
+    def _check_told(self, step: CallModel) -> None:
         branching = self.state.branching
         if branching is None or self.told is None:
             return
@@ -188,7 +216,7 @@ class Simulation:
             self.running.insert(index, op)
             return
         if pending.result is None and not self._handed(pending) and not self._background(pending):
-            loop.apply_result(self.state, op, NewResult(call_id=pending.call.id, name="look", key=f"key-{op}"))
+            apply_result(self.state, op, NewResult(call_id=pending.call.id, name="look", key=f"key-{op}"))
             self.finished[pending.call.id] = f"key-{op}"
         if not self.running:
             self.flying = None
@@ -201,14 +229,14 @@ class Simulation:
             return False
         if external_calls.needs_before_activity(pending):
             assert pending.cleared is None, "it is looked at once"
-            loop.apply_clearance(self.state, pending.op, Clearance(around=around), self.now)
+            apply_clearance(self.state, pending.op, Clearance(around=around), self.now)
             return isinstance(how, RemoteCall) and external_calls.can_begin_external_call(self.state, pending)
         assert isinstance(how, RemoteCall)
         assert pending.op not in self.sent, "it is sent once"
         self.sent.add(pending.op)
         failed = pending.op % 2 == 0
         result = NewResult(call_id=pending.call.id, name="look", text="far", is_error=failed)
-        loop.apply_external_result(self.state, pending.op, result, "KeyError" if failed else "")
+        apply_external_result(self.state, pending.op, result, "KeyError" if failed else "")
         if pending.result is not None:
             assert not around.after
             self.plain.add(pending.call.id)
@@ -222,7 +250,7 @@ class Simulation:
     def left_off(self, index: int) -> None:
         """A call in flight fails in a way that an operator can mend: it is run again when the run is resumed."""
         op = self.running.pop(index)
-        loop.pause_run(self.state, "TranscriptCorruptedError: gone", "2026-01-01")
+        pause_run(self.state, "TranscriptCorruptedError: gone", "2026-01-01")
         self.again.add(op)
         if not self.running:
             self.flying = None
@@ -232,10 +260,10 @@ class Simulation:
         how = pending.call.disposition
         if isinstance(how, TellCall):
             if background.find_tell_target(self.state, pending, how.handle) is not None:
-                background.apply_tell_result(self.state, pending)
+                finish_call(self.state, pending, "delivered")
         elif isinstance(how, SubagentCall) and how.background is not None:
             if (begun := background.prepare_background_run(self.state, pending)) is not None:
-                background.mark_background_started(self.state, begun[0])
+                background.mark_background_started(self.state, pending, begun[0])
         else:
             return False
         return True
@@ -246,11 +274,11 @@ class Simulation:
         before, collected = row.state, row.collected
         if state == "lost":
             background.apply_background_outcome(
-                self.state, row, loop.ChildOutcome(error="TerminatedError: Terminated"), lost=True
+                self.state, row, ChildOutcome(error="TerminatedError: Terminated", lost=True)
             )
         else:
             told = {"context_id": f"{self.state.context_id}/{row.op}", "scope": row.scope, "state": state}
-            loop.apply_child_ended(self.state, {**told, "content": f"of {row.handle}", "error": "no"})
+            apply_child_ended(self.state, {**told, "content": f"of {row.handle}", "error": "no"})
         assert not row.is_running
         if collected or (before != "running" and state != "completed"):
             assert row.state == before, "what is said of it once stays"
@@ -263,7 +291,7 @@ class Simulation:
 
     def join(self) -> None:
         """What was decided meanwhile begins beside the calls in flight."""
-        for pending in loop.select_joining_calls(self.state, set(self.running)):
+        for pending in select_joining_calls(self.state, set(self.running)):
             self._begin(pending)
             self.running.append(pending.op)
 
@@ -282,22 +310,22 @@ class Simulation:
     def ask(self, index: int) -> None:
         """One of the calls in flight comes back with a question."""
         op = self.running.pop(index)
-        loop.apply_question(self.state, op, Question(text="Sure?", form={"type": "boolean"}), self.now)
+        apply_question(self.state, op, Question(text="Sure?", form={"type": "boolean"}), self.now)
         if not self.running:
             self.flying = None
 
     def answer(self, *, declined: bool) -> None:
         """Somebody answers the first call that waits for it."""
-        waits = next(one for one in loop.build_status(self.state).approvals if one.kind != "approval")
+        waits = next(one for one in build_status(self.state).approvals if one.kind != "approval")
         said: dict[str, Any] = {"error": "no"} if declined else {"value": True}
-        loop.answer_call(self.state, {"call_id": waits.call_id, "by": "ana", **said, "hash": waits.hash}, self.now)
+        answer_call(self.state, {"call_id": waits.call_id, "by": "ana", **said, "hash": waits.hash}, self.now)
         if waits.kind == "callback" and not declined and waits.call_id not in self.hooked:
             self.plain.add(waits.call_id)
 
     def approval(self, decision: str) -> None:
         """Somebody decides on the first call that still waits; ``"always"`` approves all of its tool."""
-        loop.update_approval_waits(self.state, self.now)
-        waits = [one for one in loop.build_status(self.state).approvals if one.kind == "approval"]
+        update_approval_waits(self.state, self.now)
+        waits = [one for one in build_status(self.state).approvals if one.kind == "approval"]
         if not waits:
             return
         always = {"always": True} if decision == "always" else {}
@@ -307,30 +335,30 @@ class Simulation:
             "by": "ana",
             "hash": waits[0].hash,
         }
-        decided = loop.decide_approval(self.state, said | always, self.now)
+        decided = decide_approval(self.state, said | always, self.now)
         before = self.state.model_dump_json()
-        assert loop.decide_approval(self.state, said | always, self.now) == decided
+        assert decide_approval(self.state, said | always, self.now) == decided
         assert self.state.model_dump_json() == before, "the same decision changes nothing"
         if decision != "approve":
             assert bool(self.state.standing) == (decision == "always")
         if always:
-            left = [one for one in loop.build_status(self.state).approvals if one.kind == "approval"]
+            left = [one for one in build_status(self.state).approvals if one.kind == "approval"]
             assert not left, "all are of this tool"
 
     def later(self, seconds: float) -> None:
         """Time goes by; what is due is looked for beside the calls in flight."""
         self.now += timedelta(seconds=seconds)
-        if isinstance(self.flying, loop.RunToolCalls) and loop.find_next_reminder_check(self.state) is not None:
-            loop.update_approval_waits(self.state, self.now)
-            if loop.list_calls_to_remind(self.state):
+        if isinstance(self.flying, RunToolCalls) and find_next_deadline(self.state) is not None:
+            update_approval_waits(self.state, self.now)
+            if list_calls_to_remind(self.state):
                 self._remind()
 
     def _remind(self) -> None:
-        before = {one.call_id: one.reminded for one in loop.build_status(self.state).approvals}
-        told = loop.take_due_reminders(self.state, self.now)
+        before = {one.call_id: one.reminded for one in build_status(self.state).approvals}
+        told = take_due_reminders(self.state, self.now)
         assert told.reminders
         assert told.has_waiting_call()
-        assert loop.list_calls_to_remind(self.state) == ()
+        assert list_calls_to_remind(self.state) == ()
         self._spend(told.op)
         for one in told.reminders:
             assert one.number == before[one.call_id] + 1
@@ -338,66 +366,66 @@ class Simulation:
     def closed(self, head: str | None) -> None:
         """The ending was recorded, or could not be."""
         step = self.flying
-        assert isinstance(step, loop.RecordClosing)
+        assert isinstance(step, RecordClosing)
         if head is None:
             self.unrecorded = True
         elif step.closing.status == "paused" and self.told is not None:
             self.told = self.told[len(step.new) :]  # it is in the transcript now
         self._write(step.new)
-        loop.drop_recorded_revocations(self.state, tuple(self.state.revoked))
-        loop.apply_closing(self.state, step, head)
+        drop_recorded_revocations(self.state, tuple(self.state.revoked))
+        apply_closing(self.state, step, head)
         self.flying = None
 
     def cancel(self) -> None:
         """The run is cancelled; what is in flight never comes back, a Close does."""
-        if isinstance(self.flying, loop.CallModel):
+        if isinstance(self.flying, CallModel):
             self.spent.add(self.state.op)
         late, self.running = self.running, []
-        if isinstance(self.flying, loop.RecordClosing):
+        if isinstance(self.flying, RecordClosing):
             self.closed("closed")
-        elif isinstance(self.flying, loop.StopChildren):
+        elif isinstance(self.flying, StopChildren):
             self.children_stopped()
         else:
             self.flying = None
-        loop.cancel_run(self.state)
+        cancel_run(self.state)
         for op in late:
-            loop.apply_result(self.state, op, NewResult(call_id="late", name="look", text="late"))
+            apply_result(self.state, op, NewResult(call_id="late", name="look", text="late"))
 
     def bare_turn(self) -> None:
         """Somebody asks for a turn without a message."""
-        loop.accept_message(self.state, {"content": None})
+        accept_message(self.state, {"content": None})
         self.bare, self.since_message = True, 0
 
     def interrupt(self, content: str | None, id: str | None, finished: bool) -> None:
         """Somebody interrupts. What is in flight comes back without an outcome, or (``finished``) with its own."""
         fresh = content is not None and (id is None or id not in self.state.seen)
-        loop.request_interrupt(self.state, None if content is None else {"content": content, "id": id})
+        request_interrupt(self.state, None if content is None else {"content": content, "id": id})
         if fresh:
             assert content is not None
             self.accepted.append(content)
             self.since_message = 0
-        if self.state.interrupt is None or isinstance(self.flying, loop.RecordClosing | loop.StopChildren):
+        if self.state.interrupt is None or isinstance(self.flying, RecordClosing | StopChildren):
             return
-        if isinstance(self.flying, loop.CallModel) and finished:
+        if isinstance(self.flying, CallModel) and finished:
             self.reply([], ModelOutput(head="h", store_id="s", text="42", finish=FinalAnswer(content="42")))
-        elif isinstance(self.flying, loop.CallModel):
+        elif isinstance(self.flying, CallModel):
             self.spent.add(self.state.op)
         while finished and len(self.running) > 1:
-            self.branch_ended(0) if isinstance(self.flying, loop.RunBranches) else self.result(0)
+            self.branch_ended(0) if isinstance(self.flying, RunBranches) else self.result(0)
         self.flying, self.running = None, []
-        loop.apply_interrupt(self.state)
+        apply_interrupt(self.state)
         assert self.state.interrupt is None
 
     def fail(self) -> None:
         """The model call fails for good."""
         self.spent.add(self.state.op)
         self.flying = None
-        loop.fail_run(self.state, "ProviderError", "no")
+        fail_run(self.state, "ProviderError", "no")
 
     def pause(self) -> None:
         """The model call fails in a way that an operator can mend."""
         self.flying = None
-        loop.pause_run(self.state, "TranscriptCorruptedError: gone", "2026-01-01")
+        pause_run(self.state, "TranscriptCorruptedError: gone", "2026-01-01")
 
     def continue_as_new(self) -> None:
         """Another execution takes over."""
@@ -449,7 +477,7 @@ class Simulation:
         assert not any(row.is_running for row in self.state.background), "a subagent outlives its parent"
         waited = self.state.parent is not None and self.state.parent.background
         assert self.reported == (self.ended if waited else None)
-        interrupted = loop.build_response(self.state).finish_reason == "interrupted"
+        interrupted = build_response(self.state).finish_reason == "interrupted"
         if self.transcript and not self.unrecorded and self.ended == "completed" and not interrupted:
             assert self.transcript[-1][0] in ("assistant", "result")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure import loop
+from perdure.loop.apply import apply_abort
+from perdure.loop.lifecycle import apply_interrupt, cancel_run, fail_run, request_interrupt
 from perdure.types.state import RunState
 from perdure.types.tool_calls import InlineCall
 from perdure.types.wire import AgentLimits
@@ -20,7 +21,7 @@ def failure(state: RunState) -> tuple[str, str]:
 
 def aborted(state: RunState, id: str) -> None:
     """A call came back as aborted, as workflows/steps.py applies it."""
-    loop.apply_abort(state, "AbortError: enough")
+    apply_abort(state, "AbortError: enough")
     done(state, id)
 
 
@@ -30,7 +31,7 @@ def test_what_is_under_way_ends_first_and_its_result_counts() -> None:
     assert len(running(state)) == 3
     aborted(state, "c2")
     done(state, "c1", "c3")
-    loop.apply_interrupt(state)
+    apply_interrupt(state)
     step = close(state)
     assert said(step) == ["=c1", "=c2", "=c3"]
     assert (step.closing.error_type, step.closing.error) == ("AbortError", "enough")
@@ -41,7 +42,7 @@ def test_what_had_not_begun_does_not() -> None:
     state = opened()
     model(state, asks(call("c1"), call("c2")))
     aborted(state, "c1")
-    loop.apply_interrupt(state)
+    apply_interrupt(state)
     step = close(state)
     assert said(step) == ["=c1", "=c2"]
     assert [getattr(item, "text", "") for item in step.new][1] == "not run: the run was aborted"
@@ -52,7 +53,7 @@ def test_an_inline_call_ends_the_run_where_the_reply_is_applied() -> None:
     stop = call("c1", InlineCall(key="key-c1", is_error=True, aborted="AbortError: enough\nAsk less."))
     state = opened()
     model(state, asks(stop, call("c2")))
-    loop.apply_interrupt(state)
+    apply_interrupt(state)
     assert said(close(state)) == ["=c1", "=c2"]
     assert failure(state) == ("AbortError", "enough\nAsk less.")
 
@@ -68,7 +69,7 @@ def test_it_counts_more_than_a_limit_that_is_reached_with_it(on_limit: str, last
         steps = {"c1": lambda: aborted(state, "c1"), "c2": lambda: done(state, "c2")}
         for step in sorted(steps, key=lambda one: one == last):
             steps[step]()
-    loop.apply_interrupt(state)
+    apply_interrupt(state)
     close(state)
     assert (ended(state), failure(state)[0]) == ("failed", "AbortError")
 
@@ -76,14 +77,14 @@ def test_it_counts_more_than_a_limit_that_is_reached_with_it(on_limit: str, last
 def test_a_cancelled_run_stays_cancelled_and_the_first_failure_counts() -> None:
     state = opened()
     model(state, asks(call("c1")))
-    loop.cancel_run(state)
-    loop.apply_abort(state, "AbortError: enough")
+    cancel_run(state)
+    apply_abort(state, "AbortError: enough")
     close(state)
     assert ended(state) == "cancelled"
     failed = opened()
     model(failed, asks(call("c1")))
-    loop.fail_run(failed, "HookError", "broken")
-    loop.apply_abort(failed, "AbortError: enough")
+    fail_run(failed, "HookError", "broken")
+    apply_abort(failed, "AbortError: enough")
     assert failure(failed) == ("HookError", "broken")
 
 
@@ -91,8 +92,8 @@ def test_an_interrupt_of_an_aborted_turn_stops_nothing_any_more() -> None:
     state = opened()
     model(state, asks(call("c1")))
     aborted(state, "c1")
-    loop.request_interrupt(state, None)
-    loop.apply_interrupt(state)
+    request_interrupt(state, None)
+    apply_interrupt(state)
     close(state)
     assert (ended(state), failure(state)[0]) == ("failed", "AbortError")
 
@@ -101,6 +102,6 @@ def test_nothing_of_it_is_left_in_a_run_without() -> None:
     state = opened()
     model(state, asks(call("c1")))
     done(state, "c1")
-    loop.apply_interrupt(state)
+    apply_interrupt(state)
     model(state, says("42"))
     assert ended(state) == "completed"

@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
-from perdure import loop
 from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, PerdureError, RunClosedError
+from perdure.loop.apply import apply_result
+from perdure.loop.approvals import check_approval, decide_approval, update_approval_waits
+from perdure.loop.decide import CallModel, RecordClosing, RunToolCalls, Wait
+from perdure.loop.decide import decide as next_step
+from perdure.loop.lifecycle import cancel_run
+from perdure.loop.status import build_status
 from perdure.types.approvals import ApprovalTerms, hash_arguments
 from perdure.types.state import MAX_PAST_DECISIONS, RunState
 from perdure.types.tool_calls import Call
@@ -31,35 +36,35 @@ def waiting(id: str = "c1", **terms: Any) -> Call:
 def asked(*calls: Call, **start: Any) -> RunState:
     state = opened(**start)
     model(state, asks(*calls))
-    loop.update_approval_waits(state, NOW)
+    update_approval_waits(state, NOW)
     return state
 
 
 def decide(state: RunState, id: str = "c1", decision: str = "approve", at: float = 0, **more: Any) -> Any:
-    return loop.decide_approval(state, decision_on(state, id, decision, **more), NOW + timedelta(seconds=at))
+    return decide_approval(state, decision_on(state, id, decision, **more), NOW + timedelta(seconds=at))
 
 
 def test_the_others_run_first_and_then_the_run_waits_for_the_nearest_end() -> None:
     state = asked(waiting("c1", expires=50), call("c2"), waiting("c3", expires=20), waiting("c4"))
-    step = loop.decide(state)
-    assert isinstance(step, loop.RunToolCalls)
+    step = next_step(state)
+    assert isinstance(step, RunToolCalls)
     assert [one.call.id for one in step.calls] == ["c2"]
-    loop.apply_result(state, step.calls[0].op, NewResult(call_id="c2", name="look", key="k"))
-    assert loop.decide(state) == loop.Wait("approval", NOW.timestamp() + 20)
+    apply_result(state, step.calls[0].op, NewResult(call_id="c2", name="look", key="k"))
+    assert next_step(state) == Wait("approval", NOW.timestamp() + 20)
 
 
 def test_a_call_that_nobody_has_looked_at_yet_does_not_run() -> None:
     state = opened()
     model(state, asks(waiting()))
-    assert loop.decide(state) == loop.Wait("approval", None)
-    assert loop.build_status(state).doing == "approval"
+    assert next_step(state) == Wait("approval", None)
+    assert build_status(state).doing == "approval"
 
 
 def test_an_approved_call_runs_beside_one_that_waits() -> None:
     state = asked(waiting("c1"), waiting("c2"))
     decide(state, by="ana", arguments={"path": "/"})
-    step = loop.decide(state)
-    assert isinstance(step, loop.RunToolCalls)
+    step = next_step(state)
+    assert isinstance(step, RunToolCalls)
     (one,) = step.calls
     assert one.decided is not None
     assert (one.decided.arguments, one.decided.by) == ({"path": "/"}, "ana")
@@ -82,8 +87,8 @@ def test_arguments_that_are_equal_in_python_alone_are_changed_ones(given: Any, t
 def test_a_denied_call_has_its_result_and_the_model_is_asked() -> None:
     state = asked(waiting())
     decide(state, decision="deny", by="ana", comment="no")
-    step = loop.decide(state)
-    assert isinstance(step, loop.CallModel)
+    step = next_step(state)
+    assert isinstance(step, CallModel)
     (result,) = step.new
     assert isinstance(result, NewResult)
     assert (result.text, result.is_error) == ("Denied by ana: no", True)
@@ -92,10 +97,10 @@ def test_a_denied_call_has_its_result_and_the_model_is_asked() -> None:
 @pytest.mark.parametrize(("on_expiry", "runs"), [("deny", False), ("approve", True)])
 def test_the_end_of_the_time_decides(on_expiry: str, runs: bool) -> None:
     state = asked(waiting(expires=10, on_expiry=on_expiry))
-    loop.update_approval_waits(state, NOW + timedelta(seconds=9.9))
-    assert isinstance(loop.decide(state), loop.Wait)
-    loop.update_approval_waits(state, NOW + timedelta(seconds=10))
-    assert isinstance(loop.decide(state), loop.RunToolCalls if runs else loop.CallModel)
+    update_approval_waits(state, NOW + timedelta(seconds=9.9))
+    assert isinstance(next_step(state), Wait)
+    update_approval_waits(state, NOW + timedelta(seconds=10))
+    assert isinstance(next_step(state), RunToolCalls if runs else CallModel)
     with pytest.raises(ApprovalDecidedError if runs else ApprovalExpiredError, match="nobody had decided"):
         decide(state, at=11)
 
@@ -103,8 +108,8 @@ def test_the_end_of_the_time_decides(on_expiry: str, runs: bool) -> None:
 def test_the_time_counts_from_the_first_look_and_over_continue_as_new() -> None:
     state = asked(waiting(expires=10))
     state = carried_over(state)
-    loop.update_approval_waits(state, NOW + timedelta(seconds=5))
-    assert loop.decide(state) == loop.Wait("approval", NOW.timestamp() + 10)
+    update_approval_waits(state, NOW + timedelta(seconds=5))
+    assert next_step(state) == Wait("approval", NOW.timestamp() + 10)
 
 
 @pytest.mark.parametrize(
@@ -117,23 +122,31 @@ def test_the_time_counts_from_the_first_look_and_over_continue_as_new() -> None:
         ({"call_id": "c9", "decision": "approve"}, InvalidInputError, "no call 'c9' waits"),
         ({"call_id": "c2", "decision": "approve"}, InvalidInputError, "no call 'c2' waits"),
         ({"call_id": "c1", "decision": "deny", "arguments": {}}, InvalidInputError, "a call that is denied has none"),
-        ({"call_id": "c1", "decision": "approve", "hash": "0"}, InvalidInputError, "not the one that was looked at"),
+        (
+            {"call_id": "c1", "decision": "approve", "hash": "0"},
+            InvalidInputError,
+            "its hash is another than the one sent",
+        ),
         (
             {"call_id": "c1", "decision": "approve", "arguments": {"x": "y" * 70_000}},
             InvalidInputError,
             "may have 65,536",
         ),
-        ({"call_id": "c1", "decision": "approve", "by": "bea"}, InvalidInputError, "hash: an approval says what was"),
-        (SHOWN, InvalidInputError, "by somebody else"),
-        ({**SHOWN, "by": "  "}, InvalidInputError, "by somebody else"),
-        ({**SHOWN, "by": "ana"}, InvalidInputError, "ana asked for what led to"),
-        ({**SHOWN, "by": " AＮA "}, InvalidInputError, "asked for what led to"),
+        (
+            {"call_id": "c1", "decision": "approve", "by": "bea"},
+            InvalidInputError,
+            "hash: an approval of call .* must name",
+        ),
+        (SHOWN, InvalidInputError, "an approver other than its requester"),
+        ({**SHOWN, "by": "  "}, InvalidInputError, "an approver other than its requester"),
+        ({**SHOWN, "by": "ana"}, InvalidInputError, "ana requested what led to"),
+        ({**SHOWN, "by": " AＮA "}, InvalidInputError, "requested what led to"),
     ],
 )
 def test_what_cannot_be_decided_is_refused_and_changes_nothing(raw: Any, error: type[PerdureError], match: str) -> None:
     state = asked(waiting(separate=True), call("c2"), message={"content": "hi", "by": "ana"})
     before = state.model_dump()
-    for refuse in (loop.check_approval, loop.decide_approval):
+    for refuse in (check_approval, decide_approval):
         with pytest.raises(error, match=match):
             refuse(state, raw, NOW)
     assert state.model_dump() == before
@@ -151,15 +164,15 @@ def test_a_second_decision_hears_of_the_first_as_long_as_it_is_remembered() -> N
         decide(state, f"c{n}", by=f"p{n}")
     with pytest.raises(ApprovalDecidedError, match="approved by p1 at 2026-01-02"):
         decide(state, "c1", "deny")
-    with pytest.raises(InvalidInputError, match="None waits"):
+    with pytest.raises(InvalidInputError, match="No call of this run waits"):
         decide(state, "c0", "deny")
     assert len(state.decided) == MAX_PAST_DECISIONS
 
 
 def test_a_run_that_ends_takes_no_decision_and_closes_what_waits() -> None:
     state = asked(waiting())
-    loop.cancel_run(state)
+    cancel_run(state)
     with pytest.raises(RunClosedError):
         decide(state)
-    assert isinstance(loop.decide(state), loop.RecordClosing)
-    assert loop.build_status(state).approvals == ()
+    assert isinstance(next_step(state), RecordClosing)
+    assert build_status(state).approvals == ()

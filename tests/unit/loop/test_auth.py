@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from perdure import loop
 from perdure.errors import InvalidInputError
-from perdure.loop.messages import parse_message, take_message_auth
+from perdure.loop.decide import CallModel, decide
+from perdure.loop.lifecycle import create_run_state
+from perdure.loop.messages import accept_message, parse_message, take_message_auth
 from perdure.stages.journal_keys import build_model_key
 from perdure.types.state import RunState
 from perdure.types.wire import ModelInput, NewMessage
@@ -18,7 +19,7 @@ ANA, BEN = "perdure1:k:0:QUE=", "perdure1:k:0:QkU="
 
 
 def opened(**start: Any) -> RunState:
-    return loop.create_run_state({"agent": "a", "mode": "session", **start}, "run", "scope")
+    return create_run_state({"agent": "a", "mode": "session", **start}, "run", "scope")
 
 
 def acts(state: RunState) -> tuple[str | None, str | None]:
@@ -33,10 +34,10 @@ def test_a_start_says_it() -> None:
 
 def test_a_message_says_it_when_it_is_taken() -> None:
     state = opened(auth_context=ANA, message="Hi.")
-    loop.accept_message(state, {"content": "I am Ben.", "auth_ref": "ben"})
+    accept_message(state, {"content": "I am Ben.", "auth_ref": "ben"})
     assert acts(state) == (ANA, None)  # what was asked before is done for Ana
-    step = loop.decide(state)
-    assert isinstance(step, loop.CallModel)
+    step = decide(state)
+    assert isinstance(step, CallModel)
     new = take_message_auth(state, step.new)
     assert acts(state) == (None, "ben")
     assert [item.model_dump(exclude_none=True).keys() & {"auth_context", "auth_ref"} for item in new] == [set()] * 2
@@ -52,7 +53,7 @@ def test_a_message_without_it_changes_nothing() -> None:
 
 def test_a_turn_without_a_message_may_say_it() -> None:
     state = opened(auth_context=ANA)
-    loop.accept_message(state, {"content": None, "auth_context": BEN})
+    accept_message(state, {"content": None, "auth_context": BEN})
     assert acts(state) == (BEN, None)
 
 

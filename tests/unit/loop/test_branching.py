@@ -6,9 +6,19 @@ from typing import Any
 
 import pytest
 
-from perdure import loop
 from perdure.loop.children import list_branch_outcomes
-from perdure.loop.subagents import MAX_DEPTH
+from perdure.loop.decide import CallModel, RunBranches, Wait, decide
+from perdure.loop.lifecycle import (
+    apply_interrupt,
+    cancel_run,
+    end_turn_at_budget,
+    fail_run,
+    request_interrupt,
+    resume_run,
+)
+from perdure.loop.messages import receive_message
+from perdure.loop.status import build_status
+from perdure.loop.subagents import MAX_DEPTH, ChildOutcome, apply_branch_outcome, build_branch_start, set_branch_outcome
 from perdure.types.interface import Response
 from perdure.types.limits import Bounds
 from perdure.types.messages import BlobRef, Usage
@@ -54,16 +64,14 @@ def stepping(*asked: BranchRequest, limits: AgentLimits = LIMITS, used: int = 0,
 
 
 def waiting(state: RunState) -> tuple[PendingBranch, ...]:
-    step = loop.decide(state)
-    assert isinstance(step, loop.RunBranches), step
+    step = decide(state)
+    assert isinstance(step, RunBranches), step
     return step.branches
 
 
 def answered(state: RunState, text: str = "Good.", **more: Any) -> None:
     """The first branch that waits has this answer."""
-    loop.apply_branch_outcome(
-        state, waiting(state)[0], loop.ChildOutcome(Response(content=text, **more)), stopping=False
-    )
+    apply_branch_outcome(state, waiting(state)[0], ChildOutcome(Response(content=text, **more)), stopping=False)
 
 
 def came_to(state: RunState) -> list[str]:
@@ -71,7 +79,7 @@ def came_to(state: RunState) -> list[str]:
 
 
 def started(state: RunState, place: int = 0) -> dict[str, Any]:
-    start = loop.build_branch_start(state, waiting(state)[place])
+    start = build_branch_start(state, waiting(state)[place])
     assert isinstance(start, dict), start
     return start
 
@@ -85,8 +93,8 @@ def test_the_same_step_is_tried_again_when_all_have_ended() -> None:
     answered(state)
     assert len(waiting(state)) == 1
     answered(state, "Bad.")
-    step = loop.decide(state)
-    assert isinstance(step, loop.CallModel)
+    step = decide(state)
+    assert isinstance(step, CallModel)
     assert said(step) == ["=c1"]
     assert came_to(state) == ["Good.", "Bad."]
     assert state.op == 5
@@ -108,9 +116,9 @@ def test_a_message_that_comes_meanwhile_is_for_the_next_step() -> None:
     state = opened()
     model(state, asks(call()))
     done(state, "c1")
-    loop.receive_message(state, "early")
+    receive_message(state, "early")
     model(state, branches(ask()))
-    loop.receive_message(state, "late")
+    receive_message(state, "late")
     answered(state)
     assert said(model(state, asks(call("c2")))) == ["=c1", "early"]
     done(state, "c2")
@@ -140,8 +148,8 @@ def test_a_branch_is_started_behind_the_forked_conversation() -> None:
 
 def said_first(start: dict[str, Any]) -> list[str]:
     """What the model call of a run that is started so is given."""
-    step = loop.decide(open_as_child(start, "c", "s"))
-    assert isinstance(step, loop.CallModel)
+    step = decide(open_as_child(start, "c", "s"))
+    assert isinstance(step, CallModel)
     return said(step)
 
 
@@ -149,29 +157,29 @@ def test_what_may_not_begin_has_an_error() -> None:
     lineage = {"root": "p", "agent": "above", "path": [{"agent": "a", "call_id": "c"}]}
     deep = {"context_id": "p", "call_id": "c", "scope": "s", "depth": MAX_DEPTH, "lineage": lineage}
     state = stepping(ask(), parent=deep)
-    refused = loop.build_branch_start(state, waiting(state)[0])
+    refused = build_branch_start(state, waiting(state)[0])
     assert isinstance(refused, BranchOutcome)
     assert (refused.error_type, refused.error) == ("BranchError", "not run: subagents are nested 5 deep at most")
-    loop.set_branch_outcome(waiting(state)[0], refused)
-    assert isinstance(loop.decide(state), loop.CallModel)
+    set_branch_outcome(waiting(state)[0], refused)
+    assert isinstance(decide(state), CallModel)
 
 
 @pytest.mark.parametrize(
     ("how", "outcome"),
     [
-        (loop.ChildOutcome(Response(content="Good.")), {"content": "Good."}),
-        (loop.ChildOutcome(Response(content='{"a":1}', typed=True)), {"content": '{"a":1}', "typed": True}),
-        (loop.ChildOutcome(Response(blob=BLOB)), {"blob": BLOB}),
-        (loop.ChildOutcome(error="ParseError: a: b"), {"error_type": "ParseError", "error": "a: b"}),
+        (ChildOutcome(Response(content="Good.")), {"content": "Good."}),
+        (ChildOutcome(Response(content='{"a":1}', typed=True)), {"content": '{"a":1}', "typed": True}),
+        (ChildOutcome(Response(blob=BLOB)), {"blob": BLOB}),
+        (ChildOutcome(error="ParseError: a: b"), {"error_type": "ParseError", "error": "a: b"}),
         (
-            loop.ChildOutcome(Response(finish_reason="interrupted", content="half")),
+            ChildOutcome(Response(finish_reason="interrupted", content="half")),
             {"error_type": "RunCancelledError", "error": "it was interrupted before it had an answer"},
         ),
     ],
 )
-def test_what_it_came_to(how: loop.ChildOutcome, outcome: dict[str, Any]) -> None:
+def test_what_it_came_to(how: ChildOutcome, outcome: dict[str, Any]) -> None:
     state = stepping(ask())
-    loop.apply_branch_outcome(state, waiting(state)[0], how, stopping=False)
+    apply_branch_outcome(state, waiting(state)[0], how, stopping=False)
     assert list_branch_outcomes(state) == (BranchOutcome(key="k0", said="'sub: 0'", agent="sub", op=3, **outcome),)
 
 
@@ -182,9 +190,9 @@ def test_what_branches_use_counts_and_they_share_what_is_left() -> None:
     answered(state, usage=Usage(input_tokens=30), cost_usd=0.5, tool_calls=3)
     assert (state.usage.total_tokens, state.cost_usd, state.tool_calls) == (70, 0.5, 1 + 3)
     answered(state, usage=Usage(input_tokens=30))
-    loop.end_turn_at_budget(state)
-    step = loop.decide(state)
-    assert isinstance(step, loop.CallModel)
+    end_turn_at_budget(state)
+    step = decide(state)
+    assert isinstance(step, CallModel)
     assert step.purpose == "force_finish"
 
 
@@ -204,9 +212,9 @@ def test_answers_that_no_activity_could_be_given_are_errors() -> None:
 @pytest.mark.parametrize("how", ["return", "error"])
 def test_a_budget_that_branches_use_up_ends_the_turn(how: Any) -> None:
     state = stepping(ask(), limits=AgentLimits(run=Bounds(tokens=50), on_limit=how), used=40)
-    loop.end_turn_at_budget(state)
+    end_turn_at_budget(state)
     answered(state, usage=Usage(input_tokens=30))
-    loop.end_turn_at_budget(state)
+    end_turn_at_budget(state)
     assert said(close(state)) == ["=c1"]
     assert ended(state) == ("failed" if how == "error" else "completed")
     assert state.branching is None
@@ -216,10 +224,10 @@ def test_a_run_that_pauses_at_a_limit_goes_on_with_what_it_knows() -> None:
     state = stepping(ask(), limits=AgentLimits(run=Bounds(tokens=50), on_limit="pause"), used=40)
     answered(state, usage=Usage(input_tokens=30))
     assert said(close(state)) == ["=c1"]
-    assert loop.decide(state) == loop.Wait("resumed")
-    loop.resume_run(state, {"limits": {"tokens": 500}})
-    step = loop.decide(state)
-    assert isinstance(step, loop.CallModel)
+    assert decide(state) == Wait("resumed")
+    resume_run(state, {"limits": {"tokens": 500}})
+    step = decide(state)
+    assert isinstance(step, CallModel)
     assert came_to(state) == ["Good."]
 
 
@@ -229,14 +237,14 @@ def test_whatever_stops_the_step_drops_its_branches(stop: str) -> None:
     answered(state)
     open_branch = waiting(state)[0]
     if stop == "cancel":
-        loop.cancel_run(state)
+        cancel_run(state)
     elif stop == "fail":
-        loop.fail_run(state, "ProviderError", "no")
+        fail_run(state, "ProviderError", "no")
     else:
-        loop.request_interrupt(state, "Otherwise." if stop == "go on" else None)
-        stopped = loop.ChildOutcome(Response(finish_reason="interrupted", usage=Usage(input_tokens=7)))
-        loop.apply_branch_outcome(state, open_branch, stopped, stopping=True)
-        loop.apply_interrupt(state)
+        request_interrupt(state, "Otherwise." if stop == "go on" else None)
+        stopped = ChildOutcome(Response(finish_reason="interrupted", usage=Usage(input_tokens=7)))
+        apply_branch_outcome(state, open_branch, stopped, stopping=True)
+        apply_interrupt(state)
         assert state.usage.total_tokens == 7
     assert state.branching is None
     if stop == "go on":
@@ -249,7 +257,7 @@ def test_what_is_open_is_shown_and_survives_another_execution() -> None:
     state = stepping(ask(0), ask(1))
     answered(state)
     assert carried_over(state) == state
-    status = loop.build_status(state)
+    status = build_status(state)
     assert (status.state, status.doing) == ("running", "branches")
     (one,) = status.calls
     assert (one.kind, one.name, one.call_id, one.context_id) == ("branch", "sub", "branch-4", "context-1/4")

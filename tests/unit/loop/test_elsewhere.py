@@ -6,9 +6,23 @@ from typing import Any
 
 import pytest
 
-from perdure import loop
 from perdure.errors import NotWaitingYetError
 from perdure.loop import external_calls
+from perdure.loop.apply import apply_abort, apply_external_result, apply_result
+from perdure.loop.approvals import answer_call
+from perdure.loop.decide import CallModel, RunToolCalls, Wait, select_joining_calls
+from perdure.loop.decide import decide as next_step
+from perdure.loop.lifecycle import (
+    apply_interrupt,
+    build_continuation_input,
+    cancel_run,
+    fail_run,
+    pause_run,
+    request_interrupt,
+    resume_run,
+)
+from perdure.loop.questions import apply_clearance
+from perdure.loop.status import build_status
 from perdure.types.approvals import ApprovalTerms
 from perdure.types.state import RunState, ToolCallState
 from perdure.types.tool_calls import (
@@ -38,17 +52,17 @@ def client(around: ExternalCallHooks = NONE, id: str = "c1") -> Call:
 
 
 def answer(state: RunState, id: str = "c1", **said: Any) -> Any:
-    return loop.answer_call(state, {"call_id": id, **said}, NOW)
+    return answer_call(state, {"call_id": id, **said}, NOW)
 
 
 def clear(state: RunState, **how: Any) -> None:
-    loop.apply_clearance(state, state.calls[0].op, Clearance(**{"around": BOTH, **how}), NOW)
+    apply_clearance(state, state.calls[0].op, Clearance(**{"around": BOTH, **how}), NOW)
 
 
 def came(state: RunState, text: str = "secret", *, is_error: bool = False, kind: str = "") -> None:
     pending = state.calls[0]
     result = NewResult(call_id=pending.call.id, name="look", text=text, is_error=is_error)
-    loop.apply_external_result(state, pending.op, result, kind)
+    apply_external_result(state, pending.op, result, kind)
 
 
 ASKS = ApprovalTerms(hash="h")
@@ -106,37 +120,37 @@ def test_what_a_deploy_brought_holds_behind_a_call_that_was_looked_at() -> None:
 
 def test_a_callback_is_looked_at_waits_and_is_looked_at_again() -> None:
     state = asked(client(BOTH))
-    with pytest.raises(NotWaitingYetError, match="does not wait for anybody yet: its worker looks at it first"):
+    with pytest.raises(NotWaitingYetError, match="does not wait for a person yet: its worker checks it first"):
         answer(state, value=1)
-    step = loop.decide(state)
-    assert isinstance(step, loop.RunToolCalls)
-    assert not loop.build_status(state).approvals
+    step = next_step(state)
+    assert isinstance(step, RunToolCalls)
+    assert not build_status(state).approvals
     clear(state, arguments={"path": "***"})
-    (waits,) = loop.build_status(state).approvals
+    (waits,) = build_status(state).approvals
     assert (waits.arguments, waits.expires is not None) == ({"path": "***"}, True)
-    assert loop.decide(state) == loop.Wait("approval", NOW.timestamp() + 10)
+    assert next_step(state) == Wait("approval", NOW.timestamp() + 10)
     answer(state, value="secret", by="ana")
-    assert not loop.build_status(state).approvals
-    assert "secret" not in loop.build_status(state).model_dump_json()
-    step = loop.decide(state)
-    assert isinstance(step, loop.RunToolCalls)
-    assert [one.op for one in loop.select_joining_calls(state, {99})] == [state.calls[0].op], "also beside others"
+    assert not build_status(state).approvals
+    assert "secret" not in build_status(state).model_dump_json()
+    step = next_step(state)
+    assert isinstance(step, RunToolCalls)
+    assert [one.op for one in select_joining_calls(state, {99})] == [state.calls[0].op], "also beside others"
     assert answer(state, value="secret", by="ana").state == "answered", "said twice"
-    loop.apply_result(state, state.calls[0].op, NewResult(call_id="c1", name="look", key="k"))
-    step = loop.decide(state)
-    assert isinstance(step, loop.CallModel)
+    apply_result(state, state.calls[0].op, NewResult(call_id="c1", name="look", key="k"))
+    step = next_step(state)
+    assert isinstance(step, CallModel)
     assert [one.key for one in step.new if isinstance(one, NewResult)] == ["k"]
 
 
 def test_an_approved_callback_is_looked_at_before_it_waits() -> None:
     state = asked(client(ExternalCallHooks()).model_copy(update={"approval": ASKS}))
     decide(state)
-    assert isinstance(loop.decide(state), loop.RunToolCalls)
+    assert isinstance(next_step(state), RunToolCalls)
     clear(state, around=ExternalCallHooks())
-    assert isinstance(loop.decide(state), loop.Wait)
+    assert isinstance(next_step(state), Wait)
     answer(state, value="as it is")
-    step = loop.decide(state)
-    assert isinstance(step, loop.CallModel)
+    step = next_step(state)
+    assert isinstance(step, CallModel)
     (result,) = step.new
     assert isinstance(result, NewResult)
     assert (result.text, result.decided) == ("as it is", None), "the activity has told who approved it"
@@ -150,12 +164,12 @@ def test_what_nobody_was_shown_is_withheld_when_the_run_is_stopped(how: str, ret
     if returned:
         came(state)
     if how == "interrupt":
-        loop.request_interrupt(state, "Enough.")
-        loop.apply_interrupt(state)
+        request_interrupt(state, "Enough.")
+        apply_interrupt(state)
     elif how == "cancel":
-        loop.cancel_run(state)
+        cancel_run(state)
     else:
-        loop.fail_run(state, "ProviderError", "no")
+        fail_run(state, "ProviderError", "no")
     (result,) = [one for one in state.carry if isinstance(one, NewResult)]
     assert result.text is not None
     assert "secret" not in result.text
@@ -166,12 +180,12 @@ def test_it_is_kept_through_a_pause_and_another_execution() -> None:
     state = asked(far(BOTH))
     clear(state, arguments={"path": "***"})
     came(state)
-    loop.pause_run(state, "TranscriptCorruptedError: gone", "2026")
+    pause_run(state, "TranscriptCorruptedError: gone", "2026")
     again = carried_over(state)
     assert again == state
-    loop.resume_run(again)
-    step = loop.decide(again)
-    assert isinstance(step, loop.RunToolCalls)
+    resume_run(again)
+    step = next_step(again)
+    assert isinstance(step, RunToolCalls)
     (pending,) = step.calls
     assert (external_calls.needs_before_activity(pending), external_calls.needs_after_activity(pending)) == (
         False,
@@ -187,11 +201,11 @@ def test_a_call_that_was_looked_at_is_not_sent_when_the_run_stops(what: str) -> 
     pending = state.calls[0]
     assert external_calls.can_begin_external_call(state, pending)
     if what == "pause":
-        loop.pause_run(state, "why", "2026")
+        pause_run(state, "why", "2026")
     elif what == "abort":
-        loop.apply_abort(state, "AbortError: no")
+        apply_abort(state, "AbortError: no")
     elif what == "interrupt":
-        loop.request_interrupt(state)
+        request_interrupt(state)
     else:
         state.cancelled = True
     assert not external_calls.can_begin_external_call(state, pending)
@@ -201,7 +215,7 @@ def test_changed_arguments_fit_beside_each_other_or_the_call_is_not_made() -> No
     state = asked(far(BOTH), far(BOTH, "c2"), far(BOTH, "c3"))
     half = {"text": "x" * (OUTPUT_BYTES // 2 - 100)}
     for pending in list(state.calls):
-        loop.apply_clearance(state, pending.op, Clearance(arguments=half), NOW)
+        apply_clearance(state, pending.op, Clearance(arguments=half), NOW)
     assert [one.result is None for one in state.calls] == [True, True, False]
     refused = state.calls[2].result
     assert isinstance(refused, NewResult)
@@ -223,5 +237,5 @@ def test_what_it_came_to_is_not_carried_beside_its_result() -> None:
     long = "x" * 250_000
     for pending in state.calls[:-1]:  # the last waits, for a month maybe, and the run goes on as new
         answer(state, pending.call.id, value=long)
-        loop.apply_result(state, pending.op, NewResult(call_id=pending.call.id, name="look", key="k"))
-    assert len(str(loop.build_continuation_input(state, "run-1"))) < len(long), "Temporal takes 2 MB"
+        apply_result(state, pending.op, NewResult(call_id=pending.call.id, name="look", key="k"))
+    assert len(str(build_continuation_input(state, "run-1"))) < len(long), "Temporal takes 2 MB"

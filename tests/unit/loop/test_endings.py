@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from perdure import loop
+from perdure.loop.apply import apply_model, apply_result
+from perdure.loop.decide import RecordClosing, RunToolCalls, Wait, decide
+from perdure.loop.finish import build_response
+from perdure.loop.lifecycle import (
+    apply_interrupt,
+    build_continuation_input,
+    cancel_run,
+    fail_run,
+    pause_run,
+    request_interrupt,
+    resume_run,
+)
+from perdure.loop.messages import receive_message
+from perdure.loop.status import build_status
+from perdure.loop.turns import build_turn_status
 from perdure.types.wire import AgentLimits
 from tests.unit.loop.build import carried_over
 
@@ -54,7 +68,7 @@ def answered():
 
 def extended():
     state = answered()
-    loop.receive_message(state, "sure?")
+    receive_message(state, "sure?")
     return state
 
 
@@ -66,7 +80,7 @@ def session():
 
 def paused():
     state = opened()
-    loop.pause_run(state, "TranscriptCorruptedError: node h is missing", "2026-01-01T00:00:00Z")
+    pause_run(state, "TranscriptCorruptedError: node h is missing", "2026-01-01T00:00:00Z")
     return state
 
 
@@ -93,10 +107,10 @@ def test_an_ending_records_what_is_left_once(point, left, how, head):
     state = point()
     before, op = state.head, state.op
     if how == "cancelled":
-        loop.cancel_run(state)
+        cancel_run(state)
     else:
-        loop.fail_run(state, "ProviderError", "no")
-    loop.receive_message(state, "too late")
+        fail_run(state, "ProviderError", "no")
+    receive_message(state, "too late")
     assert state.op > op, "a model call in flight has used its number"
     step = close(state, head)
     assert said(step) == [*left, "too late"]
@@ -106,17 +120,17 @@ def test_an_ending_records_what_is_left_once(point, left, how, head):
     )
     assert state.head == (head or before)
     assert ended(state) == how
-    assert loop.build_status(state).state == how
+    assert build_status(state).state == how
     assert [*state.inbox, *state.carry, *state.calls] == []
 
 
 @points
 def test_a_message_after_the_ending_was_recorded_is_recorded_too(point, left):
     state = point()
-    loop.cancel_run(state)
+    cancel_run(state)
     close(state)
     turns, op = state.turns, state.op
-    loop.receive_message(state, "hello?")
+    receive_message(state, "hello?")
     assert said(close(state)) == ["hello?"]
     assert state.op > op
     assert (ended(state), state.turns) == ("cancelled", max(turns, 1))
@@ -126,9 +140,9 @@ def test_a_message_after_the_ending_was_recorded_is_recorded_too(point, left):
 def test_a_cancellation_after_the_failure_was_recorded_is_recorded_over_it(point, left):
     """Temporal says cancelled then, and the store must say the same."""
     state = point()
-    loop.fail_run(state, "ProviderError", "no")
+    fail_run(state, "ProviderError", "no")
     close(state, None)
-    loop.cancel_run(state)
+    cancel_run(state)
     step = close(state)
     assert (said(step), step.closing.status, ended(state)) == ([], "cancelled", "cancelled")
 
@@ -136,9 +150,9 @@ def test_a_cancellation_after_the_failure_was_recorded_is_recorded_over_it(point
 @points
 def test_late_results_are_dropped(point, left):
     state = point()
-    loop.cancel_run(state)
+    cancel_run(state)
     for op in range(10):
-        loop.apply_result(state, op, result("c1", "late"))
+        apply_result(state, op, result("c1", "late"))
     assert said(close(state)) == left
 
 
@@ -147,49 +161,49 @@ def test_every_point_survives_continuing_as_new(point, left):
     state = point()
     again = carried_over(state)
     assert again == state
-    assert loop.decide(again) == loop.decide(state)
-    assert loop.build_status(again, "now") == loop.build_status(state, "now")
+    assert decide(again) == decide(state)
+    assert build_status(again, "now") == build_status(state, "now")
 
 
 @points
 def test_deciding_and_looking_change_nothing(point, left):
     state = point()
     before = state.model_copy(deep=True)
-    assert loop.decide(state) == loop.decide(state)
-    loop.build_status(state)
-    loop.build_response(state)
-    loop.build_continuation_input(state, "run-1")
+    assert decide(state) == decide(state)
+    build_status(state)
+    build_response(state)
+    build_continuation_input(state, "run-1")
     assert state == before
 
 
 @points
 def test_a_pause_stops_everything_until_it_is_over(point, left):
     state = point()
-    step = loop.decide(state)
-    loop.pause_run(state, "StoreVersionError: newer", "2026-01-01T00:00:00Z")
-    loop.receive_message(state, "are you there?")
-    assert loop.decide(state) == loop.Wait("resumed")
-    seen = loop.build_status(state, "2026-02-02T00:00:00Z")
+    step = decide(state)
+    pause_run(state, "StoreVersionError: newer", "2026-01-01T00:00:00Z")
+    receive_message(state, "are you there?")
+    assert decide(state) == Wait("resumed")
+    seen = build_status(state, "2026-02-02T00:00:00Z")
     assert (seen.state, seen.reason, seen.since) == ("paused", "StoreVersionError: newer", "2026-01-01T00:00:00Z")
-    loop.resume_run(state)
+    resume_run(state)
     assert state.pause is None
-    if isinstance(step, loop.RunToolCalls):
-        assert loop.decide(state) == step
+    if isinstance(step, RunToolCalls):
+        assert decide(state) == step
     else:
-        assert said(loop.decide(state))[-1] == "are you there?"
+        assert said(decide(state))[-1] == "are you there?"
 
 
 @points
 def test_a_resume_that_is_taken_sends_what_was_withheld_also_after_continue_as_new(point, left):
     state = point()
-    loop.resume_run(state, {"limits": {"nonsense": 1}})
+    resume_run(state, {"limits": {"nonsense": 1}})
     assert not state.resend
-    loop.resume_run(state)
+    resume_run(state)
     assert carried_over(state).resend
 
 
 def test_finished_results_stay_and_the_others_say_why_there_is_none():
-    for ending, word in ((loop.cancel_run, "cancelled"), (lambda state: loop.fail_run(state, "X", "y"), "failed")):
+    for ending, word in ((cancel_run, "cancelled"), (lambda state: fail_run(state, "X", "y"), "failed")):
         state = opened()
         model(state, asks(call("c1"), refused("c2"), call("c3")))
         done(state, "c3")
@@ -203,27 +217,27 @@ def test_finished_results_stay_and_the_others_say_why_there_is_none():
 
 def test_a_cancellation_during_the_model_call_keeps_its_reply():
     state = opened()
-    step = loop.decide(state)
-    loop.receive_message(state, "wait")
-    loop.apply_model(state, step, asks(call("c1")))
-    loop.cancel_run(state)
+    step = decide(state)
+    receive_message(state, "wait")
+    apply_model(state, step, asks(call("c1")))
+    cancel_run(state)
     assert said(close(state)) == ["=c1", "wait"]
     assert ended(state) == "cancelled"
 
 
 def test_a_second_cancellation_changes_only_the_number():
     state = in_calls()
-    loop.cancel_run(state)
-    step = loop.decide(state)
-    loop.cancel_run(state)
-    assert loop.decide(state) == step
+    cancel_run(state)
+    step = decide(state)
+    cancel_run(state)
+    assert decide(state) == step
 
 
 def test_a_failed_turn_ends_a_session():
     state = session()
-    loop.receive_message(state, "next")
-    loop.fail_run(state, "BadRequestError", "no")
-    loop.receive_message(state, "and this?")
+    receive_message(state, "next")
+    fail_run(state, "BadRequestError", "no")
+    receive_message(state, "and this?")
     step = close(state)
     assert (said(step), step.closing.error_type) == (["next", "and this?"], "BadRequestError")
     assert (ended(state), state.turns) == ("failed", 2)
@@ -231,7 +245,7 @@ def test_a_failed_turn_ends_a_session():
 
 def test_what_status_says_of_each_step():
     def shown(state):
-        seen = loop.build_status(state, "now")
+        seen = build_status(state, "now")
         return seen.state, seen.doing, seen.queued, [one.call_id for one in seen.calls]
 
     assert shown(start()) == ("running", "model", 1, [])
@@ -240,33 +254,33 @@ def test_what_status_says_of_each_step():
     assert shown(answered()) == ("completed", "nothing", 0, [])
     assert shown(session()) == ("waiting", "message", 0, [])
     state = in_calls()
-    loop.fail_run(state, "ToolError", "no")
+    fail_run(state, "ToolError", "no")
     assert shown(state) == ("running", "closing", 0, [])
-    assert loop.build_status(state).reason == "ToolError: no"
+    assert build_status(state).reason == "ToolError: no"
 
 
 def test_what_a_stopped_turn_was_told_is_recorded_in_parts_that_fit():
     state = opened(mode="session")
     for letter in "abc":
-        loop.receive_message(state, letter * 300_000)
-    loop.request_interrupt(state)
-    loop.apply_interrupt(state)
+        receive_message(state, letter * 300_000)
+    request_interrupt(state)
+    apply_interrupt(state)
     parts = []
-    while isinstance(loop.decide(state), loop.RecordClosing):
+    while isinstance(decide(state), RecordClosing):
         parts.append([item.content[0] for item in close(state).new])
     assert parts == [["h", "a"], ["b"], ["c"]]
-    assert loop.decide(state) == loop.Wait("message")
+    assert decide(state) == Wait("message")
 
 
 def test_what_a_stopped_turn_was_told_is_no_more_than_a_call_is_given_when_it_goes_on():
     state = opened(mode="session")
     for letter in "abc":
-        loop.receive_message(state, letter * 300_000)
-    loop.request_interrupt(state)
-    loop.apply_interrupt(state)
-    loop.receive_message(state, "On we go.")
+        receive_message(state, letter * 300_000)
+    request_interrupt(state)
+    apply_interrupt(state)
+    receive_message(state, "On we go.")
     parts = []
-    while isinstance(loop.decide(state), loop.RecordClosing):
+    while isinstance(decide(state), RecordClosing):
         parts.append([item.content[0] for item in close(state).new])
     assert parts == [["h", "a"], ["b"]]
     assert [text[0] for text in said(model(state, says("42")))] == ["c", "O"]
@@ -276,19 +290,19 @@ def test_a_turn_that_is_stopped_at_its_limit_is_interrupted_and_does_not_fail():
     state = opened(mode="session")
     limits = AgentLimits(max_iterations=1, on_limit="error")
     model(state, asks(call(), limits=limits))
-    loop.request_interrupt(state)
-    loop.apply_interrupt(state)
+    request_interrupt(state)
+    apply_interrupt(state)
     close(state)
-    assert loop.build_response(state).finish_reason == "interrupted"
-    assert loop.decide(state) == loop.Wait("message")
+    assert build_response(state).finish_reason == "interrupted"
+    assert decide(state) == Wait("message")
 
 
 def test_a_stopped_turn_has_ended_when_its_transcript_is_closed():
     state = opened(mode="session")
     model(state, asks(call()))
-    loop.request_interrupt(state)
-    loop.apply_interrupt(state)
-    assert loop.build_turn_status(state).state == "running"
+    request_interrupt(state)
+    apply_interrupt(state)
+    assert build_turn_status(state).state == "running"
     close(state)
-    ended = loop.build_turn_status(state)
+    ended = build_turn_status(state)
     assert (ended.state, ended.response.head) == ("completed", "h-closed")

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from perdure import loop
-from perdure.loop import CallModel, RunToolCalls, Wait
+from perdure.loop.decide import CallModel, RunToolCalls, Wait
+from perdure.loop.lifecycle import build_continuation_input
+from perdure.loop.status import build_status, build_waiting_key, build_waiting_memo, list_changed_search_attributes
 from perdure.types.approvals import ApprovalTerms, WaitState
 from perdure.types.interface import (
     AGENT_ATTRIBUTE,
@@ -76,12 +77,12 @@ FOR_PERSON, FOR_MESSAGE, PAUSED = Wait("approval"), Wait("message"), Wait("resum
     ],
 )
 def test_what_is_told(waits: int, step: Any, shown: dict[str, Any], changed: dict[str, Any]) -> None:
-    assert loop.list_changed_search_attributes(asking(waits), step, shown) == changed
+    assert list_changed_search_attributes(asking(waits), step, shown) == changed
 
 
 @pytest.mark.parametrize("names", [None, [], [STATUS_ATTRIBUTE], [PENDING_ATTRIBUTE, AGENT_ATTRIBUTE]])
 def test_nothing_but_what_the_namespace_has(names: list[str] | None) -> None:
-    told = loop.list_changed_search_attributes(asking(1, indexed=names), FOR_PERSON, {})
+    told = list_changed_search_attributes(asking(1, indexed=names), FOR_PERSON, {})
     assert set(told) == set(names or ())
 
 
@@ -89,7 +90,7 @@ def test_what_a_worker_has_said_survives_continue_as_new() -> None:
     state = asking(1)
     again = carried_over(state)
     assert again.indexed == ALL
-    assert "indexed" not in loop.build_continuation_input(asking(0, indexed=None), "run-1")["state"]
+    assert "indexed" not in build_continuation_input(asking(0, indexed=None), "run-1")["state"]
 
 
 # --- what waits, in the memo
@@ -116,11 +117,10 @@ def test_what_waits_is_noted_as_status_shows_it() -> None:
     callback = pending(3, call={"disposition": CallbackCall(), "arguments": None}, expects=WaitState(since=SINCE.since))
     reminded = asks(waiting=SINCE.model_copy(update={"reminded": 3}))
     state = holding(reminded, question, callback, pending(4))
-    noted = loop.build_waiting_memo(state)
+    noted = build_waiting_memo(state)
     assert noted is not None
     shown = [
-        one.model_dump(mode="json", exclude={"reminded"}, exclude_none=True)
-        for one in loop.build_status(state).approvals
+        one.model_dump(mode="json", exclude={"reminded"}, exclude_none=True) for one in build_status(state).approvals
     ]
     assert noted == shown
     assert [(one["kind"], one["call_id"]) for one in noted] == [
@@ -150,7 +150,7 @@ def long(size: int) -> dict[str, Any]:
     ],
 )
 def test_it_is_noted_whole_or_not_at_all(calls: list[ToolCallState], fits: bool) -> None:
-    noted = loop.build_waiting_memo(holding(*calls))
+    noted = build_waiting_memo(holding(*calls))
     assert (noted is not None) == fits
     assert noted is None or len(noted) == len(calls)
 
@@ -178,16 +178,16 @@ FIRST = Question(text="First?")
     ],
 )
 def test_whether_something_else_waits(before: list[ToolCallState], after: list[ToolCallState], same: bool) -> None:
-    assert (loop.build_waiting_key(holding(*before)) == loop.build_waiting_key(holding(*after))) == same
+    assert (build_waiting_key(holding(*before)) == build_waiting_key(holding(*after))) == same
 
 
 def test_a_wait_that_has_no_beginning_yet_is_not_told() -> None:
-    assert loop.build_waiting_key(holding()) == ()
-    assert loop.build_waiting_key(holding(asks(), asks(2, waiting=None))) is None
-    assert loop.build_waiting_key(holding(pending(question=FIRST))) is None
+    assert build_waiting_key(holding()) == ()
+    assert build_waiting_key(holding(asks(), asks(2, waiting=None))) is None
+    assert build_waiting_key(holding(pending(question=FIRST))) is None
 
 
 def test_whether_it_is_noted_survives_continue_as_new() -> None:
     state = asking(1, noted=True)
     assert carried_over(state).noted
-    assert "noted" not in loop.build_continuation_input(asking(1), "run-1")["state"]
+    assert "noted" not in build_continuation_input(asking(1), "run-1")["state"]

@@ -6,24 +6,26 @@ from collections.abc import Callable
 
 import pytest
 
-from perdure import loop
 from perdure.loop import payload_limits
+from perdure.loop.apply import apply_abort
+from perdure.loop.decide import select_joining_calls
+from perdure.loop.lifecycle import cancel_run, pause_run, request_interrupt
 from perdure.types.state import RunState
 from perdure.types.tool_calls import SubagentCall
 from tests.unit.loop.build import call
 from tests.unit.loop.test_approvals import NOW, asked, decide, waiting
 
 STOPS: list[Callable[[RunState], object]] = [
-    loop.request_interrupt,
-    loop.cancel_run,
-    lambda state: loop.pause_run(state, "StoreError: gone", NOW.isoformat()),
-    lambda state: loop.apply_abort(state, "AbortError: enough"),
+    request_interrupt,
+    cancel_run,
+    lambda state: pause_run(state, "StoreError: gone", NOW.isoformat()),
+    lambda state: apply_abort(state, "AbortError: enough"),
 ]
 
 
 def joining(state: RunState, *flying: str) -> list[str]:
     ops = {one.op for one in state.calls if one.call.id in flying}
-    return [one.call.id for one in loop.select_joining_calls(state, ops)]
+    return [one.call.id for one in select_joining_calls(state, ops)]
 
 
 def test_only_what_was_decided_begins_and_only_once() -> None:

@@ -10,8 +10,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from perdure import loop
-from perdure.loop.limits import compute_remaining_budget, count_calls_left, find_exceeded_limit
+from perdure.loop.apply import apply_closing
+from perdure.loop.decide import CallModel, RecordClosing, Wait, decide
+from perdure.loop.finish import build_response
+from perdure.loop.lifecycle import close_run, resume_run
+from perdure.loop.limits import compute_remaining_budget, count_calls_left, find_exceeded_limit, update_work_time
+from perdure.loop.status import build_status
 from perdure.types.limits import Bounds
 from perdure.types.messages import Usage
 from perdure.types.tool_calls import ActivityCall, Call, InlineCall
@@ -71,7 +75,7 @@ class Counting(Simulation):
     def advance(self):
         step = super().advance()
         self.count_calls()
-        if isinstance(step, loop.CallModel):
+        if isinstance(step, CallModel):
             budgets = {name for _, name in self.over()} - {"tool_calls"}
             if step.purpose == "call":
                 assert not budgets, "another model call behind a limit"
@@ -79,11 +83,11 @@ class Counting(Simulation):
                 assert self.state.turn.iteration, "a turn that must not begin"
                 self.forced[self.of_turn()] += 1
                 assert self.forced[self.of_turn()] == 1, "the model is told to finish once"
-        if isinstance(step, loop.RecordClosing):
+        if isinstance(step, RecordClosing):
             self.closed_over = self.over_budget()
-        if isinstance(step, loop.Wait) and step.until == "resumed" and self.state.pause is None:
+        if isinstance(step, Wait) and step.until == "resumed" and self.state.pause is None:
             assert self.state.limits.on_limit == "pause"
-            assert "raises the limit" in loop.build_status(self.state).reason
+            assert "raises the limit" in build_status(self.state).reason
         return step
 
     def pause(self, *args):
@@ -97,7 +101,7 @@ class Counting(Simulation):
 
     def nothing_came(self):
         """The model was told to finish, and is told once more."""
-        if isinstance(self.flying, loop.CallModel) and self.flying.purpose == "force_finish":
+        if isinstance(self.flying, CallModel) and self.flying.purpose == "force_finish":
             self.forced[self.of_turn()] = 0
 
     def over_budget(self):
@@ -113,7 +117,7 @@ class Counting(Simulation):
             super()._check_end()
 
     def _check_unanswered(self):
-        response = loop.build_response(self.state)
+        response = build_response(self.state)
         if self.unrecorded or self.ended != "completed" or response.finish_reason != "limit":
             return
         last = next((at for at, (kind, _) in enumerate(reversed(self.transcript)) if kind == "assistant"), None)
@@ -155,7 +159,7 @@ class Counting(Simulation):
         if step.closing.status != "paused":
             super().closed(head)
         elif head is None:  # nothing of it is in the store: the next call is given it
-            loop.apply_closing(self.state, step, None)
+            apply_closing(self.state, step, None)
             self.flying = None
         else:
             super().closed(head)
@@ -164,7 +168,7 @@ class Counting(Simulation):
     def raise_limits(self, limits, turn):
         given = {**limits, **({"turn": turn} if turn else {})}
         held = {pending.op for pending in self.state.calls if pending.held}
-        loop.resume_run(self.state, {"limits": given, "by": "ana"})
+        resume_run(self.state, {"limits": given, "by": "ana"})
         for scope, more in (("run", limits), (self.state.turn and self.of_turn(), turn)):
             mine = self.raised.setdefault(scope, {})
             mine |= {name: max(value, mine.get(name, 0)) for name, value in more.items()}
@@ -188,7 +192,7 @@ class Limited(Loop):
         if message:
             self.run.accepted.append(message)
 
-    @flying(loop.CallModel)
+    @flying(CallModel)
     @rule(
         dispositions=st.lists(DISPOSITIONS, max_size=4),
         answers=st.booleans(),
@@ -246,7 +250,7 @@ class Limited(Loop):
         state, before = self.run.state, self.run.state.worked
         self.run.now += timedelta(seconds=7 * hours)
         if self.run.flying is None:
-            loop.update_work_time(state, self.run.now, working=False)
+            update_work_time(state, self.run.now, working=False)
             assert state.worked == before, "waiting is not work"
 
     @alive
@@ -257,15 +261,15 @@ class Limited(Loop):
         for name, value in rest.model_dump(exclude_none=True).items() if rest else ():
             assert value >= 0
             if name == "tokens":
-                assert value <= max(use.allowed for use in loop.build_status(state).limits if use.name == name)
+                assert value <= max(use.allowed for use in build_status(state).limits if use.name == name)
 
     def _run_out(self, run):
         """What has been raised ends some time; a run that waits for a person gets plenty, and then an answer."""
-        loop.close_run(run.state)
+        close_run(run.state)
         for _ in range(600):
             if run.ended is not None or (run.state.turn is None and run.state.mode == "run" and not run.state.inbox):
                 return
-            if run.flying is None and loop.decide(run.state) == loop.Wait("resumed") and run.state.pause is None:
+            if run.flying is None and decide(run.state) == Wait("resumed") and run.state.pause is None:
                 run.raise_limits(PLENTY, PLENTY)
                 self.habit = "answer"
             self._settle()

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from perdure import loop
 from perdure.loop.finish import (
     REMINDER_ID,
     build_force_finish_text,
@@ -15,6 +14,8 @@ from perdure.loop.finish import (
     build_response,
     extract_answer,
 )
+from perdure.loop.lifecycle import request_interrupt
+from perdure.loop.messages import receive_message
 from perdure.types.interface import FINISH_TOOL
 from perdure.types.limits import LimitUse
 from perdure.types.messages import BlobRef, Message
@@ -54,7 +55,7 @@ def test_an_answer_of_a_type_ends_the_turn_and_its_calls_are_closed() -> None:
     model(state, output(ACCEPTED, call("c1", AnsweredCall(text="not run", is_error=True)), finish=TYPED))
     assert (state.calls, state.carry, state.op) == ([], [], 3)
     assert ended(state) == "completed"
-    response = loop.build_response(state)
+    response = build_response(state)
     assert (response.content, response.output, response.typed, response.finish_called) == (
         '{"n": 1}',
         {"n": 1},
@@ -67,7 +68,7 @@ def test_a_large_one_is_in_the_store() -> None:
     state = opened()
     blob = BlobRef(hash="a" * 64, size=9)
     model(state, output(ACCEPTED, text="So.", finish=TYPED.model_copy(update={"content": "", "blob": blob})))
-    response = loop.build_response(state)
+    response = build_response(state)
     assert (response.content, response.blob, response.output, response.typed) == ("", blob, None, True)
 
 
@@ -99,8 +100,8 @@ def test_a_forced_answer_that_will_not_do_is_asked_for_again(reply: str) -> None
     assert said(again)[0] == {"words": "In no words.", "calls": "=f", "others": "=c1"}[reply]
     assert isinstance(again.new[-1], NewMessage)
     assert again.new[-1].id == REMINDER_ID
-    assert loop.build_response(state).finish_reason == "limit"
-    assert loop.build_response(state).output == {"n": 1}
+    assert build_response(state).finish_reason == "limit"
+    assert build_response(state).output == {"n": 1}
 
 
 @pytest.mark.parametrize("begin", [opened, forced])
@@ -117,7 +118,7 @@ def test_at_other_limits_there_is_no_output() -> None:
     state = opened()
     limits = LIMITS.model_copy(update={"max_iterations": 1, "on_limit": "return"})
     model(state, output(text="Thinking.", limits=limits))
-    response = loop.build_response(state)
+    response = build_response(state)
     assert (response.content, response.output, response.finish_reason) == ("Thinking.", None, "limit")
 
 
@@ -153,7 +154,7 @@ def test_the_model_is_told_which_tool_it_is() -> None:
 
 def test_an_input_is_carried_as_its_json() -> None:
     state = opened(None)
-    assert loop.receive_message(state, {"input": {"text": "ж"}, "id": "1"})
+    assert receive_message(state, {"input": {"text": "ж"}, "id": "1"})
     (item,) = state.inbox
     assert isinstance(item, NewMessage)
     assert (item.content, item.typed) == ('{"text": "ж"}', True)
@@ -163,13 +164,13 @@ def test_an_input_is_carried_as_its_json() -> None:
 @pytest.mark.parametrize("raw", [{"input": {"a": 1}, "content": "x"}, {"input": [1]}, {"input": None}, {}])
 def test_what_is_no_input(raw: Any) -> None:
     state = opened(None)
-    assert not loop.receive_message(state, raw)
+    assert not receive_message(state, raw)
     assert len(state.refused) == 1
 
 
 def test_an_input_interrupts() -> None:
     state = opened()
-    loop.request_interrupt(state, {"input": {"a": 1}})
+    request_interrupt(state, {"input": {"a": 1}})
     assert state.interrupt == "go on"
 
 

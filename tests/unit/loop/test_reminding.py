@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure import loop
+from perdure.loop.apply import apply_result
+from perdure.loop.approvals import decide_approval, update_approval_waits
+from perdure.loop.decide import CallModel, RunToolCalls, SendReminders, Wait, decide
+from perdure.loop.lifecycle import apply_interrupt, cancel_run, fail_run, pause_run, request_interrupt
+from perdure.loop.status import build_status
+from perdure.loop.waits import find_next_deadline, list_calls_to_remind, take_due_reminders
 from perdure.types.approvals import ApprovalTerms, Reminder, hash_arguments
 from perdure.types.state import RunState
 from perdure.types.tool_calls import Call
@@ -28,7 +33,7 @@ def waiting(id: str = "c1", **terms: Any) -> Call:
 def asked(*calls: Call) -> RunState:
     state = opened()
     model(state, asks(*calls))
-    loop.update_approval_waits(state, NOW)
+    update_approval_waits(state, NOW)
     return state
 
 
@@ -38,31 +43,30 @@ def at(seconds: float) -> datetime:
 
 def told(state: RunState, seconds: float) -> list[tuple[str, int]]:
     """What is told at that moment: call and number."""
-    loop.update_approval_waits(state, at(seconds))
-    step = loop.decide(state)
-    if not isinstance(step, loop.SendReminders):
+    update_approval_waits(state, at(seconds))
+    step = decide(state)
+    if not isinstance(step, SendReminders):
         return []
-    return [(one.call_id, one.number) for one in loop.take_due_reminders(state, at(seconds)).reminders]
+    return [(one.call_id, one.number) for one in take_due_reminders(state, at(seconds)).reminders]
 
 
 def test_it_waits_for_what_is_next_and_tells_each_once() -> None:
     state = asked(waiting("c1", remind=10, expires=25), waiting("c2", remind=4), waiting("c3"))
-    assert loop.decide(state) == loop.Wait("approval", at(4).timestamp())
+    assert decide(state) == Wait("approval", at(4).timestamp())
     assert told(state, 3.9) == []
     assert told(state, 4) == [("c2", 1)]
     assert told(state, 4.1) == []
-    assert loop.decide(state) == loop.Wait("approval", at(8).timestamp())
+    assert decide(state) == Wait("approval", at(8).timestamp())
     assert told(state, 8) == [("c2", 2)]
     assert told(state, 12) == [("c1", 1), ("c2", 3)]
-    assert [one.reminded for one in loop.build_status(state).approvals] == [1, 3, 0]
-    loop.update_approval_waits(state, at(25))
-    assert [one.call_id for one in loop.build_status(state).approvals] == ["c2", "c3"]
+    assert [one.reminded for one in build_status(state).approvals] == [1, 3, 0]
+    update_approval_waits(state, at(25))
+    assert [one.call_id for one in build_status(state).approvals] == ["c2", "c3"]
 
 
 def test_without_reminders_it_waits_as_it_did() -> None:
     state = asked(waiting("c1", expires=25), waiting("c2"))
-    assert loop.decide(state) == loop.Wait("approval", at(25).timestamp())
-    assert loop.find_next_reminder_check(state) is None
+    assert decide(state) == Wait("approval", at(25).timestamp())
     assert told(state, 10_000) == []
     assert '"next"' not in state.model_dump_json()
 
@@ -70,25 +74,25 @@ def test_without_reminders_it_waits_as_it_did() -> None:
 def test_what_was_due_while_nobody_could_look_is_told_once() -> None:
     state = asked(waiting("c1", remind=10))
     assert told(state, 57) == [("c1", 1)]
-    assert loop.decide(state) == loop.Wait("approval", at(60).timestamp())
+    assert decide(state) == Wait("approval", at(60).timestamp())
 
 
 def test_it_says_how_much_time_is_left_and_takes_an_operation_of_its_own() -> None:
     state = asked(waiting("c1", remind=10, expires=25))
-    loop.update_approval_waits(state, at(10))
+    update_approval_waits(state, at(10))
     op = state.op
-    reminding = loop.take_due_reminders(state, at(10))
+    reminding = take_due_reminders(state, at(10))
     assert reminding.reminders == (Reminder(call_id="c1", name="look", number=1, expires_in=15.0),)
     assert (reminding.op, state.op, reminding.has_waiting_call()) == (op, op + 1, True)
-    loop.decide_approval(state, decision(state, "c1"), at(11))
+    decide_approval(state, decision(state, "c1"), at(11))
     assert not reminding.has_waiting_call()
 
 
 def test_of_a_call_that_is_decided_or_late_nobody_is_reminded() -> None:
     state = asked(waiting("c1", remind=10), waiting("c2", remind=10, expires=15))
-    loop.update_approval_waits(state, at(16))  # the second is late
-    loop.decide_approval(state, {"call_id": "c1", "decision": "deny"}, at(16))
-    assert isinstance(loop.decide(state), loop.CallModel)
+    update_approval_waits(state, at(16))  # the second is late
+    decide_approval(state, {"call_id": "c1", "decision": "deny"}, at(16))
+    assert isinstance(decide(state), CallModel)
 
 
 def test_it_goes_on_counting_over_continue_as_new() -> None:
@@ -97,7 +101,7 @@ def test_it_goes_on_counting_over_continue_as_new() -> None:
     state = carried_over(state)
     assert told(state, 11) == []
     assert told(state, 20) == [("c1", 2)]
-    loop.update_approval_waits(state, at(30))  # and one that is due is not lost
+    update_approval_waits(state, at(30))  # and one that is due is not lost
     state = carried_over(state)
     assert told(state, 30) == [("c1", 3)]
 
@@ -105,31 +109,31 @@ def test_it_goes_on_counting_over_continue_as_new() -> None:
 @pytest.mark.parametrize("how", ["cancel", "interrupt", "fail", "pause"])
 def test_who_stops_the_run_stops_its_reminders(how: str) -> None:
     state = asked(waiting("c1", remind=10))
-    loop.update_approval_waits(state, at(10))
+    update_approval_waits(state, at(10))
     match how:
         case "cancel":
-            loop.cancel_run(state)
+            cancel_run(state)
         case "interrupt":
-            loop.request_interrupt(state)
-            loop.apply_interrupt(state)
+            request_interrupt(state)
+            apply_interrupt(state)
         case "fail":
-            loop.fail_run(state, "ToolError", "broken")
+            fail_run(state, "ToolError", "broken")
         case _:
-            loop.pause_run(state, "why", NOW.isoformat())
-    assert not isinstance(loop.decide(state), loop.SendReminders)
+            pause_run(state, "why", NOW.isoformat())
+    assert not isinstance(decide(state), SendReminders)
 
 
 def test_other_calls_begin_first_and_it_is_looked_beside_them() -> None:
     state = asked(waiting("c1", remind=10, expires=12), call("c2"))
-    assert isinstance(loop.decide(state), loop.RunToolCalls)
-    assert loop.find_next_reminder_check(state) == at(10).timestamp()
-    assert loop.list_calls_to_remind(state) == ()
-    loop.update_approval_waits(state, at(10))
-    assert [one.call.id for one in loop.list_calls_to_remind(state)] == ["c1"]
-    loop.take_due_reminders(state, at(10))
-    assert loop.find_next_reminder_check(state) == at(12).timestamp()
-    loop.apply_result(state, state.calls[1].op, NewResult(call_id="c2", name="look", key="k"))
-    assert loop.decide(state) == loop.Wait("approval", at(12).timestamp())
+    assert isinstance(decide(state), RunToolCalls)
+    assert find_next_deadline(state) == at(10).timestamp()
+    assert list_calls_to_remind(state) == ()
+    update_approval_waits(state, at(10))
+    assert [one.call.id for one in list_calls_to_remind(state)] == ["c1"]
+    take_due_reminders(state, at(10))
+    assert find_next_deadline(state) == at(12).timestamp()
+    apply_result(state, state.calls[1].op, NewResult(call_id="c2", name="look", key="k"))
+    assert decide(state) == Wait("approval", at(12).timestamp())
 
 
 @given(
@@ -147,18 +151,18 @@ def test_never_early_never_twice(every: float, steps: list[float], expires: floa
     now, said, intervals = NOW.timestamp(), 0, []
     for step in steps:
         until = now + step
-        wakes = loop.decide(state)
-        if timer and isinstance(wakes, loop.Wait) and wakes.deadline is not None and wakes.deadline <= until:
+        wakes = decide(state)
+        if timer and isinstance(wakes, Wait) and wakes.deadline is not None and wakes.deadline <= until:
             until = max(wakes.deadline, now)
         now = until
         moment = datetime.fromtimestamp(now, UTC)
-        loop.update_approval_waits(state, moment)
-        if isinstance(loop.decide(state), loop.SendReminders):
-            (reminder,) = loop.take_due_reminders(state, moment).reminders
+        update_approval_waits(state, moment)
+        if isinstance(decide(state), SendReminders):
+            (reminder,) = take_due_reminders(state, moment).reminders
             said += 1
             assert reminder.number == said
             intervals.append(round((now - NOW.timestamp()) / every, 5) // 1)
-        assert not isinstance(loop.decide(state), loop.SendReminders)
+        assert not isinstance(decide(state), SendReminders)
         if state.calls:
             assert expires is None or now < NOW.timestamp() + expires + 1e-3
     assert len(set(intervals)) == len(intervals)

@@ -9,7 +9,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from perdure import loop
+from perdure.loop.approvals import revoke_standing_approval
+from perdure.loop.decide import CallModel, RecordClosing, RunBranches, RunToolCalls, StopChildren, Wait, decide
+from perdure.loop.finish import build_response
+from perdure.loop.lifecycle import close_run, resume_run
+from perdure.loop.status import build_status, build_waiting_key, build_waiting_memo
 from perdure.types.approvals import ApprovalTerms
 from perdure.types.subagents import CollectCall, TellCall
 from perdure.types.tool_calls import (
@@ -73,7 +77,7 @@ def flying(kind):
 
 
 def _waits(run, *kinds):
-    return any(one.kind in kinds for one in loop.build_status(run.state).approvals)
+    return any(one.kind in kinds for one in build_status(run.state).approvals)
 
 
 alive = precondition(lambda self: self.run.ended is None)
@@ -115,7 +119,7 @@ class Loop(RuleBasedStateMachine):
     def advance(self):
         self.run.advance()
 
-    @flying(loop.CallModel)
+    @flying(CallModel)
     @rule(
         dispositions=st.lists(DISPOSITIONS, max_size=4),
         answers=st.booleans(),
@@ -159,32 +163,32 @@ class Loop(RuleBasedStateMachine):
         )
         self.run.reply(calls, output)
 
-    @precondition(lambda self: isinstance(self.run.flying, loop.CallModel) and self.run.state.turn.iteration)
+    @precondition(lambda self: isinstance(self.run.flying, CallModel) and self.run.state.turn.iteration)
     @rule(count=st.integers(1, 3))
     def branch(self, count):
         self.run.branch(count)
 
-    @flying(loop.RunBranches)
+    @flying(RunBranches)
     @rule(data=st.data())
     def branch_ended(self, data):
         self.run.branch_ended(data.draw(st.integers(0, len(self.run.running) - 1)))
 
-    @flying(loop.RunToolCalls)
+    @flying(RunToolCalls)
     @rule(data=st.data())
     def result(self, data):
         self.run.result(data.draw(st.integers(0, len(self.run.running) - 1)))
 
-    @flying(loop.RunToolCalls)
+    @flying(RunToolCalls)
     @rule(data=st.data())
     def left_off(self, data):
         self.run.left_off(data.draw(st.integers(0, len(self.run.running) - 1)))
 
-    @flying(loop.RunToolCalls)
+    @flying(RunToolCalls)
     @rule()
     def join(self):
         self.run.join()
 
-    @flying(loop.RunToolCalls)
+    @flying(RunToolCalls)
     @rule(data=st.data())
     def ask(self, data):
         self.run.ask(data.draw(st.integers(0, len(self.run.running) - 1)))
@@ -206,7 +210,7 @@ class Loop(RuleBasedStateMachine):
     def child_ends(self, index, state):
         self.run.child_ends(index, state)
 
-    @flying(loop.StopChildren)
+    @flying(StopChildren)
     @rule()
     def children_stopped(self):
         self.run.children_stopped()
@@ -214,7 +218,7 @@ class Loop(RuleBasedStateMachine):
     @precondition(lambda self: self.run.state.standing)
     @rule()
     def revoke(self):
-        assert loop.revoke_standing_approval(self.run.state, {"tool": "look"}, self.run.now)
+        assert revoke_standing_approval(self.run.state, {"tool": "look"}, self.run.now)
         assert not self.run.state.standing
 
     @alive
@@ -222,7 +226,7 @@ class Loop(RuleBasedStateMachine):
     def time_passes(self, seconds):
         self.run.later(seconds)
 
-    @flying(loop.RecordClosing)
+    @flying(RecordClosing)
     @rule(head=st.sampled_from(["closed", None]))
     def closed(self, head):
         self.run.closed(head)
@@ -239,18 +243,18 @@ class Loop(RuleBasedStateMachine):
         self.said += 1
         self.run.interrupt(f"interrupt {self.said}" if says else None, id or None, finished)
 
-    @precondition(lambda self: self.run.ended is None and loop.decide(self.run.state) == loop.Wait("message"))
+    @precondition(lambda self: self.run.ended is None and decide(self.run.state) == Wait("message"))
     @rule()
     def turn_without_a_message(self):
         self.run.bare_turn()
 
-    @flying(loop.CallModel)
+    @flying(CallModel)
     @rule(rarely=st.integers(0, 3))
     def fail(self, rarely):
         if rarely == 3:
             self.run.fail()
 
-    @flying(loop.CallModel)
+    @flying(CallModel)
     @rule()
     def pause(self):
         self.run.pause()
@@ -258,12 +262,12 @@ class Loop(RuleBasedStateMachine):
     @alive
     @rule()
     def resume(self):
-        loop.resume_run(self.run.state)
+        resume_run(self.run.state)
 
     @alive
     @rule()
     def close(self):
-        loop.close_run(self.run.state)
+        close_run(self.run.state)
 
     @alive
     @rule()
@@ -273,7 +277,7 @@ class Loop(RuleBasedStateMachine):
     @rule()
     def look(self):
         """A query, which also an ended run answers."""
-        loop.build_response(self.run.state)
+        build_response(self.run.state)
 
     @invariant()
     def promises(self):
@@ -284,11 +288,11 @@ class Loop(RuleBasedStateMachine):
 
     def _memo(self):
         """The memo is written when what waits has another name: under the same one it is the same."""
-        now, waits = loop.build_waiting_key(self.run.state), loop.build_waiting_memo(self.run.state)
+        now, waits = build_waiting_key(self.run.state), build_waiting_memo(self.run.state)
         if now is not None and now == self.waiting[0]:
             assert waits == self.waiting[1], "the memo would be out of date"
         if now is not None:
-            assert bool(now) == bool(loop.build_status(self.run.state).approvals)
+            assert bool(now) == bool(build_status(self.run.state).approvals)
             self.waiting = now, waits
 
     def teardown(self):
@@ -301,7 +305,7 @@ class Loop(RuleBasedStateMachine):
             self.patched.undo()
 
     def _run_out(self, run):
-        loop.close_run(run.state)
+        close_run(run.state)
         run.since_message = 0
         while run.ended is None:
             if run.state.turn is None and run.state.mode == "run" and not run.state.inbox:
@@ -313,26 +317,26 @@ class Loop(RuleBasedStateMachine):
     def _settle(self):
         run = self.run
         match run.flying:
-            case loop.CallModel():
+            case CallModel():
                 self._reply([ActivityCall(timeout=9)] if self.habit == "calls" else [], self.habit == "answer")
-            case loop.RunToolCalls():
+            case RunToolCalls():
                 run.result(0)
-            case loop.RunBranches():
+            case RunBranches():
                 run.branch_ended(0)
-            case loop.RecordClosing():
+            case RecordClosing():
                 run.closed("closed")
-            case loop.StopChildren():
+            case StopChildren():
                 run.children_stopped()
             case None:
                 step = run.advance()
-                if isinstance(step, loop.Wait) and step.until == "approval" and _waits(run, "approval"):
+                if isinstance(step, Wait) and step.until == "approval" and _waits(run, "approval"):
                     run.approval("approve")
-                elif isinstance(step, loop.Wait) and step.until == "approval":
+                elif isinstance(step, Wait) and step.until == "approval":
                     run.answer(declined=False)
-                elif step == loop.Wait("child"):
+                elif step == Wait("child"):
                     run.child_ends(next(n for n, row in enumerate(run.state.background) if row.is_running), "completed")
-                elif isinstance(step, loop.Wait):
-                    loop.resume_run(run.state)
+                elif isinstance(step, Wait):
+                    resume_run(run.state)
 
 
 TestLoop = Loop.TestCase

@@ -7,9 +7,22 @@ from typing import Any
 
 import pytest
 
-from perdure import loop
-from perdure.errors import ApprovalDecidedError, InvalidInputError
-from perdure.loop.approvals import grant_standing_approval
+from perdure.errors import ApprovalDecidedError, InvalidInputError, RunClosedError
+from perdure.loop.apply import apply_closing, apply_model
+from perdure.loop.approvals import (
+    check_approval,
+    check_revocation,
+    decide_approval,
+    drop_recorded_revocations,
+    grant_standing_approval,
+    revoke_standing_approval,
+    update_approval_waits,
+)
+from perdure.loop.decide import CallModel, EndRun, RecordClosing
+from perdure.loop.decide import decide as next_step
+from perdure.loop.lifecycle import apply_interrupt, cancel_run, end_turn_at_budget, fail_run, request_interrupt
+from perdure.loop.messages import receive_message
+from perdure.loop.status import build_status
 from perdure.types.approvals import MAX_STANDING_APPROVALS, ApprovalTerms, StandingApproval, hash_arguments
 from perdure.types.limits import Bounds
 from perdure.types.state import RunState
@@ -30,16 +43,16 @@ def waiting(id: str = "c1", name: str = "look", **terms: Any) -> Call:
 def asked(*calls: Call, state: RunState | None = None, limits: AgentLimits = LIMITS, **start: Any) -> RunState:
     state = opened(**start) if state is None else state
     model(state, asks(*calls, limits=limits))
-    loop.update_approval_waits(state, NOW)
+    update_approval_waits(state, NOW)
     return state
 
 
 def decide(state: RunState, id: str = "c1", decision: str = "approve", at: float = 0, **more: Any) -> Any:
-    return loop.decide_approval(state, decision_on(state, id, decision, **more), NOW + timedelta(seconds=at))
+    return decide_approval(state, decision_on(state, id, decision, **more), NOW + timedelta(seconds=at))
 
 
 def waits(state: RunState) -> list[str]:
-    return [one.call_id for one in loop.build_status(state).approvals]
+    return [one.call_id for one in build_status(state).approvals]
 
 
 def test_later_calls_of_the_tool_run_unasked_and_say_by_whom_and_since_when() -> None:
@@ -54,7 +67,7 @@ def test_later_calls_of_the_tool_run_unasked_and_say_by_whom_and_since_when() ->
     assert first == "c2"
     assert decided is not None
     assert (decided.state, decided.by, decided.standing) == ("approved", "ana", NOW.isoformat())
-    status = loop.build_status(state)
+    status = build_status(state)
     assert [(one.tool, one.by, one.at) for one in status.standing] == [("look", "ana", NOW.isoformat())]
     assert [(one.call_id, one.always, bool(one.standing)) for one in status.decided] == [
         ("c1", True, False),
@@ -74,7 +87,7 @@ def test_who_asked_is_not_the_one_whose_approval_stands() -> None:
     state = asked(waiting("c1"), message={"content": "hi", "by": "bea"})
     decide(state, by="ana", always=True)
     done(state, "c1")
-    loop.receive_message(state, {"content": "more", "by": "ana"})
+    receive_message(state, {"content": "more", "by": "ana"})
     asked(waiting("c2", separate=True), state=state)
     assert waits(state) == ["c2"]
     decide(state, "c2", by="cleo", always=True)
@@ -90,11 +103,11 @@ def test_a_denial_and_a_revocation_take_it_back(terms: dict[str, Any]) -> None:
     decide(state, by="ana", always=True)
     done(state, "c1")
     if terms:  # a call that it does not cover is denied
-        loop.receive_message(state, {"content": "more", "by": "ana"})
+        receive_message(state, {"content": "more", "by": "ana"})
         asked(waiting("c2", separate=True), state=state)
         decide(state, "c2", "deny", by="bea")
     else:
-        (gone,) = loop.revoke_standing_approval(state, {"tool": "look", "by": "bea"}, NOW)
+        (gone,) = revoke_standing_approval(state, {"tool": "look", "by": "bea"}, NOW)
         assert (gone.by, gone.at) == ("ana", NOW.isoformat())
         (told,) = state.revoked
         assert (told.tool, told.by, told.approved_by) == ("look", "bea", ("ana",))
@@ -108,7 +121,7 @@ def test_a_denial_and_a_revocation_take_it_back(terms: dict[str, Any]) -> None:
     [
         ({"always": True, "decision": "deny", "by": "ana"}, "only an approval can stand"),
         ({"always": True, "by": "ana", "arguments": {"path": "/"}}, "cannot go with changed arguments"),
-        ({"always": True}, "a standing approval has a name"),
+        ({"always": True}, "a standing approval needs a name"),
         ({"always": "sometimes", "by": "ana"}, "always: "),
     ],
 )
@@ -116,7 +129,7 @@ def test_what_cannot_stand_is_refused_and_changes_nothing(more: dict[str, Any], 
     state = asked(waiting())
     before = state.model_dump()
     raw = {**decision_on(state, "c1"), **more}
-    for refuse in (loop.check_approval, loop.decide_approval):
+    for refuse in (check_approval, decide_approval):
         with pytest.raises(InvalidInputError, match=match):
             refuse(state, raw, NOW)
     assert state.model_dump() == before
@@ -145,13 +158,13 @@ def test_so_many_stand_and_no_more() -> None:
         (None, "the revocation"),
         ({}, "tool: Field required"),
         ({"tool": "look", "why": 1}, "why: Extra"),
-        ({"tool": "rm"}, "There stands: look, approved by ana at 2026"),
+        ({"tool": "rm"}, "Standing approvals: look, approved by ana at 2026"),
     ],
 )
 def test_a_revocation_that_fits_nothing_is_refused(raw: Any, match: str) -> None:
     state = asked(waiting())
     decide(state, by="ana", always=True)
-    for refuse in (loop.check_revocation, lambda state, raw: loop.revoke_standing_approval(state, raw, NOW)):
+    for refuse in (check_revocation, lambda state, raw: revoke_standing_approval(state, raw, NOW)):
         with pytest.raises(InvalidInputError, match=match):
             refuse(state, raw)
     assert state.revoked == []
@@ -169,21 +182,21 @@ def test_a_revocation_that_fits_nothing_is_refused(raw: Any, match: str) -> None
 )
 def test_who_repeats_a_decision_gets_it_back(said: dict[str, Any]) -> None:
     state = asked(waiting())
-    hash = loop.build_status(state).approvals[0].hash  # noqa: A001
+    hash = build_status(state).approvals[0].hash  # noqa: A001
     given = {**said, "hash": hash}
     first = decide(state, **given)
     before = state.model_dump()
     state = carried_over(state)
-    loop.check_approval(state, {"call_id": "c1", **given}, NOW)
+    check_approval(state, {"call_id": "c1", **given}, NOW)
     assert decide(state, at=60, **given) == first
     assert state.model_dump() == before
-    loop.cancel_run(state)
+    cancel_run(state)
     assert decide(state, **given) == first
     other = {"approve": "deny", "deny": "approve"}[said["decision"]]
     for changed in ({"by": "bea"}, {"by": None}, {"comment": "why"}):
-        with pytest.raises((ApprovalDecidedError, loop.approvals.RunClosedError)):
+        with pytest.raises((ApprovalDecidedError, RunClosedError)):
             decide(state, **given | changed)
-    with pytest.raises((ApprovalDecidedError, loop.approvals.RunClosedError, InvalidInputError)):
+    with pytest.raises((ApprovalDecidedError, RunClosedError, InvalidInputError)):
         decide(state, "c1", other, by="ana")
 
 
@@ -220,16 +233,16 @@ def test_a_call_that_was_not_approved_counts_for_nothing(how: str) -> None:
             assert state.tool_calls == 1
             decide(state, "c2", by="ana")
         case "expire":
-            loop.update_approval_waits(state, NOW + timedelta(seconds=5))
-            loop.end_turn_at_budget(state)
+            update_approval_waits(state, NOW + timedelta(seconds=5))
+            end_turn_at_budget(state)
             assert (state.tool_calls, state.calls[2].held) == (2, False)
         case "interrupt":
             decide(state, "c2", by="ana")
-            loop.request_interrupt(state, "Stop.")
-            loop.apply_interrupt(state)
+            request_interrupt(state, "Stop.")
+            apply_interrupt(state)
             assert state.tool_calls == 1
         case _:
-            loop.cancel_run(state)
+            cancel_run(state)
             assert state.tool_calls == 0
 
 
@@ -237,20 +250,20 @@ def test_what_was_revoked_is_told_once_and_before_the_run_ends() -> None:
     state = asked(waiting("c1"))
     decide(state, by="ana", always=True)
     done(state, "c1")
-    step = loop.decide(state)
-    assert isinstance(step, loop.CallModel)
-    loop.revoke_standing_approval(state, {"tool": "look"}, NOW)
+    step = next_step(state)
+    assert isinstance(step, CallModel)
+    revoke_standing_approval(state, {"tool": "look"}, NOW)
     told = tuple(state.revoked)
     grant_standing_approval(state, "look", "bea", "later")
-    loop.revoke_standing_approval(state, {"tool": "look"}, NOW + timedelta(seconds=1))
-    loop.drop_recorded_revocations(state, told)  # the model was called between the two
-    loop.apply_model(state, step, says("Done."))
+    revoke_standing_approval(state, {"tool": "look"}, NOW + timedelta(seconds=1))
+    drop_recorded_revocations(state, told)  # the model was called between the two
+    apply_model(state, step, says("Done."))
     assert [one.approved_by for one in state.revoked] == [("bea",)]
-    ending = loop.decide(state)
-    assert isinstance(ending, loop.RecordClosing)
-    loop.drop_recorded_revocations(state, tuple(state.revoked))
-    loop.apply_closing(state, ending, "head")
-    assert isinstance(loop.decide(state), loop.EndRun)
+    ending = next_step(state)
+    assert isinstance(ending, RecordClosing)
+    drop_recorded_revocations(state, tuple(state.revoked))
+    apply_closing(state, ending, "head")
+    assert isinstance(next_step(state), EndRun)
 
 
 @pytest.mark.parametrize("how", ["completed", "failed", "cancelled"])
@@ -259,22 +272,22 @@ def test_what_is_revoked_while_the_ending_is_recorded_is_told_too(how: str) -> N
     decide(state, by="ana", always=True)
     grant_standing_approval(state, "rm", "ana", "later")
     done(state, "c1")
-    loop.revoke_standing_approval(state, {"tool": "rm"}, NOW)
+    revoke_standing_approval(state, {"tool": "rm"}, NOW)
     if how == "completed":
         model(state, says("Done."))
     elif how == "failed":
-        loop.fail_run(state, "HookError", "no")
+        fail_run(state, "HookError", "no")
     else:
-        loop.cancel_run(state)
+        cancel_run(state)
     for _ in range(2):
-        ending, told = loop.decide(state), tuple(state.revoked)
-        assert isinstance(ending, loop.RecordClosing)
+        ending, told = next_step(state), tuple(state.revoked)
+        assert isinstance(ending, RecordClosing)
         assert told
         if state.standing:
-            loop.revoke_standing_approval(state, {"tool": "look"}, NOW)
-        loop.drop_recorded_revocations(state, told)
-        loop.apply_closing(state, ending, "head")
-    assert loop.decide(state) == loop.EndRun(how)  # type: ignore[arg-type]
+            revoke_standing_approval(state, {"tool": "look"}, NOW)
+        drop_recorded_revocations(state, told)
+        apply_closing(state, ending, "head")
+    assert next_step(state) == EndRun(how)  # type: ignore[arg-type]
 
 
 def test_a_standing_approval_is_of_one_person_in_every_spelling() -> None:
@@ -283,11 +296,11 @@ def test_a_standing_approval_is_of_one_person_in_every_spelling() -> None:
     done(state, "c1")
     asked(waiting("c2", separate=True), state=state)
     assert waits(state) == []
-    loop.receive_message(state, {"content": "mine", "by": "ANA "})
+    receive_message(state, {"content": "mine", "by": "ANA "})
     done(state, "c2")
     asked(waiting("c3", separate=True), state=state)
     assert waits(state) == ["c3"]
     state.standing = []
     for name in ("cleo", "Cleo ", "CLEO"):
-        loop.approvals.grant_standing_approval(state, "look", name, "now")
+        grant_standing_approval(state, "look", name, "now")
     assert [one.by for one in state.standing] == ["CLEO"]

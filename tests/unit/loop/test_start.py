@@ -6,8 +6,16 @@ import json
 
 import pytest
 
-from perdure import loop
 from perdure.errors import InvalidInputError
+from perdure.loop.decide import Wait, decide
+from perdure.loop.lifecycle import (
+    build_continuation_input,
+    create_run_state,
+    is_continuation_input,
+    read_continued_state,
+)
+from perdure.loop.messages import receive_message
+from perdure.loop.status import build_status
 from perdure.types.messages import BlobRef
 from perdure.types.state import SCHEMA_VERSION
 from tests.unit.loop.build import carried_over
@@ -63,7 +71,7 @@ STATE = {"schema_version": 1, "context_id": "context-1", "scope": "s", "agent": 
 )
 def test_a_badly_shaped_start_is_refused_by_the_name_of_the_field(raw, names):
     with pytest.raises(InvalidInputError) as refused:
-        loop.create_run_state(raw, "context-1", "scope-1")
+        create_run_state(raw, "context-1", "scope-1")
     assert names in refused.value.message
     assert len(refused.value.message) < 1500
 
@@ -77,36 +85,36 @@ def test_a_badly_shaped_start_is_refused_by_the_name_of_the_field(raw, names):
         ({"schema_version": 0}, "state: "),
         ({"schema_version": 1, "context_id": "c", "scope": "s"}, "state.agent: "),
         ({"schema_version": 1, "context_id": "c", "scope": "s", "agent": "a", "calls": [1]}, "state.calls.0"),
-        ({"schema_version": 1, "context_id": "victim", "scope": "s", "agent": "a"}, "that of run 'victim'"),
+        ({"schema_version": 1, "context_id": "victim", "scope": "s", "agent": "a"}, "belongs to run 'victim'"),
     ],
 )
 def test_a_state_that_cannot_be_continued_is_refused_by_the_name_of_the_field(state, names):
     with pytest.raises(InvalidInputError) as refused:
-        loop.read_continued_state({"state": state, "continues": "run-1"}, "c")
+        read_continued_state({"state": state, "continues": "run-1"}, "c")
     assert names in refused.value.message
 
 
 @pytest.mark.parametrize("continued_run_id", [None, "run-2", ""])
 def test_a_state_counts_only_from_the_execution_that_is_continued(continued_run_id):
-    carried = loop.build_continuation_input(opened(), "run-1")
-    assert loop.is_continuation_input(carried, "run-1")
-    assert not loop.is_continuation_input(carried, continued_run_id)
-    assert not loop.is_continuation_input({"state": carried["state"]}, continued_run_id)
-    assert not loop.is_continuation_input({**carried, "continues": None}, continued_run_id)
+    carried = build_continuation_input(opened(), "run-1")
+    assert is_continuation_input(carried, "run-1")
+    assert not is_continuation_input(carried, continued_run_id)
+    assert not is_continuation_input({"state": carried["state"]}, continued_run_id)
+    assert not is_continuation_input({**carried, "continues": None}, continued_run_id)
 
 
 def test_a_state_of_a_newer_engine_is_refused_with_the_way_out():
-    newer = loop.build_continuation_input(opened(), "run-1")
+    newer = build_continuation_input(opened(), "run-1")
     newer["state"]["schema_version"] = SCHEMA_VERSION + 1
     with pytest.raises(InvalidInputError, match=f"schema version {SCHEMA_VERSION + 1}.*reads up to") as refused:
-        loop.read_continued_state(newer, "context-1")
+        read_continued_state(newer, "context-1")
     assert "newer perdure" in refused.value.hint
 
 
 def test_a_field_of_a_later_engine_with_the_same_version_is_left_out():
-    carried = loop.build_continuation_input(opened(), "run-1")
+    carried = build_continuation_input(opened(), "run-1")
     carried["state"]["weather"] = "fine"
-    assert loop.read_continued_state(carried, "context-1") == opened()
+    assert read_continued_state(carried, "context-1") == opened()
 
 
 @pytest.mark.parametrize(
@@ -126,9 +134,9 @@ def test_the_first_message_waits_in_the_inbox(message, content, id):
 
 def test_a_start_without_a_message_waits_for_one():
     state = opened(None)
-    assert loop.decide(state) == loop.Wait("message")
-    assert loop.build_status(state).state == "waiting"
-    loop.receive_message(state, "hi")
+    assert decide(state) == Wait("message")
+    assert build_status(state).state == "waiting"
+    receive_message(state, "hi")
     assert said(model(state, says("42"))) == ["hi"]
 
 
@@ -139,9 +147,9 @@ def test_a_start_with_history_goes_on_from_it():
 
 def test_what_is_carried_over_is_plain_json_and_nothing_is_lost():
     state = opened(context={"user": None, "deep": {"list": [None, 1.5]}})
-    loop.receive_message(state, {"content": BLOB, "id": "m2"})
-    carried = json.loads(json.dumps(loop.build_continuation_input(state, "run-1")))
-    assert loop.read_continued_state(carried, "context-1") == state
+    receive_message(state, {"content": BLOB, "id": "m2"})
+    carried = json.loads(json.dumps(build_continuation_input(state, "run-1")))
+    assert read_continued_state(carried, "context-1") == state
 
 
 def test_the_scope_and_id_of_the_first_execution_stay():
@@ -151,10 +159,10 @@ def test_the_scope_and_id_of_the_first_execution_stay():
 
 def test_states_share_nothing():
     one, other = opened(), opened()
-    loop.receive_message(one, "more")
+    receive_message(one, "more")
     model(one, says("42", limits=one.limits))
     assert other == opened()
-    loop.receive_message(one, "again")
+    receive_message(one, "again")
     model(one, says("43", limits=one.limits))
     assert ended(one) == "completed"
 
@@ -170,4 +178,4 @@ def test_states_share_nothing():
     ],
 )
 def test_only_a_conversation_that_is_opened_again_without_a_message_sends_what_was_withheld(start, resend):
-    assert loop.create_run_state({"agent": "a", **start}, "c", "s").resend is resend
+    assert create_run_state({"agent": "a", **start}, "c", "s").resend is resend

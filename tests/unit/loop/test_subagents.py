@@ -6,8 +6,20 @@ from typing import Any
 
 import pytest
 
-from perdure import loop
-from perdure.loop.subagents import MAX_DEPTH, build_usage_details, parse_usage_details
+from perdure.loop.apply import apply_result
+from perdure.loop.decide import CallModel, RunToolCalls, decide
+from perdure.loop.finish import build_response
+from perdure.loop.lifecycle import create_run_state, end_turn_at_budget
+from perdure.loop.status import build_status
+from perdure.loop.subagents import (
+    MAX_DEPTH,
+    ChildOutcome,
+    apply_child_outcome,
+    build_child_run_id,
+    build_child_start,
+    build_usage_details,
+    parse_usage_details,
+)
 from perdure.types.interface import Response
 from perdure.types.limits import Bounds
 from perdure.types.messages import BlobRef, Usage
@@ -31,7 +43,7 @@ def asking(count: int = 1, *, used: int = 0, limits: AgentLimits = BUDGET, **sta
 
 
 def started(state: RunState, place: int = 0) -> dict[str, Any]:
-    start = loop.build_child_start(state, state.calls[place])
+    start = build_child_start(state, state.calls[place])
     assert isinstance(start, dict), start
     return start
 
@@ -39,7 +51,7 @@ def started(state: RunState, place: int = 0) -> dict[str, Any]:
 def test_a_child_is_started_as_any_client_would() -> None:
     state = asking(context={"user_id": "7"}, auth_ref="ana")
     start = started(state)
-    child = open_as_child(start, loop.build_child_run_id(state, state.calls[0]), "ignored")
+    child = open_as_child(start, build_child_run_id(state, state.calls[0]), "ignored")
     assert child.agent == "sub"
     assert child.context == {"user_id": "7"}
     assert child.auth_ref == "ana"
@@ -70,10 +82,8 @@ def test_without_limits_a_child_has_none() -> None:
 
 def test_nothing_is_started_when_nothing_is_left() -> None:
     state = asking(used=100)
-    refused = loop.build_child_start(state, state.calls[0])
-    assert isinstance(refused, NewResult)
-    assert refused.is_error
-    assert refused.text == "not run: nothing is left for a subagent, the run has used 100 of 100 tokens (tokens)"
+    refused = build_child_start(state, state.calls[0])
+    assert refused == "not run: nothing is left for a subagent, the run has used 100 of 100 tokens (tokens)"
 
 
 def test_subagents_are_nested_to_a_depth() -> None:
@@ -82,22 +92,22 @@ def test_subagents_are_nested_to_a_depth() -> None:
         start = started(state)
         assert start["parent"]["depth"] == depth
         state = asking(parent=start["parent"])
-    assert isinstance(loop.build_child_start(state, state.calls[0]), NewResult)
+    assert isinstance(build_child_start(state, state.calls[0]), str)
 
 
 def test_a_child_has_an_id_that_temporal_takes() -> None:
     state = asking()
     state.context_id = "x" * 998
-    assert isinstance(loop.build_child_start(state, state.calls[0]), dict)
+    assert isinstance(build_child_start(state, state.calls[0]), dict)
     state.context_id = "ж" * 500
-    assert isinstance(loop.build_child_start(state, state.calls[0]), NewResult)
+    assert isinstance(build_child_start(state, state.calls[0]), str)
 
 
 def test_a_child_keeps_to_the_smaller_of_both_limits() -> None:
     start = started(asking(used=40))
     child = open_as_child(start, "c", "s")
     model(child, asks(call(), limits=AgentLimits(run=Bounds(tokens=30, cost_usd=5.0)), usage=Usage(input_tokens=1)))
-    assert {use.name: use.allowed for use in loop.build_status(child).limits} == {
+    assert {use.name: use.allowed for use in build_status(child).limits} == {
         "tokens": 30,
         "cost_usd": 1.0,
         "wall_time": 60,
@@ -113,13 +123,13 @@ def test_a_child_that_reaches_its_limit_has_not_exceeded_it(on_limit: Any) -> No
     model(state, asks(*map(ask, range(3)), limits=AgentLimits(run=Bounds(tokens=340)), usage=Usage(input_tokens=40)))
     child = open_as_child(started(state), "c", "s")
     took = 0
-    while isinstance(step := loop.decide(child), loop.CallModel):
+    while isinstance(step := decide(child), CallModel):
         took += 15
         asked = asks(call(), limits=AgentLimits(on_limit=on_limit), usage=Usage(input_tokens=15))
         model(child, says("Done.", usage=Usage(input_tokens=15)) if step.purpose == "force_finish" else asked)
         for pending in list(child.calls):
-            loop.apply_result(child, pending.op, NewResult(call_id=pending.call.id, name="look", text="x"))
-        loop.end_turn_at_budget(child)
+            apply_result(child, pending.op, NewResult(call_id=pending.call.id, name="look", text="x"))
+        end_turn_at_budget(child)
     assert 100 - 2 * 15 < took <= 100
     assert child.usage.total_tokens == took
 
@@ -128,9 +138,9 @@ def test_a_child_that_has_no_room_for_a_call_asks_no_model() -> None:
     state = opened()
     model(state, asks(*map(ask, range(3)), limits=AgentLimits(run=Bounds(tokens=150)), usage=Usage(input_tokens=40)))
     child = open_as_child(started(state), "c", "s")
-    loop.end_turn_at_budget(child)
-    assert not isinstance(loop.decide(child), loop.CallModel)
-    loop.apply_child_outcome(state, state.calls[0], loop.ChildOutcome(loop.build_response(child)), stopping=False)
+    end_turn_at_budget(child)
+    assert not isinstance(decide(child), CallModel)
+    apply_child_outcome(state, state.calls[0], ChildOutcome(build_response(child)), stopping=False)
     result = state.calls[0].result
     assert isinstance(result, NewResult)
     assert result.is_error
@@ -148,14 +158,14 @@ def test_what_a_parent_of_a_newer_engine_says_besides_is_let_pass() -> None:
 def test_what_a_child_used_counts() -> None:
     state = asking(2)
     used = Response(content="Found.", usage=Usage(input_tokens=7, output_tokens=3), cost_usd=0.25, tool_calls=4)
-    loop.apply_child_outcome(state, state.calls[0], loop.ChildOutcome(used), stopping=False)
+    apply_child_outcome(state, state.calls[0], ChildOutcome(used), stopping=False)
     assert (state.usage.total_tokens, state.cost_usd, state.tool_calls) == (10, 0.25, 2 + 4)
     assert state.calls[0].result == NewResult(call_id="c0", name="look", text="Found.")
 
 
 def test_a_long_answer_stays_in_the_store() -> None:
     state, blob = asking(2), BlobRef(hash="a" * 64, size=9)
-    loop.apply_child_outcome(state, state.calls[0], loop.ChildOutcome(Response(blob=blob)), stopping=False)
+    apply_child_outcome(state, state.calls[0], ChildOutcome(Response(blob=blob)), stopping=False)
     assert state.calls[0].result == NewResult(call_id="c0", name="look", blob=blob)
 
 
@@ -163,9 +173,7 @@ def test_a_child_that_fails_is_an_error_and_counts() -> None:
     failed, state = asking(), asking(2)
     failed.usage = Usage(input_tokens=9)
     used = parse_usage_details([build_usage_details(failed)])
-    loop.apply_child_outcome(
-        state, state.calls[1], loop.ChildOutcome(error="ParseError: no", used=used), stopping=False
-    )
+    apply_child_outcome(state, state.calls[1], ChildOutcome(error="ParseError: no", used=used), stopping=False)
     assert state.calls[1].result == NewResult(call_id="c1", name="look", text="ParseError: no", is_error=True)
     assert state.usage.total_tokens == 9
     assert state.tool_calls == 2 + 1
@@ -173,8 +181,8 @@ def test_a_child_that_fails_is_an_error_and_counts() -> None:
 
 def test_a_stopped_child_counts_and_its_call_is_for_the_loop_to_close() -> None:
     state = asking()
-    ended = loop.ChildOutcome(Response(finish_reason="interrupted", usage=Usage(input_tokens=5)))
-    loop.apply_child_outcome(state, state.calls[0], ended, stopping=True)
+    ended = ChildOutcome(Response(finish_reason="interrupted", usage=Usage(input_tokens=5)))
+    apply_child_outcome(state, state.calls[0], ended, stopping=True)
     assert state.calls[0].result is None
     assert state.usage.total_tokens == 5
 
@@ -183,15 +191,15 @@ def test_answers_of_one_reply_are_bounded() -> None:
     state = asking(50, limits=AgentLimits())
     pendings = list(state.calls)
     for pending in pendings:
-        loop.apply_child_outcome(state, pending, loop.ChildOutcome(Response(content="ж" * 16_000)), stopping=False)
+        apply_child_outcome(state, pending, ChildOutcome(Response(content="ж" * 16_000)), stopping=False)
     texts = [(str(item.text), item.is_error) for item in state.carry if isinstance(item, NewResult)]
     assert 0 < sum(len(text) * 6 for text, is_error in texts if not is_error) <= 1024 * 1024
     assert texts[-1] == ("too long: with the answer of context-1/50 those of this reply are: ask fewer at once", True)
 
 
 def test_so_many_begin_at_once() -> None:
-    step = loop.decide(asking(50, limits=AgentLimits()))
-    assert isinstance(step, loop.RunToolCalls)
+    step = decide(asking(50, limits=AgentLimits()))
+    assert isinstance(step, RunToolCalls)
     assert len(step.calls) == 20
 
 
@@ -200,9 +208,7 @@ def test_a_run_whose_descent_is_not_proved_is_the_root_of_those_below_it():
     lineage = {"root": "victim", "agent": "above", "path": [{"agent": "a", "call_id": "c"}]}
     parent = {"context_id": "victim", "call_id": "c", "scope": "s", "depth": 1, "lineage": lineage}
     for parent_id, root in (("victim", "victim"), (None, "victim/evil"), ("other", "victim/evil")):
-        state = loop.create_run_state(
-            {"agent": "a", "message": "hi", "parent": parent}, "victim/evil", "own", parent_id
-        )
+        state = create_run_state({"agent": "a", "message": "hi", "parent": parent}, "victim/evil", "own", parent_id)
         model(state, asks(call("c1", SubagentCall(agent="b", message="go"))))
         below = started(state)["parent"]["lineage"]
         assert below["root"] == root

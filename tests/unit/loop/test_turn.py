@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from perdure import loop
-from perdure.loop.finish import REMINDER_ID, build_force_finish_text, build_reminder_text
+from perdure.loop.apply import apply_result
+from perdure.loop.decide import Wait, decide
+from perdure.loop.finish import REMINDER_ID, build_force_finish_text, build_reminder_text, build_response
+from perdure.loop.messages import receive_message
 from perdure.types.messages import BlobRef, Usage
 from perdure.types.tool_calls import SubagentCall
 from perdure.types.wire import AgentLimits, FinalAnswer, NewResult
@@ -23,7 +25,7 @@ def test_text_is_the_answer():
     state = opened()
     step = model(state, says("42", usage=Usage(input_tokens=5, output_tokens=2), cost_usd=0.25))
     assert (said(step), step.purpose, ended(state)) == (["hi"], "call", "completed")
-    response = loop.build_response(state)
+    response = build_response(state)
     assert (response.content, response.output, response.finish_reason) == ("42", "42", "stop")
     assert (response.iterations, response.calls, response.usage.total_tokens, response.cost_usd) == (1, 1, 7, 0.25)
     assert (response.head, response.store_id) == ("h-42", "s")
@@ -33,7 +35,7 @@ def test_text_is_the_answer():
 def test_a_long_answer_is_a_reference():
     state = opened()
     model(state, says("", blob=BLOB))
-    response = loop.build_response(state)
+    response = build_response(state)
     assert (response.content, response.blob, response.output) == ("", BLOB, None)
 
 
@@ -64,11 +66,11 @@ def test_a_subagent_is_a_call_to_run():
 def test_the_first_result_of_a_call_counts():
     state = opened()
     model(state, asks(call("c1"), call("c2")))
-    loop.apply_result(state, 1, result("c1", "first"))
-    loop.apply_result(state, 1, result("c1", "second"))
-    loop.apply_result(state, 99, result("c9"))
-    loop.apply_result(state, 2, result("c2"))
-    loop.apply_result(state, 2, result("c2", "late"))
+    apply_result(state, 1, result("c1", "first"))
+    apply_result(state, 1, result("c1", "second"))
+    apply_result(state, 99, result("c9"))
+    apply_result(state, 2, result("c2"))
+    apply_result(state, 2, result("c2", "late"))
     step = model(state, says("42"))
     assert [item.text for item in step.new] == ["first", "found"]
 
@@ -87,7 +89,7 @@ def test_operations_are_numbered_through():
 def test_a_reply_that_is_nothing_gets_a_reminder(protocol):
     state = opened()
     model(state, empty(limits(most=9, protocol=protocol)))
-    loop.receive_message(state, "more")
+    receive_message(state, "more")
     step = model(state, empty(limits(most=9, protocol=protocol)))
     assert said(step) == [build_reminder_text(protocol), "more"]
     assert step.new[0].id == REMINDER_ID
@@ -101,7 +103,7 @@ def test_answer_and_calls_together_first_run_the_calls():
     assert running(state) == [("c1", 1)]
     done(state, "c1")
     assert said(close(state)) == ["=c1"]
-    assert (ended(state), loop.build_response(state).content) == ("completed", "42")
+    assert (ended(state), build_response(state).content) == ("completed", "42")
 
 
 # --- limits
@@ -113,13 +115,13 @@ def test_at_the_limit_the_answer_is_asked_for_with_the_last_results():
     done(state, "c1")
     model(state, asks(call("c2"), limits=given))
     done(state, "c2")
-    loop.receive_message(state, "hurry")
+    receive_message(state, "hurry")
     step = model(state, says("42", given))
     assert (step.purpose, step.taken) == ("force_finish", 1)
     assert said(step) == ["=c2", "hurry", build_force_finish_text("text", step.limit)]
     assert str(step.limit) == "the turn has used 2 of 2 iterations (max_iterations)"
     assert close(state).closing.response["finish_reason"] == "limit"
-    assert (ended(state), loop.build_response(state).content, state.turn.iteration) == ("completed", "42", 3)
+    assert (ended(state), build_response(state).content, state.turn.iteration) == ("completed", "42", 3)
 
 
 def test_a_forced_reply_is_the_answer_whatever_it_is():
@@ -128,7 +130,7 @@ def test_a_forced_reply_is_the_answer_whatever_it_is():
     model(state, asks(call("c2"), limits=given, text="so far"))
     step = close(state)
     assert (said(step), step.new[0].is_error) == (["=c2"], True)
-    assert (ended(state), loop.build_response(state).content) == ("completed", "so far")
+    assert (ended(state), build_response(state).content) == ("completed", "so far")
 
 
 def test_return_gives_the_last_text_after_the_last_calls():
@@ -139,7 +141,7 @@ def test_return_gives_the_last_text_after_the_last_calls():
     step = close(state, "h-end")
     assert said(step) == ["=c1", "=c2"]
     assert (step.closing.status, step.closing.response["content"]) == ("completed", "so far")
-    response = loop.build_response(state)
+    response = build_response(state)
     assert (ended(state), response.finish_reason, response.blob, response.head) == ("completed", "limit", BLOB, "h-end")
 
 
@@ -158,7 +160,7 @@ def test_a_reminder_that_nobody_will_read_is_not_recorded():
         assert said(close(state)) == []
     state = opened(mode="session")
     model(state, empty(limits("return", most=1)))
-    loop.receive_message(state, "next")
+    receive_message(state, "next")
     assert said(model(state, says("42"))) == ["next"]
 
 
@@ -179,22 +181,22 @@ def test_error_fails_after_the_last_calls():
 def test_an_answer_in_the_last_iteration_is_in_time(how):
     state, given = opened(), limits(how, most=1)
     model(state, says("42", given))
-    assert (ended(state), loop.build_response(state).finish_reason) == ("completed", "stop")
+    assert (ended(state), build_response(state).finish_reason) == ("completed", "stop")
 
 
 @pytest.mark.parametrize("how", ["finish", "return", "error"])
 def test_a_message_after_the_last_iteration_gets_an_answer_and_no_tools(how):
     state, given = opened(), limits(how, most=1)
     model(state, says("42", given))
-    loop.receive_message(state, "sure?")
+    receive_message(state, "sure?")
     step = model(state, says("43", given))
-    assert (step.purpose, said(step)[0], loop.build_response(state).content) == ("force_finish", "sure?", "43")
+    assert (step.purpose, said(step)[0], build_response(state).content) == ("force_finish", "sure?", "43")
 
 
 def test_a_message_during_the_last_calls_still_gets_an_answer_under_return():
     state, given = opened(), limits("return", most=1)
     model(state, asks(call("c1"), limits=given))
-    loop.receive_message(state, "wait")
+    receive_message(state, "wait")
     done(state, "c1")
     step = model(state, says("43", given))
     assert (step.purpose, said(step)[:2]) == ("force_finish", ["=c1", "wait"])
@@ -204,7 +206,7 @@ def test_every_turn_of_a_session_has_its_own_iterations():
     state, given = opened(mode="session"), limits(most=1)
     for n in range(3):
         assert model(state, says(str(n), given)).purpose == "call"
-        loop.receive_message(state, "next")
+        receive_message(state, "next")
     assert (state.turns, state.iterations) == (4, 3)
 
 
@@ -214,8 +216,8 @@ def test_the_results_of_a_turn_that_ended_at_the_limit_are_recorded_before_the_n
     done(state, "c1")
     step = close(state)
     assert (said(step), step.closing.status) == (["=c1"], "waiting")
-    assert loop.decide(state) == loop.Wait("message")
-    loop.receive_message(state, "next")
+    assert decide(state) == Wait("message")
+    receive_message(state, "next")
     assert said(model(state, says("42"))) == ["next"]
 
 
@@ -223,7 +225,7 @@ def test_a_message_that_comes_first_takes_such_results_along():
     state, given = opened(mode="session"), limits("return", most=1)
     model(state, asks(call("c1"), limits=given))
     done(state, "c1")
-    loop.receive_message(state, "next")
+    receive_message(state, "next")
     assert said(model(state, says("42"))) == ["=c1", "next"]
 
 

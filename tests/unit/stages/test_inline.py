@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from perdure import loop
+from perdure.loop.apply import apply_model
+from perdure.loop.decide import CallModel
 from perdure.ports import MemoryWrite
 from perdure.stages.inline_tools import INLINE_SECONDS, InlineStage
 from perdure.stages.journal import JournalStage
@@ -120,7 +121,7 @@ async def test_a_worker_that_stops_in_the_middle_hands_the_rest_over_and_nothing
 
     state = opened(agent="a")
     state.op = 5
-    loop.apply_model(state, loop.CallModel((), 0), answer.output)
+    apply_model(state, CallModel((), 0), answer.output)
     later = Inner("again")
     outputs = [await through(store, later)(as_activity(pending)) for pending in state.calls]
     assert [output.status for output in outputs] == ["unknown", "done"]
@@ -190,7 +191,7 @@ async def test_one_that_asks_becomes_a_call_that_finds_its_question(store: Memor
 
     state = opened(agent="a")
     state.op = 5
-    loop.apply_model(state, loop.CallModel((), 0), answer.output)
+    apply_model(state, CallModel((), 0), answer.output)
     output = await through(store, asks)(as_activity(state.calls[0]))
     assert (output.status, output.question, len(ran)) == ("asking", Question(text="Sure?"), 1)
     assert await store.recall("n", "k") is None

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from perdure import loop
+from perdure.loop.decide import Wait
+from perdure.loop.lifecycle import create_run_state
 from perdure.types.state import RunState
 from perdure.workflows.child_workflows import BackgroundChildren
 from perdure.workflows.guard import Guard
@@ -34,7 +35,7 @@ class Host:
 
 
 def child() -> RunState:
-    return loop.create_run_state({"agent": "a", "message": "hi", "parent": PARENT}, "p/1", "s", "p")
+    return create_run_state({"agent": "a", "message": "hi", "parent": PARENT}, "p/1", "s", "p")
 
 
 async def hours(state: RunState, host: Any, until: float) -> list[float]:
@@ -42,7 +43,7 @@ async def hours(state: RunState, host: Any, until: float) -> list[float]:
     children, now = BackgroundChildren(state, Guard()), 0.0
     found: list[float] = []
     with use_host(host):
-        while (at := children.compute_next_probe(loop.Wait("approval"), now)) is not None and at <= until * HOUR:
+        while (at := children.compute_next_probe(Wait("approval"), now)) is not None and at <= until * HOUR:
             now = at
             await children.send_due_probes(now)
             found.append(at / HOUR)

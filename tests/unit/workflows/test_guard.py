@@ -10,8 +10,11 @@ from typing import Any, cast, get_args
 import pytest
 from pydantic import BaseModel
 
-from perdure import loop
 from perdure.errors import EngineError, InvalidInputError
+from perdure.loop.apply import apply_result
+from perdure.loop.decide import RecordClosing, Wait, decide
+from perdure.loop.finish import build_response
+from perdure.loop.lifecycle import cancel_run, fail_run, resume_run
 from perdure.types.state import NewerStateError, RunState
 from perdure.workflows.guard import MUTABLE_TYPES, Guard, Savepoint
 from perdure.workflows.host import Host, use_host
@@ -55,12 +58,12 @@ def test_a_savepoint_undoes_everything_and_keeps_the_parts_themselves() -> None:
     before, pending = copy.deepcopy(state), state.calls[1]
     saved = Savepoint(state)
     state.calls[0].waiting = None
-    loop.apply_result(state, pending.op, cast(Any, loop.build_response(state)))
+    apply_result(state, pending.op, cast(Any, build_response(state)))
     state.seen["m9"] = "t9"
     state.refused.append("x")
     assert state.turn is not None
     state.turn.said_by.append("x")
-    loop.cancel_run(state)
+    cancel_run(state)
     assert state != before
     saved.restore()
     assert state == before
@@ -72,7 +75,7 @@ def test_a_change_that_fails_is_undone_and_the_run_pauses() -> None:
     model(state, asks(call("c1")))
     before = copy.deepcopy(state)
 
-    def fails() -> None:
+    def fails(_: RunState) -> None:
         state.calls.clear()
         state.op += 5
         raise KeyError("c9")
@@ -80,7 +83,7 @@ def test_a_change_that_fails_is_undone_and_the_run_pauses() -> None:
     assert Guard().change_or_pause(state, "the outcome of a tool call", fails) is None
     assert state.pause is not None
     assert state.pause.reason.startswith("the outcome of a tool call failed: KeyError: 'c9'. Resume the run")
-    assert loop.decide(state) == loop.Wait("resumed")
+    assert decide(state) == Wait("resumed")
     state.pause = None
     assert state == before
 
@@ -101,25 +104,23 @@ def test_a_refusal_is_passed_on_and_changes_nothing() -> None:
 
 
 def test_a_state_of_a_newer_engine_fails_the_task() -> None:
-    def newer() -> None:
+    def newer(_: RunState) -> None:
         raise NewerStateError("newer")
 
     with pytest.raises(NewerStateError):
         Guard().change_or_pause(opened(), "it", newer)
 
 
-@pytest.mark.parametrize(
-    "ending", [loop.cancel_run, lambda state: loop.fail_run(state, "X", "y")], ids=["cancelled", "failed"]
-)
+@pytest.mark.parametrize("ending", [cancel_run, lambda state: fail_run(state, "X", "y")], ids=["cancelled", "failed"])
 def test_an_ending_that_fails_waits_too_and_is_not_tried_again_and_again(ending: Any) -> None:
     state = opened()
     ending(state)
-    assert isinstance(loop.decide(state), loop.RecordClosing)
+    assert isinstance(decide(state), RecordClosing)
 
-    def fails() -> None:
+    def fails(_: RunState) -> None:
         raise TypeError("a fault")
 
     assert Guard().change_or_pause(state, "the input of an ending", fails) is None
-    assert loop.decide(state) == loop.Wait("resumed")
-    loop.resume_run(state)
-    assert isinstance(loop.decide(state), loop.RecordClosing)
+    assert decide(state) == Wait("resumed")
+    resume_run(state)
+    assert isinstance(decide(state), RecordClosing)

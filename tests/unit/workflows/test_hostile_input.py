@@ -14,10 +14,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from temporalio.exceptions import ApplicationError
 
-from perdure import loop
+from perdure.loop.approvals import update_approval_waits
+from perdure.loop.decide import decide
+from perdure.loop.lifecycle import build_continuation_input, read_continued_state
+from perdure.loop.questions import apply_question
+from perdure.loop.status import build_status, build_waiting_memo, list_changed_search_attributes
+from perdure.loop.turns import build_turn_status
 from perdure.types.state import RunState
 from perdure.types.tool_calls import Question
-from perdure.workflows import AgentWorkflow, host
+from perdure.workflows import AgentWorkflow, guard
 from perdure.workflows.host import Host, use_host
 from tests.unit.loop.build import asks, call, model, opened, says
 from tests.unit.loop.test_approvals import waiting
@@ -197,14 +202,14 @@ def calling() -> RunState:
 def approving() -> RunState:
     state = opened(mode="session")
     model(state, asks(waiting("c1"), call("c2")))
-    loop.update_approval_waits(state, NOW)
+    update_approval_waits(state, NOW)
     return state
 
 
 def questioned() -> RunState:
     state = opened(mode="session")
     model(state, asks(call("c1"), call("c2")))
-    loop.apply_question(state, state.calls[0].op, Question(text="Sure?", form={"type": "boolean"}), NOW)
+    apply_question(state, state.calls[0].op, Question(text="Sure?", form={"type": "boolean"}), NOW)
     return state
 
 
@@ -235,7 +240,7 @@ def no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def mark(name: str) -> None:
         raise AssertionError("a fault") from None
 
-    monkeypatch.setattr(host, "record_marker", mark)
+    monkeypatch.setattr(guard, "record_marker", mark)
 
 
 def is_refusal(error: ApplicationError, kind: str | None = None) -> None:
@@ -246,16 +251,16 @@ def is_refusal(error: ApplicationError, kind: str | None = None) -> None:
 
 def lives(state: RunState) -> None:
     """What a run does next works: it is looked at, handed on, read back, and decides the same."""
-    shown = loop.build_status(state, NOW.isoformat()).model_dump(mode="json")
+    shown = build_status(state, NOW.isoformat()).model_dump(mode="json")
     json.dumps(shown).encode()
-    loop.build_turn_status(state).model_dump(mode="json")
-    carried = json.dumps(loop.build_continuation_input(state, "run-1"), allow_nan=False).encode()
-    again = loop.read_continued_state(json.loads(carried), state.context_id)
+    build_turn_status(state).model_dump(mode="json")
+    carried = json.dumps(build_continuation_input(state, "run-1"), allow_nan=False).encode()
+    again = read_continued_state(json.loads(carried), state.context_id)
     assert again == state
-    assert loop.decide(again) == loop.decide(state)
+    assert decide(again) == decide(state)
     with use_host(cast(Host, Still())):
-        loop.list_changed_search_attributes(state, loop.decide(state), {})
-        loop.build_waiting_memo(state)
+        list_changed_search_attributes(state, decide(state), {})
+        build_waiting_memo(state)
 
 
 @quick
