@@ -52,7 +52,7 @@ from ..stages import (
 from ..stages.compaction import CompactionStage
 from ..stages.retries import BudgetStage, build_heartbeat_reporter, report_waiting
 from ..store import Chain, open_store
-from ..store.chain import CACHE_BYTES, ByteLRU, CacheBudget, CachedJournal
+from ..store.cache import CACHE_BYTES, ByteLRU, CacheBudget, CachedJournal
 from ..temporal_service import get_search_attributes
 from ..tools import Tool, format_error
 from ..tools.context import AuthFunction

@@ -13,7 +13,7 @@ from perdure.errors import ProviderServerError, StoreError, StoreVersionError, T
 from perdure.ports import Commit, Outcome
 from perdure.stages import JournalStage, journal
 from perdure.stages.journal_keys import build_model_key
-from perdure.store.chain import CachedJournal
+from perdure.store.cache import CachedJournal
 from perdure.testing.store import MemoryStore
 from perdure.types.wire import INLINE_BYTES, ToolOutput
 from tests.unit.stages.build import Inner, model_call, reply, tool_call
