@@ -136,16 +136,16 @@ class Chain:
         Raises ``StoreError``, and ``TranscriptCorruptedError`` for one that is missing or altered.
         """
         known = known or {}
-        for name, body in known.items():
-            self._files.put(name, body, len(body))
+        for name, content in known.items():
+            self._files.put(name, content, len(content))
         refs = {part.blob.hash: part.blob for part in iter_file_parts(messages) if part.blob is not None}
         files = {name: known[name] for name in refs if name in known}
         files |= {name: body for name in refs if (body := self._files.get(name)) is not None}
         missing = [name for name in refs if name not in files]
         blobs = await self._transcripts.read_blobs(missing) if missing else {}
         for name in missing:
-            files[name] = body = await asyncio.to_thread(_verify_blob, refs[name], blobs)
-            self._files.put(name, body, len(body))
+            files[name] = content = await asyncio.to_thread(_verify_blob, refs[name], blobs)
+            self._files.put(name, content, len(content))
         return files
 
     async def _read_nodes(self, head: str, read_nodes: dict[str, _DecodedNode]) -> None:
