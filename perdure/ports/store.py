@@ -89,6 +89,17 @@ class EventRow:
     """The path from the requested run down to ``child``."""
 
 
+def build_spans(numbers: Iterable[int]) -> tuple[Span, ...]:
+    """Return ascending numbers as first and last of each gapless range."""
+    spans: list[Span] = []
+    for number in numbers:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1] = spans[-1][0], number
+        else:
+            spans.append((number, number))
+    return tuple(spans)
+
+
 class EventLog(Protocol):
     """The events of conversations. All methods raise ``StoreError`` when the store fails."""
 

@@ -7,7 +7,6 @@ between SQLite and PostgreSQL are in this module.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields
 from typing import Any, Protocol
 
 import sqlalchemy as sa
@@ -15,8 +14,6 @@ from sqlalchemy import Dialect, bindparam
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.elements import ClauseElement
-
-from ..ports import RunRow
 
 
 class Rows(Protocol):
@@ -39,10 +36,8 @@ class Rows(Protocol):
 class Database(Protocol):
     """A connection in a transaction; an adapter passes the fastest that its driver has."""
 
-    @property
-    def dialect(self) -> Dialect:
-        """The dialect that statements are compiled for."""
-        ...
+    dialect: Dialect
+    """The dialect that statements are compiled for."""
 
     def execute(self, sql: str, parameters: tuple[Any, ...], /) -> Rows:
         """Run ``sql`` with its parameters by position."""
@@ -50,10 +45,13 @@ class Database(Protocol):
 
 
 class Statement:
-    """A Core statement, built and compiled once per dialect; run with its parameters by name."""
+    """A Core statement, compiled once per dialect; run with its parameters by name.
 
-    def __init__(self, build: Callable[[Dialect], ClauseElement]) -> None:
-        self._build = build
+    ``query`` is the statement, or a function that builds it for a dialect.
+    """
+
+    def __init__(self, query: ClauseElement | Callable[[Dialect], ClauseElement]) -> None:
+        self._query = query
         self._compiled: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {}
 
     def run(self, database: Database, **values: Any) -> Rows:
@@ -64,12 +62,13 @@ class Statement:
         return database.execute(sql, tuple(map(values.__getitem__, names)))
 
     def _compile(self, dialect: Dialect) -> tuple[str, tuple[str, ...], dict[str, Any]]:
-        built: Any = self._build(dialect).compile(dialect=dialect)  # Any: typed as less than it is
-        names = tuple(built.positiontup or ())
+        query = self._query if isinstance(self._query, ClauseElement) else self._query(dialect)
+        compiled: Any = query.compile(dialect=dialect)  # Any: typed as less than it is
+        names = tuple(compiled.positiontup or ())
         # A dialect may add parameters of its own, for instance SQLite an offset to every limit.
-        constants = {name: value for name, value in built.params.items() if value is not None}
-        compiled = self._compiled[dialect.name] = str(built), names, constants
-        return compiled
+        constants = {name: value for name, value in compiled.params.items() if value is not None}
+        self._compiled[dialect.name] = str(compiled), names, constants
+        return self._compiled[dialect.name]
 
 
 class KeyListStatement:
@@ -88,20 +87,20 @@ class KeyListStatement:
         padded = [*keys, *[keys[-1] if keys else ""] * (count - len(keys))]
         if count not in self._by_count:
             names = [bindparam(f"k{i}", type_=sa.Text) for i in range(count)]
-            self._by_count[count] = Statement(lambda _: self._build(names))
+            self._by_count[count] = Statement(self._build(names))
         return self._by_count[count].run(database, **{f"k{i}": key for i, key in enumerate(padded)}, **values)
 
     def iter_rows(self, database: Database, keys: Iterable[str], **values: Any) -> Iterator[Any]:
         """Yield all rows for any number of keys."""
-        wanted = list(dict.fromkeys(keys))
-        for start in range(0, len(wanted), self.MAX_KEYS):
-            yield from self.run(database, wanted[start : start + self.MAX_KEYS], **values)
+        unique = list(dict.fromkeys(keys))
+        for start in range(0, len(unique), self.MAX_KEYS):
+            yield from self.run(database, unique[start : start + self.MAX_KEYS], **values)
 
 
 def build_insert(dialect: Dialect, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
     """Build an INSERT with ON CONFLICT: the two dialects have the same syntax, but SQLAlchemy has a class for each."""
-    made = postgresql.insert(table) if dialect.name == "postgresql" else sqlite.insert(table)
-    return made.values({column.name: bindparam(column.name) for column in table.columns})
+    insert = postgresql.insert(table) if dialect.name == "postgresql" else sqlite.insert(table)
+    return insert.values({column.name: bindparam(column.name) for column in table.columns})
 
 
 def build_insert_missing(table: sa.Table) -> Statement:
@@ -113,8 +112,8 @@ def build_upsert(dialect: Dialect, table: sa.Table) -> Insert:
     new_row = build_insert(dialect, table)
     key = [column.name for column in table.primary_key]
     new = {column.name: new_row.excluded[column.name] for column in table.columns}
-    for kept in (*key, "created_at"):
-        new.pop(kept, None)
+    for name in (*key, "created_at"):
+        new.pop(name, None)
     not_older = new_row.excluded.asked_at >= table.c.asked_at if "asked_at" in table.c else None
     return new_row.on_conflict_do_update(index_elements=key, set_=new, where=not_older)
 
@@ -242,7 +241,7 @@ feeds_table = sa.Table(
     "feeds",
     metadata,
     sa.Column("context_id", sa.Text, primary_key=True),
-    # The number of the last event. Every writer updates it first: the row's lock puts all writers in one order.
+    # The number of the last event. Every writer locks the row first, which puts all writers in one order.
     sa.Column("seq", sa.Integer, nullable=False),
     sa.Column("token", sa.Text, nullable=False),
     # The first delta that is neither complete nor retracted, and the first that is in the table; 0 without.
@@ -252,5 +251,3 @@ feeds_table = sa.Table(
     sa.Column("root", sa.Text),
     sa.Column("path", sa.Text),
 )
-RUN_COLUMNS = tuple(runs_table.columns.keys())
-assert tuple(field.name for field in fields(RunRow)) == RUN_COLUMNS  # rows are read by position

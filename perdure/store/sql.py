@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,7 +19,6 @@ from ..errors import MemoryChangedError, TranscriptCorruptedError
 from ..ports import Claim, Commit, EventBatch, MemoryWrite, Node, RunRow, TurnRow
 from . import event_log
 from .schema import (
-    RUN_COLUMNS,
     Database,
     KeyListStatement,
     Statement,
@@ -45,47 +45,43 @@ def _build_recall_all(bounded: bool) -> Statement:
         memory_table.c.namespace == bindparam("namespace"), memory_table.c.key >= bindparam("prefix")
     )
     if bounded:
-        query = query.where(memory_table.c.key < bindparam("behind"))
-    return Statement(lambda _: query.order_by(memory_table.c.key).limit(bindparam("limit", type_=sa.Integer)))
+        query = query.where(memory_table.c.key < bindparam("prefix_end"))
+    return Statement(query.order_by(memory_table.c.key).limit(bindparam("limit", type_=sa.Integer)))
 
 
 _IS_MEMORY_KEY = memory_table.c.namespace == bindparam("namespace"), memory_table.c.key == bindparam("key")
 INSERT_MEMORY = build_insert_missing(memory_table)
-REPLACE_MEMORY = Statement(
-    lambda _: (
-        sa.update(memory_table)
-        .values(value=bindparam("new"), updated_at=bindparam("now"))
-        .where(*_IS_MEMORY_KEY, memory_table.c.value == bindparam("before"))
-    )
+LOCK_MEMORY = Statement(
+    sa.update(memory_table)
+    .values(updated_at=bindparam("now"))
+    .where(*_IS_MEMORY_KEY, memory_table.c.value == bindparam("before"))
 )
 UPSERT_MEMORY = Statement(lambda dialect: build_upsert(dialect, memory_table))
-DELETE_MEMORY = Statement(lambda _: sa.delete(memory_table).where(*_IS_MEMORY_KEY))
-SELECT_MEMORY_VALUE = Statement(lambda _: sa.select(memory_table.c.value).where(*_IS_MEMORY_KEY))
+DELETE_MEMORY = Statement(sa.delete(memory_table).where(*_IS_MEMORY_KEY))
+SELECT_MEMORY_VALUE = Statement(sa.select(memory_table.c.value).where(*_IS_MEMORY_KEY))
 SELECT_MEMORY_VALUES = {bounded: _build_recall_all(bounded) for bounded in (False, True)}
 
 
 def write_memory(database: Database, writes: Sequence[MemoryWrite], now: str) -> None:
-    """Write the memory changes; the last one of a key counts. Raises ``MemoryChangedError``."""
-    last = {(write.namespace, write.key): write for write in writes}
-    for (namespace, key), write in sorted(last.items(), key=lambda item: item[0]):
-        value = write.value
-        if write.checked and value is not None:
-            _replace_memory(database, write, value, now)
-        elif value is None:
-            DELETE_MEMORY.run(database, namespace=namespace, key=key)
+    """Write the memory changes; the last one of a key counts. Raises ``MemoryChangedError``; the caller rolls the
+    transaction back."""
+    last_writes = {(write.namespace, write.key): write for write in writes}
+    for namespace, key in sorted(last_writes):
+        write = last_writes[namespace, key]
+        name = {"namespace": namespace, "key": key}
+        if write.checked and not _lock_memory(database, name, write.before, now):
+            raise MemoryChangedError(f"memory {namespace!r}, key {key!r} was changed by another call")
+        if write.value is None:
+            DELETE_MEMORY.run(database, **name)
         else:
-            UPSERT_MEMORY.run(database, namespace=namespace, key=key, value=value, updated_at=now)
+            UPSERT_MEMORY.run(database, **name, value=write.value, updated_at=now)
 
 
-def _replace_memory(database: Database, write: MemoryWrite, value: bytes, now: str) -> None:
-    """Replace a value conditionally. Raises ``MemoryChangedError``; the caller rolls the transaction back."""
-    name = {"namespace": write.namespace, "key": write.key}
-    if write.before is None:
-        rows = INSERT_MEMORY.run(database, **name, value=value, updated_at=now)
-    else:
-        rows = REPLACE_MEMORY.run(database, **name, new=value, now=now, before=write.before)
-    if rows.rowcount == 0:
-        raise MemoryChangedError(f"memory {write.namespace!r}, key {write.key!r} was changed by somebody else")
+def _lock_memory(database: Database, name: dict[str, str], before: bytes | None, now: str) -> bool:
+    """Lock the row of a value until the transaction ends; false if the value is not ``before`` (None: no value)."""
+    if before is None:
+        return INSERT_MEMORY.run(database, **name, value=b"", updated_at=now).rowcount == 1
+    return LOCK_MEMORY.run(database, **name, before=before, now=now).rowcount == 1
 
 
 def recall(database: Database, namespace: str, key: str) -> bytes | None:
@@ -96,9 +92,9 @@ def recall(database: Database, namespace: str, key: str) -> bytes | None:
 
 def recall_all(database: Database, namespace: str, prefix: str, limit: int) -> dict[str, bytes]:
     """Return the values whose key begins with ``prefix``; a range query, since it needs no escaping of patterns."""
-    behind = _find_prefix_end(prefix)
-    statement = SELECT_MEMORY_VALUES[behind is not None]
-    rows = statement.run(database, namespace=namespace, prefix=prefix, behind=behind, limit=limit)
+    prefix_end = _find_prefix_end(prefix)
+    statement = SELECT_MEMORY_VALUES[prefix_end is not None]
+    rows = statement.run(database, namespace=namespace, prefix=prefix, prefix_end=prefix_end, limit=limit)
     return {key: as_bytes(value) for key, value in rows}
 
 
@@ -107,8 +103,8 @@ def _find_prefix_end(prefix: str) -> str | None:
     stem = prefix.rstrip(chr(sys.maxunicode))
     if not stem:
         return None
-    following = ord(stem[-1]) + 1
-    return stem[:-1] + chr(0xE000 if following == 0xD800 else following)  # surrogates are not valid text
+    next_code_point = ord(stem[-1]) + 1
+    return stem[:-1] + chr(0xE000 if next_code_point == 0xD800 else next_code_point)  # surrogates are not valid text
 
 
 def _build_record_outcome(dialect: Dialect) -> Insert:
@@ -123,22 +119,22 @@ def _build_select_chain(until: list[Any]) -> ClauseElement:
 
     UNION, not UNION ALL, over hashes alone: it terminates even if altered rows form a circle.
     """
-    names = sa.select(nodes_table.c.hash, nodes_table.c.parent).where(nodes_table.c.hash == bindparam("head"))
-    found = names.cte("chain", recursive=True)
-    above = nodes_table.alias("above")
-    more = sa.select(above.c.hash, above.c.parent).join(found, above.c.hash == found.c.parent)
-    found = found.union(more.where(above.c.hash.not_in(until)))
-    return sa.select(nodes_table).join(found, nodes_table.c.hash == found.c.hash)
+    head = sa.select(nodes_table.c.hash, nodes_table.c.parent).where(nodes_table.c.hash == bindparam("head"))
+    chain = head.cte("chain", recursive=True)
+    parents = nodes_table.alias("above")
+    parent = sa.select(parents.c.hash, parents.c.parent).join(chain, parents.c.hash == chain.c.parent)
+    chain = chain.union(parent.where(parents.c.hash.not_in(until)))
+    return sa.select(nodes_table).join(chain, nodes_table.c.hash == chain.c.hash)
 
 
-def _build_select_runs(agent: bool, status: bool) -> Statement:
-    query = sa.select(runs_table)
-    if agent:
-        query = query.where(runs_table.c.agent == bindparam("agent"))
-    if status:
-        query = query.where(runs_table.c.status == bindparam("status"))
-    order = runs_table.c.created_at.desc(), runs_table.c.context_id.desc()
-    return Statement(lambda _: query.order_by(*order).limit(bindparam("limit", type_=sa.Integer)))
+def _build_select_runs(*filters: str) -> Statement:
+    newest_first = runs_table.c.created_at.desc(), runs_table.c.context_id.desc()
+    return Statement(
+        sa.select(runs_table)
+        .where(*[runs_table.c[name] == bindparam(name) for name in filters])
+        .order_by(*newest_first)
+        .limit(bindparam("limit", type_=sa.Integer))
+    )
 
 
 _IS_JOURNAL_KEY = journal_table.c.key == bindparam("key")
@@ -148,18 +144,14 @@ SELECT_OUTCOMES = KeyListStatement(
 INSERT_CLAIM = build_insert_missing(journal_table)
 # The lock prevents two retries on PostgreSQL from taking over one claim; SQLite has one writer and ignores it.
 SELECT_CLAIM = Statement(
-    lambda _: (
-        sa.select(journal_table.c.owner, journal_table.c.starts, journal_table.c.outcome)
-        .where(_IS_JOURNAL_KEY)
-        .with_for_update()
-    )
+    sa.select(journal_table.c.owner, journal_table.c.starts, journal_table.c.outcome)
+    .where(_IS_JOURNAL_KEY)
+    .with_for_update()
 )
 TAKE_OVER_CLAIM = Statement(
-    lambda _: (
-        sa.update(journal_table)
-        .values(owner=bindparam("owner"), starts=bindparam("starts"), claimed_at=bindparam("now"))
-        .where(_IS_JOURNAL_KEY)
-    )
+    sa.update(journal_table)
+    .values(owner=bindparam("owner"), starts=bindparam("starts"), claimed_at=bindparam("now"))
+    .where(_IS_JOURNAL_KEY)
 )
 RECORD_OUTCOME = Statement(_build_record_outcome)
 INSERT_NODE = build_insert_missing(nodes_table)
@@ -169,23 +161,23 @@ UPSERT_TURN = Statement(lambda dialect: build_upsert(dialect, turns_table))
 INSERT_SENT_MESSAGE = build_insert_missing(sent_messages_table)
 SELECT_CHAIN = KeyListStatement(_build_select_chain)
 SELECT_BLOBS = KeyListStatement(lambda keys: sa.select(blobs_table).where(blobs_table.c.hash.in_(keys)))
-SELECT_RUN = Statement(lambda _: sa.select(runs_table).where(runs_table.c.context_id == bindparam("context_id")))
-SELECT_RUNS = {
-    (agent, status): _build_select_runs(agent, status) for agent in (False, True) for status in (False, True)
+SELECT_RUN = Statement(sa.select(runs_table).where(runs_table.c.context_id == bindparam("context_id")))
+SELECT_RUNS: dict[tuple[str, ...], Statement] = {
+    filters: _build_select_runs(*filters) for filters in ((), ("agent",), ("status",), ("agent", "status"))
 }
 SELECT_TURN = Statement(
-    lambda _: sa.select(*[turns_table.c[name] for name in ("status", "head", "result", "asked_at")]).where(
+    sa.select(turns_table.c.status, turns_table.c.head, turns_table.c.result, turns_table.c.asked_at).where(
         turns_table.c.context_id == bindparam("context_id"), turns_table.c.task_id == bindparam("task_id")
     )
 )
 SELECT_TURN_OF_MESSAGE = Statement(
-    lambda _: sa.select(sent_messages_table.c.task_id).where(
+    sa.select(sent_messages_table.c.task_id).where(
         sent_messages_table.c.context_id == bindparam("context_id"),
         sent_messages_table.c.message_id == bindparam("message_id"),
     )
 )
 INSERT_STORE_ID = build_insert_missing(meta_table)
-SELECT_STORE_ID = Statement(lambda _: sa.select(meta_table.c.store_id))
+SELECT_STORE_ID = Statement(sa.select(meta_table.c.store_id))
 
 
 def assign_store_id(database: Database, proposed: str, now: str) -> str:
@@ -243,9 +235,7 @@ def write_commit(database: Database, commit: Commit, now: str) -> bytes | None:
         if RECORD_OUTCOME.run(database, **entry, owner=None, starts=0, claimed_at=None).rowcount == 0:
             return as_bytes(SELECT_CLAIM.run(database, key=outcome.key).fetchone()[-1])
     if commit.run is not None:
-        row = {name: getattr(commit.run, name) for name in RUN_COLUMNS}
-        row["created_at"] = row["updated_at"] = now
-        UPSERT_RUN.run(database, **row)
+        UPSERT_RUN.run(database, **asdict(replace(commit.run, created_at=now, updated_at=now)))
     if commit.turn is not None:
         _write_turn(database, commit.turn, now)
     if commit.memory:
@@ -271,20 +261,19 @@ def read_nodes(database: Database, head: str, until: Sequence[str]) -> list[Node
     if head in known:
         return []
     rows = SELECT_CHAIN.run(database, list(until[: KeyListStatement.MAX_KEYS]), head=head)
-    found = {row[0]: Node(row[0], row[1], as_bytes(row[2])) for row in rows}
+    nodes = {name: Node(name, parent, as_bytes(body)) for name, parent, body in rows}
     chain: list[Node] = []
-    at: str | None = head
-    while at is not None and at not in known:
-        node = found.pop(at, None)  # popped, so that a circle ends here too
+    name: str | None = head
+    while name is not None and name not in known:
+        node = nodes.pop(name, None)  # popped, so that a circle ends here too
         if node is None:
             raise TranscriptCorruptedError(
-                f"node {at} of the transcript that ends in {head} is missing from the store",
+                f"node {name} of the transcript that ends in {head} is missing from the store",
                 hint="Restore it from a backup of the store, or fork the run from a head that is intact.",
             )
         chain.append(node)
-        at = node.parent
-    chain.reverse()
-    return chain
+        name = node.parent
+    return chain[::-1]
 
 
 def read_blobs(database: Database, hashes: Sequence[str]) -> dict[str, bytes]:
@@ -300,8 +289,8 @@ def read_run(database: Database, context_id: str) -> RunRow | None:
 
 def read_runs(database: Database, agent: str | None, status: str | None, limit: int) -> list[RunRow]:
     """Return rows of the runs, the newest first."""
-    statement = SELECT_RUNS[agent is not None, status is not None]
-    return [RunRow(*row) for row in statement.run(database, agent=agent, status=status, limit=limit)]
+    filters = {name: value for name, value in (("agent", agent), ("status", status)) if value is not None}
+    return [RunRow(*row) for row in SELECT_RUNS[tuple(filters)].run(database, **filters, limit=limit)]
 
 
 def read_turn(database: Database, context_id: str, task_id: str) -> TurnRow | None:

@@ -228,13 +228,12 @@ def _resolve_futures(settled: list[tuple[asyncio.Future[Any], JobResult]]) -> No
 logger = logging.getLogger("perdure.store")
 
 T = TypeVar("T")
-DIALECT = pysqlite()
 
 
 class SqliteDatabase:
     """A ``Database`` over the driver's connection."""
 
-    dialect = DIALECT
+    dialect: sa.Dialect = pysqlite()
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from ..errors import MemoryChangedError, StoreError, TranscriptCorruptedError
 from ..ports import Claim, Commit, EventBatch, EventRow, NewEvent, Node, RunRow, TurnRow, timestamp
+from ..ports.store import build_spans
 from ..types.events import Span, build_worker_lost_retraction, decode_event, encode_event_body
 from ..types.subagents import PathStep
 
@@ -109,17 +110,6 @@ class MemoryFeed:
             self.seq, event.task_id, event.type, encode_event_body(event), replaced, self.context_id, self.path
         )
         self.stream.rows.append(row)
-
-
-def build_spans(numbers: list[int]) -> tuple[Span, ...]:
-    """Return ascending numbers as first and last of each gapless range."""
-    found: list[Span] = []
-    for number in numbers:
-        if found and found[-1][1] == number - 1:
-            found[-1] = found[-1][0], number
-        else:
-            found.append((number, number))
-    return tuple(found)
 
 
 @dataclass(slots=True)
@@ -245,9 +235,9 @@ class MemoryStore:
         if entry is not None and entry.outcome is not None:
             return
         last = {(write.namespace, write.key): write for write in commit.memory}
-        for name, write in last.items():
-            if write.checked and self.memory.get(name) != write.before:
-                raise MemoryChangedError(f"memory {name} was changed by somebody else")
+        for (namespace, key), write in last.items():
+            if write.checked and self.memory.get((namespace, key)) != write.before:
+                raise MemoryChangedError(f"memory {namespace!r}, key {key!r} was changed by another call")
 
     async def read_nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
         """The chain that ends in ``head``, root first, without what stands at or before a node of ``until``."""

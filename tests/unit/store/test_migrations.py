@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -9,8 +10,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from perdure.ports import RunRow
 from perdure.store import migrations
-from perdure.store.schema import metadata
+from perdure.store.schema import metadata, runs_table
 
 
 def test_they_end_in_the_current_version():
@@ -40,3 +42,7 @@ def test_a_failure_leaves_no_half_schema(tmp_path: Path, monkeypatch):
     with engine.connect() as connection:
         assert sa.inspect(connection).get_table_names() == []
     engine.dispose()
+
+
+def test_a_row_of_runs_is_read_by_position():
+    assert [field.name for field in fields(RunRow)] == runs_table.columns.keys()
