@@ -13,15 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import sqlalchemy as sa
-from sqlalchemy import Dialect, bindparam
-from sqlalchemy.sql.elements import ClauseElement
-
 from ..ports import EventBatch, EventRow, NewEvent
 from ..ports.store import build_spans
 from ..types.events import Span, build_worker_lost_retraction, decode_event, encode_event_body
 from ..types.subagents import Lineage, PathStep
-from .schema import Database, KeyListStatement, Statement, as_bytes, build_insert, events_table, feeds_table
+from .schema import Database, Rows, as_bytes, build_insert, events_table, feeds_table, run_for_keys
 
 # ---
 # The stored paths to a run: one that is started again, by another call under its id, then has another path.
@@ -71,54 +67,24 @@ def _dump_steps(path: RunPath) -> list[dict[str, str]]:
 # Writing a batch.
 
 
-def _build_lock_feed(dialect: Dialect) -> ClauseElement:
-    """Create the row of a feed, or lock it until the transaction ends: the order of numbers is that of the commits."""
-    locked = build_insert(dialect, feeds_table).on_conflict_do_update(
-        index_elements=["context_id"], set_={"seq": feeds_table.c.seq}
-    )
-    return locked.returning(*feeds_table.columns)
-
-
-_IS_IN_STREAM = events_table.c.context_id == bindparam("stream")
-_IS_OF_CHILD = events_table.c.child == bindparam("child")
-_IS_DELTA = (
-    _IS_IN_STREAM,
-    events_table.c.seq >= bindparam("first", type_=sa.Integer),
-    events_table.c.type == "model.delta",
+# Creates the row, or locks it until the transaction ends: the order of numbers is that of the commits.
+LOCK_FEED = build_insert(
+    feeds_table,
+    """(context_id) DO UPDATE SET seq = feeds.seq
+    RETURNING context_id, seq, token, open, first_delta, root, path""",
 )
-_RUN_FILTERS = {False: events_table.c.child.is_(None), True: _IS_OF_CHILD}
-"""For the stream's own run (False), and for a run below it (True)."""
-
-LOCK_FEED = Statement(_build_lock_feed)
-UPDATE_FEED = Statement(
-    sa.update(feeds_table)
-    .values({name: bindparam(name) for name in ("token", "open", "first_delta", "path")})
-    .where(feeds_table.c.context_id == bindparam("of"))
-)
-UPDATE_FEED_SEQ = Statement(
-    sa.update(feeds_table).values(seq=bindparam("seq")).where(feeds_table.c.context_id == bindparam("of"))
-)
+UPDATE_FEED = """
+    UPDATE feeds SET token = :token, open = :open, first_delta = :first_delta, path = :path
+    WHERE context_id = :context_id"""
+UPDATE_FEED_SEQ = "UPDATE feeds SET seq = :seq WHERE context_id = :context_id"
 # Only conflicts of keys are ignored: two events of one number would be a bug, and raise.
-INSERT_EVENT = Statement(
-    lambda dialect: build_insert(dialect, events_table).on_conflict_do_nothing(
-        index_elements=["context_id", "key"], index_where=events_table.c.key.is_not(None)
-    )
-)
-SELECT_EVENT_KEYS = KeyListStatement(
-    lambda keys: sa.select(events_table.c.key).where(_IS_IN_STREAM, events_table.c.key.in_(keys))
-)
-SELECT_DELTAS = {
-    is_child: Statement(sa.select(events_table.c.seq).where(*_IS_DELTA, of_run).order_by(events_table.c.seq))
-    for is_child, of_run in _RUN_FILTERS.items()
-}
-DELETE_DELTAS = {
-    is_child: Statement(sa.delete(events_table).where(*_IS_DELTA, of_run)) for is_child, of_run in _RUN_FILTERS.items()
-}
-SELECT_EVENT = Statement(
-    sa.select(events_table.c.task_id, events_table.c.type, events_table.c.body).where(
-        _IS_IN_STREAM, events_table.c.seq == bindparam("seq")
-    )
-)
+INSERT_EVENT = build_insert(events_table, "(context_id, key) WHERE key IS NOT NULL DO NOTHING")
+SELECT_EVENT_KEYS = "SELECT key FROM events WHERE context_id = :stream AND key IN (:keys)"
+SELECT_DELTAS = """
+    SELECT seq FROM events WHERE context_id = :stream AND seq >= :first AND type = 'model.delta' AND {of_run}
+    ORDER BY seq"""
+DELETE_DELTAS = "DELETE FROM events WHERE context_id = :stream AND seq >= :first AND type = 'model.delta' AND {of_run}"
+SELECT_EVENT = "SELECT task_id, type, body FROM events WHERE context_id = :stream AND seq = :seq"
 
 
 @dataclass(slots=True)
@@ -181,9 +147,9 @@ def append_batch(database: Database, batch: EventBatch, now: str, *, recorded: b
         if key is not None and new.event.type != "model.delta":
             known_keys.add(key)
     if feed.state != old_state:
-        UPDATE_FEED.run(database, of=feed.context_id, **feed.state)
+        database.run(UPDATE_FEED, context_id=feed.context_id, **feed.state)
     if feed.seq != old_seq:
-        UPDATE_FEED_SEQ.run(database, of=feed.stream, seq=feed.seq)
+        database.run(UPDATE_FEED_SEQ, context_id=feed.stream, seq=feed.seq)
     return True
 
 
@@ -191,7 +157,7 @@ def _lock_feed(database: Database, context_id: str, lineage: Lineage | None = No
     """Create the feed as given, or lock the existing one."""
     root, path = (None, None) if lineage is None else (lineage.root, encode_path(lineage.path))
     empty = {"seq": 0, "token": "", "open": 0, "first_delta": 0}
-    [row] = LOCK_FEED.run(database, context_id=context_id, **empty, root=root, path=path)
+    [row] = database.run(LOCK_FEED, context_id=context_id, **empty, root=root, path=path)
     return _Feed(*row)
 
 
@@ -213,7 +179,7 @@ def _read_known_keys(database: Database, feed: _Feed, batch: EventBatch) -> set[
     keys = [
         key for new in batch.events if new.event.type in looked_up and (key := feed.qualify_key(new.key)) is not None
     ]
-    return {key for (key,) in SELECT_EVENT_KEYS.iter_rows(database, keys, stream=feed.stream)}
+    return {key for (key,) in run_for_keys(database, SELECT_EVENT_KEYS, keys, stream=feed.stream)}
 
 
 def _insert_event(database: Database, feed: _Feed, new: NewEvent, key: str | None) -> bool:
@@ -227,10 +193,10 @@ def _insert_event(database: Database, feed: _Feed, new: NewEvent, key: str | Non
     elif event.type == "model.completed":
         spans = _read_delta_spans(database, feed, feed.first_delta)
         if spans:
-            DELETE_DELTAS[feed.child is not None].run(database, **_build_delta_parameters(feed, feed.first_delta))
+            _run_on_deltas(database, DELETE_DELTAS, feed, feed.first_delta)
         feed.open = feed.first_delta = 0
-    inserted = INSERT_EVENT.run(
-        database,
+    inserted = database.run(
+        INSERT_EVENT,
         context_id=feed.stream,
         seq=feed.seq + 1,
         task_id=event.task_id,
@@ -251,18 +217,16 @@ def _insert_event(database: Database, feed: _Feed, new: NewEvent, key: str | Non
 
 def _read_delta_spans(database: Database, feed: _Feed, first: int) -> tuple[Span, ...]:
     """Read the run's deltas from number ``first`` on, as first and last of each gapless range."""
-    if not first:
-        return ()
-    rows = SELECT_DELTAS[feed.child is not None].run(database, **_build_delta_parameters(feed, first))
-    return build_spans(seq for (seq,) in rows)
+    return build_spans(seq for (seq,) in _run_on_deltas(database, SELECT_DELTAS, feed, first)) if first else ()
 
 
-def _build_delta_parameters(feed: _Feed, first: int) -> dict[str, object]:
-    return {"stream": feed.stream, "first": first, "child": feed.child}
+def _run_on_deltas(database: Database, sql: str, feed: _Feed, first: int) -> Rows:
+    of_run = "child IS NULL" if feed.child is None else "child = :child"
+    return database.run(sql.format(of_run=of_run), stream=feed.stream, first=first, child=feed.child)
 
 
 def _build_lost_retraction(database: Database, feed: _Feed, now: str) -> NewEvent:
-    task_id, type_, body = SELECT_EVENT.run(database, stream=feed.stream, seq=feed.open).fetchone()
+    task_id, type_, body = database.run(SELECT_EVENT, stream=feed.stream, seq=feed.open).fetchone()
     delta = decode_event(feed.context_id, feed.open, task_id, type_, as_bytes(body))
     assert delta is not None, "a delta is an event that every perdure knows"
     return NewEvent(build_worker_lost_retraction(delta, now))
@@ -276,38 +240,16 @@ PAGE_BYTES = 4 * 1024 * 1024
 """A page of events ends after the event with which it exceeds this."""
 
 
-def _build_select_events(*scope: sa.ColumnElement[bool]) -> Statement:
-    columns = [events_table.c[name] for name in ("seq", "task_id", "type", "body", "spans", "child")]
-    return Statement(
-        sa.select(*columns)
-        .where(_IS_IN_STREAM, *scope, events_table.c.seq > bindparam("after", type_=sa.Integer))
-        .order_by(events_table.c.seq)
-        .limit(bindparam("limit", type_=sa.Integer))
-    )
-
-
+SELECT_EVENTS = """
+    SELECT seq, task_id, type, body, spans, child FROM events
+    WHERE context_id = :stream AND seq > :after {scope} ORDER BY seq LIMIT :limit"""
 # Compared as text, not by LIKE or as a range: an id may contain pattern characters, and sort orders differ.
-_IS_BELOW_CHILD = sa.func.substr(events_table.c.child, 1, bindparam("length", type_=sa.Integer)) == bindparam("prefix")
-SELECT_STREAM_EVENTS = {False: _build_select_events(_RUN_FILTERS[False]), True: _build_select_events()}
-"""For a conversation with its own numbers: without (False) and with (True) the runs below it."""
-SELECT_CHILD_EVENTS = {
-    False: _build_select_events(_IS_OF_CHILD),
-    True: _build_select_events(sa.or_(_IS_OF_CHILD, _IS_BELOW_CHILD)),
-}
-"""For a run in another run's stream: without (False) and with (True) the runs below it."""
-SELECT_FEED_ROOTS = KeyListStatement(
-    lambda ids: sa.select(feeds_table.c.context_id, feeds_table.c.root, feeds_table.c.path).where(
-        feeds_table.c.context_id.in_(ids)
-    )
-)
-_ROOT_FEEDS = feeds_table.alias("of_root")
-SELECT_LATEST_SEQS = KeyListStatement(
-    lambda ids: (
-        sa.select(feeds_table.c.context_id, sa.func.coalesce(_ROOT_FEEDS.c.seq, feeds_table.c.seq))
-        .select_from(feeds_table.outerjoin(_ROOT_FEEDS, _ROOT_FEEDS.c.context_id == feeds_table.c.root))
-        .where(feeds_table.c.context_id.in_(ids))
-    )
-)
+IS_CHILD_OR_BELOW = "AND (child = :child OR substr(child, 1, :length) = :prefix)"
+SELECT_FEED_ROOTS = "SELECT context_id, root, path FROM feeds WHERE context_id IN (:keys)"
+SELECT_LATEST_SEQS = """
+    SELECT feeds.context_id, COALESCE(of_root.seq, feeds.seq)
+    FROM feeds LEFT JOIN feeds AS of_root ON of_root.context_id = feeds.root
+    WHERE feeds.context_id IN (:keys)"""
 
 
 def read_events(
@@ -322,22 +264,23 @@ def read_events(
     """Read the events after number ``after``, in order: at least one if there is any, at most ``limit`` or
     ``page_bytes``."""
     page = {"after": after, "limit": limit}
-    rows = _parse_event_rows(SELECT_STREAM_EVENTS[children].run(database, stream=context_id, **page), page_bytes)
+    select = SELECT_EVENTS.format(scope="" if children else "AND child IS NULL")
+    rows = _parse_event_rows(database.run(select, stream=context_id, **page), page_bytes)
     depth = 0
     if not rows:  # it may be in another run's stream: then it has no rows under its own id
         root, history = _read_feed_roots(database, [context_id]).get(context_id, (None, None))
         if root is None or history is None:
             return []
-        prefix = f"{context_id}/"
-        scope = {"stream": root, "child": context_id, "prefix": prefix, "length": len(prefix)}
-        rows = _parse_event_rows(SELECT_CHILD_EVENTS[children].run(database, **scope, **page), page_bytes)
+        select = SELECT_EVENTS.format(scope=IS_CHILD_OR_BELOW if children else "AND child = :child")
+        run = {"child": context_id, "prefix": f"{context_id}/", "length": len(context_id) + 1}
+        rows = _parse_event_rows(database.run(select, stream=root, **run, **page), page_bytes)
         depth = len(history.last_path)
     return _add_run_paths(database, rows, context_id, depth)
 
 
 def read_latest_seqs(database: Database, context_ids: Iterable[str]) -> dict[str, int]:
     """Read the last number in the stream of each conversation that has an event."""
-    return dict(SELECT_LATEST_SEQS.iter_rows(database, context_ids))
+    return dict(run_for_keys(database, SELECT_LATEST_SEQS, context_ids))
 
 
 def _parse_event_rows(rows: Iterable[Any], page_bytes: int) -> list[EventRow]:
@@ -371,5 +314,5 @@ def _read_feed_roots(database: Database, context_ids: Iterable[str]) -> dict[str
     """Read for each conversation with events the root of its stream and its paths from there."""
     return {
         context_id: (root, PathHistory(path))
-        for context_id, root, path in SELECT_FEED_ROOTS.iter_rows(database, context_ids)
+        for context_id, root, path in run_for_keys(database, SELECT_FEED_ROOTS, context_ids)
     }

@@ -1,23 +1,20 @@
-"""The tables of the store, and SQLAlchemy Core statements compiled once per dialect and executed as driver SQL.
+"""The tables of the store, and what its SQL needs: statements that SQLite and PostgreSQL both take, run by the driver.
 
-Core's own execution costs about 25 µs of CPU more per statement, and these run in every iteration. All differences
-between SQLite and PostgreSQL are in this module.
+Parameters are named (``:name``). SQLAlchemy's own execution costs about 25 µs of CPU more per statement, and these run
+in every iteration; it is used for the schema only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import sqlalchemy as sa
-from sqlalchemy import Dialect, bindparam
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.sql.dml import Insert
-from sqlalchemy.sql.elements import ClauseElement
+from sqlalchemy.dialects import postgresql
 
 
 class Rows(Protocol):
-    """The result of a statement: a driver's cursor, or SQLAlchemy's result."""
+    """The result of a statement: a driver's cursor."""
 
     @property
     def rowcount(self) -> int:
@@ -34,88 +31,50 @@ class Rows(Protocol):
 
 
 class Database(Protocol):
-    """A connection in a transaction; an adapter passes the fastest that its driver has."""
+    """A connection in a transaction."""
 
-    dialect: Dialect
-    """The dialect that statements are compiled for."""
-
-    def execute(self, sql: str, parameters: tuple[Any, ...], /) -> Rows:
-        """Run ``sql`` with its parameters by position."""
+    def run(self, sql: str, /, **values: Any) -> Rows:
+        """Execute ``sql`` with the values of its parameters."""
         ...
 
 
-class Statement:
-    """A Core statement, compiled once per dialect; run with its parameters by name.
+MAX_KEYS = 512
+"""Keys in one statement; SQLite takes 32,766 parameters, PostgreSQL 32,767."""
 
-    ``query`` is the statement, or a function that builds it for a dialect.
+
+def bind_keys(sql: str, keys: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Return ``sql`` with parameters for at most ``MAX_KEYS`` keys in the place of ``:keys``, and their values.
+
+    They are padded to a power of two, so that few statements are prepared. Without keys one is bound that matches no
+    row.
     """
-
-    def __init__(self, query: ClauseElement | Callable[[Dialect], ClauseElement]) -> None:
-        self._query = query
-        self._compiled: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {}
-
-    def run(self, database: Database, **values: Any) -> Rows:
-        """Execute it once."""
-        dialect = database.dialect
-        sql, names, constants = self._compiled.get(dialect.name) or self._compile(dialect)
-        values |= constants
-        return database.execute(sql, tuple(map(values.__getitem__, names)))
-
-    def _compile(self, dialect: Dialect) -> tuple[str, tuple[str, ...], dict[str, Any]]:
-        query = self._query if isinstance(self._query, ClauseElement) else self._query(dialect)
-        compiled: Any = query.compile(dialect=dialect)  # Any: typed as less than it is
-        names = tuple(compiled.positiontup or ())
-        # A dialect may add parameters of its own, for instance SQLite an offset to every limit.
-        constants = {name: value for name, value in compiled.params.items() if value is not None}
-        self._compiled[dialect.name] = str(compiled), names, constants
-        return self._compiled[dialect.name]
+    count = 1 << max(len(keys) - 1, 0).bit_length()
+    padded = [*keys, *[keys[-1] if keys else ""] * (count - len(keys))]
+    values = {f"k{index}": key for index, key in enumerate(padded)}
+    return sql.replace(":keys", ", ".join(f":{name}" for name in values)), values
 
 
-class KeyListStatement:
-    """A statement over a list of keys, padded to a power of two so that few statements are compiled."""
-
-    MAX_KEYS = 512
-    """Keys in one statement; SQLite takes 32,766 parameters, PostgreSQL 32,767."""
-
-    def __init__(self, build: Callable[[list[Any]], ClauseElement]) -> None:
-        self._build = build
-        self._by_count: dict[int, Statement] = {}
-
-    def run(self, database: Database, keys: Sequence[str], **values: Any) -> Rows:
-        """Execute it for at most ``MAX_KEYS`` keys; without keys it is run with one that matches no row."""
-        count = 1 << max(len(keys) - 1, 0).bit_length()
-        padded = [*keys, *[keys[-1] if keys else ""] * (count - len(keys))]
-        if count not in self._by_count:
-            names = [bindparam(f"k{i}", type_=sa.Text) for i in range(count)]
-            self._by_count[count] = Statement(self._build(names))
-        return self._by_count[count].run(database, **{f"k{i}": key for i, key in enumerate(padded)}, **values)
-
-    def iter_rows(self, database: Database, keys: Iterable[str], **values: Any) -> Iterator[Any]:
-        """Yield all rows for any number of keys."""
-        unique = list(dict.fromkeys(keys))
-        for start in range(0, len(unique), self.MAX_KEYS):
-            yield from self.run(database, unique[start : start + self.MAX_KEYS], **values)
+def run_for_keys(database: Database, sql: str, keys: Iterable[str], **values: Any) -> Iterator[Any]:
+    """Yield the rows of ``sql``, whose ``:keys`` are any number of keys."""
+    unique = list(dict.fromkeys(keys))
+    for start in range(0, len(unique), MAX_KEYS):
+        statement, key_values = bind_keys(sql, unique[start : start + MAX_KEYS])
+        yield from database.run(statement, **key_values, **values)
 
 
-def build_insert(dialect: Dialect, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-    """Build an INSERT with ON CONFLICT: the two dialects have the same syntax, but SQLAlchemy has a class for each."""
-    insert = postgresql.insert(table) if dialect.name == "postgresql" else sqlite.insert(table)
-    return insert.values({column.name: bindparam(column.name) for column in table.columns})
+def build_insert(table: sa.Table, on_conflict: str = "DO NOTHING") -> str:
+    """Build the INSERT of a whole row, its columns as parameters."""
+    names = table.columns.keys()
+    values = ", ".join(f":{name}" for name in names)
+    return f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({values}) ON CONFLICT {on_conflict}"  # noqa: S608  # names of the schema
 
 
-def build_insert_missing(table: sa.Table) -> Statement:
-    return Statement(lambda dialect: build_insert(dialect, table).on_conflict_do_nothing())
-
-
-def build_upsert(dialect: Dialect, table: sa.Table) -> Insert:
-    """Build an upsert by primary key that keeps a row with a later ``asked_at``."""
-    new_row = build_insert(dialect, table)
-    key = [column.name for column in table.primary_key]
-    new = {column.name: new_row.excluded[column.name] for column in table.columns}
-    for name in (*key, "created_at"):
-        new.pop(name, None)
-    not_older = new_row.excluded.asked_at >= table.c.asked_at if "asked_at" in table.c else None
-    return new_row.on_conflict_do_update(index_elements=key, set_=new, where=not_older)
+def build_upsert(table: sa.Table) -> str:
+    """Build an upsert by primary key that keeps ``created_at``, and a row with a later ``asked_at``."""
+    key, names = table.primary_key.columns.keys(), table.columns.keys()
+    new = [f"{name} = excluded.{name}" for name in names if name not in (*key, "created_at")]
+    not_older = f" WHERE excluded.asked_at >= {table.name}.asked_at" if "asked_at" in table.c else ""
+    return build_insert(table, f"({', '.join(key)}) DO UPDATE SET {', '.join(new)}{not_older}")
 
 
 def as_bytes(value: Any) -> bytes:

@@ -19,7 +19,6 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite.pysqlite import dialect as pysqlite
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
@@ -40,18 +39,6 @@ SqliteFailure = sqlite3.Error | sqlite3.Warning | SQLAlchemyError | OSError
 SQLITE_FAILURES = (sqlite3.Error, sqlite3.Warning, SQLAlchemyError, OSError)
 """Exceptions that work on a SQLite file may raise."""
 
-_LOCKED_ERROR = (
-    "the store {path} is locked by another process",
-    "Close the program that holds it (a database browser?); the work is tried again.",
-)
-_DISK_FULL_ERROR = (
-    "the disk of the store {path} is full",
-    "Free space there; nothing is half-written, and the work is tried again.",
-)
-_READ_ONLY_ERROR = (
-    "the store {path} is read-only",
-    "Make the file and its directory writable for this user (SQLite also writes {name}-wal and -shm).",
-)
 CLOSED = "the store is closed"
 CLOSED_HINT = "Open it again with open()."
 
@@ -68,48 +55,41 @@ _FILE_REMOVED_ERROR = (
     "the store {path} was removed while it was in use",
     "Put the file back (with its -wal file, if it has one); the work goes on with it.",
 )
-_NOT_A_DATABASE_ERROR = (
-    "{path} is not a SQLite database",
-    "Set PERDURE_STORE_URL to another file, or restore this one from a backup.",
-)
-_CORRUPTED_ERROR = (
-    "the store {path} is damaged",
-    "Stop the workers; restore the file from a backup, or save what is left by `sqlite3 {path} .recover`.",
-)
-_IO_ERROR = (
-    "the disk of the store {path} fails to read or write",
-    "Check the disk and the system's log; the work is tried again.",
-)
-_FOREIGN_SCHEMA_ERROR = (
-    "{path} is not laid out as a perdure store",
-    "Another program changed it? Restore it from a backup, or set PERDURE_STORE_URL to another file.",
-)
-_VALUE_TOO_LARGE_ERROR = (
-    "a value is too large for the store {path}",
-    "SQLite takes up to 1 GB in one value.",
-)
 _UNKNOWN_ERROR = ("the store {path} fails", "Run `perdure doctor`, and `sqlite3 {path} 'PRAGMA integrity_check'`.")
-
-_ERRORS_BY_CODE = {
-    sqlite3.SQLITE_BUSY: _LOCKED_ERROR,
-    sqlite3.SQLITE_LOCKED: _LOCKED_ERROR,
-    sqlite3.SQLITE_PROTOCOL: _LOCKED_ERROR,
-    sqlite3.SQLITE_FULL: _DISK_FULL_ERROR,
-    sqlite3.SQLITE_READONLY: _READ_ONLY_ERROR,
-    sqlite3.SQLITE_PERM: _CANNOT_OPEN_ERROR,
-    sqlite3.SQLITE_AUTH: _CANNOT_OPEN_ERROR,
-    sqlite3.SQLITE_CANTOPEN: _CANNOT_OPEN_ERROR,
-    sqlite3.SQLITE_NOTADB: _NOT_A_DATABASE_ERROR,
-    sqlite3.SQLITE_FORMAT: _NOT_A_DATABASE_ERROR,
-    sqlite3.SQLITE_CORRUPT: _CORRUPTED_ERROR,
-    sqlite3.SQLITE_IOERR: _IO_ERROR,
-    sqlite3.SQLITE_NOLFS: _IO_ERROR,
-    sqlite3.SQLITE_ERROR: _FOREIGN_SCHEMA_ERROR,  # for instance a missing table: the statements are right
-    sqlite3.SQLITE_SCHEMA: _FOREIGN_SCHEMA_ERROR,
-    sqlite3.SQLITE_CONSTRAINT: _FOREIGN_SCHEMA_ERROR,
-    sqlite3.SQLITE_MISMATCH: _FOREIGN_SCHEMA_ERROR,
-    sqlite3.SQLITE_TOOBIG: _VALUE_TOO_LARGE_ERROR,
+_ERRORS = {
+    (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL): (
+        "the store {path} is locked by another process",
+        "Close the program that holds it (a database browser?); the work is tried again.",
+    ),
+    (sqlite3.SQLITE_FULL,): (
+        "the disk of the store {path} is full",
+        "Free space there; nothing is half-written, and the work is tried again.",
+    ),
+    (sqlite3.SQLITE_READONLY,): (
+        "the store {path} is read-only",
+        "Make the file and its directory writable for this user (SQLite also writes {name}-wal and -shm).",
+    ),
+    (sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_CANTOPEN): _CANNOT_OPEN_ERROR,
+    (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT): (
+        "{path} is not a SQLite database",
+        "Set PERDURE_STORE_URL to another file, or restore this one from a backup.",
+    ),
+    (sqlite3.SQLITE_CORRUPT,): (
+        "the store {path} is damaged",
+        "Stop the workers; restore the file from a backup, or save what is left by `sqlite3 {path} .recover`.",
+    ),
+    (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOLFS): (
+        "the disk of the store {path} fails to read or write",
+        "Check the disk and the system's log; the work is tried again.",
+    ),
+    # SQLITE_ERROR is for instance a missing table: the statements are right.
+    (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH): (
+        "{path} is not laid out as a perdure store",
+        "Another program changed it? Restore it from a backup, or set PERDURE_STORE_URL to another file.",
+    ),
+    (sqlite3.SQLITE_TOOBIG,): ("a value is too large for the store {path}", "SQLite takes up to 1 GB in one value."),
 }
+_ERRORS_BY_CODE = {code: texts for codes, texts in _ERRORS.items() for code in codes}
 
 
 def translate_sqlite_failure(error: SqliteFailure, path: Path) -> StoreError:
@@ -126,12 +106,12 @@ def _select_error_texts(error: SqliteFailure, path: Path) -> tuple[str, str]:
     code = getattr(original, "sqlite_errorcode", None)
     if code is None:
         return _CANNOT_OPEN_ERROR if isinstance(original, OSError) else _UNKNOWN_ERROR
-    kind = _ERRORS_BY_CODE.get(code & 0xFF, _UNKNOWN_ERROR)  # extended codes keep the primary one in the low byte
-    if kind is _CANNOT_OPEN_ERROR and path.is_dir():
+    texts = _ERRORS_BY_CODE.get(code & 0xFF, _UNKNOWN_ERROR)  # extended codes keep the primary one in the low byte
+    if texts is _CANNOT_OPEN_ERROR and path.is_dir():
         return _IS_DIRECTORY_ERROR
-    if kind is _CANNOT_OPEN_ERROR and not path.parent.is_dir():
+    if texts is _CANNOT_OPEN_ERROR and not path.parent.is_dir():
         return _NO_DIRECTORY_ERROR
-    return kind
+    return texts
 
 
 def _format_failure_detail(error: SqliteFailure) -> str:
@@ -149,11 +129,13 @@ def _format_failure_detail(error: SqliteFailure) -> str:
 class SqliteDatabase:
     """A ``Database`` over the driver's connection."""
 
-    dialect: sa.Dialect = pysqlite()
-
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.execute = connection.execute
+
+    def run(self, sql: str, /, **values: Any) -> sqlite3.Cursor:
+        """See :class:`.schema.Database`."""
+        return self.connection.execute(sql, values)
 
     @contextmanager
     def open_sqlalchemy(self) -> Iterator[sa.Connection]:

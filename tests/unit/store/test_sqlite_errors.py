@@ -90,6 +90,7 @@ def test_directories(tmp_path: Path):
 
 
 def test_all_texts_format():
-    for text in [value for name, value in vars(sqlite_connection).items() if name.isupper() and name[0] == "_"]:
-        if isinstance(text, tuple):
-            [part.format(path="p", name="n", directory="d") for part in text]
+    named = [value for name, value in vars(sqlite_connection).items() if name.endswith("_ERROR")]
+    assert len(named) == 5
+    for text in [*named, *sqlite_connection._ERRORS.values()]:
+        [part.format(path="p", name="n", directory="d") for part in text]
