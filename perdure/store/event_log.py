@@ -17,7 +17,7 @@ from ..ports import EventBatch, EventRow, NewEvent
 from ..ports.store import build_spans
 from ..types.events import Span, build_worker_lost_retraction, decode_event, encode_event_body
 from ..types.subagents import Lineage, PathStep
-from .schema import Database, Rows, as_bytes, build_insert, events_table, feeds_table, run_for_keys
+from .schema import Database, Rows, as_bytes, build_insert, run_for_keys
 
 # ---
 # The stored paths to a run: one that is started again, by another call under its id, then has another path.
@@ -69,7 +69,7 @@ def _dump_steps(path: RunPath) -> list[dict[str, str]]:
 
 # Creates the row, or locks it until the transaction ends: the order of numbers is that of the commits.
 LOCK_FEED = build_insert(
-    feeds_table,
+    "feeds",
     """(context_id) DO UPDATE SET seq = feeds.seq
     RETURNING context_id, seq, token, open, first_delta, root, path""",
 )
@@ -78,7 +78,7 @@ UPDATE_FEED = """
     WHERE context_id = :context_id"""
 UPDATE_FEED_SEQ = "UPDATE feeds SET seq = :seq WHERE context_id = :context_id"
 # Only conflicts of keys are ignored: two events of one number would be a bug, and raise.
-INSERT_EVENT = build_insert(events_table, "(context_id, key) WHERE key IS NOT NULL DO NOTHING")
+INSERT_EVENT = build_insert("events", "(context_id, key) WHERE key IS NOT NULL DO NOTHING")
 SELECT_EVENT_KEYS = "SELECT key FROM events WHERE context_id = :stream AND key IN (:keys)"
 SELECT_DELTAS = """
     SELECT seq FROM events WHERE context_id = :stream AND seq >= :first AND type = 'model.delta' AND {of_run}

@@ -17,27 +17,19 @@ from .schema import (
     Database,
     as_bytes,
     bind_keys,
-    blobs_table,
     build_insert,
     build_upsert,
-    journal_table,
-    memory_table,
-    meta_table,
-    nodes_table,
     run_for_keys,
-    runs_table,
-    sent_messages_table,
-    turns_table,
 )
 
 # ---
 # Operations on the memory that conversations share.
 
 
-INSERT_MEMORY = build_insert(memory_table)
+INSERT_MEMORY = build_insert("memory")
 LOCK_MEMORY = """
     UPDATE memory SET updated_at = :now WHERE namespace = :namespace AND key = :key AND value = :before"""
-UPSERT_MEMORY = build_upsert(memory_table)
+UPSERT_MEMORY = build_upsert("memory", "namespace", "key")
 DELETE_MEMORY = "DELETE FROM memory WHERE namespace = :namespace AND key = :key"
 SELECT_MEMORY_VALUE = "SELECT value FROM memory WHERE namespace = :namespace AND key = :key"
 SELECT_MEMORY_VALUES = """
@@ -97,19 +89,19 @@ def _find_prefix_end(prefix: str) -> str | None:
 SELECT_OUTCOMES = "SELECT key, outcome FROM journal WHERE key IN (:keys)"
 # The update of an existing row changes nothing and locks it, so that two retries do not take over one claim.
 INSERT_OR_LOCK_CLAIM = build_insert(
-    journal_table, "(key) DO UPDATE SET key = excluded.key RETURNING owner, starts, outcome"
+    "journal", "(key) DO UPDATE SET key = excluded.key RETURNING owner, starts, outcome"
 )
 TAKE_OVER_CLAIM = "UPDATE journal SET owner = :owner, starts = :starts, claimed_at = :now WHERE key = :key"
 RECORD_OUTCOME = build_insert(
-    journal_table,
+    "journal",
     """(key) DO UPDATE SET kind = excluded.kind, outcome = excluded.outcome, done_at = excluded.done_at
     WHERE journal.outcome IS NULL""",
 )
-INSERT_NODE = build_insert(nodes_table)
-INSERT_BLOB = build_insert(blobs_table)
-UPSERT_RUN = build_upsert(runs_table)
-UPSERT_TURN = build_upsert(turns_table)
-INSERT_SENT_MESSAGE = build_insert(sent_messages_table)
+INSERT_NODE = build_insert("nodes")
+INSERT_BLOB = build_insert("blobs")
+UPSERT_RUN = build_upsert("runs", "context_id")
+UPSERT_TURN = build_upsert("turns", "context_id", "task_id")
+INSERT_SENT_MESSAGE = build_insert("sent")
 # From ``head`` towards the root, in any order. UNION, not UNION ALL, over hashes alone: it terminates even if altered
 # rows form a circle.
 SELECT_CHAIN = """
@@ -127,7 +119,7 @@ NEWEST_RUNS_FIRST = "ORDER BY created_at DESC, context_id DESC LIMIT :limit"
 SELECT_TURN = """
     SELECT status, head, result, asked_at FROM turns WHERE context_id = :context_id AND task_id = :task_id"""
 SELECT_TURN_OF_MESSAGE = "SELECT task_id FROM sent WHERE context_id = :context_id AND message_id = :message_id"
-INSERT_STORE_ID = build_insert(meta_table)
+INSERT_STORE_ID = build_insert("meta")
 SELECT_STORE_ID = "SELECT store_id FROM meta"
 
 

@@ -25,7 +25,7 @@ from sqlalchemy.pool import NullPool
 from ..errors import StoreError, StoreMismatchError
 from . import sql
 from .migrations import CURRENT_VERSION, VERSION_TABLE
-from .schema import metadata
+from .schema import TABLES
 
 logger = logging.getLogger("perdure.store")
 
@@ -348,8 +348,8 @@ class SqliteSession:
 
 def _open_empty_store() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    with SqliteDatabase(connection).open_sqlalchemy() as alchemy:
-        metadata.create_all(alchemy)
+    for table, columns in TABLES.items():
+        connection.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
     connection.execute(f"CREATE TABLE {VERSION_TABLE} AS SELECT '{CURRENT_VERSION}' AS version_num")
     return connection
 
