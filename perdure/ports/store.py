@@ -12,6 +12,8 @@ from ..types.events import Event, Span
 from ..types.messages import BlobRef, Message
 from ..types.subagents import Lineage, PathStep
 
+V = TypeVar("V")
+
 # ---
 # The event log: one order of events per conversation for all writers, and a way to follow it.
 
@@ -126,7 +128,8 @@ class EventLog(Protocol):
         ...
 
 
-V = TypeVar("V")
+# ---
+# Journal, transcripts, runs, turns and shared memory.
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,9 +107,11 @@ class Chain:
             body = encode_canonical([_move_message_to_blobs(message, blobs) for message in messages])
             parse_messages(body)
         except ValueError as error:  # ValidationError, UnicodeEncodeError
-            why = describe_validation_error(error, "JSON") if isinstance(error, ValidationError) else str(error)[:500]
+            reason = (
+                describe_validation_error(error, "JSON") if isinstance(error, ValidationError) else str(error)[:500]
+            )
             raise InvalidInputError(
-                f"the messages were not stored, since they could not be read back: {why}",
+                f"the messages were not stored, since they could not be read back: {reason}",
                 hint="Their values must be plain JSON: finite numbers, no lone surrogates, at most 150 levels.",
             ) from None
         return Node(hash_node(head, body), head, body), blobs

@@ -199,8 +199,8 @@ def _write_turn(database: Database, turn: TurnRow, now: str) -> None:
 
 def read_nodes(database: Database, head: str, until: Sequence[str]) -> list[Node]:
     """Return the chain that ends in ``head``, root first; see :meth:`perdure.ports.Transcripts.read_nodes`."""
-    known = set(until)
-    if head in known:
+    known_nodes = set(until)
+    if head in known_nodes:
         return []
     select, values = bind_keys(SELECT_CHAIN, until[:MAX_KEYS])
     nodes = {
@@ -208,7 +208,7 @@ def read_nodes(database: Database, head: str, until: Sequence[str]) -> list[Node
     }
     chain: list[Node] = []
     name: str | None = head
-    while name is not None and name not in known:
+    while name is not None and name not in known_nodes:
         node = nodes.pop(name, None)  # popped, so that a circle ends here too
         if node is None:
             raise TranscriptCorruptedError(

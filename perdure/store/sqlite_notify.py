@@ -95,9 +95,9 @@ class EventWatcher:
 
     def _remove_waiter(self, waiter: _EventWaiter) -> None:
         with self._lock:
-            waiting = self._waiters[waiter.context_id]
-            waiting.discard(waiter)
-            if not waiting:
+            waiters = self._waiters[waiter.context_id]
+            waiters.discard(waiter)
+            if not waiters:
                 del self._waiters[waiter.context_id]
         if not waiter.latest_seq.cancel() and not waiter.latest_seq.cancelled():
             waiter.latest_seq.exception()  # marks the exception as retrieved, also if the caller stopped waiting
@@ -157,8 +157,8 @@ class EventWatcher:
 
     def _fail_waiters(self, kind: type[StoreError], message: str, hint: str | None) -> None:
         with self._lock:
-            waiting = [waiter for waiters in self._waiters.values() for waiter in waiters]
-        for waiter in waiting:  # an error for each: a traceback grows wherever an error is raised
+            all_waiters = [waiter for waiters in self._waiters.values() for waiter in waiters]
+        for waiter in all_waiters:  # an error for each: a traceback grows wherever an error is raised
             _wake_waiter(waiter, kind(message, hint=hint))
 
 

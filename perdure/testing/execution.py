@@ -37,6 +37,8 @@ from ..workflows import AgentWorkflow
 from ..workflows.child_workflows import EXTERNAL_RUN_GONE
 from ..workflows.host import use_host
 
+logger = logging.getLogger("perdure.testing")
+
 # ---
 # Activities without Temporal: the engine's calls through all stages, with Temporal's retries.
 
@@ -156,23 +158,18 @@ async def _wait_for_child_result(execution: Execution) -> Any:
 
 @dataclass(frozen=True)
 class ExecutionStart:
-    """The start arguments of an execution, with the names of the workflow's ``info()`` where it reads them."""
+    """The start arguments of an execution."""
 
     workflow_id: str
     input: list[Any]
     memo: Any = None
     task_queue: str = ""
-    first_execution_run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
-    continued_run_id: str | None = None
-    cron_schedule: str | None = None
     parent: Execution | None = None
     """The run that started it as its child."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     """Search attributes."""
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
-
-logger = logging.getLogger("perdure.testing")
 
 _CLOSING_SECONDS = 2.0
 """Seconds that a run may take to end by itself."""
@@ -214,7 +211,7 @@ class Execution:
         self.started = started
         self._others = others
         self.workflow_id = started.workflow_id
-        self.run_id = self.first_execution_run_id = started.first_execution_run_id
+        self.run_id = self.first_execution_run_id = str(uuid.uuid4())
         self.parent = started.parent
         self.cron_schedule: str | None = None
         self.continued_run_id: str | None = None
@@ -252,11 +249,11 @@ class Execution:
         """End the execution at once, without the workflow."""
         if self.ended is None and ended is not None:
             self._record_end(ended)
-        patience = _CLOSING_SECONDS  # first it closes its transcript, as a cancelled run does
+        seconds = _CLOSING_SECONDS  # first it closes its transcript, as a cancelled run does
         while not self._task.done():
             self._task.cancel()
-            await asyncio.wait([self._task], timeout=patience)
-            patience = 0.01
+            await asyncio.wait([self._task], timeout=seconds)
+            seconds = 0.01
 
     def signal(self, name: str, arguments: Sequence[Any]) -> None:
         """Call a signal's handler; an unknown signal is dropped."""

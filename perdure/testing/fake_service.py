@@ -7,19 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, NoReturn, TypeVar
 
 from google.protobuf.any_pb2 import Any as AnyProto
 from temporalio.api.common.v1 import GrpcStatus, Memo, Payloads, WorkflowExecution, WorkflowType
-from temporalio.api.enums.v1 import (
-    EventType,
-    HistoryEventFilterType,
-    UpdateWorkflowExecutionLifecycleStage,
-    WorkflowExecutionStatus,
-    WorkflowIdConflictPolicy,
-    WorkflowIdReusePolicy,
-)
+from temporalio.api.enums import v1 as enums
 from temporalio.api.errordetails.v1 import MultiOperationExecutionFailure, WorkflowExecutionAlreadyStartedFailure
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import History, HistoryEvent
@@ -43,11 +36,11 @@ from .execution import Execution, ExecutionStart, encode_memo
 
 _CONVERTER = DataConverter.default
 _PROTO_STATUSES = {
-    None: WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING,
-    "completed": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_COMPLETED,
-    "failed": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_FAILED,
-    "cancelled": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_CANCELED,
-    "terminated": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_TERMINATED,
+    None: enums.WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING,
+    "completed": enums.WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_COMPLETED,
+    "failed": enums.WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_FAILED,
+    "cancelled": enums.WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_CANCELED,
+    "terminated": enums.WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_TERMINATED,
 }
 _TAKEN_HISTORY_LENGTH = 10
 """Length of the history of a run that a worker has taken."""
@@ -107,17 +100,17 @@ def build_close_event(execution: Execution) -> HistoryEvent:
     event = HistoryEvent(event_id=_TAKEN_HISTORY_LENGTH)
     match execution.ended:
         case "completed":
-            event.event_type = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED
+            event.event_type = enums.EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED
             event.workflow_execution_completed_event_attributes.result.CopyFrom(encode_payloads(execution.result))
         case "failed":
             assert execution.failure is not None, "a failed execution has a failure"
-            event.event_type = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_FAILED
+            event.event_type = enums.EventType.EVENT_TYPE_WORKFLOW_EXECUTION_FAILED
             event.workflow_execution_failed_event_attributes.failure.CopyFrom(encode_failure(execution.failure))
         case "terminated":
-            event.event_type = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_TERMINATED
+            event.event_type = enums.EventType.EVENT_TYPE_WORKFLOW_EXECUTION_TERMINATED
             event.workflow_execution_terminated_event_attributes.reason = "terminated"
         case _:
-            event.event_type = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCELED
+            event.event_type = enums.EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCELED
             event.workflow_execution_canceled_event_attributes.SetInParent()
     return event
 
@@ -134,7 +127,9 @@ def build_rpc_error(status: RPCStatusCode, message: str, details: Any = None) ->
 
 T = TypeVar("T")
 
-_UPDATE_COMPLETED_STAGE = UpdateWorkflowExecutionLifecycleStage.UPDATE_WORKFLOW_EXECUTION_LIFECYCLE_STAGE_COMPLETED
+_UPDATE_COMPLETED_STAGE = (
+    enums.UpdateWorkflowExecutionLifecycleStage.UPDATE_WORKFLOW_EXECUTION_LIFECYCLE_STAGE_COMPLETED
+)
 
 
 class HomeLoop:
@@ -176,22 +171,11 @@ class InProcessService(ServiceClient):
     def update_api_key(self, api_key: str | None) -> None:
         """See base class."""
 
-    async def _rpc_call(
-        self,
-        rpc: str,
-        req: Any,
-        resp_type: type[Any],
-        *,
-        service: str,
-        retry: bool,
-        metadata: Mapping[str, str | bytes],
-        timeout: timedelta | None,
-    ) -> Any:
+    async def _rpc_call(self, rpc: str, req: Any, resp_type: type[Any], **_: Any) -> Any:
         answer: Callable[[Any], Coroutine[Any, Any, Any]] | None = getattr(self, f"_on_{rpc}", None)
         if answer is None:
-            raise build_rpc_error(
-                RPCStatusCode.UNIMPLEMENTED, f'{rpc} needs a real server: scripted(…, engine="temporal")'
-            )
+            message = f'{rpc} needs a real server: scripted(…, engine="temporal")'
+            raise build_rpc_error(RPCStatusCode.UNIMPLEMENTED, message)
         return await self._home.run(lambda: answer(req))
 
     # --- starts and messages
@@ -199,7 +183,10 @@ class InProcessService(ServiceClient):
     async def _on_start_workflow_execution(self, req: api.StartWorkflowExecutionRequest) -> Any:
         latest = self.find_latest(req.workflow_id)
         if latest is not None and not _can_start_execution(req, latest):
-            if req.workflow_id_conflict_policy == WorkflowIdConflictPolicy.WORKFLOW_ID_CONFLICT_POLICY_USE_EXISTING:
+            if (
+                req.workflow_id_conflict_policy
+                == enums.WorkflowIdConflictPolicy.WORKFLOW_ID_CONFLICT_POLICY_USE_EXISTING
+            ):
                 return api.StartWorkflowExecutionResponse(run_id=latest.run_id, started=False)
             details = WorkflowExecutionAlreadyStartedFailure(run_id=latest.run_id)
             raise build_rpc_error(RPCStatusCode.ALREADY_EXISTS, "Workflow execution already started", details)
@@ -286,8 +273,8 @@ class InProcessService(ServiceClient):
         if req.wait_new_event:
             await execution.wait_closed()
         events = [build_close_event(execution)] if execution.ended else []
-        if req.history_event_filter_type != HistoryEventFilterType.HISTORY_EVENT_FILTER_TYPE_CLOSE_EVENT:
-            start = HistoryEvent(event_id=1, event_type=EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED)
+        if req.history_event_filter_type != enums.HistoryEventFilterType.HISTORY_EVENT_FILTER_TYPE_CLOSE_EVENT:
+            start = HistoryEvent(event_id=1, event_type=enums.EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED)
             start.workflow_execution_started_event_attributes.input.CopyFrom(encode_payloads(*execution.started.input))
             events.insert(0, start)
         return api.GetWorkflowExecutionHistoryResponse(history=History(events=events))
@@ -331,9 +318,9 @@ class InProcessService(ServiceClient):
 
 def _can_start_execution(req: api.StartWorkflowExecutionRequest, latest: Execution) -> bool:
     match req.workflow_id_reuse_policy:
-        case WorkflowIdReusePolicy.WORKFLOW_ID_REUSE_POLICY_REJECT_DUPLICATE:
+        case enums.WorkflowIdReusePolicy.WORKFLOW_ID_REUSE_POLICY_REJECT_DUPLICATE:
             return False
-        case WorkflowIdReusePolicy.WORKFLOW_ID_REUSE_POLICY_ALLOW_DUPLICATE_FAILED_ONLY:
+        case enums.WorkflowIdReusePolicy.WORKFLOW_ID_REUSE_POLICY_ALLOW_DUPLICATE_FAILED_ONLY:
             return latest.ended not in (None, "completed")
         case _:
             return latest.ended is not None

@@ -265,7 +265,7 @@ def _serve_locally(
 @asynccontextmanager
 async def _serve_with_client(engine: Engine, agents: list[Agent], client: Client) -> AsyncIterator[Client]:
     for agent in agents:
-        if agent.name not in {known.name for known in engine.agents}:
+        if agent.name not in {served.name for served in engine.agents}:
             engine.agents.add(agent)
     yield client
 

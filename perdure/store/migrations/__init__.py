@@ -28,13 +28,13 @@ def read_version(connection: Connection) -> str | None:
 
 def is_current(connection: Connection) -> bool:
     """Whether no migration is to be applied. Raises ``StoreVersionError`` for a newer schema."""
-    found = read_version(connection)
-    if found is not None and found > CURRENT_VERSION:
+    version = read_version(connection)
+    if version is not None and version > CURRENT_VERSION:
         raise StoreVersionError(
-            f"the store has schema {found}, this perdure knows up to {CURRENT_VERSION}",
+            f"the store has schema {version}, this perdure knows up to {CURRENT_VERSION}",
             hint="Upgrade perdure here: a newer version uses this store already.",
         )
-    return found == CURRENT_VERSION
+    return version == CURRENT_VERSION
 
 
 def check_not_foreign(connection: Connection) -> None:
@@ -55,10 +55,7 @@ def upgrade(connection: Connection) -> None:
     if is_current(connection):
         return
     check_not_foreign(connection)
-    _run_alembic(connection)
 
-
-def _run_alembic(connection: Connection) -> None:
     from alembic import command
     from alembic.config import Config
 
