@@ -234,17 +234,20 @@ class SqliteStore:
         return seqs.get(context_id, 0)
 
 
+def _is_current(database: SqliteDatabase) -> bool:
+    own = "type = 'table' AND name NOT LIKE 'sqlite~_%' ESCAPE '~'"  # the others are SQLite's
+    rows = database.run(f"SELECT name FROM sqlite_master WHERE {own} ORDER BY name")  # noqa: S608  # a constant
+    return migrations.is_current(database, [name for (name,) in rows])
+
+
 def _read_current_store_id(database: SqliteDatabase) -> str:
-    with database.open_sqlalchemy() as connection:
-        current = migrations.is_current(connection)
-        if not current:
-            migrations.check_not_foreign(connection)
-    return sql.read_store_id(database) or "" if current else ""
+    return sql.read_store_id(database) or "" if _is_current(database) else ""
 
 
 def _prepare_schema(database: SqliteDatabase, proposed: str, now: str) -> str:
-    with database.open_sqlalchemy() as connection:
-        migrations.upgrade(connection)
+    if not _is_current(database):
+        with database.open_sqlalchemy() as connection:
+            migrations.upgrade(connection)
     return sql.assign_store_id(database, proposed, now)
 
 

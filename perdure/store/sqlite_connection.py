@@ -16,16 +16,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
-
-import sqlalchemy as sa
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import NullPool
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import StoreError, StoreMismatchError
 from . import sql
 from .migrations import CURRENT_VERSION, VERSION_TABLE
 from .schema import TABLES
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 logger = logging.getLogger("perdure.store")
 
@@ -35,8 +34,8 @@ T = TypeVar("T")
 # Translation of every SQLite failure into a ``StoreError`` that names the file and the way out.
 
 
-SqliteFailure = sqlite3.Error | sqlite3.Warning | SQLAlchemyError | OSError
-SQLITE_FAILURES = (sqlite3.Error, sqlite3.Warning, SQLAlchemyError, OSError)
+SqliteFailure = sqlite3.Error | sqlite3.Warning | OSError
+SQLITE_FAILURES = (sqlite3.Error, sqlite3.Warning, OSError)
 """Exceptions that work on a SQLite file may raise."""
 
 CLOSED = "the store is closed"
@@ -96,30 +95,22 @@ def translate_sqlite_failure(error: SqliteFailure, path: Path) -> StoreError:
     """Translate ``error`` into a ``StoreError``. Total: unknown errors are translated too."""
     message, hint = _select_error_texts(error, path)
     names = {"path": path, "name": path.name, "directory": path.parent}
-    return StoreError(f"{message.format(**names)} ({_format_failure_detail(error)})", hint=hint.format(**names))
+    error_name = getattr(error, "sqlite_errorname", None) or type(error).__name__
+    return StoreError(f"{message.format(**names)} ({error_name}: {error})", hint=hint.format(**names))
 
 
 def _select_error_texts(error: SqliteFailure, path: Path) -> tuple[str, str]:
-    original = getattr(error, "orig", None) or error
-    if isinstance(original, FileNotFoundError):
+    if isinstance(error, FileNotFoundError):
         return _FILE_REMOVED_ERROR if path.parent.is_dir() else _NO_DIRECTORY_ERROR
-    code = getattr(original, "sqlite_errorcode", None)
+    code = getattr(error, "sqlite_errorcode", None)
     if code is None:
-        return _CANNOT_OPEN_ERROR if isinstance(original, OSError) else _UNKNOWN_ERROR
+        return _CANNOT_OPEN_ERROR if isinstance(error, OSError) else _UNKNOWN_ERROR
     texts = _ERRORS_BY_CODE.get(code & 0xFF, _UNKNOWN_ERROR)  # extended codes keep the primary one in the low byte
     if texts is _CANNOT_OPEN_ERROR and path.is_dir():
         return _IS_DIRECTORY_ERROR
     if texts is _CANNOT_OPEN_ERROR and not path.parent.is_dir():
         return _NO_DIRECTORY_ERROR
     return texts
-
-
-def _format_failure_detail(error: SqliteFailure) -> str:
-    original = getattr(error, "orig", None) or error
-    name = getattr(original, "sqlite_errorname", None) or type(original).__name__
-    if isinstance(original, SQLAlchemyError):  # its str() is the statement with all parameters: a conversation
-        return f"{name}: {original.args[0] if original.args else ''}"
-    return f"{name}: {original}"
 
 
 # ---
@@ -138,11 +129,22 @@ class SqliteDatabase:
         return self.connection.execute(sql, values)
 
     @contextmanager
-    def open_sqlalchemy(self) -> Iterator[sa.Connection]:
-        """Wrap the connection for SQLAlchemy, inside the open transaction: for the schema, not for rows."""
-        engine = sa.create_engine("sqlite://", creator=lambda: _BorrowedConnection(self.connection), poolclass=NullPool)
-        with engine.connect() as connection:
-            yield connection
+    def open_sqlalchemy(self) -> Iterator[Connection]:
+        """Wrap the connection for SQLAlchemy, inside the open transaction: for migrations. Raises the
+        driver's errors."""
+        from sqlalchemy import create_engine
+        from sqlalchemy.exc import SQLAlchemyError
+        from sqlalchemy.pool import NullPool
+
+        engine = create_engine("sqlite://", creator=lambda: _BorrowedConnection(self.connection), poolclass=NullPool)
+        try:
+            with engine.connect() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            original = getattr(error, "orig", None)
+            # Not its str(), which is the statement with all parameters.
+            other = sqlite3.DatabaseError(f"{type(error).__name__}: {error.args[0] if error.args else ''}")
+            raise (original if isinstance(original, SqliteFailure) else other) from None
 
 
 class _BorrowedConnection:

@@ -24,7 +24,8 @@ def test_they_make_the_tables():
     engine = sa.create_engine("sqlite://")
     with engine.begin() as connection:
         migrations.upgrade(connection)
-        assert migrations.read_version(connection) == migrations.CURRENT_VERSION
+        version = connection.exec_driver_sql("SELECT version_num FROM perdure_version").scalar()
+        assert version == migrations.CURRENT_VERSION
         inspector = sa.inspect(connection)
         made = {name: tuple(c["name"] for c in inspector.get_columns(name)) for name in inspector.get_table_names()}
         assert made.pop(migrations.VERSION_TABLE) == ("version_num",)
