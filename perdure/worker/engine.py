@@ -49,7 +49,7 @@ from ..stages.stage import ModelCall, ModelReply, Stages, ToolCall, ToolStage, w
 from ..stages.tool_hooks import ToolHookStage
 from ..stages.transcript import TranscriptStage
 from ..store import Chain, open_store
-from ..store.chain import CACHE_BYTES, ByteLRU, CacheBudget, CachedJournal
+from ..store.cache import CACHE_BYTES, ByteLRU, CacheBudget, CachedJournal
 from ..temporal_service import get_search_attributes
 from ..tools import Tool, format_error
 from ..tools.context import AuthFunction

@@ -28,7 +28,7 @@ from ..agent.agent import Agent
 from ..errors import DefinitionError, ThreadsLostError
 from ..hooks import Hook, HookSet
 from ..ports import Store
-from ..store.chain import CACHE_BYTES
+from ..store.cache import CACHE_BYTES
 from ..tools import Tool
 from ..tools.context import AuthFunction
 from ..types.limits import RateLimit

@@ -14,7 +14,7 @@ from perdure.activities.toolsets import Toolsets
 from perdure.errors import DefinitionError, ToolsetError
 from perdure.ports import ListedTool, ToolSpec
 from perdure.stages.stage import ConversationCall
-from perdure.store.chain import ByteLRU
+from perdure.store.cache import ByteLRU
 from perdure.types.messages import BlobRef
 from perdure.types.wire import ModelInput
 
