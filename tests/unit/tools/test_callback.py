@@ -44,11 +44,11 @@ def test_terms_are_part_of_the_call_and_not_of_the_definition() -> None:
     [
         ({"name": "a b"}, "the name 'a b' does not match"),
         ({"name": 3}, "the name 3 does not match"),
-        ({"parameters": 3}, "no type that pydantic can take"),
+        ({"parameters": 3}, "not a type that pydantic can take"),
         ({"parameters": str}, "are not an object"),
         ({"parameters": {"type": "string"}}, "are not an object"),
         ({"parameters": {"properties": {"x": object()}}}, "have no JSON Schema"),
-        ({"output": object()}, "no type that pydantic can take"),
+        ({"output": object()}, "not a type that pydantic can take"),
         ({"output": {"x": "y" * 20_000}}, "most is 16,384"),
         ({"expires": "soon"}, "expires: 'soon' is no duration"),
         ({"on_expiry": "x" * 2001}, "on_expiry is a text of at most 2,000"),
