@@ -196,7 +196,5 @@ def _get_piece_length(piece: str) -> int:
 
 def _check_artifact_name(name: str) -> None:
     if not 0 < len(name) <= ARTIFACT_NAME_CHARS or not name.isprintable():
-        raise InvalidInputError(
-            f"{name!r:.120} is not a name of an artifact",
-            hint=f"A name has 1 to {ARTIFACT_NAME_CHARS} printable characters, for instance report.md.",
-        )
+        hint = f"A name has 1 to {ARTIFACT_NAME_CHARS} printable characters, for instance report.md."
+        raise InvalidInputError(f"{name!r:.120} is not a name of an artifact", hint=hint)

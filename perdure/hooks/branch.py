@@ -177,11 +177,9 @@ class Branches:
         """Raise ``DefinitionError`` for a branch that was begun and not awaited; or not until the policy was left, as
         with a timeout of its own or a task left behind: the step would go on as if there were no branch."""
         if self.new_branches and not self.is_left:
-            raise DefinitionError(
-                f"the policy began the branch {self.new_branches[0].request.said} and did not wait for its answer",
-                hint="Write await step.branch(…), without a timeout around it, or in a plain def "
-                "step.branch(…).result().",
-            )
+            reason = f"the policy began the branch {self.new_branches[0].request.said} and did not wait for its answer"
+            hint = "Write await step.branch(…), without a timeout around it, or in a plain def step.branch(…).result()."
+            raise DefinitionError(reason, hint=hint)
 
     def _call_sync_policy(self, fn: Callable[..., Any], *args: Any) -> Any:
         try:

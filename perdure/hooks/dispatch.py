@@ -12,7 +12,7 @@ import marshal
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -82,10 +82,9 @@ class ArgumentsSnapshot:
     def check_unchanged(self, where: str) -> None:
         """Undo changes, and raise ``DefinitionError`` if there were any. ``where``: the message to replace instead."""
         if changed := self.restore():
-            raise DefinitionError(
-                f"the arguments of a call of {changed[0]} were changed in place; such a change is not recorded",
-                hint=f"Put another message in its place: {where} = message.model_copy(update={{'parts': …}}).",
-            )
+            reason = f"the arguments of a call of {changed[0]} were changed in place; such a change is not recorded"
+            hint = f"Put another message in its place: {where} = message.model_copy(update={{'parts': …}})."
+            raise DefinitionError(reason, hint=hint)
 
 
 def is_same_json(first: Any, second: Any) -> bool:
@@ -140,39 +139,32 @@ def _sees_messages(hook: Hook) -> bool:
     return "messages" in hook.takes or "request" in hook.takes
 
 
+@dataclass(slots=True, eq=False)
 class _HookGroup:
     """Consecutive hooks of one kind. The author's side sets ``position`` and ``started_at``; the worker reads them."""
 
-    def __init__(
-        self,
-        hooks: tuple[Hook, ...],
-        arguments: HookArguments,
-        on_return: ReturnHandler,
-        on_failure: FailureHandler,
-        snapshot: ArgumentsSnapshot,
-    ) -> None:
-        self.hooks = hooks
-        self.position = 0
-        """Index of the hook that runs, or runs next."""
-        self.started_at: float | None = None
-        """When that hook started; None while the first waits for a thread, which does not count."""
-        self.stopped = False
-        """The hooks after it are skipped."""
-        self.abandoned = False
-        """A hook took too long. It may still run in a thread; its result is ignored."""
-        self.pending: Awaitable[Any] | None = None
-        """An awaitable that a sync hook returned."""
-        self._arguments = arguments
-        self._on_return = on_return
-        self._on_failure = on_failure
-        self._snapshot = snapshot
+    hooks: tuple[Hook, ...]
+    arguments: HookArguments
+    on_return: ReturnHandler
+    on_failure: FailureHandler
+    snapshot: ArgumentsSnapshot
+    position: int = 0
+    """Index of the hook that runs, or runs next."""
+    started_at: float | None = None
+    """When that hook started; None while the first waits for a thread, which does not count."""
+    stopped: bool = False
+    """The hooks after it are skipped."""
+    abandoned: bool = False
+    """A hook took too long. It may still run in a thread; its result is ignored."""
+    pending: Awaitable[Any] | None = None
+    """An awaitable that a sync hook returned."""
 
     def get_remaining_seconds(self) -> float:
         """Return the seconds that the running hook has left. Time in which it waits for the store does not count."""
         remaining, now = self.hooks[self.position :], time.monotonic()
         if not remaining:
             return 1.0
-        if self.started_at is not None and getattr(getattr(self._arguments.get("ctx"), "memory", None), "waits", False):
+        if self.started_at is not None and getattr(getattr(self.arguments.get("ctx"), "memory", None), "waits", False):
             self.started_at = now
         return (now if self.started_at is None else self.started_at) + remaining[0].timeout - now
 
@@ -224,8 +216,8 @@ class _HookGroup:
                 raise error
             raise HookError(f"{name} failed: {reason}") from error
         logger.warning("%s failed, and the call goes on: %s", name, reason)
-        self._snapshot.restore()
-        self._on_failure(self._arguments)
+        self.snapshot.restore()
+        self.on_failure(self.arguments)
 
     def _iterate_remaining(self) -> Iterator[Hook]:
         while self.position < len(self.hooks) and not self.stopped and not self.abandoned:
@@ -234,7 +226,7 @@ class _HookGroup:
             self.position += not self.abandoned
 
     def _call_hook(self, hook: Hook) -> Any:
-        return hook.fn(**{name: self._arguments[name] for name in hook.takes})
+        return hook.fn(**{name: self.arguments[name] for name in hook.takes})
 
     def _handle_raised(self, hook: Hook, error: Exception) -> None:
         if not self.abandoned:  # else it has failed already, and later hooks may be running
@@ -247,8 +239,8 @@ class _HookGroup:
             events = ", ".join(VETOABLE_EVENTS)
             raise _build_returned_error(hook, f"returned a Veto, which only hooks on {events} may return")
         if _sees_messages(hook):
-            self._snapshot.check_unchanged("messages[i]")
-        self.stopped = bool(self._on_return(hook, value, self._arguments))
+            self.snapshot.check_unchanged("messages[i]")
+        self.stopped = bool(self.on_return(hook, value, self.arguments))
 
 
 async def _run_group_in_time(run: AuthorRunner, group: _HookGroup) -> None:

@@ -27,31 +27,21 @@ HookEvent = Literal[
 ]
 OnError = Literal["fail", "log"]
 
-EVENTS: dict[HookEvent, tuple[str, ...]] = {
-    "before_llm_call": ("request", "messages", "model", "tools", "iteration", "ctx"),
-    "after_llm_call": ("reply", "response", "messages", "usage", "cost_usd", "iteration", "ctx"),
-    "before_tool_call": ("name", "arguments", "call_id", "ctx"),
-    "after_tool_call": ("name", "arguments", "call_id", "result", "ctx"),
-    "on_iteration": ("step", "iteration", "messages", "response", "ctx"),
-    "on_finish": ("content", "raw_content", "output", "messages", "iterations", "ctx"),
-    "on_user_message": ("message", "messages", "ctx"),
-    "on_user_injection": ("message", "messages", "ctx"),
-    "on_error": ("error", "error_type", "name", "attempt", "ctx"),
-    "before_subagent": ("agent", "message", "name", "call_id", "ctx"),
-    "after_subagent": ("name", "call_id", "result", "ctx"),
-    "on_approval": (
-        "kind",
-        "name",
-        "arguments",
-        "call_id",
-        "hash",
-        "expires_in",
-        "reminder",
-        "question",
-        "form",
-        "ctx",
-    ),
+_PARAMETERS: dict[HookEvent, tuple[str, ...]] = {
+    "before_llm_call": ("request", "messages", "model", "tools", "iteration"),
+    "after_llm_call": ("reply", "response", "messages", "usage", "cost_usd", "iteration"),
+    "before_tool_call": ("name", "arguments", "call_id"),
+    "after_tool_call": ("name", "arguments", "call_id", "result"),
+    "on_iteration": ("step", "iteration", "messages", "response"),
+    "on_finish": ("content", "raw_content", "output", "messages", "iterations"),
+    "on_user_message": ("message", "messages"),
+    "on_user_injection": ("message", "messages"),
+    "on_error": ("error", "error_type", "name", "attempt"),
+    "before_subagent": ("agent", "message", "name", "call_id"),
+    "after_subagent": ("name", "call_id", "result"),
+    "on_approval": ("kind", "name", "arguments", "call_id", "hash", "expires_in", "reminder", "question", "form"),
 }
+EVENTS: dict[HookEvent, tuple[str, ...]] = {event: (*names, "ctx") for event, names in _PARAMETERS.items()}
 """Every event, with the parameters that its hooks may take, by name."""
 
 VETOABLE_EVENTS: tuple[HookEvent, ...] = (
@@ -114,13 +104,12 @@ def hook(
 
     Raises ``DefinitionError`` for an unknown event, and for a parameter that the event does not have.
     """
+    events = f"The events are: {', '.join(EVENTS)}."
     if callable(event):
-        raise DefinitionError(
-            "@hook takes the event that the function is for",
-            hint=f'Write @hook("before_llm_call"). The events are: {", ".join(EVENTS)}.',
-        )
+        hint = f'Write @hook("before_llm_call"). {events}'
+        raise DefinitionError("@hook takes the event that the function is for", hint=hint)
     if not isinstance(event, str) or event not in EVENTS:
-        raise DefinitionError(f"there is no hook event {event!r:.100}", hint=f"The events are: {', '.join(EVENTS)}.")
+        raise DefinitionError(f"there is no hook event {event!r:.100}", hint=events)
     if on_error not in get_args(OnError):
         raise DefinitionError(f"hook on {event}: on_error is 'fail' or 'log', not {on_error!r}")
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:

@@ -66,10 +66,8 @@ class Results(MutableSequence[ToolResultPart]):
         return repr(self[:])
 
     def _build_fixed_length_error(self) -> DefinitionError:
-        return DefinitionError(
-            "every call has one result: change step.results one by one; results cannot be added or removed",
-            hint='For instance step.results[0] = "(left out)".',
-        )
+        reason = "every call has one result: change step.results one by one; results cannot be added or removed"
+        return DefinitionError(reason, hint='For instance step.results[0] = "(left out)".')
 
 
 STEP_SENDER = "step"
@@ -123,10 +121,8 @@ class Step:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not hasattr(Step, name):
-            raise DefinitionError(
-                f"a step has no {name!r}",
-                hint=f"A setting is step.settings[{name!r}] = …; a policy remembers values in ctx.memory.",
-            )
+            hint = f"A setting is step.settings[{name!r}] = …; a policy remembers values in ctx.memory."
+            raise DefinitionError(f"a step has no {name!r}", hint=hint)
         super().__setattr__(name, value)
 
     def __init__(self, facts: StepFacts) -> None:
@@ -195,10 +191,8 @@ class Step:
     def model(self, model: str | Sequence[str]) -> None:
         models = (model,) if isinstance(model, str) else tuple(model) if isinstance(model, Sequence) else ()
         if not models or not all(isinstance(name, str) for name in models):
-            raise DefinitionError(
-                f"step.model is the name of a model, or a list of names, not {model!r:.100}",
-                hint='For instance step.model = "openai:gpt-5".',
-            )
+            reason = f"step.model is the name of a model, or a list of names, not {model!r:.100}"
+            raise DefinitionError(reason, hint='For instance step.model = "openai:gpt-5".')
         self._models = models
 
     @property
@@ -289,10 +283,8 @@ class Step:
         """Build the changes of this step, as plain JSON of a ``StepOverride``."""
         facts, changes = self._facts, dict[str, Any]()
         if not isinstance(self.settings, Mapping):
-            raise DefinitionError(
-                f"step.settings is a dictionary, not {self.settings!r:.100}",
-                hint='del step.settings["seed"] removes one setting, step.settings.clear() all of them.',
-            )
+            hint = 'del step.settings["seed"] removes one setting, step.settings.clear() all of them.'
+            raise DefinitionError(f"step.settings is a dictionary, not {self.settings!r:.100}", hint=hint)
         if self._models != facts.models:
             changes["model"] = list(self._models)
         settings = {

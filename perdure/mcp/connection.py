@@ -14,23 +14,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from mcp import Client, MCPError
-from mcp.types import (
-    CONNECTION_CLOSED,
-    INTERNAL_ERROR,
-    INVALID_REQUEST,
-    PARSE_ERROR,
-    AudioContent,
-    BlobResourceContents,
-    CallToolResult,
-    EmbeddedResource,
-    ImageContent,
-    ResourceLink,
-    TextContent,
-    TextResourceContents,
-    Tool,
-    ToolListChangedNotification,
-)
+from mcp import Client, MCPError, types
 
 from ..errors import ToolError
 from ..ports import ListedTool
@@ -108,12 +92,12 @@ class Connection:
 
     def _classify_error(self, error: MCPError, statuses: list[int]) -> ToolError | None:
         """Classify the error of a request with these HTTP statuses; None if it is the server's own answer."""
-        if error.code == CONNECTION_CLOSED:
+        if error.code == types.CONNECTION_CLOSED:
             return LostError(f"the connection to MCP server {self._name!r} was lost: {error}")
         worst = max(statuses, default=0)
-        if error.code == PARSE_ERROR or (statuses and statuses[-1] == HTTP_ACCEPTED):
+        if error.code == types.PARSE_ERROR or (statuses and statuses[-1] == HTTP_ACCEPTED):
             return LostError(f"the answer of MCP server {self._name!r} cannot be read: {str(error).splitlines()[0]}")
-        if error.code not in (INVALID_REQUEST, INTERNAL_ERROR) or worst < HTTP_CLIENT_ERROR:
+        if error.code not in (types.INVALID_REQUEST, types.INTERNAL_ERROR) or worst < HTTP_CLIENT_ERROR:
             return None
         # A request may be several of HTTP: the SDK lists the tools behind a call whose result it checks.
         if all(HTTP_REDIRECT <= status < HTTP_SERVER_ERROR for status in statuses):
@@ -164,7 +148,12 @@ class Connection:
             async with Client(streams, cache=None, message_handler=self._handle_message) as client:
                 if not self._client.done():
                     self._client.set_result(client)
-                await self._wait_for_close(client)
+                listening = asyncio.create_task(self._listen_for_changes(client))
+                try:
+                    await self._close_requested.wait()
+                finally:
+                    listening.cancel()
+                    await asyncio.wait([listening])
         except BaseException as error:
             if not self._client.done():
                 self._client.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
@@ -176,21 +165,11 @@ class Connection:
         finally:
             self.is_open = False
 
-    async def _wait_for_close(self, client: Client) -> None:
-        """Listen for changed tools until the connection is to close: servers of the newer protocol report them only to
-        clients that ask for it."""
-        tools = client.server_capabilities.tools
-        listening: asyncio.Task[None] | None = None
-        if tools is not None and tools.list_changed and client.protocol_version >= "2026":
-            listening = asyncio.create_task(self._listen_for_changes(client))
-        try:
-            await self._close_requested.wait()
-        finally:
-            if listening is not None:
-                listening.cancel()
-                await asyncio.wait([listening])
-
     async def _listen_for_changes(self, client: Client) -> None:
+        """Ask for reports of changed tools: servers of the newer protocol send them only to clients that ask."""
+        tools = client.server_capabilities.tools
+        if tools is None or not tools.list_changed or client.protocol_version < "2026":
+            return
         try:
             async with client.listen(tools_list_changed=True) as events:
                 async for _ in events:
@@ -199,7 +178,7 @@ class Connection:
             logger.debug("MCP server %s does not report changed tools: %s", self._name, type(error).__name__)
 
     async def _handle_message(self, message: Any) -> None:
-        if isinstance(message, ToolListChangedNotification):
+        if isinstance(message, types.ToolListChangedNotification):
             self._on_tools_changed()
 
 
@@ -248,14 +227,14 @@ class MCPToolError(ToolError):
     """The tool of an MCP server failed; the message is the server's."""
 
 
-def build_listed_tool(tool: Tool) -> ListedTool:
+def build_listed_tool(tool: types.Tool) -> ListedTool:
     """Convert ``tool``. It is idempotent if the server marks it as idempotent or read-only."""
     hints = tool.annotations
     idempotent = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
     return ListedTool(tool.name, tool.description or "", dict(tool.input_schema), idempotent=idempotent)
 
 
-def convert_tool_result(name: str, result: CallToolResult) -> Any:
+def convert_tool_result(name: str, result: types.CallToolResult) -> Any:
     """Convert a result to text, or a list of texts and files. Raises :class:`MCPToolError` for an error."""
     pieces = [_convert_content_block(block) for block in result.content]
     texts = [piece for piece in pieces if isinstance(piece, str)]
@@ -268,15 +247,15 @@ def convert_tool_result(name: str, result: CallToolResult) -> Any:
 
 def _convert_content_block(block: Any) -> str | File:
     match block:
-        case TextContent(text=text):
+        case types.TextContent(text=text):
             return text
-        case ImageContent(data=data, mime_type=media_type) | AudioContent(data=data, mime_type=media_type):
+        case types.ImageContent(data=data, mime_type=media_type) | types.AudioContent(data=data, mime_type=media_type):
             return _decode_content_file(data, media_type)
-        case EmbeddedResource(resource=TextResourceContents(uri=uri, text=text)):
+        case types.EmbeddedResource(resource=types.TextResourceContents(uri=uri, text=text)):
             return f"[{uri}]\n{text}"
-        case EmbeddedResource(resource=BlobResourceContents(uri=uri, blob=data, mime_type=media_type)):
+        case types.EmbeddedResource(resource=types.BlobResourceContents(uri=uri, blob=data, mime_type=media_type)):
             return _decode_content_file(data, media_type or "application/octet-stream", str(uri))
-        case ResourceLink(uri=uri, name=name, description=description):
+        case types.ResourceLink(uri=uri, name=name, description=description):
             return f"[{name}: {uri}]{f' {description}' if description else ''}"
         case _:
             return str(block.model_dump_json())

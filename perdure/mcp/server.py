@@ -50,9 +50,8 @@ class MCPServer(Toolset):
     def __init__(self, name: str, transport: TransportFactory) -> None:
         """Use :meth:`stdio` or :meth:`http`."""
         if find_spec("mcp") is None:
-            raise DefinitionError(
-                f"MCP server {name!r} needs the package mcp, version 2", hint="pip install 'perdure[mcp]'"
-            )
+            reason = f"MCP server {name!r} needs the package mcp, version 2"
+            raise DefinitionError(reason, hint="pip install 'perdure[mcp]'")
         self.name = name
         self._transport_factory = transport
         self._headers: Headers = None

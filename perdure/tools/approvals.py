@@ -48,16 +48,15 @@ class Approval:
         if not isinstance(self.separate, bool):
             raise DefinitionError(f"Approval: separate is True or False, not {self.separate!r:.100}")
         if self.expires is None and self.on_expiry == "approve":
-            raise DefinitionError(
-                "Approval: on_expiry='approve' needs expires", hint="Write for instance Approval(expires='1h', …)."
-            )
+            hint = "Write for instance Approval(expires='1h', …)."
+            raise DefinitionError("Approval: on_expiry='approve' needs expires", hint=hint)
         expires, remind = self._normalise_seconds("expires"), self._normalise_seconds("remind")
         if remind is not None and remind < MIN_REMIND_SECONDS:
             raise DefinitionError(f"Approval: remind is at least {MIN_REMIND_SECONDS:g} s, not {remind:g} s")
         if remind is not None and expires is not None and remind >= expires:
+            hint = "No reminder would be sent: remind more often, or leave it out."
             raise DefinitionError(
-                f"Approval: remind ({remind:g} s) is not shorter than expires ({expires:g} s)",
-                hint="No reminder would be sent: remind more often, or leave it out.",
+                f"Approval: remind ({remind:g} s) is not shorter than expires ({expires:g} s)", hint=hint
             )
 
     def _normalise_seconds(self, name: Literal["expires", "remind"]) -> float | None:
@@ -193,10 +192,8 @@ def deny(tool: str, /, **arguments: Any) -> Rule:
 def validate_rules(name: str, rules: Any) -> tuple[Rule, ...]:
     """Validate the ``approvals`` of agent ``name``. Raises ``DefinitionError``."""
     if isinstance(rules, str | Mapping | Rule) or not isinstance(rules, Iterable):
-        raise DefinitionError(
-            f"agent {name!r}: approvals must be a list of rules, not {rules!r:.100}",
-            hint='For instance approvals=[allow("read_*"), ask("*")].',
-        )
+        hint = 'For instance approvals=[allow("read_*"), ask("*")].'
+        raise DefinitionError(f"agent {name!r}: approvals must be a list of rules, not {rules!r:.100}", hint=hint)
     listed = tuple(rules)
     for rule in listed:
         if not isinstance(rule, Rule):

@@ -83,10 +83,8 @@ class ContextType:
     def _build_input_error(self, why: str) -> InvalidInputError:
         named = getattr(self._kind, "model_fields", None) or getattr(self._kind, "__annotations__", {})
         fields = [getattr(field, "alias", None) or name for name, field in named.items()]
-        return InvalidInputError(
-            f"the {self._field} does not fit agent {self._agent!r}: {why}",
-            hint=f"Its type is {self._name}" + (f", with {', '.join(fields)}." if fields else "."),
-        )
+        hint = f"Its type is {self._name}" + (f", with {', '.join(fields)}." if fields else ".")
+        return InvalidInputError(f"the {self._field} does not fit agent {self._agent!r}: {why}", hint=hint)
 
     def _build_type_error(self, why: str, hint: str) -> DefinitionError:
         return DefinitionError(f"agent {self._agent!r}: {self._field}={self._name:.100} {why}", hint=hint)

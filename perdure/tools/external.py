@@ -41,10 +41,8 @@ def _build_parameters(owner: str, schema: Any) -> dict[str, Any]:
         hint = 'Give plain JSON: {"type": "object", "properties": {…}}.'
         raise DefinitionError(f"{owner}: its parameters have no JSON Schema: {error}", hint=hint) from error
     if plain["type"] != "object" or not isinstance(plain["properties"], dict):
-        raise DefinitionError(
-            f"{owner}: its parameters are not an object",
-            hint='Arguments have names: {"type": "object", "properties": {"path": {"type": "string"}}}.',
-        )
+        hint = 'Arguments have names: {"type": "object", "properties": {"path": {"type": "string"}}}.'
+        raise DefinitionError(f"{owner}: its parameters are not an object", hint=hint)
     return plain
 
 

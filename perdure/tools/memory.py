@@ -192,20 +192,15 @@ def build_memory_write(namespace: str, key: str, value: Any) -> MemoryWrite:
     """Build the write of ``value``. Raises ``InvalidInputError`` that names the key, the reason and the way out."""
     check_memory_name("namespace", namespace)
     check_memory_name("key", key)
+    owner = f"memory {namespace!r}, key {key!r}: the value"
     # JSON would also make keys that are not text into texts, and a read would miss them.
     if why := find_json_flaw(value):
-        raise InvalidInputError(
-            f"memory {namespace!r}, key {key!r}: the value must be plain JSON: {why}",
-            hint="Store texts, numbers, booleans, None, lists, and dictionaries with text keys; "
-            "of a pydantic model its model_dump(mode='json').",
-        )
+        hint = "Store texts, numbers, lists, dictionaries with text keys; for a model its model_dump(mode='json')."
+        raise InvalidInputError(f"{owner} must be plain JSON: {why}", hint=hint)
     body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     if len(body) > MAX_VALUE_BYTES:
-        raise InvalidInputError(
-            f"memory {namespace!r}, key {key!r}: the value has {len(body):,} bytes as JSON; "
-            f"most is {MAX_VALUE_BYTES:,}",
-            hint="Store its parts under keys of their own, or large data elsewhere and its address here.",
-        )
+        hint = "Store its parts under keys of their own, or large data elsewhere and its address here."
+        raise InvalidInputError(f"{owner} has {len(body):,} bytes as JSON; most is {MAX_VALUE_BYTES:,}", hint=hint)
     return MemoryWrite(namespace, key, body)
 
 
@@ -221,10 +216,9 @@ def check_memory_name(kind: str, name: Any, *, least: int = 1) -> None:
     # PostgreSQL cannot store NUL in a text.
     is_text = isinstance(name, str) and name == clean_text(name) and "\0" not in name
     if not is_text or not least <= len(name.encode()) <= MAX_NAME_BYTES:
-        raise InvalidInputError(
-            f"memory: the {kind} is a text of {least} to {MAX_NAME_BYTES} bytes, not {name!r:.100}",
-            hint="For instance get('profile', user_id): a namespace for the kind of data, a key within it.",
-        )
+        reason = f"memory: the {kind} is a text of {least} to {MAX_NAME_BYTES} bytes, not {name!r:.100}"
+        hint = "For instance get('profile', user_id): a namespace for the kind of data, a key within it."
+        raise InvalidInputError(reason, hint=hint)
 
 
 def check_memory_list(namespace: Any, prefix: Any, limit: Any) -> None:
@@ -232,10 +226,8 @@ def check_memory_list(namespace: Any, prefix: Any, limit: Any) -> None:
     check_memory_name("namespace", namespace)
     check_memory_name("prefix", prefix, least=0)
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise InvalidInputError(
-            f"memory: limit is a whole number of at least 1, not {limit!r:.100}",
-            hint=f"Leave it out for {DEFAULT_LIST_LIMIT:,}.",
-        )
+        hint = f"Leave it out for {DEFAULT_LIST_LIMIT:,}."
+        raise InvalidInputError(f"memory: limit is a whole number of at least 1, not {limit!r:.100}", hint=hint)
 
 
 def _decode_memory_value(body: bytes | None, default: Any) -> Any:
@@ -255,7 +247,5 @@ def _check_may_block(verb: str) -> None:
         asyncio.get_running_loop()
     except RuntimeError:
         return
-    raise RuntimeError(
-        f"ctx.memory.blocking.{verb} in an async function would stop its event loop: "
-        f"write await ctx.memory.{verb}(…) there"
-    )
+    way_out = f"write await ctx.memory.{verb}(…) there"
+    raise RuntimeError(f"ctx.memory.blocking.{verb} in an async function would block its event loop: {way_out}")

@@ -124,18 +124,16 @@ def _build_choice_tool(
 
 def _check_tool_name(name: Any, example: str) -> None:
     if flaw := find_name_flaw(name):
-        raise DefinitionError(
-            f"the tool {name!r:.200} of an agent: {flaw[0]}", hint=f"Give it another name: {example}."
-        )
+        hint = f"Give it another name: {example}."
+        raise DefinitionError(f"the tool {name!r:.200} of an agent: {flaw[0]}", hint=hint)
 
 
 def agent_name(agent: Any) -> str:
     """Return the name of an agent, or ``agent`` if it is a name. Raises ``DefinitionError``."""
     name = agent if isinstance(agent, str) else getattr(agent, "name", None)
     if not isinstance(name, str) or isinstance(agent, Tool):
-        raise DefinitionError(
-            f"a subagent is an Agent or the name of one, not {agent!r:.100}", hint="A function goes into tools=[…]."
-        )
+        hint = "A function goes into tools=[…]."
+        raise DefinitionError(f"a subagent is an Agent or the name of one, not {agent!r:.100}", hint=hint)
     return name
 
 
@@ -159,10 +157,8 @@ def background(agents: Sequence[Any], *, at_once: int = DEFAULT_BACKGROUND_RUNS)
     )
     start = _build_choice_tool("background", agents, START_TOOL, intro, background=at_once)
     if not isinstance(at_once, int) or isinstance(at_once, bool) or not 1 <= at_once <= MAX_BACKGROUND_RUNS:
-        raise DefinitionError(
-            f"background: at_once is {at_once!r:.50}; it can be 1 to {MAX_BACKGROUND_RUNS}",
-            hint=f"Leave it out for {DEFAULT_BACKGROUND_RUNS}.",
-        )
+        hint = f"Leave it out for {DEFAULT_BACKGROUND_RUNS}."
+        raise DefinitionError(f"background: at_once is 1 to {MAX_BACKGROUND_RUNS}, not {at_once!r:.50}", hint=hint)
     text = "Get the answer of an agent that works in background."
     collect = _build_tool(_plan_collect, COLLECT_TOOL, text, agents=[], is_chosen_by_model=True)
     text = "Send a message to an agent that works in background: it reads it before its next step."

@@ -303,10 +303,9 @@ def pin_tool(toolset: Toolset, listed: Any) -> PinnedTool:
             **options,
         )
     except (AttributeError, TypeError, ValueError) as error:
-        raise DefinitionError(
-            f"toolset {toolset.name!r} lists {spec.name!r:.100}, which is not a valid tool: {error}",
-            hint="A tool has a name, a text that describes it, and a JSON Schema of its arguments.",
-        ) from None
+        fault = f"toolset {toolset.name!r} lists {spec.name!r:.100}, which is not a valid tool: {error}"
+        hint = "A tool has a name, a text that describes it, and a JSON Schema of its arguments."
+        raise DefinitionError(fault, hint=hint) from None
 
 
 def sanitise_tool_name(name: str) -> str:
@@ -326,10 +325,8 @@ class Toolbox:
         self._tools: dict[str, Tool] = {}
         for tool in map(as_tool, tools):
             if (other := self._tools.get(tool.name)) is not None:
-                raise DefinitionError(
-                    f"two tools are called {tool.name!r}: {other.where} and {tool.where}",
-                    hint='Give one of them another name: @tool(name="…").',
-                )
+                reason = f"two tools are called {tool.name!r}: {other.where} and {tool.where}"
+                raise DefinitionError(reason, hint='Give one of them another name: @tool(name="…").')
             self._tools[tool.name] = tool
         self.specs: tuple[ToolSpec, ...] = tuple(tool.spec for tool in self)
         """The tools as the model sees them."""
