@@ -11,7 +11,6 @@ import logging
 import marshal
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -127,7 +126,7 @@ async def run_hooks(
         while rest:
             _, same_kind = next(groupby(rest, key=lambda hook: hook.is_async))
             group = _HookGroup(tuple(same_kind), arguments, on_return, on_failure, snapshot)
-            await _run_group_in_time(run, group)
+            await _run_group(run, group)
             if group.stopped:
                 return
             rest = rest[group.position :]
@@ -243,39 +242,8 @@ class _HookGroup:
         self.stopped = bool(self.on_return(hook, value, self.arguments))
 
 
-async def _run_group_in_time(run: AuthorRunner, group: _HookGroup) -> None:
-    """Run ``group`` to its end, or until one of its hooks has failed and that is logged."""
-    try:
-        async with asyncio.timeout(None) as limit:
-            with _enforce_hook_timeout(group, limit):
-                await _run_group(run, group)
-    except TimeoutError:
-        group.abandoned = True
-        hook = group.current_hook
-        group.handle_failure(hook, TimeoutError(f"it did not return within {hook.timeout:g} s"))
-        group.position += 1
-    except asyncio.CancelledError:
-        group.abandoned = True  # a thread goes on to its end: not to the hooks after it
-        raise
-
-
 async def _run_group(run: AuthorRunner, group: _HookGroup) -> None:
-    name = f"hook {group.current_hook.name}"
-    try:
-        await run(name, group.run_async_hooks if group.current_hook.is_async else group.run_sync_hooks)
-        if group.pending is not None:
-            await run(name, group.await_pending)
-            group.position += 1
-    except (HookError, AbortError):
-        raise
-    except Exception as error:  # not an Exception when it was raised (sys.exit): it ended the task, or the thread's job
-        group.handle_failure(group.current_hook, error)
-        group.position += 1
-
-
-@contextmanager
-def _enforce_hook_timeout(group: _HookGroup, limit: asyncio.Timeout) -> Iterator[None]:
-    """Let ``limit`` expire when the running hook has used up its time."""
+    """Run ``group`` to its end, or until one of its hooks has failed or timed out and that is logged."""
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None
 
@@ -287,9 +255,25 @@ def _enforce_hook_timeout(group: _HookGroup, limit: asyncio.Timeout) -> Iterator
         else:  # a later hook may have less time
             timer = loop.call_later(min(remaining, *(hook.timeout for hook in group.hooks)), check_deadline)
 
-    check_deadline()
+    name = f"hook {group.current_hook.name}"
     try:
-        yield
+        async with asyncio.timeout(None) as limit:
+            check_deadline()
+            await run(name, group.run_async_hooks if group.current_hook.is_async else group.run_sync_hooks)
+            if group.pending is not None:
+                await run(name, group.await_pending)
+                group.position += 1
+    except (HookError, AbortError):
+        raise
+    except asyncio.CancelledError:
+        group.abandoned = True  # a thread goes on to its end: not to the hooks after it
+        raise
+    except Exception as error:  # the hook's time is up; or it ended its task, or the thread's job (sys.exit)
+        hook = group.current_hook
+        group.abandoned = limit.expired()
+        reason = f"it did not return within {hook.timeout:g} s"
+        group.handle_failure(hook, TimeoutError(reason) if group.abandoned else error)
+        group.position += 1
     finally:
         if timer is not None:
             timer.cancel()

@@ -235,9 +235,6 @@ class HookSet:
     def __len__(self) -> int:
         return len(self.all)
 
-    def __add__(self, other: HookSet) -> HookSet:
-        return HookSet((*self.all, *other.all))
-
     def __repr__(self) -> str:
         hooks = ", ".join(f"{hook.name} on {hook.event}" for hook in self.all)
         return f"<{type(self).__name__} of {hooks or 'none'}>"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from inspect import Parameter
 from types import CodeType, NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -27,15 +28,6 @@ from .json_schema import PlainSchema, explain_validation_error, remove_titles, r
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
-    """A parameter that the model fills in. ``default`` is ``inspect.Parameter.empty`` without one."""
-
-    name: str
-    hint: Any
-    default: Any
-
-
-@dataclass(frozen=True, slots=True)
 class FunctionSignature:
     """A callable as read by :func:`read_signature`."""
 
@@ -48,6 +40,7 @@ class FunctionSignature:
     """Text of each parameter that its docstrings describe."""
     is_async: bool
     parameters: tuple[Parameter, ...]
+    """The parameters that the model fills in, with resolved annotations."""
     context: str | None
     """Name of the parameter that takes the context."""
 
@@ -85,7 +78,7 @@ def read_signature(fn: Any) -> FunctionSignature:
         if declaration.name in bound:
             continue
         parameter = _read_parameter(declaration, function, build_error)
-        if _is_context_hint(parameter.hint):
+        if _is_context_hint(parameter.annotation):
             contexts.append(parameter.name)
         else:
             parameters.append(parameter)
@@ -205,7 +198,7 @@ def _get_parameter_texts(reading: Docstring, names: Collection[str]) -> dict[str
 
 
 def _read_parameter(
-    declaration: inspect.Parameter, function: Any, build_error: Callable[[str, str], DefinitionError]
+    declaration: Parameter, function: Any, build_error: Callable[[str, str], DefinitionError]
 ) -> Parameter:
     name, kind = declaration.name, declaration.kind
     if kind in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD):
@@ -219,7 +212,7 @@ def _read_parameter(
         hint = f"Write for instance {name}: str; it becomes the schema."
         raise build_error(f"parameter {name!r} has no type hint", hint)
     try:
-        return Parameter(name, _resolve_hint(declaration.annotation, function), declaration.default)
+        return declaration.replace(annotation=_resolve_hint(declaration.annotation, function))
     except Exception as error:  # evaluating a hint runs any expression
         hint = "Import or define its names at module level, not under `if TYPE_CHECKING:`."
         reason = f"the type hint of {name!r} cannot be resolved: {type(error).__name__}: {error}"
@@ -344,10 +337,10 @@ def _build_arguments_model(fields: Mapping[str, tuple[Any, FieldInfo]]) -> tuple
 
 def _build_argument_field(parameter: Parameter, description: str | None) -> tuple[Any, FieldInfo]:
     options: dict[str, Any] = {"alias": parameter.name, "validation_alias": parameter.name}
-    hint: Any = parameter.hint
+    hint: Any = parameter.annotation
     if isinstance(parameter.default, FieldInfo):  # x: int = Field(3, ge=1), as in a model
         hint = Annotated[hint, parameter.default]
-    elif parameter.default is not inspect.Parameter.empty:
+    elif parameter.default is not parameter.empty:
         options["default"] = parameter.default
     if description and not FieldInfo.from_annotation(hint).description:
         options["description"] = description
