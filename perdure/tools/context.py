@@ -113,7 +113,7 @@ class AuthContext(Mapping[str, Any]):
         return len(self._values)
 
     def __repr__(self) -> str:
-        return f"<auth_context of {', '.join(map(str, self._values)) or 'nobody'}>"
+        return f"<auth_context of {', '.join(map(str, self._values)) or 'no names'}>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,10 +283,11 @@ def pin_tool(toolset: Toolset, listed: Any) -> PinnedTool:
         if isinstance(listed, ExternalTool):
             raise DefinitionError(f"{fault}, which no worker can run", hint="Give it to the agent: Agent(tools=[…]).")
         if listed.hooks:
-            hint = "Give them to the agent or to the worker; they are told the tool's name."
+            hint = "Give them to the agent or to the worker; hooks get the tool's name."
             raise DefinitionError(f"{fault}, which has hooks", hint=hint)
         if listed.needs_approval is not False:
-            hint = f"Write a rule for it: Agent(approvals=[ask({toolset.prefix + listed.name!r})])."
+            name = sanitise_tool_name(toolset.prefix + listed.name)
+            hint = f"Write a rule for it: Agent(approvals=[ask({name!r})])."
             raise DefinitionError(f"{fault}, which has needs_approval", hint=hint)
         options = {name: getattr(listed, name) for name in ("idempotent", "inline", "retries", "task_queue")}
         timeout = None if listed.timeout == DEFAULT_TIMEOUT else listed.timeout
