@@ -128,7 +128,7 @@ class MCPServer(Toolset):
     async def list(self, ctx: RunContext[Any]) -> Sequence[ListedTool]:
         """See base class."""
 
-        async def pages(client: Any) -> list[Any]:
+        async def list_pages(client: Any) -> list[Any]:
             page = await client.list_tools()
             listed = [*page.tools]
             while page.next_cursor:
@@ -136,7 +136,7 @@ class MCPServer(Toolset):
                 listed += page.tools
             return listed
 
-        listed = await self._send_request(ctx, pages, retryable=True, timeout=LIST_TIMEOUT)
+        listed = await self._send_request(ctx, list_pages, retryable=True, timeout=LIST_TIMEOUT)
         from .connection import build_listed_tool
 
         tools = [build_listed_tool(tool) for tool in listed]
