@@ -190,7 +190,7 @@ async def test_a_deploy_that_changes_the_question_fails_the_run_which_then_goes_
         gate.open()
         with pytest.raises(HookError, match="'echo: after', where it asked for 'echo: before'") as failed:
             await run.result()
-        assert "If a deploy has changed what it asks: resume the run" in str(failed.value)
+        assert "If a deploy has changed the requests, resume the run" in str(failed.value)
         await run.resume()
         response = await run.result()
         assert_closed(response.messages)

@@ -106,7 +106,7 @@ async def test_a_conversation_is_summed_up_at_the_threshold(engine: Engine) -> N
         await run.result()
         transcript = await run.transcript()
     assert any(message.replaces is not None for message in transcript)
-    with pytest.raises(DefinitionError, match=r"worker: .* sums up the conversations of an agent"):
+    with pytest.raises(DefinitionError, match=r"worker: .* summarises the conversations of an agent"):
         PerdurePlugin([], hooks=[auto_summarise(1000)])
     both = Agent("both", provider, compaction=Compaction.window(messages=10), hooks=[auto_summarise(1000)])
     assert both.compaction is not None

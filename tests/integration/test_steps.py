@@ -370,7 +370,7 @@ async def test_a_call_that_is_changed_inside_its_message_is_refused_and_stays_as
             response = await (await client.start(logging, wrong)).result()
             arguments = [one.arguments for message in provider.requests[-1].messages for one in message.tool_calls]
             assert (response.content, arguments) == ("Done.", [{"query": "1"}])
-            with pytest.raises(HookError, match="a call of search were changed inside their message"):
+            with pytest.raises(HookError, match="a call of search were changed in place"):
                 await (await client.start(failing, wrong)).result()
 
 

@@ -127,5 +127,5 @@ async def test_a_tool_that_the_code_has_got_too_under_a_run_is_the_code_s(run: R
 )
 async def test_what_is_no_tool_is_named_with_its_toolset(run: Run, wrong: Any) -> None:
     agent = Agent("a", "openai:gpt-5", toolsets=[Listed(wrong)])
-    with pytest.raises(DefinitionError, match="toolset 'listed' lists 'x', which is no tool"):
+    with pytest.raises(DefinitionError, match="toolset 'listed' lists 'x', which is not a valid tool"):
         await run.offered(agent)

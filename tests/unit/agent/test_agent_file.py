@@ -118,13 +118,13 @@ def test_all_that_a_file_may_say() -> None:
 @pytest.mark.parametrize(
     ("rule", "match"),
     [
-        ({}, "approvals.0: {} is no rule"),
-        ({"ask": "a", "deny": "b"}, "is no rule"),
+        ({}, "approvals.0: {} is not a rule"),
+        ({"ask": "a", "deny": "b"}, "is not a rule"),
         ({"ask": "a", "after": 1}, "a rule has no 'after'"),
         ({"ask": ""}, "a rule names tools by text"),
         ({"deny": 5}, "a rule names tools by text"),
         ({"ask": "a", "arguments": ["x"]}, "an object of names and patterns"),
-        ({"deny": "a", "remind": "1d"}, "nobody is asked, so there is no 'remind'"),
+        ({"deny": "a", "remind": "1d"}, "deny takes no 'remind': only ask has terms"),
         ({"ask": "a", "expires": "1d", "remind": "2d"}, "is not shorter than expires"),
     ],
 )
