@@ -9,7 +9,7 @@ import pytest
 
 from perdure.errors import SettingsError
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta, ToolSpec
-from perdure.providers.anthropic import check_settings
+from perdure.providers.anthropic import Anthropic
 from perdure.providers.anthropic_request import EncodedRequest, encode_request
 from perdure.types.messages import (
     BlobRef,
@@ -493,13 +493,13 @@ def test_bytes_of_files_are_not_kept_on_the_message() -> None:
 )
 def test_settings_that_do_not_fit(settings: dict[str, Any], options: dict[str, Any], named: str) -> None:
     with pytest.raises(SettingsError, match=named):
-        check_settings(settings, options)
+        Anthropic.check_settings(settings, options)
 
 
 def test_settings_that_fit() -> None:
-    check_settings(
+    Anthropic.check_settings(
         {"temperature": 1, "top_p": 0.5, "top_k": 5, "max_tokens": 5, "stop": ["x"], "metadata": {"user_id": "u"}},
         {"thinking": {"type": "adaptive"}, "tools": [{"type": "web_search_20260318", "name": "web_search"}]},
     )
-    check_settings({"reasoning_effort": "high", "seed": None}, {"service_tier": "auto"})
+    Anthropic.check_settings({"reasoning_effort": "high", "seed": None}, {"service_tier": "auto"})
     assert asked(encode("claude-sonnet-4-6", settings={"temperature": 0.5, "top_k": 3}))["top_k"] == 3

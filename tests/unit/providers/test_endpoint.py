@@ -34,8 +34,8 @@ class Vendor(Endpoint[Client]):
     def _create_client(self, key: str) -> Client:
         return Client(key)
 
-    def _translate_error(self, error: Exception, begun: bool) -> ProviderError:
-        return ProviderError(f"{self.host}: {error}")
+    def _translate_error(self, error: Exception, *, reply_started: bool, endpoint: str, key_name: str) -> ProviderError:
+        return ProviderError(f"{endpoint}: {error}")
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,7 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, url: str | None, host: str
         ({"headers": {"X-Key": 7}}, "value of header 'X-Key' is of int"),
         ({"headers": {"X-Key": ["secret"]}}, "value of header 'X-Key' is of list"),
         ({"headers": {"X-Key": None}}, "value of header 'X-Key' is of NoneType"),
-        ({"headers": {b"X-Key": "secret"}}, "names of headers are texts"),
+        ({"headers": {b"X-Key": "secret"}}, "names of headers must be str"),
     ],
 )
 def test_mistakes_are_said_where_it_is_made(given: dict[str, Any], said: str) -> None:

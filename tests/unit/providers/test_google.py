@@ -106,10 +106,10 @@ async def test_a_reason_with_which_there_is_no_reply(ask: Api, said: str, expect
 
 
 def test_a_connection_and_a_status_that_is_none() -> None:
-    def translated(error: Exception, begun: bool = False) -> PerdureError:
-        return translate_error(error, begun=begun, endpoint="api.test", key_name="GEMINI_API_KEY")
+    def translated(error: Exception, reply_started: bool = False) -> PerdureError:
+        return translate_error(error, reply_started=reply_started, endpoint="api.test", key_name="GEMINI_API_KEY")
 
-    assert type(translated(aiohttp.ClientPayloadError("cut"), begun=True)) is TruncatedStreamError
+    assert type(translated(aiohttp.ClientPayloadError("cut"), reply_started=True)) is TruncatedStreamError
     assert type(translated(aiohttp.ServerDisconnectedError())) is ProviderConnectionError
     assert type(translated(TimeoutError())) is ProviderTimeoutError
     over_a_socket = errors.APIError(None, {"error": {"message": "?"}})  # type: ignore[arg-type]
@@ -387,7 +387,11 @@ async def test_options_may_say_how_to_think(ask: Api) -> None:
         ({}, {"generationConfig": []}, "generationConfig"),
         ({}, {"generationConfig": {"candidateCount": 2}}, "candidateCount"),
         ({}, {"generationConfig": {"thinkingConfig": "low"}}, "thinkingConfig"),
-        ({"reasoning_effort": "low"}, {"generationConfig": {"thinkingConfig": "low"}}, "'thinkingConfig'.* is a dict"),
+        (
+            {"reasoning_effort": "low"},
+            {"generationConfig": {"thinkingConfig": "low"}},
+            "'thinkingConfig'.* must be a dict",
+        ),
         (
             {"reasoning_effort": "low"},
             {"generationConfig": {"thinkingConfig": {"thinkingBudget": 1}}},
