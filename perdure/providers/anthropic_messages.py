@@ -68,7 +68,7 @@ class AnthropicEncoder(MessageEncoder):
     def _encode_assistant_part(self, part: Part) -> Iterator[Block]:
         match part:
             case TextPart():
-                for block in _encode_text(require_loaded_text(part.text, part)):
+                for block in _encode_text(require_loaded_text(part)):
                     yield block | self.get_opaque(part)
             case ThinkingPart():
                 if signed := self.get_opaque(part):
@@ -91,7 +91,7 @@ class AnthropicEncoder(MessageEncoder):
     def _encode_user_part(self, part: Part, is_system: bool) -> Iterator[Block]:
         match part:
             case TextPart():
-                text = require_loaded_text(part.text, part)
+                text = require_loaded_text(part)
                 yield from _encode_text(f"<system>\n{text}\n</system>" if is_system and text.strip() else text)
             case FilePart():
                 yield from self._encode_file(part)
@@ -103,7 +103,7 @@ class AnthropicEncoder(MessageEncoder):
                 assert_never(never)
 
     def _encode_result(self, part: ToolResultPart) -> Block:
-        text = require_loaded_text(part.content, part)
+        text = require_loaded_text(part)
         block: Block = {"type": "tool_result", "tool_use_id": self.encode_call_id(part.call_id)}
         if part.is_error:
             # An error must have text, and nothing but text.

@@ -22,6 +22,7 @@ from ..types.messages import (
     FilePart,
     Message,
     OpaquePart,
+    Part,
     TextPart,
     ThinkingPart,
     ToolCallPart,
@@ -161,6 +162,14 @@ class MessageEncoder:
         """The part's opaque data if it came from this server; else {}."""
         return get_own_opaque(part, self.origin) or {}
 
+    def join_text(self, parts: Iterable[Part]) -> str:
+        """The texts and files of ``parts`` as one text."""
+        return "".join(
+            require_loaded_text(part) if isinstance(part, TextPart) else render_file_text(part, self.files)
+            for part in parts
+            if isinstance(part, TextPart | FilePart)
+        )
+
 
 def join_fragments(message: Message, key: str, values: Iterable[object]) -> bytes:
     """``values`` as JSON, joined by commas, and kept on ``message`` under ``key``: it is encoded once in its life."""
@@ -185,8 +194,9 @@ def encode_tool_name(name: str) -> str:
     return _NOT_IN_TOOL_NAME.sub("_", name)[:64] or "_"
 
 
-def require_loaded_text(text: str, part: TextPart | ToolResultPart) -> str:
-    """``text`` of the part. Raises ``BadRequestError`` if it is in a blob that was not loaded."""
+def require_loaded_text(part: TextPart | ToolResultPart) -> str:
+    """The text of the part. Raises ``BadRequestError`` if it is in a blob that was not loaded."""
+    text = part.text if isinstance(part, TextPart) else part.content
     if part.blob is not None and not text:
         # Sending an empty text in its place would silently change the conversation.
         raise _build_not_loaded_error(part.blob)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment
 from weakref import WeakKeyDictionary
@@ -19,8 +19,17 @@ from ..ports import ModelRequest
 from ..types.redaction import Redaction, find_address_secrets, find_option_secrets
 from .errors import mark_refused_content
 
-ClientT = TypeVar("ClientT")
-"""The SDK's client."""
+
+class SDKClient(Protocol):
+    """A client of an SDK."""
+
+    api_key: str
+
+    async def close(self) -> None:
+        """Close its connections."""
+
+
+ClientT = TypeVar("ClientT", bound=SDKClient)
 
 _HTTP_ADDRESS = re.compile(r"https?://[^/?#]", re.IGNORECASE)
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -182,7 +191,7 @@ class Endpoint(ABC, Generic[ClientT]):
         """Close the connections of this event loop; those of other loops end with their loop."""
         client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
-            await self._close_client(client)
+            await client.close()
 
     @abstractmethod
     def _create_client(self, key: str) -> ClientT:
@@ -241,13 +250,6 @@ class Endpoint(ABC, Generic[ClientT]):
             yield from find_address_secrets(address)
         yield from find_option_secrets(request.provider_options)
 
-    async def _close_client(self, client: Any) -> None:
-        await client.close()
-
-    def _set_client_key(self, client: Any, key: str) -> None:
-        """Give an existing client the key of this call."""
-        client.api_key = key
-
     def _read_key(self) -> str:
         """The key. Raises ``AuthenticationError`` for a missing or malformed one."""
         key = (self._api_key or next(filter(None, map(os.environ.get, self._api_key_envs)), "")).strip()
@@ -273,5 +275,5 @@ class Endpoint(ABC, Generic[ClientT]):
             except ModuleNotFoundError as error:
                 raise build_missing_sdk_error(self.extra, error.name) from None
             client = self._clients.setdefault(loop, created)
-        self._set_client_key(client, key)
+        client.api_key = key
         return client

@@ -166,39 +166,27 @@ _ERROR_BY_STATUS: dict[int, type[ProviderError]] = {
     504: ProviderTimeoutError,
     529: OverloadedError,
 }
-_STATUS_BY_LABEL: dict[str, int] = {
-    "rate_limit_exceeded": 429,
-    "rate_limit_error": 429,
-    "resource_exhausted": 429,
-    "tokens": 429,
-    "requests": 429,
-    "overloaded_error": 529,
-    "unavailable": 503,
-    "timeout_error": 504,
-    "deadline_exceeded": 504,
-    "billing_error": 402,
-    "authentication_error": 401,
-    "unauthenticated": 401,
-    "invalid_api_key": 401,
-    "permission_error": 403,
-    "permission_denied": 403,
-    "not_found_error": 404,
-    "not_found": 404,
-    "request_too_large": 413,
-    "invalid_request_error": 400,
-    "invalid_argument": 400,
-    "failed_precondition": 400,
-    "badrequesterror": 400,
-    "invalid_prompt": 400,
-    "data_residency_mismatch": 400,
+_LABELS_BY_STATUS = {
+    400: "invalid_request_error invalid_argument failed_precondition badrequesterror invalid_prompt"
+    " data_residency_mismatch",
+    401: "authentication_error unauthenticated invalid_api_key",
+    402: "billing_error",
+    403: "permission_error permission_denied",
+    404: "not_found_error not_found",
+    413: "request_too_large",
+    429: "rate_limit_exceeded rate_limit_error resource_exhausted tokens requests",
+    503: "unavailable",
+    504: "timeout_error deadline_exceeded",
+    529: "overloaded_error",
 }
+_STATUS_BY_LABEL = {label: status for status, labels in _LABELS_BY_STATUS.items() for label in labels.split()}
 """Status of an error in the stream, by its code, type or status."""
 _PAY_HINT = "The account has no quota left: check its plan and billing, then resume the run."
 
 
-def truncate_api_text(text: str) -> str:
+def truncate_api_text(text: str, limit: int = _MAX_API_TEXT) -> str:
     """The part of an API's or SDK's ``text`` that an error quotes. The mark shows where a secret may have been cut."""
-    return text if len(text) <= _MAX_API_TEXT else text[:_MAX_API_TEXT] + "…"
+    return text if len(text) <= limit else text[:limit] + "…"
 
 
 def build_status_error(

@@ -16,7 +16,7 @@ from ..errors import PerdureError, ProviderError, ProviderTimeoutError, RuntimeS
 from ..ports import Completed, ModelRef, ModelRequest, Provider, Restarted, StreamEvent
 from ..types.limits import RateLimit
 from ..types.messages import FinishReason, Part, Usage
-from .errors import describe_error, translate_transport_error
+from .errors import describe_error, translate_transport_error, truncate_api_text
 
 # ---
 # How fast this worker calls a provider: calls at once, and calls a minute, in order of arrival.
@@ -184,15 +184,14 @@ def _merge_model_errors(failed: Sequence[tuple[ModelRef, PerdureError]]) -> Perd
     error = min(passing, key=lambda each: getattr(each, "retry_after", None) or 0.0, default=failed[0][1])
     if len(failed) == 1:
         return error
-    texts = [f"{model}: {type(each).__name__}: {_truncate_model_error(each.message)}" for model, each in failed]
+    texts = [
+        f"{model}: {type(each).__name__}: {truncate_api_text(each.message, _MAX_MODEL_ERROR_CHARS)}"
+        for model, each in failed
+    ]
     merged = copy.copy(error)
     merged.message = f"every model of the chain failed. {'; '.join(texts)}"
     merged.args = (merged.message,)
     return merged
-
-
-def _truncate_model_error(text: str) -> str:
-    return text if len(text) <= _MAX_MODEL_ERROR_CHARS else text[:_MAX_MODEL_ERROR_CHARS] + "…"
 
 
 # ---

@@ -355,7 +355,7 @@ class GoogleEncoder(MessageEncoder):
     def _encode_part(self, part: Part) -> dict[str, Any] | None:
         match part:
             case TextPart():
-                text, opaque = require_loaded_text(part.text, part), self.get_opaque(part)
+                text, opaque = require_loaded_text(part), self.get_opaque(part)
                 return {"text": text, **opaque} if text or opaque else None
             case FilePart():
                 return self._encode_file(part)
@@ -384,16 +384,13 @@ class GoogleEncoder(MessageEncoder):
         return {"inlineData": {"mimeType": media_type, "data": data}}
 
     def _encode_result(self, part: ToolResultPart) -> dict[str, Any]:
-        response = {"error" if part.is_error else "output": require_loaded_text(part.content, part)}
+        response = {"error" if part.is_error else "output": require_loaded_text(part)}
         result: dict[str, Any] = {"id": self.encode_call_id(part.call_id), "name": part.name, "response": response}
-        if inner := [self._encode_inner_file(file) for file in part.files if self._is_inner_file(file)]:
-            result["parts"] = inner
+        for file in filter(self._is_inner_file, part.files):
+            name = {"displayName": file.name} if file.name else {}
+            inner = {"inlineData": {**self._encode_file(file)["inlineData"], **name}}
+            result.setdefault("parts", []).append(inner)
         return {"functionResponse": result}
-
-    def _encode_inner_file(self, file: FilePart) -> dict[str, Any]:
-        name = {"displayName": file.name} if file.name else {}
-        data = encode_file_base64(file, self.files)
-        return {"inlineData": {"mimeType": strip_parameters(file.media_type), "data": data, **name}}
 
     def _is_inner_file(self, file: FilePart) -> bool:
         # Models before Gemini 3 read no files in a function's response; URLs are not allowed there.

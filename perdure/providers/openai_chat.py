@@ -13,8 +13,8 @@ from .encoding import build_tool_call, clean_json_value, keep_opaque
 from .endpoint import is_host_of
 from .errors import build_stream_error
 from .openai_chat_request import RESERVED_OPTIONS, THINKING_FIELDS, encode_request
-from .reply import StreamedReply, StreamedText, read_array, read_count, read_object, read_string
-from .sdk import OpenAIEndpoint
+from .reply import StreamedReply, StreamedText, read_array, read_object, read_string
+from .sdk import OpenAIEndpoint, read_openai_usage
 from .settings import check_all_settings
 
 # ---
@@ -205,7 +205,7 @@ class ChatReply(StreamedReply):
             raise build_stream_error(chunk.get("error") or chunk, "", self._endpoint)
         self._model = read_string(chunk.get("model")) or self._model
         if isinstance(usage := chunk.get("usage"), dict):
-            self._usage = _read_usage(usage)
+            self._usage = read_openai_usage(usage, "prompt", "completion")
         for choice in read_array(chunk.get("choices")):
             if isinstance(choice, dict) and not choice.get("index"):
                 yield from self._feed_choice(choice)
@@ -250,17 +250,6 @@ class ChatReply(StreamedReply):
             parts.append(TextPart(text=refusal, **keep_opaque(self._origin, {"refusal": True})))
         parts.extend(self._calls.build_parts(self._origin, cut=reason in _CHAT_CUT_REASONS))
         return Completed(tuple(parts), reason, self._usage, self._model, origin=self._origin)
-
-
-def _read_usage(usage: Mapping[str, Any]) -> Usage:
-    input_details = read_object(usage.get("prompt_tokens_details"))
-    return Usage(
-        input_tokens=read_count(usage, "prompt_tokens"),
-        output_tokens=read_count(usage, "completion_tokens"),
-        cached_tokens=read_count(input_details, "cached_tokens") or read_count(usage, "prompt_cache_hit_tokens"),
-        reasoning_tokens=read_count(read_object(usage.get("completion_tokens_details")), "reasoning_tokens"),
-        cache_write_tokens=read_count(input_details, "cache_write_tokens"),
-    )
 
 
 _MAX_COMPLETION_TOKENS_HOSTS = ("openai.com", "openai.azure.com")

@@ -6,7 +6,7 @@ them. So a call costs what copying the transcript costs, not what encoding it do
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, assert_never
 
 from ..ports import ModelRequest, ToolSpec
@@ -14,12 +14,10 @@ from ..types.messages import (
     ContentPart,
     FilePart,
     Message,
-    OpaquePart,
     Part,
     TextPart,
     ThinkingPart,
     ToolCallPart,
-    ToolResultPart,
 )
 from .encoding import (
     MessageEncoder,
@@ -115,7 +113,7 @@ class ChatEncoder(MessageEncoder):
     def _encode_message(self, message: Message) -> Iterator[dict[str, Any]]:
         match message.role:
             case "system":
-                yield {"role": "system", "content": self._join_text(message.parts)}
+                yield {"role": "system", "content": self.join_text(message.parts)}
             case "user":
                 content = [part for part in message.parts if isinstance(part, TextPart | FilePart)]
                 yield {"role": "user", "content": self._encode_content(content)}
@@ -124,7 +122,7 @@ class ChatEncoder(MessageEncoder):
             case "tool":
                 for part in message.tool_results:
                     # The format has no mark for an error: the text says what went wrong.
-                    text = require_loaded_text(part.content, part)
+                    text = require_loaded_text(part)
                     yield {"role": "tool", "tool_call_id": self.encode_call_id(part.call_id), "content": text}
             case never:
                 assert_never(never)
@@ -146,11 +144,11 @@ class ChatEncoder(MessageEncoder):
         for part in message.parts:
             is_refusal = isinstance(part, TextPart) and self.get_opaque(part).get("refusal")
             (refusals if is_refusal else rest).append(part)
-        text = self._join_text(rest)
+        text = self.join_text(rest)
         calls = [self._encode_call(call) for call in message.tool_calls]
         encoded: dict[str, Any] = {"role": "assistant", "content": text}
         if refusals:
-            encoded["refusal"] = self._join_text(refusals)
+            encoded["refusal"] = self.join_text(refusals)
         if calls:
             encoded["tool_calls"] = calls
         if not text and (calls or refusals):
@@ -183,30 +181,15 @@ class ChatEncoder(MessageEncoder):
             encoded["extra_content"] = extra
         return encoded
 
-    def _join_text(self, parts: Iterable[Part]) -> str:
-        """All text, files rendered as text."""
-        texts: list[str] = []
-        for part in parts:
-            match part:
-                case TextPart():
-                    texts.append(require_loaded_text(part.text, part))
-                case FilePart():
-                    texts.append(render_file_text(part, self.files))
-                case ThinkingPart() | OpaquePart() | ToolCallPart() | ToolResultPart():
-                    pass  # encoded elsewhere, or omitted
-                case never:
-                    assert_never(never)
-        return "".join(texts)
-
     def _encode_content(self, parts: Sequence[ContentPart]) -> str | list[dict[str, Any]]:
         """A user's content: a text, or a list of typed parts if there are files."""
         if not any(isinstance(part, FilePart) for part in parts):
-            return self._join_text(parts)
+            return self.join_text(parts)
         content: list[dict[str, Any]] = []
         for part in parts:
             if isinstance(part, FilePart):
                 content.append(self._encode_file(part))
-            elif text := require_loaded_text(part.text, part):
+            elif text := require_loaded_text(part):
                 content.append({"type": "text", "text": text})
         return content
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from ..errors import MalformedReplyError, SettingsError
 from ..ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
-from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ToolCallPart, Usage, clean_text
+from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ToolCallPart, clean_text
 from .endpoint import EndpointCall
 from .errors import build_stream_error
 from .openai_responses_request import ENCRYPTED_REASONING, RESERVED_OPTIONS, encode_request, read_item
 from .reply import StreamedReply, StreamedText, read_array, read_count, read_object, read_string
-from .sdk import OpenAIEndpoint, drain_stream
+from .sdk import OpenAIEndpoint, drain_stream, read_openai_usage
 from .settings import check_all_settings
 
 # ---
@@ -135,7 +135,7 @@ class ResponsesReply(StreamedReply):
             reason = "tool_calls"
         elif any(isinstance(part, TextPart) and (part.opaque or {}).get("refusal") for part in parts):
             reason = "refusal"
-        usage = _read_usage(read_object(response.get("usage")))
+        usage = read_openai_usage(read_object(response.get("usage")), "input", "output")
         return Completed(tuple(parts), reason, usage, read_string(response.get("model")), origin=self._origin)
 
 
@@ -148,17 +148,6 @@ def _is_unfinished(part: Part, item: Mapping[str, Any]) -> bool:
     if isinstance(part, ToolCallPart):
         return part.malformed is not None or item.get("status") not in (None, "completed")
     return isinstance(part, OpaquePart) and item.get("status") not in (None, "completed", "failed")
-
-
-def _read_usage(usage: Mapping[str, Any]) -> Usage:
-    input_details = read_object(usage.get("input_tokens_details"))
-    return Usage(
-        input_tokens=read_count(usage, "input_tokens"),
-        output_tokens=read_count(usage, "output_tokens"),
-        cached_tokens=read_count(input_details, "cached_tokens"),
-        reasoning_tokens=read_count(read_object(usage.get("output_tokens_details")), "reasoning_tokens"),
-        cache_write_tokens=read_count(input_details, "cache_write_tokens"),
-    )
 
 
 _MIN_OUTPUT_TOKENS = 16

@@ -219,12 +219,12 @@ class ResponsesEncoder(MessageEncoder):
         content: list[dict[str, Any]] = []
         for part in parts:
             if isinstance(part, TextPart):
-                content.append({"type": "input_text", "text": require_loaded_text(part.text, part)})
+                content.append({"type": "input_text", "text": require_loaded_text(part)})
             elif isinstance(part, FilePart):
                 content.append(self._encode_file(part))
-        if len(content) <= 1 and all(entry["type"] == "input_text" for entry in content):
-            return str(content[0]["text"]) if content else ""
-        return content
+        if not content:
+            return ""
+        return str(content[0]["text"]) if len(content) == 1 and "text" in content[0] else content
 
     def _encode_file(self, file: FilePart) -> dict[str, Any]:
         media_type = strip_parameters(file.media_type)
@@ -241,7 +241,7 @@ class ResponsesEncoder(MessageEncoder):
         return {"type": "input_file", "filename": name, "file_data": data}
 
     def _encode_result(self, result: ToolResultPart) -> dict[str, Any]:
-        output: str | list[dict[str, Any]] = require_loaded_text(result.content, result)
+        output: str | list[dict[str, Any]] = require_loaded_text(result)
         if result.files:
             text = [{"type": "input_text", "text": output}] if output else []
             output = text + [self._encode_file(file) for file in result.files]
@@ -305,17 +305,12 @@ class ResponsesEncoder(MessageEncoder):
             yield {"type": "message", "role": "assistant", "status": "completed", **kept, "content": content}
             return
         # Without an id the API takes an assistant's message as plain text alone.
-        text = "".join(
-            require_loaded_text(part.text, part) if isinstance(part, TextPart) else render_file_text(part, self.files)
-            for part in parts
-            if isinstance(part, TextPart | FilePart)
-        )
-        if text:
+        if text := self.join_text(parts):
             yield {"type": "message", "role": "assistant", "content": text}
 
     def _encode_output_text(self, part: TextPart) -> dict[str, Any]:
         data = self._get_model_opaque(part) or {}
-        text = require_loaded_text(part.text, part)
+        text = require_loaded_text(part)
         if data.get("refusal"):
             return {"type": "refusal", "refusal": text}
         kept = {key: data[key] for key in CONTENT_KEYS if key in data}

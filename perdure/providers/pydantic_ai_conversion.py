@@ -16,23 +16,7 @@ from pydantic_ai import exceptions
 from pydantic_ai import messages as theirs
 from pydantic_ai.messages import ModelMessage, ModelRequestPart, ModelResponsePart
 
-from ..errors import (
-    AuthenticationError,
-    BadRequestError,
-    ContentFilterError,
-    ContextLengthError,
-    MalformedReplyError,
-    ModelNotFoundError,
-    OverloadedError,
-    PermissionDeniedError,
-    ProviderConnectionError,
-    ProviderError,
-    ProviderServerError,
-    ProviderTimeoutError,
-    RateLimitError,
-    RuntimeSetupError,
-    TruncatedStreamError,
-)
+from .. import errors
 from ..ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from ..types.messages import (
     FilePart,
@@ -58,54 +42,54 @@ from .encoding import (
     render_file_text,
     require_loaded_text,
 )
-from .errors import build_status_error, describe_error, translate_transport_error
+from .errors import build_connection_error, build_status_error, describe_error, translate_transport_error
 
 # ---
 # Errors.
 
 
-_ERROR_BY_CLASS: tuple[tuple[type[Exception], type[ProviderError]], ...] = (
-    (exceptions.ModelRateLimitError, RateLimitError),
-    (exceptions.ModelQuotaExceededError, PermissionDeniedError),
-    (exceptions.ModelUnavailableError, OverloadedError),
-    (exceptions.ModelServerError, ProviderServerError),
-    (exceptions.ModelTimeoutError, ProviderTimeoutError),
-    (exceptions.ModelRequestTimeout, ProviderTimeoutError),
-    (exceptions.ModelConnectionError, ProviderConnectionError),
-    (exceptions.ModelContextWindowExceededError, ContextLengthError),
-    (exceptions.ModelAuthenticationError, AuthenticationError),
-    (exceptions.ModelNotFoundError, ModelNotFoundError),
-    (exceptions.ModelRequestRejectedError, BadRequestError),
-    (exceptions.ModelAPIError, ProviderServerError),
-    (exceptions.ContentFilterError, ContentFilterError),
-    (exceptions.OutputTokenLimitExceeded, MalformedReplyError),
-    (exceptions.UnexpectedModelBehavior, MalformedReplyError),
-    (exceptions.ConcurrencyLimitExceeded, OverloadedError),
+_ERROR_BY_CLASS: tuple[tuple[type[Exception], type[errors.ProviderError]], ...] = (
+    (exceptions.ModelRateLimitError, errors.RateLimitError),
+    (exceptions.ModelQuotaExceededError, errors.PermissionDeniedError),
+    (exceptions.ModelUnavailableError, errors.OverloadedError),
+    (exceptions.ModelServerError, errors.ProviderServerError),
+    (exceptions.ModelTimeoutError, errors.ProviderTimeoutError),
+    (exceptions.ModelRequestTimeout, errors.ProviderTimeoutError),
+    (exceptions.ModelConnectionError, errors.ProviderConnectionError),
+    (exceptions.ModelContextWindowExceededError, errors.ContextLengthError),
+    (exceptions.ModelAuthenticationError, errors.AuthenticationError),
+    (exceptions.ModelNotFoundError, errors.ModelNotFoundError),
+    (exceptions.ModelRequestRejectedError, errors.BadRequestError),
+    (exceptions.ModelAPIError, errors.ProviderServerError),
+    (exceptions.ContentFilterError, errors.ContentFilterError),
+    (exceptions.OutputTokenLimitExceeded, errors.MalformedReplyError),
+    (exceptions.UnexpectedModelBehavior, errors.MalformedReplyError),
+    (exceptions.ConcurrencyLimitExceeded, errors.OverloadedError),
 )
 """The first that fits. Errors with an HTTP status are classified by :func:`build_status_error`, as in every adapter."""
 
 
-def translate_error(error: Exception, *, reply_started: bool, endpoint: str) -> ProviderError | RuntimeSetupError:
+def translate_error(
+    error: Exception, *, reply_started: bool, endpoint: str
+) -> errors.ProviderError | errors.RuntimeSetupError:
     """Translates an exception of pydantic-ai, or of an SDK below it."""
-    if isinstance(error, ProviderError | RuntimeSetupError):
+    if isinstance(error, errors.ProviderError | errors.RuntimeSetupError):
         return error
     return _translate_pydantic_ai_error(error, reply_started, endpoint)
 
 
-def _translate_pydantic_ai_error(error: Exception, reply_started: bool, endpoint: str) -> ProviderError:
+def _translate_pydantic_ai_error(error: Exception, reply_started: bool, endpoint: str) -> errors.ProviderError:
     description = describe_error(error)
     if isinstance(error, exceptions.FallbackExceptionGroup):
         # A FallbackModel whose models all failed: the error that may pass, else the first.
-        errors = [
-            _translate_pydantic_ai_error(inner, reply_started, endpoint)
-            for inner in error.exceptions
-            if isinstance(inner, Exception)
-        ] or [ProviderError(f"{endpoint}: {error}")]
-        return next((provider_error for provider_error in errors if provider_error.retryable), errors[0])
+        inner_errors = [inner for inner in error.exceptions if isinstance(inner, Exception)]
+        translated = [_translate_pydantic_ai_error(inner, reply_started, endpoint) for inner in inner_errors]
+        retryable = (each for each in translated if each.retryable)
+        return next(retryable, translated[0] if translated else errors.ProviderError(f"{endpoint}: {error}"))
     if isinstance(error, exceptions.ModelHTTPError):
         return _translate_http_error(error, endpoint)
     if reply_started and type(error) is exceptions.ModelConnectionError:
-        return TruncatedStreamError(f"{endpoint} broke the connection in the middle of the reply ({description})")
+        return build_connection_error(error, reply_started, endpoint)
     for their_class, our_class in _ERROR_BY_CLASS:
         if isinstance(error, their_class):
             wait = getattr(error, "retry_after", None) if our_class.retryable else None
@@ -117,24 +101,26 @@ def _translate_pydantic_ai_error(error: Exception, reply_started: bool, endpoint
         return transport_error
     if isinstance(error, ImportError):
         hint = "Install the SDK that this pydantic-ai model needs."
-        return BadRequestError(f"{endpoint}: {description}", hint=hint)
+        return errors.BadRequestError(f"{endpoint}: {description}", hint=hint)
     if isinstance(
         error, exceptions.UserError | exceptions.AgentRunError | NotImplementedError | ValueError | TypeError
     ):
-        return BadRequestError(f"{endpoint}: pydantic-ai does not take the request ({description})")
-    unexpected = ProviderError(f"{endpoint}: unexpected {description}")
+        return errors.BadRequestError(f"{endpoint}: pydantic-ai does not take the request ({description})")
+    unexpected = errors.ProviderError(f"{endpoint}: unexpected {description}")
     unexpected.retryable = True  # pydantic-ai reads the beginning of a reply before it returns the stream
     return unexpected
 
 
-def _translate_http_error(error: exceptions.ModelHTTPError, endpoint: str) -> ProviderError:
+def _translate_http_error(error: exceptions.ModelHTTPError, endpoint: str) -> errors.ProviderError:
     provider_error = build_status_error(error.status_code, error.body, error.headers or {}, endpoint)
     if provider_error.retryable and provider_error.retry_after is None:
         provider_error.retry_after = error.retry_after
-    if isinstance(error, exceptions.ModelContextWindowExceededError) and type(provider_error) is not ContextLengthError:
-        return ContextLengthError(provider_error.message, status=error.status_code)
+    if isinstance(error, exceptions.ModelContextWindowExceededError) and not isinstance(
+        provider_error, errors.ContextLengthError
+    ):
+        return errors.ContextLengthError(provider_error.message, status=error.status_code)
     if isinstance(error, exceptions.ModelQuotaExceededError) and provider_error.retryable:
-        return PermissionDeniedError(provider_error.message, status=error.status_code)
+        return errors.PermissionDeniedError(provider_error.message, status=error.status_code)
     return provider_error
 
 
@@ -198,7 +184,7 @@ class _PydanticAIEncoder(MessageEncoder):
             yield theirs.UserPromptPart("\n\n".join(texts) if len(texts) == len(content) else content)
 
     def _encode_result(self, part: ToolResultPart) -> theirs.ToolReturnPart[Any]:
-        text = clean_text(require_loaded_text(part.content, part))
+        text = clean_text(require_loaded_text(part))
         content: Any = [*([text] if text else []), *map(self._encode_file, part.files)] if part.files else text
         return theirs.ToolReturnPart(
             tool_name=part.name,
@@ -210,7 +196,7 @@ class _PydanticAIEncoder(MessageEncoder):
     def _encode_content(self, part: TextPart | FilePart) -> str | theirs.MultiModalContent:
         if isinstance(part, FilePart):
             return self._encode_file(part)
-        return clean_text(require_loaded_text(part.text, part))
+        return clean_text(require_loaded_text(part))
 
     def _encode_file(self, file: FilePart) -> str | theirs.MultiModalContent:
         flag, url_type = _FILE_URL_TYPES.get(file.media_type.partition("/")[0], _DOCUMENT_URL_TYPE)
@@ -231,7 +217,7 @@ class _PydanticAIEncoder(MessageEncoder):
                     return None
                 return _restore_reply_part({"part_kind": "thinking", "content": part.text, **(part.opaque or {})})
             case TextPart():
-                if not (text := require_loaded_text(part.text, part)):
+                if not (text := require_loaded_text(part)):
                     return None
                 return _restore_reply_part({"part_kind": "text", "content": text, **self.get_opaque(part)})
             case ToolCallPart():

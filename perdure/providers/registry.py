@@ -52,7 +52,6 @@ class BuiltInProvider:
     """In this package. It loads no SDK."""
     class_name: str
     sdk: str
-    extra: str
 
     def __call__(self) -> Provider:
         """Create the provider. Raises ``RuntimeSetupError`` if the SDK is not installed."""
@@ -61,21 +60,20 @@ class BuiltInProvider:
         except ModuleNotFoundError:  # the package around it is missing too
             is_installed = False
         if not is_installed:
-            raise build_missing_sdk_error(self.extra, self.sdk)
+            raise build_missing_sdk_error(self.load_class().extra, self.sdk)
         provider: Provider = self.load_class()()
         return provider
 
-    def load_class(self) -> type:
+    def load_class(self) -> Any:
         """The adapter."""
-        adapter: type = getattr(import_module(f".{self.module}", __package__), self.class_name)
-        return adapter
+        return getattr(import_module(f".{self.module}", __package__), self.class_name)
 
 
 _factories: dict[str, ProviderFactory] = {
-    "openai": BuiltInProvider("openai_chat", "OpenAIChat", "openai", "openai"),
-    "openai-responses": BuiltInProvider("openai_responses", "OpenAIResponses", "openai", "openai"),
-    "anthropic": BuiltInProvider("anthropic", "Anthropic", "anthropic", "anthropic"),
-    "google": BuiltInProvider("google", "Google", "google.genai", "google"),
+    "openai": BuiltInProvider("openai_chat", "OpenAIChat", "openai"),
+    "openai-responses": BuiltInProvider("openai_responses", "OpenAIResponses", "openai"),
+    "anthropic": BuiltInProvider("anthropic", "Anthropic", "anthropic"),
+    "google": BuiltInProvider("google", "Google", "google.genai"),
 }
 _providers: dict[str, Provider] = {}
 _worker_counts: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()

@@ -23,6 +23,7 @@ from ..errors import (
     ProviderConnectionError,
     ProviderError,
 )
+from ..types.messages import Usage
 from .encoding import parse_reply_json, strip_parameters
 from .endpoint import CONNECT_TIMEOUT, Endpoint, EndpointCall
 from .errors import (
@@ -33,6 +34,7 @@ from .errors import (
     describe_error,
     translate_transport_error,
 )
+from .reply import read_count, read_object
 
 _SDK_PACKAGES = ("openai", "anthropic")
 _ERROR_BY_CLASS: dict[str, type[ProviderError]] = {
@@ -191,3 +193,16 @@ class OpenAIEndpoint(SDKEndpoint):
     base_url_env = "OPENAI_BASE_URL"
     official_url = "https://api.openai.com/v1"
     official_hosts = ("openai.com",)
+
+
+def read_openai_usage(usage: Mapping[str, Any], input_name: str, output_name: str) -> Usage:
+    """Usage of chat completions (``prompt``, ``completion``) or Responses (``input``, ``output``)."""
+    input_details = read_object(usage.get(f"{input_name}_tokens_details"))
+    output_details = read_object(usage.get(f"{output_name}_tokens_details"))
+    return Usage(
+        input_tokens=read_count(usage, f"{input_name}_tokens"),
+        output_tokens=read_count(usage, f"{output_name}_tokens"),
+        cached_tokens=read_count(input_details, "cached_tokens") or read_count(usage, "prompt_cache_hit_tokens"),
+        reasoning_tokens=read_count(output_details, "reasoning_tokens"),
+        cache_write_tokens=read_count(input_details, "cache_write_tokens"),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from perdure.errors import AuthenticationError, DefinitionError, ProviderError, RuntimeSetupError
 from perdure.ports import ModelRequest
-from perdure.providers import get_provider, registry
+from perdure.providers import Anthropic, Google, OpenAIChat, OpenAIResponses, get_provider, registry
 from perdure.providers.endpoint import Endpoint, build_missing_sdk_error, build_origin, is_host_of
 
 
@@ -158,6 +159,18 @@ async def test_an_sdk_that_is_not_installed_says_how_to_install_it() -> None:
     with pytest.raises(RuntimeSetupError, match=r"(?s)vendor_sdk.*pip install 'perdure\[vendor\]'"):
         await Missing()._get_client("a")
     assert "'openai'" in str(build_missing_sdk_error("openai"))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "package"),
+    [(OpenAIChat, "openai"), (OpenAIResponses, "openai"), (Anthropic, "anthropic"), (Google, "google.genai")],
+)
+async def test_a_call_without_the_sdk_says_how_to_install_it(
+    adapter: type[Any], package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(RuntimeSetupError, match=r"pip install 'perdure\["):
+        await anext(adapter(api_key="k" * 20).stream(ModelRequest("m", [])))
 
 
 @pytest.mark.parametrize(

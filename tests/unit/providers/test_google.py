@@ -318,6 +318,30 @@ async def test_files_go_as_they_can(ask: Api) -> None:
     ]
 
 
+async def test_a_media_type_may_have_capitals_and_parameters(ask: Api) -> None:
+    data = base64.b64encode(PNG).decode()
+    sent = {"inlineData": {"mimeType": "image/png", "data": data}}
+    picture = FilePart(media_type="IMAGE/PNG; q=1", data=data)
+    call = ToolCallPart(id="c1", name="look")
+    messages = [
+        Message(role="user", parts=(picture,)),
+        said(call),
+        tool(result("c1", "Here.", "look", files=(picture,))),
+    ]
+    asked, _, answered = await ask.sent(*messages, tools=[ToolSpec("look", "Looks.", {"type": "object"})])
+    assert asked["parts"] == [sent]
+    assert answered["parts"][0]["functionResponse"]["parts"] == [sent]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[], [Message.user("")], [Message.user("a"), Message.assistant("b")], [Message.assistant("b"), Message.user("")]],
+)
+async def test_the_last_content_is_the_users(ask: Api, messages: list[Message]) -> None:
+    """The API refuses a request that ends with the model's, and one without any content."""
+    assert (await ask.sent(*messages))[-1] == {"role": "user", "parts": [{"text": "Go on."}]}
+
+
 async def test_files_of_results(ask: Api) -> None:
     png = FilePart(media_type="image/png", name="a.png", blob=BLOB)
     film = FilePart(media_type="video/mp4", url="https://files.test/a.mp4")
