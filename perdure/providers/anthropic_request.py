@@ -33,46 +33,42 @@ _MAX_TOKENS_BY_VERSION = (
 """Tokens of a reply from this version on: what the smallest model of the version can write, or half of it."""
 
 _ALWAYS_THINKING = ("fable", "mythos")
-ClaudeVersion = tuple[str, tuple[int, int]]
 
 
-def parse_claude_version(model: str) -> ClaudeVersion | None:
-    """``"claude-opus-5-5"`` → ``("opus", (5, 5))``; a cloud may put more around the name."""
+def parse_claude_version(model: str) -> tuple[str, tuple[int, int]]:
+    """``"claude-opus-5-5"`` → ``("opus", (5, 5))``; a cloud may put more around the name.
+
+    Any other name is taken for a model like 4.6, which takes an effort, and thinks only if asked.
+    """
     match = _CLAUDE_NAME.search(model) or _OLD_CLAUDE_NAME.search(model)
-    return (match["line"], (int(match["major"]), int(match["minor"] or 0))) if match else None
+    return (match["line"], (int(match["major"]), int(match["minor"] or 0))) if match else ("", (4, 6))
 
 
 def get_default_max_tokens(model: str) -> int:
     """The limit of a reply, which the API requires: one that no usual reply reaches, and that the model allows."""
-    version = parse_claude_version(model)
-    if version is None:
+    line, version = parse_claude_version(model)
+    if not line:
         # A Claude without a version, or another vendor's model, whose servers often stop at 8k.
         return 32_000 if "claude" in model else 8_192
-    return next(limit for first, limit in _MAX_TOKENS_BY_VERSION if version[1] >= first)
+    return next(limit for first, limit in _MAX_TOKENS_BY_VERSION if version >= first)
 
 
 def has_effort_parameter(model: str) -> bool:
     """Whether the effort sets how much it thinks; models before 4.6 take a budget of tokens instead."""
-    version = parse_claude_version(model)
-    return version is None or version[1] >= (4, 6) or version[1] < (3, 7)
-
-
-def has_default_thinking(model: str) -> bool:
-    """Whether it thinks unless the request says otherwise."""
-    version = parse_claude_version(model)
-    return version is not None and version[1] >= (5, 0)
+    _, version = parse_claude_version(model)
+    return version >= (4, 6) or version < (3, 7)
 
 
 def has_bound_thinking(model: str) -> bool:
     """Whether its thinking is valid only after the very same messages, tools and system prompt."""
-    version = parse_claude_version(model)
-    return version is not None and version[1] >= ((5, 1) if version[0] in _ALWAYS_THINKING else (5, 5))
+    line, version = parse_claude_version(model)
+    return version >= ((5, 1) if line in _ALWAYS_THINKING else (5, 5))
 
 
 def can_force_tool(model: str) -> bool:
     """Whether a request may name the tool to call: that needs a model whose thinking can be switched off."""
-    version = parse_claude_version(model)
-    return version is None or not (version[0] in _ALWAYS_THINKING or version[1] >= (5, 5))
+    line, version = parse_claude_version(model)
+    return line not in _ALWAYS_THINKING and version < (5, 5)
 
 
 # ---
@@ -147,7 +143,7 @@ def _build_budget_parameters(effort: str, max_tokens: int) -> dict[str, Any]:
 def _disable_thinking(parameters: dict[str, Any], model: str) -> None:
     """Switch thinking off: the API refuses it together with a forced tool."""
     parameters.pop("thinking", None)
-    if has_default_thinking(model):
+    if parse_claude_version(model)[1] >= (5, 0):  # which think unless the request says otherwise
         parameters["thinking"] = {"type": "disabled"}
         if parameters.get("output_config", {}).get("effort") in ("xhigh", "max"):
             parameters["output_config"] = {"effort": "high"}  # above that thinking cannot be switched off

@@ -6,7 +6,6 @@ JSON and text go over the wire in UTF-8, with finite numbers, without lone surro
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import re
@@ -216,7 +215,7 @@ def read_file_bytes(file: FilePart, files: Mapping[str, bytes]) -> bytes | None:
         return None
     try:
         return base64.b64decode(file.data, validate=True)
-    except binascii.Error:
+    except ValueError:
         raise BadRequestError(f"The data of file {file.name or file.media_type!r} is not base64.") from None
 
 

@@ -41,6 +41,7 @@ from .encoding import (
     read_file_bytes,
     render_file_text,
     require_loaded_text,
+    strip_parameters,
 )
 from .errors import build_connection_error, build_status_error, describe_error, translate_transport_error
 
@@ -69,21 +70,18 @@ _ERROR_BY_CLASS: tuple[tuple[type[Exception], type[errors.ProviderError]], ...] 
 """The first that fits. Errors with an HTTP status are classified by :func:`build_status_error`, as in every adapter."""
 
 
-def translate_error(
-    error: Exception, *, reply_started: bool, endpoint: str
-) -> errors.ProviderError | errors.RuntimeSetupError:
+TranslatedError = errors.ProviderError | errors.RuntimeSetupError
+
+
+def translate_error(error: Exception, *, reply_started: bool, endpoint: str) -> TranslatedError:
     """Translates an exception of pydantic-ai, or of an SDK below it."""
-    if isinstance(error, errors.ProviderError | errors.RuntimeSetupError):
+    if isinstance(error, TranslatedError):
         return error
-    return _translate_pydantic_ai_error(error, reply_started, endpoint)
-
-
-def _translate_pydantic_ai_error(error: Exception, reply_started: bool, endpoint: str) -> errors.ProviderError:
     description = describe_error(error)
     if isinstance(error, exceptions.FallbackExceptionGroup):
         # A FallbackModel whose models all failed: the error that may pass, else the first.
         inner_errors = [inner for inner in error.exceptions if isinstance(inner, Exception)]
-        translated = [_translate_pydantic_ai_error(inner, reply_started, endpoint) for inner in inner_errors]
+        translated = [translate_error(inner, reply_started=reply_started, endpoint=endpoint) for inner in inner_errors]
         retryable = (each for each in translated if each.retryable)
         return next(retryable, translated[0] if translated else errors.ProviderError(f"{endpoint}: {error}"))
     if isinstance(error, exceptions.ModelHTTPError):
@@ -199,13 +197,14 @@ class _PydanticAIEncoder(MessageEncoder):
         return clean_text(require_loaded_text(part))
 
     def _encode_file(self, file: FilePart) -> str | theirs.MultiModalContent:
-        flag, url_type = _FILE_URL_TYPES.get(file.media_type.partition("/")[0], _DOCUMENT_URL_TYPE)
+        media_type = strip_parameters(file.media_type)
+        flag, url_type = _FILE_URL_TYPES.get(media_type.partition("/")[0], _DOCUMENT_URL_TYPE)
         content = read_file_bytes(file, self.files)
-        binary = theirs.BinaryContent(content or b"", media_type=file.media_type)
+        binary = theirs.BinaryContent(content or b"", media_type=media_type)
         is_known = binary.is_image or binary.is_audio or binary.is_video or binary.is_document
         if not is_known or not self._profile.get(flag, True):
             return clean_text(render_file_text(file, self.files))
-        return url_type(file.url or "", media_type=file.media_type) if content is None else binary
+        return url_type(file.url or "", media_type=media_type) if content is None else binary
 
     def encode_reply_part(self, part: Part) -> ModelResponsePart | None:
         match part:
