@@ -432,7 +432,7 @@ class Engine:
             in_place = find_fake_model(agent.name, str(model), model.own)
             return in_place or model.own or get_provider(model.provider)
 
-        return ModelChain(agent.chain, find, throttles=self._throttles, waiting=report_waiting)
+        return ModelChain(agent.chain, find, throttles=self._throttles, report_wait=report_waiting)
 
     def _can_force(self, agent: Agent) -> bool:
         """Whether every model of ``agent`` takes ``tool_choice``: a provider declares ``tool_choice = False`` if
