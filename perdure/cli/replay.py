@@ -1,4 +1,4 @@
-"""``perdure replay``: whether this version goes on with runs that are under way."""
+"""``perdure replay``: checks that this version of perdure can go on with open runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import LIST_HINT
+from ..errors import LIST_HINT, InvalidInputError
 from ..terminal import print_text
-from .connection import ConnectionOptions, open_client
-from .options import OutputFormat, OutputOptions, ServerOptions, print_json
+from .connection import ServerOptions, find_run, open_client
+from .output import OutputFormat, OutputOptions
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHistory
@@ -25,16 +25,16 @@ def replay(
         list[str] | None,
         typer.Argument(
             metavar="FILE|DIR|ID",
-            help="History files, folders of them, or ids of runs (as much of an id as is unique).",
+            help="History files, folders of them, or ids of runs (or unique beginnings of ids).",
             show_default=False,
         ),
     ] = None,
     query: Annotated[
         str | None,
-        typer.Option(help="Runs that a Temporal query finds: \"ExecutionStatus = 'Running'\".", show_default=False),
+        typer.Option(help="Runs that match a Temporal query: \"ExecutionStatus = 'Running'\".", show_default=False),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep the histories of the runs as files.", show_default=False)
+        Path | None, typer.Option(metavar="DIR", help="Save the histories of the runs as files.", show_default=False)
     ] = None,
     *,
     server: ServerOptions,
@@ -43,57 +43,57 @@ def replay(
     """Replay histories with this version of perdure; exit code 1 if one does not replay."""
     if not sources and query is None:
         raise typer.BadParameter("name files, folders or runs, or give --query")
-    files = [Path(source) for source in sources or [] if Path(source).exists()]
-    ids = [source for source in sources or [] if not Path(source).exists()]
-
+    files = [Path(source) for source in sources or () if Path(source).exists()]
+    ids = [source for source in sources or () if not Path(source).exists()]
     report = asyncio.run(_replay_histories(files, ids, query, save, server))
-    if output is OutputFormat.TEXT:
+    if output.format is OutputFormat.TEXT:
         print_text(str(report))
     else:
-        print_json(
-            [_serialize_replayed_history(report, place) for place in range(len(report.histories))], output=output
+        output.print_json(
+            [
+                {
+                    "name": history.name,
+                    "events": history.events,
+                    "replays": history.error is None,
+                    "error": history.error,
+                }
+                for history in report.histories
+            ]
         )
     raise typer.Exit(1 if report.failed else 0)
 
 
-def _serialize_replayed_history(report: ReplayReport, place: int) -> dict[str, object]:
-    one = report.histories[place]
-    return {"name": one.name, "events": one.events, "replays": one.error is None, "error": one.error}
-
-
 async def _replay_histories(
-    files: list[Path], ids: list[str], query: str | None, save: Path | None, server: ConnectionOptions
+    files: list[Path], ids: list[str], query: str | None, save: Path | None, server: ServerOptions
 ) -> ReplayReport:
     from temporalio.converter import DataConverter
 
     from ..worker.replay import read_histories, replay_histories
 
-    found: dict[str, WorkflowHistory] = {}
+    histories: dict[str, WorkflowHistory] = {}
     for file in files:
-        found |= read_histories(file)
+        histories |= read_histories(file)
     converter: DataConverter = DataConverter.default
     if ids or query is not None:
         live, converter = await _fetch_live_histories(ids, query, save, server)
-        found |= live
-    return await replay_histories(found, data_converter=converter)
+        histories |= live
+    return await replay_histories(histories, data_converter=converter)
 
 
 async def _fetch_live_histories(
-    prefixes: list[str], query: str | None, save: Path | None, server: ConnectionOptions
+    prefixes: list[str], query: str | None, save: Path | None, server: ServerOptions
 ) -> tuple[dict[str, WorkflowHistory], DataConverter]:
-    from ..errors import InvalidInputError
     from ..worker.replay import fetch_run_histories, list_run_ids, save_histories
-    from .connection import find_run
 
-    found: dict[str, WorkflowHistory] = {}
+    histories: dict[str, WorkflowHistory] = {}
     async with open_client(server) as client:
-        wanted = [(await find_run(client, prefix)).id for prefix in prefixes]
-        wanted += await list_run_ids(client, query) if query is not None else []
-        if not wanted:
+        ids = [(await find_run(client, prefix)).id for prefix in prefixes]
+        ids += await list_run_ids(client, query) if query is not None else []
+        if not ids:
             raise InvalidInputError(f"no run is found by {query!r}", hint=LIST_HINT)
-        for run in dict.fromkeys(wanted):
-            histories = await fetch_run_histories(client, run)
+        for run_id in dict.fromkeys(ids):
+            run_histories = await fetch_run_histories(client, run_id)
             if save is not None:
-                save_histories(save, run, histories.values())
-            found |= histories
-        return found, client.temporal.data_converter
+                save_histories(save, run_id, run_histories.values())
+            histories |= run_histories
+        return histories, client.temporal.data_converter

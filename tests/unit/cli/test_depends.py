@@ -1,23 +1,26 @@
-"""Parameters of commands that several options make."""
+"""Parameters of commands that are groups of options."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from perdure.cli.options import Commands, Depends
+from perdure.cli.options import Commands
 
 
-def _place(
-    host: Annotated[str, typer.Option(help="Where.")] = "here", port: Annotated[int, typer.Option("--port", "-p")] = 1
-) -> str:
-    return f"{host}:{port}"
+@dataclass(frozen=True)
+class Place:
+    host: Annotated[str, typer.Option(help="Where.")] = "here"
+    port: Annotated[int, typer.Option("--port", "-p")] = 1
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
 
 
-Place = Annotated[str, Depends(_place)]
 app = Commands()
 
 
@@ -51,5 +54,5 @@ def test_they_are_options_like_others() -> None:
 
 
 def test_the_function_itself_is_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    go("ana", place="there")
-    assert capsys.readouterr().out == "ana False there\n"
+    go("ana", place=Place("there"))
+    assert capsys.readouterr().out == "ana False there:1\n"
