@@ -10,8 +10,8 @@ import typer
 
 from ..errors import InvalidInputError, PerdureError
 from ..terminal import escape_line, print_line, truncate_text
-from .connection import ServerOptions, StoreOptions, call_client, call_run
-from .options import ByOption, RunArgument, parse_json_object, parse_json_value, read_text_argument
+from .connection import ActorOptions, ActorStoreOptions, StoreOptions, call_client, call_run
+from .options import RunArgument, parse_json_object, parse_json_value, read_text_argument
 from .output import OutputFormat, OutputOptions, format_call, format_conversation
 from .show import format_decision_scope
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 def answer(
     id: RunArgument,
     call_or_value: Annotated[
-        str | None,
-        typer.Argument(metavar="[CALL] VALUE", help="Id of the call; by default the only one.", show_default=False),
+        str | None, typer.Argument(metavar="[CALL] VALUE", help="Id of the call; by default the only one.")
     ] = None,
     value: Annotated[
         str | None,
@@ -35,15 +34,10 @@ def answer(
             metavar="", help="The answer: text, or JSON if the form asks for another type; - reads stdin.", hidden=True
         ),
     ] = None,
-    input: Annotated[
-        str | None, typer.Option("--input", help="The answer as JSON; - reads stdin.", show_default=False)
-    ] = None,
-    error: Annotated[
-        str | None, typer.Option("--error", "-e", help="Why there is no answer.", show_default=False)
-    ] = None,
-    by: ByOption = None,
+    input: Annotated[str | None, typer.Option("--input", help="The answer as JSON; - reads stdin.")] = None,
+    error: Annotated[str | None, typer.Option("--error", "-e", help="Why there is no answer.")] = None,
     *,
-    server: StoreOptions,
+    server: ActorStoreOptions,
     output: OutputOptions,
 ) -> None:
     """Answer a tool's question, or give the result of a call that a client runs. `perdure approvals` lists both."""
@@ -62,7 +56,7 @@ def answer(
         answer = json_value if text is None else _parse_answer_value(read_text_argument(text), form)
         return await run.answer(call, answer, error=error, hash=digest)
 
-    answered = call_run(server, id, act, by=by)
+    answered = call_run(server, id, act)
     output.print_result(answered.model_dump(mode="json"), f"{answered.name} is answered{_format_actor(answered)}")
 
 
@@ -85,15 +79,12 @@ def _parse_answer_value(text: str, form: dict[str, Any] | None) -> Any:
     return parse_json_value(text, "the answer")
 
 
-CallArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="CALL", help="Id of the call; by default the only one.", show_default=False),
-]
+CallArgument = Annotated[str | None, typer.Argument(metavar="CALL", help="Id of the call; by default the only one.")]
 CommentOption = Annotated[str | None, typer.Option("--comment", "-m", help="Why; the model is told.")]
 
 
 def approvals(
-    agent: Annotated[str | None, typer.Option(help="Only calls of this agent.", show_default=False)] = None,
+    agent: Annotated[str | None, typer.Option(help="Only calls of this agent.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Shorten nothing, and show the whole conversations.")] = False,
     *,
     server: StoreOptions,
@@ -120,7 +111,7 @@ def approve(
     call: CallArgument = None,
     comment: CommentOption = None,
     arguments: Annotated[
-        str | None, typer.Option(help="Call the tool with these arguments instead: a JSON object.", show_default=False)
+        str | None, typer.Option(help="Call the tool with these arguments instead: a JSON object.")
     ] = None,
     hash: Annotated[
         str | None,
@@ -129,9 +120,8 @@ def approve(
     always: Annotated[
         bool, typer.Option("--always", help="Also approve all later calls of the tool here; see `revoke`.")
     ] = False,
-    by: ByOption = None,
     *,
-    server: ServerOptions,
+    server: ActorOptions,
     output: OutputOptions,
 ) -> None:
     """Approve a pending call, or call the tool with other arguments."""
@@ -140,32 +130,30 @@ def approve(
     async def act(run: Run) -> DecidedApproval:
         return await run.approve(call, comment=comment, arguments=changed, always=always, hash=hash)
 
-    _print_decision(call_run(server, id, act, by=by), output)
+    _print_decision(call_run(server, id, act), output)
 
 
 def deny(
     id: RunArgument,
     call: CallArgument = None,
     comment: CommentOption = None,
-    by: ByOption = None,
     *,
-    server: ServerOptions,
+    server: ActorOptions,
     output: OutputOptions,
 ) -> None:
     """Deny a pending call. It does not run, and the model is told why."""
-    _print_decision(call_run(server, id, lambda run: run.deny(call, comment=comment), by=by), output)
+    _print_decision(call_run(server, id, lambda run: run.deny(call, comment=comment)), output)
 
 
 def revoke(
     id: RunArgument,
     tool: Annotated[str, typer.Argument(help="Name of the tool; `perdure show` lists standing approvals.")],
-    by: ByOption = None,
     *,
-    server: ServerOptions,
+    server: ActorOptions,
     output: OutputOptions,
 ) -> None:
     """Revoke the standing approval of a tool: its calls wait for approval again."""
-    revoked = call_run(server, id, lambda run: run.revoke(tool), by=by)
+    revoked = call_run(server, id, lambda run: run.revoke(tool))
     output.print_result([approval.model_dump(mode="json") for approval in revoked], map(_format_revoked, revoked))
 
 

@@ -34,19 +34,29 @@ class ServerOptions:
 class StoreOptions(ServerOptions):
     """The options of a server, and ``--store-url``."""
 
-    store_url: Annotated[
-        str | None, typer.Option(help="URL of the store of transcripts; PERDURE_STORE_URL.", show_default=False)
-    ] = None
+    store_url: Annotated[str | None, typer.Option(help="URL of the store of transcripts; PERDURE_STORE_URL.")] = None
+
+
+ByOption = Annotated[str | None, typer.Option("--by", help="Who does this; PERDURE_USER, else the system's user.")]
+
+
+@dataclass(frozen=True)
+class ActorOptions(ServerOptions):
+    """The options of a server, and ``--by``."""
+
+    by: ByOption = None
+
+
+@dataclass(frozen=True)
+class ActorStoreOptions(StoreOptions):
+    """The options of a server and a store, and ``--by``."""
+
+    by: ByOption = None
 
 
 @asynccontextmanager
 async def open_client(
-    server: ServerOptions,
-    *,
-    start_server: bool = False,
-    task_queue: str | None = None,
-    actor: str | None = None,
-    warnings: bool = False,
+    server: ServerOptions, *, start_server: bool = False, task_queue: str | None = None, warnings: bool = False
 ) -> AsyncIterator[Client]:
     """A client for the length of the block. Raises ``ServerUnreachableError``.
 
@@ -61,7 +71,9 @@ async def open_client(
     if not warnings:
         logging.getLogger("perdure.client").setLevel(logging.ERROR)
         _quiet_sdk()
-    client = await Client.connect(**asdict(server), task_queue=task_queue, actor=actor, start_server=start_server)
+    settings = asdict(server)
+    actor = settings.pop("by", None)
+    client = await Client.connect(**settings, actor=actor, task_queue=task_queue, start_server=start_server)
     if client.store_url is None and await find_ui_url(client):
         client.store_url = config.get_home_store_url()
     try:
@@ -79,29 +91,23 @@ def _quiet_sdk() -> None:
         Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter="ERROR"))))
 
 
-def call_client(
-    server: ServerOptions,
-    act: Callable[[Client], Awaitable[T]],
-    *,
-    by: str | None = None,
-    task_queue: str | None = None,
-) -> T:
+def call_client(server: ServerOptions, act: Callable[[Client], Awaitable[T]], *, task_queue: str | None = None) -> T:
     """The result of ``act``, which is called with a client of its own."""
 
     async def connect_and_act() -> T:
-        async with open_client(server, actor=by, task_queue=task_queue) as client:
+        async with open_client(server, task_queue=task_queue) as client:
             return await act(client)
 
     return asyncio.run(connect_and_act())
 
 
-def call_run(server: ServerOptions, id: str, act: Callable[[Run], Awaitable[T]], *, by: str | None = None) -> T:
+def call_run(server: ServerOptions, id: str, act: Callable[[Run], Awaitable[T]]) -> T:
     """The result of ``act``, which is called with the run that ``id`` names. Errors as of :func:`find_run`."""
 
     async def find_and_act(client: Client) -> T:
         return await act(await find_run(client, id))
 
-    return call_client(server, find_and_act, by=by)
+    return call_client(server, find_and_act)
 
 
 def get_server_address(client: Client) -> str:

@@ -261,9 +261,7 @@ def events(
         bool, typer.Option("--follow", "-f", help="Go on until the run, or the turn, has ended.")
     ] = False,
     after: Annotated[int, typer.Option(min=0, help="Only events after this number.")] = 0,
-    turn: Annotated[
-        str | None, typer.Option(metavar="TASK", help="Only events of this turn.", show_default=False)
-    ] = None,
+    turn: Annotated[str | None, typer.Option(metavar="TASK", help="Only events of this turn.")] = None,
     children: Annotated[bool, typer.Option("--children/--no-children", help="Include events of subagents.")] = True,
     *,
     server: StoreOptions,

@@ -9,8 +9,8 @@ import typer
 
 from ..errors import InvalidInputError
 from ..terminal import style_text
-from .connection import StoreOptions, call_client, call_run, find_run
-from .options import AttachOption, ByOption, RunArgument, read_optional_message
+from .connection import ActorStoreOptions, StoreOptions, call_client, call_run, find_run
+from .options import AttachOption, RunArgument, read_optional_message
 from .output import OutputOptions, format_conversation
 
 if TYPE_CHECKING:
@@ -22,22 +22,19 @@ if TYPE_CHECKING:
 
 def fork(
     id: RunArgument,
-    message: Annotated[
-        str | None, typer.Argument(help="A message for the fork to go on with; - reads stdin.", show_default=False)
-    ] = None,
+    message: Annotated[str | None, typer.Argument(help="A message for the fork to go on with; - reads stdin.")] = None,
     at: Annotated[
         int | None, typer.Option(help="After which iteration, as `show` numbers them; by default the last.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Another model for the fork.", show_default=False)] = None,
+    model: Annotated[str | None, typer.Option(help="Another model for the fork.")] = None,
     result: Annotated[
         list[str] | None,
         typer.Option("--result", metavar="CALL=TEXT", help="Another result of a tool call; repeatable."),
     ] = None,
-    new_id: Annotated[str | None, typer.Option("--id", help="Id of the fork.", show_default=False)] = None,
+    new_id: Annotated[str | None, typer.Option("--id", help="Id of the fork.")] = None,
     attach: AttachOption = None,
-    by: ByOption = None,
     *,
-    server: StoreOptions,
+    server: ActorStoreOptions,
     output: OutputOptions,
 ) -> None:
     """Start another run that goes on from a point of this one. This run is not changed."""
@@ -48,7 +45,7 @@ def fork(
         branch = await run.fork(content, at=at, id=new_id, model=model, results=results)
         output.print_result({"id": branch.id, "of": run.id, "at": at}, branch.id)
 
-    call_run(server, id, fork_run, by=by)
+    call_run(server, id, fork_run)
 
 
 def _parse_results(options: list[str] | None) -> dict[str, str]:

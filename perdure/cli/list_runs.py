@@ -29,8 +29,8 @@ class RunStatus(StrEnum):
 
 
 def list_runs(
-    agent: Annotated[str | None, typer.Option(help="Only runs of this agent.", show_default=False)] = None,
-    status: Annotated[RunStatus | None, typer.Option(help="Only runs of this status.", show_default=False)] = None,
+    agent: Annotated[str | None, typer.Option(help="Only runs of this agent.")] = None,
+    status: Annotated[RunStatus | None, typer.Option(help="Only runs of this status.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest first.")] = 50,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the ids, one a line.")] = False,
     *,

@@ -96,6 +96,11 @@ class Commands(typer.Typer):
 
         return add
 
+    def add(self, *commands: Callable[..., Any]) -> None:
+        """Register commands under the names of their functions."""
+        for command in commands:
+            self.command()(command)
+
 
 def expand_option_groups(command: Callable[..., Any]) -> Callable[..., Any]:
     """``command`` with each dataclass among its parameters replaced by the fields of it, for Typer to read."""
@@ -135,39 +140,31 @@ AgentsOption = Annotated[
     typer.Option("--agents", metavar="DIR", help="Folder of agent files (JSON, TOML, YAML) to serve in addition."),
 ]
 TaskQueueOption = Annotated[
-    str | None, typer.Option("--task-queue", help="Task queue; PERDURE_TASK_QUEUE, else perdure.", show_default=False)
+    str | None, typer.Option("--task-queue", help="Task queue; PERDURE_TASK_QUEUE, else perdure.")
 ]
 FileOption = Annotated[
-    str | None,
-    typer.Option("--file", "-f", help="Also serve the agents of this file, in this process.", show_default=False),
+    str | None, typer.Option("--file", "-f", help="Also serve the agents of this file, in this process.")
 ]
 MessageArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="MESSAGE", help="The message to the agent; - reads standard input.", show_default=False),
+    str | None, typer.Argument(metavar="MESSAGE", help="The message to the agent; - reads standard input.")
 ]
 InputOption = Annotated[
     str | None,
     typer.Option(help="For an agent with an input type, instead of the message: a JSON object; - reads stdin."),
 ]
-ContextOption = Annotated[str | None, typer.Option(help="The run's context: a JSON object.", show_default=False)]
+ContextOption = Annotated[str | None, typer.Option(help="The run's context: a JSON object.")]
 IdleOption = Annotated[
-    str | None,
-    typer.Option(help="Close the session after this time without a message: 90, 30s, 15m, 1h.", show_default=False),
-]
-ByOption = Annotated[
-    str | None,
-    typer.Option("--by", help="Who does this; PERDURE_USER, else the operating system's user.", show_default=False),
+    str | None, typer.Option(help="Close the session after this time without a message: 90, 30s, 15m, 1h.")
 ]
 MessageIdOption = Annotated[
-    str | None, typer.Option(help="Id of the message; repeated with the same id it counts once.", show_default=False)
+    str | None, typer.Option(help="Id of the message; repeated with the same id it counts once.")
 ]
 AttachOption = Annotated[
     list[str] | None,
     typer.Option("--attach", metavar="PATH", help="An image or another file to send with the text; repeatable."),
 ]
 RunArgument = Annotated[
-    str,
-    typer.Argument(metavar="ID", help="Id of the run, or a unique beginning of it.", autocompletion=complete_runs),
+    str, typer.Argument(metavar="ID", help="Id of the run, or a unique beginning of it.", autocompletion=complete_runs)
 ]
 AgentArgument = Annotated[
     str, typer.Argument(metavar="AGENT", help="Name of the agent.", autocompletion=complete_agents)

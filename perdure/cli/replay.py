@@ -24,18 +24,13 @@ def replay(
     sources: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE|DIR|ID",
-            help="History files, folders of them, or ids of runs (or unique beginnings of ids).",
-            show_default=False,
+            metavar="FILE|DIR|ID", help="History files, folders of them, or ids of runs (or unique beginnings of ids)."
         ),
     ] = None,
     query: Annotated[
-        str | None,
-        typer.Option(help="Runs that match a Temporal query: \"ExecutionStatus = 'Running'\".", show_default=False),
+        str | None, typer.Option(help="Runs that match a Temporal query: \"ExecutionStatus = 'Running'\".")
     ] = None,
-    save: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Save the histories of the runs as files.", show_default=False)
-    ] = None,
+    save: Annotated[Path | None, typer.Option(metavar="DIR", help="Save the histories of the runs as files.")] = None,
     *,
     server: ServerOptions,
     output: OutputOptions,

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ..terminal import truncate_text
-from .connection import ServerOptions, StoreOptions, call_client, require_one_id
+from .connection import ActorOptions, ActorStoreOptions, ServerOptions, call_client, require_one_id
 from .options import (
     AgentArgument,
     AttachOption,
-    ByOption,
     Commands,
     ContextOption,
     IdleOption,
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from ..client.schedules import Schedule, ScheduleStatus
 
 T = TypeVar("T")
-NoteOption = Annotated[str | None, typer.Option("--note", "-m", help="Why.", show_default=False)]
+NoteOption = Annotated[str | None, typer.Option("--note", "-m", help="Why.")]
 
 
 class OverlapChoice(StrEnum):
@@ -45,16 +44,10 @@ class OverlapChoice(StrEnum):
     ALLOW_ALL = "allow_all"
 
 
-CronOption = Annotated[
-    list[str] | None, typer.Option(help='A cron expression, "0 7 * * 1-5"; repeatable.', show_default=False)
-]
-TimezoneOption = Annotated[
-    str | None, typer.Option(help="Time zone of --cron: Europe/Lisbon; by default UTC.", show_default=False)
-]
+CronOption = Annotated[list[str] | None, typer.Option(help='A cron expression, "0 7 * * 1-5"; repeatable.')]
+TimezoneOption = Annotated[str | None, typer.Option(help="Time zone of --cron: Europe/Lisbon; by default UTC.")]
 OverlapOption = Annotated[OverlapChoice, typer.Option(help="When a run is due and the last one has not ended.")]
-AuthRefOption = Annotated[
-    str | None, typer.Option(help="On whose behalf the runs act; the worker resolves it.", show_default=False)
-]
+AuthRefOption = Annotated[str | None, typer.Option(help="On whose behalf the runs act; the worker resolves it.")]
 app = Commands(help="Runs that start at certain times.", no_args_is_help=True)
 
 
@@ -66,7 +59,7 @@ def create(
     input: InputOption = None,
     attach: AttachOption = None,
     cron: CronOption = None,
-    every: Annotated[str | None, typer.Option(help="How often: 90s, 15m, 1h, 1d.", show_default=False)] = None,
+    every: Annotated[str | None, typer.Option(help="How often: 90s, 15m, 1h, 1d.")] = None,
     timezone: TimezoneOption = None,
     overlap: OverlapOption = OverlapChoice.SKIP,
     paused: Annotated[bool, typer.Option("--paused", help="Start no runs until it is resumed.")] = False,
@@ -76,10 +69,9 @@ def create(
     idle_timeout: IdleOption = None,
     context: ContextOption = None,
     auth_ref: AuthRefOption = None,
-    by: ByOption = None,
     task_queue: TaskQueueOption = None,
     *,
-    server: StoreOptions,
+    server: ActorStoreOptions,
     output: OutputOptions,
 ) -> None:
     """Create a schedule of runs, and print when the first is due."""
@@ -104,7 +96,7 @@ def create(
         )
         return await schedule.describe()
 
-    status = call_client(server, create_schedule, by=by, task_queue=task_queue)
+    status = call_client(server, create_schedule, task_queue=task_queue)
     output.print_result(asdict(status), f"{status.id}  {_format_next_time(status)}")
 
 
@@ -113,7 +105,7 @@ ScheduleArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the s
 
 @app.command("list")
 def list_schedules(
-    agent: Annotated[str | None, typer.Option(help="Only schedules of this agent.", show_default=False)] = None,
+    agent: Annotated[str | None, typer.Option(help="Only schedules of this agent.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the ids, one a line.")] = False,
     *,
@@ -143,36 +135,22 @@ def show(id: ScheduleArgument, *, server: ServerOptions, output: OutputOptions) 
 
 
 @app.command()
-def pause(
-    id: ScheduleArgument,
-    note: NoteOption = None,
-    by: ByOption = None,
-    *,
-    server: ServerOptions,
-    output: OutputOptions,
-) -> None:
+def pause(id: ScheduleArgument, note: NoteOption = None, *, server: ActorOptions, output: OutputOptions) -> None:
     """Pause a schedule: it starts no runs until it is resumed. Its open runs go on."""
-    _act_and_print(server, id, "paused", lambda schedule: schedule.pause(note=note), output, by)
+    _act_and_print(server, id, "paused", lambda schedule: schedule.pause(note=note), output)
 
 
 @app.command()
-def resume(
-    id: ScheduleArgument,
-    note: NoteOption = None,
-    by: ByOption = None,
-    *,
-    server: ServerOptions,
-    output: OutputOptions,
-) -> None:
+def resume(id: ScheduleArgument, note: NoteOption = None, *, server: ActorOptions, output: OutputOptions) -> None:
     """Resume a paused schedule. Runs that were due while it was paused are skipped."""
-    _act_and_print(server, id, "resumed", lambda schedule: schedule.resume(note=note), output, by)
+    _act_and_print(server, id, "resumed", lambda schedule: schedule.resume(note=note), output)
 
 
 @app.command()
 def trigger(
     id: ScheduleArgument,
     overlap: Annotated[
-        OverlapChoice | None, typer.Option(help="For this run; by default as the schedule says.", show_default=False)
+        OverlapChoice | None, typer.Option(help="For this run; by default as the schedule says.")
     ] = None,
     *,
     server: ServerOptions,
@@ -189,24 +167,17 @@ def delete(id: ScheduleArgument, *, server: ServerOptions, output: OutputOptions
     _act_and_print(server, id, "deleted", lambda schedule: schedule.delete(), output)
 
 
-def _call_schedule(
-    server: ServerOptions, id: str, act: Callable[[Schedule], Awaitable[T]], *, by: str | None = None
-) -> T:
+def _call_schedule(server: ServerOptions, id: str, act: Callable[[Schedule], Awaitable[T]]) -> T:
     """The result of ``act``, which is called with the schedule that ``id`` names."""
 
     async def find_and_act(client: Client) -> T:
         return await act(await _find_schedule(client, id))
 
-    return call_client(server, find_and_act, by=by)
+    return call_client(server, find_and_act)
 
 
 def _act_and_print(
-    server: ServerOptions,
-    id: str,
-    state: str,
-    act: Callable[[Schedule], Awaitable[object]],
-    output: OutputOptions,
-    by: str | None = None,
+    server: ServerOptions, id: str, state: str, act: Callable[[Schedule], Awaitable[object]], output: OutputOptions
 ) -> None:
     """Do ``act`` to the schedule, and print that it is ``state``."""
 
@@ -214,7 +185,7 @@ def _act_and_print(
         await act(schedule)
         output.print_result({"id": schedule.id, state: True}, f"{schedule.id} is {state}")
 
-    _call_schedule(server, id, act_on_schedule, by=by)
+    _call_schedule(server, id, act_on_schedule)
 
 
 async def _find_schedule(client: Client, prefix: str) -> Schedule:

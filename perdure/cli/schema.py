@@ -30,16 +30,9 @@ class SchemaKind(StrEnum):
 
 
 def schema(
-    kind: Annotated[
-        SchemaKind | None, typer.Argument(help="Which schema; by default all of them, by name.", show_default=False)
-    ] = None,
-    file: Annotated[
-        str | None, typer.Option("--file", "-f", help="Schemas of an agent in this file instead.", show_default=False)
-    ] = None,
-    agent: Annotated[
-        str | None,
-        typer.Option(help="Which agent of the file.", autocompletion=complete_agents, show_default=False),
-    ] = None,
+    kind: Annotated[SchemaKind | None, typer.Argument(help="Which schema; by default all of them, by name.")] = None,
+    file: Annotated[str | None, typer.Option("--file", "-f", help="Schemas of an agent in this file instead.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Which agent of the file.", autocompletion=complete_agents)] = None,
     *,
     output: OutputOptions,
 ) -> None:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError, PerdureError, RunCancelledError
-from .connection import ServerOptions, StoreOptions, call_client, call_run, find_run
+from .connection import ActorOptions, ActorStoreOptions, call_client, call_run, find_run
 from .options import (
     AttachOption,
-    ByOption,
     ContextOption,
     IdleOption,
     MessageIdOption,
@@ -39,20 +38,15 @@ def send(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the turn, and print its answer.")] = False,
     agent: Annotated[
         str | None,
-        typer.Option(
-            help="Open a conversation with this agent if none has this id.",
-            autocompletion=complete_agents,
-            show_default=False,
-        ),
+        typer.Option(help="Open a conversation with this agent if none has this id.", autocompletion=complete_agents),
     ] = None,
     attach: AttachOption = None,
     context: ContextOption = None,
     idle_timeout: IdleOption = None,
     message_id: MessageIdOption = None,
-    by: ByOption = None,
     task_queue: TaskQueueOption = None,
     *,
-    server: StoreOptions,
+    server: ActorStoreOptions,
     output: OutputOptions,
 ) -> None:
     """Send a message to a conversation. It joins the turn under way, or opens the next. Prints the turn's id."""
@@ -73,7 +67,7 @@ def send(
         turn = await wait_for_delivery(run, sending, message_id)
         return turn, await wait_for_answer(run, turn.result()) if wait else None
 
-    turn, response = call_client(server, send_message, by=by, task_queue=task_queue)
+    turn, response = call_client(server, send_message, task_queue=task_queue)
     if response is not None:
         output.print_answer(response)
     else:
@@ -94,9 +88,8 @@ def inject(
     message: Annotated[str, typer.Argument(help="What the model is to read before its next reply; - reads stdin.")],
     attach: AttachOption = None,
     message_id: MessageIdOption = None,
-    by: ByOption = None,
     *,
-    server: StoreOptions,
+    server: ActorStoreOptions,
     output: OutputOptions,
 ) -> None:
     """Send a message into a run. It joins the conversation at the next iteration."""
@@ -106,19 +99,16 @@ def inject(
         await run.inject(content, id=message_id)
         return {"injected": True}, f"the message joins {run.id} at its next iteration"
 
-    _act_and_print(server, id, act, output, by)
+    _act_and_print(server, id, act, output)
 
 
 def interrupt(
     id: RunArgument,
-    message: Annotated[
-        str | None, typer.Argument(help="A message for the run to go on with; - reads stdin.", show_default=False)
-    ] = None,
+    message: Annotated[str | None, typer.Argument(help="A message for the run to go on with; - reads stdin.")] = None,
     attach: AttachOption = None,
     message_id: MessageIdOption = None,
-    by: ByOption = None,
     *,
-    server: StoreOptions,
+    server: ActorStoreOptions,
     output: OutputOptions,
 ) -> None:
     """Stop the model call and tools in flight. With a message the turn goes on with that; without, it ends."""
@@ -129,17 +119,10 @@ def interrupt(
         then = "its turn ends" if content is None else "it goes on with the message"
         return {"interrupted": True}, f"{run.id} stops what it is at; {then}"
 
-    _act_and_print(server, id, act, output, by)
+    _act_and_print(server, id, act, output)
 
 
-def cancel(
-    id: RunArgument,
-    wait: WaitOption = False,
-    by: ByOption = None,
-    *,
-    server: ServerOptions,
-    output: OutputOptions,
-) -> None:
+def cancel(id: RunArgument, wait: WaitOption = False, *, server: ActorOptions, output: OutputOptions) -> None:
     """Cancel a run. Calls in flight are stopped, finished work is kept, and every tool call has a result."""
 
     async def act(run: Run) -> Outcome:
@@ -148,17 +131,10 @@ def cancel(
             return await _wait_for_run_end(run)
         return {"status": "cancelling"}, f"{run.id} was told to stop"
 
-    _act_and_print(server, id, act, output, by)
+    _act_and_print(server, id, act, output)
 
 
-def close(
-    id: RunArgument,
-    wait: WaitOption = False,
-    by: ByOption = None,
-    *,
-    server: ServerOptions,
-    output: OutputOptions,
-) -> None:
+def close(id: RunArgument, wait: WaitOption = False, *, server: ActorOptions, output: OutputOptions) -> None:
     """End a session after its present turn. A message opens it again."""
 
     async def act(run: Run) -> Outcome:
@@ -167,17 +143,10 @@ def close(
             return await _wait_for_run_end(run)
         return {"status": "closing"}, f"{run.id} ends after its turn"
 
-    _act_and_print(server, id, act, output, by)
+    _act_and_print(server, id, act, output)
 
 
-def resume(
-    id: RunArgument,
-    limit: LimitOption = None,
-    by: ByOption = None,
-    *,
-    server: ServerOptions,
-    output: OutputOptions,
-) -> None:
+def resume(id: RunArgument, limit: LimitOption = None, *, server: ActorOptions, output: OutputOptions) -> None:
     """Let a paused run try the same step again; continue a failed, cancelled or timed-out run where it ended.
 
     A run that is paused at a limit goes on when the limit is raised.
@@ -198,7 +167,7 @@ def resume(
             then = "may use more" if limits else "tries the step again that it paused at"
         return {"resumed": True, "was": before.state}, f"{run.id} {then}"
 
-    _act_and_print(server, id, act, output, by)
+    _act_and_print(server, id, act, output)
 
 
 def parse_limits(options: list[str] | None) -> dict[str, Any]:
@@ -232,7 +201,7 @@ async def _wait_for_run_end(run: Run) -> Outcome:
 
 
 def _act_and_print(
-    server: ServerOptions, id: str, act: Callable[[Run], Awaitable[Outcome]], output: OutputOptions, by: str | None
+    server: ActorOptions | ActorStoreOptions, id: str, act: Callable[[Run], Awaitable[Outcome]], output: OutputOptions
 ) -> None:
     """Do ``act`` to the run that ``id`` names, and print the outcome."""
 
@@ -240,4 +209,4 @@ def _act_and_print(
         facts, text = await act(run)
         output.print_result({"id": run.id, **facts}, text)
 
-    call_run(server, id, act_on_run, by=by)
+    call_run(server, id, act_on_run)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_client_for_agent(
-    server: ServerOptions, agent: str, *, file: str | None, task_queue: str | None, actor: str | None = None
+    server: ServerOptions, agent: str, *, file: str | None, task_queue: str | None
 ) -> AsyncIterator[tuple[Client, str | Agent]]:
     """A client and the agent to start, for ``perdure run`` and ``chat``. Starts a server if none runs.
 
@@ -34,7 +34,7 @@ async def open_client_for_agent(
     its input is checked at once. Raises ``InvalidInputError`` if the file has no such agent.
     """
     if file is None:
-        async with open_client(server, start_server=True, task_queue=task_queue, actor=actor) as client:
+        async with open_client(server, start_server=True, task_queue=task_queue) as client:
             yield client, agent
         return
     from .. import config
@@ -47,7 +47,7 @@ async def open_client_for_agent(
     found = loaded.get_agent(agent)
     queue = config.named_task_queue(task_queue) or build_program_queue_name(Path(file))
     async with (
-        open_client(server, start_server=True, task_queue=queue, actor=actor) as client,
+        open_client(server, start_server=True, task_queue=queue) as client,
         Worker(client, loaded.agents, drain=LOCAL_DRAIN_SECONDS, **loaded.worker_options),
     ):
         yield client, found

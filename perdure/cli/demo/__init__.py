@@ -31,13 +31,10 @@ _DEMO_MODEL_SECONDS, _REAL_MODEL_SECONDS = 55.0, 600.0
 
 
 def demo(
-    question: Annotated[str | None, typer.Argument(help="What to ask about the files.", show_default=False)] = None,
-    path: Annotated[
-        Path | None, typer.Option(help="The folder to ask about; by default perdure's own source.", show_default=False)
-    ] = None,
+    question: Annotated[str | None, typer.Argument(help="What to ask about the files.")] = None,
+    path: Annotated[Path | None, typer.Option(help="The folder to ask about; by default perdure's own source.")] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help=f'"demo", or a real model; {REAL_MODEL} if OPENAI_API_KEY is set.', show_default=False),
+        str | None, typer.Option(help=f'"demo", or a real model; {REAL_MODEL} if OPENAI_API_KEY is set.')
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep worker and model until Ctrl-C, to look around.")] = False,
     *,
@@ -73,7 +70,7 @@ async def _run_demo(server: ServerOptions, folder: Path, question: str, model: s
     queue = f"perdure-demo-{os.urandom(4).hex()}"  # its own, so that no other worker takes the run up
     async with open_client(server, start_server=True, task_queue=queue) as client:
         client.store_url = client.store_url or config.get_home_store_url()
-        async with DemoProcesses(client, folder, model) as processes:
+        async with contextlib.aclosing(DemoProcesses(client, folder, model)) as processes:
             await processes.start_model()
             await _print_introduction(client, processes, folder, question)
             limit = _DEMO_MODEL_SECONDS if model == DEMO_MODEL else _REAL_MODEL_SECONDS

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -38,7 +37,7 @@ _CHILD_STOP_SECONDS = 5.0
 
 
 class DemoProcesses:
-    """Processes of one demo. ``async with processes:`` ends all of them, whatever happens."""
+    """The processes of one demo; ``aclose`` ends all of them."""
 
     def __init__(self, client: Client, folder: Path, model: str) -> None:
         self.client = client
@@ -49,17 +48,8 @@ class DemoProcesses:
         self._env: dict[str, str] = {}
         self._children: list[ChildProcess] = []
 
-    async def __aenter__(self) -> DemoProcesses:
-        if find_spec("openai") is None and self.model.startswith("openai:"):
-            from ...providers.endpoint import build_missing_sdk_error
-
-            raise build_missing_sdk_error("openai")
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # Shielded: a second Ctrl-C, too, must leave no process behind.
+    async def aclose(self) -> None:
+        """End all processes. Shielded: a second Ctrl-C, too, must leave no process behind."""
         await asyncio.shield(asyncio.gather(*(child.stop(within=_CHILD_STOP_SECONDS) for child in self._children)))
 
     @property
@@ -68,7 +58,11 @@ class DemoProcesses:
         return self._env.get("OPENAI_BASE_URL")
 
     async def start_model(self) -> None:
-        """Start the rule-based model, unless a real one is used."""
+        """Start the rule-based model, unless a real one is used. Raises ``RuntimeSetupError`` without its SDK."""
+        if find_spec("openai") is None and self.model.startswith("openai:"):
+            from ...providers.endpoint import build_missing_sdk_error
+
+            raise build_missing_sdk_error("openai")
         if self._is_demo_model:
             report = await self._start_child("perdure.cli.demo.model")
             self._env = {"OPENAI_BASE_URL": str(report["base_url"]), "OPENAI_API_KEY": "none-needed"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perdure.cli.chat import format_chat_command, terminal
-from perdure.cli.connection import StoreOptions
+from perdure.cli.connection import ActorStoreOptions
 from perdure.cli.options import _parse_agent_names
 from perdure.cli.show import RunDetails
 from perdure.types.interface import Response, Status
@@ -58,9 +58,9 @@ def test_how_a_turn_ended(response: dict[str, str], lines: list[str]) -> None:
 
 
 def test_how_to_come_back() -> None:
-    server = StoreOptions(namespace="prod", store_url="sqlite:///s")
+    server = ActorStoreOptions(namespace="prod", store_url="sqlite:///s", by="ana")
     command = format_chat_command("a", "my id", "x y.py", None, server)
-    assert command == "perdure chat a --id 'my id' --file 'x y.py' --namespace prod --store-url sqlite:///s"
+    assert command == "perdure chat a --id 'my id' --file 'x y.py' --namespace prod --store-url sqlite:///s --by ana"
 
 
 def test_agents_of_a_file_are_read_without_running_it(tmp_path: Path) -> None:
