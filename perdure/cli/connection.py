@@ -110,6 +110,12 @@ def call_run(server: ServerOptions, id: str, act: Callable[[Run], Awaitable[T]])
     return call_client(server, find_and_act)
 
 
+def list_worker_arguments(client: Client) -> tuple[str, str, str, str]:
+    """Arguments for a worker process: task queue, address, namespace and store URL."""
+    assert client.store_url is not None, "set by the command"
+    return client.task_queue, get_server_address(client), client.temporal.namespace, client.store_url
+
+
 def get_server_address(client: Client) -> str:
     """host:port of the server that ``client`` talks to."""
     return client.temporal.service_client.config.target_host

@@ -13,7 +13,7 @@ import typer
 
 from ..errors import InvalidInputError
 from ..terminal import print_line, style_text
-from .connection import StoreOptions, find_ui_url, get_server_address, mask_password, open_client
+from .connection import StoreOptions, find_ui_url, get_server_address, list_worker_arguments, mask_password, open_client
 from .options import AgentsOption, TaskQueueOption
 
 if TYPE_CHECKING:
@@ -107,10 +107,8 @@ class Reloader:
         """Start a worker with the present files. If they cannot be loaded, the worker that serves goes on."""
         from ..embedded.process import ChildProcess
 
-        client = self._client
-        assert client.store_url is not None, "set by the command"
-        place = (client.task_queue, get_server_address(client), client.temporal.namespace, client.store_url)
-        child = await ChildProcess.start("perdure.cli.dev_worker", self._file, *place, *self._folder)
+        arguments = (self._file, *list_worker_arguments(self._client), *self._folder)
+        child = await ChildProcess.start("perdure.cli.dev_worker", *arguments)
         try:
             report = await child.read_report()
         except BaseException:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .connection import StoreOptions, call_client
-from .output import OutputOptions
+from .output import OutputOptions, Row
 
 if TYPE_CHECKING:
     from ..client.visibility import RunSummary
@@ -40,26 +40,13 @@ def list_runs(
     """List runs, the newest first."""
     wanted = status.value if status else None
     runs = call_client(server, lambda client: client.list(agent=agent, status=wanted, limit=limit))
-    output.print_list(
-        runs,
-        {
-            "ID": lambda run: run.id,
-            "AGENT": lambda run: run.agent,
-            "STATUS": lambda run: run.status,
-            "STARTED": _format_start,
-            "TOOK": _format_run_time,
-        },
-        quiet=quiet,
-        empty="no runs",
-    )
+    output.print_list(runs, ("ID", "AGENT", "STATUS", "STARTED", "TOOK"), _format_row, quiet=quiet, empty="no runs")
 
 
-def _format_start(run: RunSummary) -> str:
-    return f"{format_duration((datetime.now(UTC) - run.started).total_seconds())} ago" if run.started else ""
-
-
-def _format_run_time(run: RunSummary) -> str:
-    return format_duration((run.closed - run.started).total_seconds()) if run.started and run.closed else ""
+def _format_row(run: RunSummary) -> Row:
+    started = f"{format_duration((datetime.now(UTC) - run.started).total_seconds())} ago" if run.started else ""
+    took = format_duration((run.closed - run.started).total_seconds()) if run.started and run.closed else ""
+    return run.id, run.agent, run.status, started, took
 
 
 def format_duration(seconds: float) -> str:

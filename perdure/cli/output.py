@@ -36,6 +36,10 @@ class OutputFormat(StrEnum):
     JSONL = "jsonl"
 
 
+Row = tuple[str, ...]
+"""A cell of text for each column of a table."""
+
+
 @dataclass(frozen=True)
 class OutputOptions:
     """``-o`` and ``--json``."""
@@ -68,24 +72,19 @@ class OutputOptions:
             self.print_json(response.model_dump(mode="json"))
 
     def print_list(
-        self, items: Sequence[Any], columns: Mapping[str, Callable[[Any], str]], *, quiet: bool, empty: str
+        self, items: Sequence[Any], headings: Row, format_row: Callable[[Any], Row], *, quiet: bool, empty: str
     ) -> None:
-        """Print dataclasses with an ``id`` as a table of ``columns``, by heading, or with ``quiet`` only their ids."""
-        if not items and not quiet and self.format is OutputFormat.TEXT:
-            print_line(empty, error=True)
-            return
+        """Print dataclasses with an ``id`` as a table, or with ``quiet`` only their ids."""
         ids = [item.id for item in items]
         if quiet:
             self.print_result(ids, ids)
+        elif items or self.format is not OutputFormat.TEXT:
+            rows = [headings, *(tuple(map(escape_line, format_row(item))) for item in items)]
+            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+            self.print_result([asdict(item) for item in items], lines)
         else:
-            self.print_result([asdict(item) for item in items], _format_table(items, columns))
-
-
-def _format_table(items: Sequence[Any], columns: Mapping[str, Callable[[Any], str]]) -> Iterator[str]:
-    rows = [list(columns), *([escape_line(cell(item)) for cell in columns.values()] for item in items)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            print_line(empty, error=True)
 
 
 def get_answer_text(response: Response) -> str:
@@ -222,18 +221,16 @@ def _wrap_text(text: str, indent: int = 0) -> list[str]:
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells give it: 128 and the number of SIGINT."""
 
-_EXIT_CODES: tuple[tuple[type[PerdureError], int], ...] = (
-    (RunNotFoundError, 3),
-    (ScheduleNotFoundError, 3),
-    (RuntimeSetupError, 4),
-    (InvalidInputError, 2),
-    (DefinitionError, 2),
+_EXIT_CODES = (
+    ((InvalidInputError, DefinitionError), 2),
+    ((RunNotFoundError, ScheduleNotFoundError), 3),
+    ((RuntimeSetupError,), 4),
 )
 
 
 def get_exit_code(error: PerdureError) -> int:
     """The exit code for ``error``."""
-    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
+    return next((code for kinds, code in _EXIT_CODES if isinstance(error, kinds)), 1)
 
 
 def print_error(error: PerdureError) -> int:

@@ -23,7 +23,7 @@ from .options import (
     parse_json_object,
     read_run_input,
 )
-from .output import OutputOptions
+from .output import OutputOptions, Row
 
 if TYPE_CHECKING:
     from ..client.client import Client
@@ -114,17 +114,11 @@ def list_schedules(
 ) -> None:
     """List schedules, ordered by id."""
     schedules = call_client(server, lambda client: client.schedules(agent=agent, limit=limit))
-    output.print_list(
-        schedules,
-        {
-            "ID": lambda status: status.id,
-            "AGENT": lambda status: status.agent,
-            "WHEN": _format_schedule_times,
-            "NEXT": _format_next_time,
-        },
-        quiet=quiet,
-        empty="no schedules",
-    )
+    output.print_list(schedules, ("ID", "AGENT", "WHEN", "NEXT"), _format_row, quiet=quiet, empty="no schedules")
+
+
+def _format_row(status: ScheduleStatus) -> Row:
+    return status.id, status.agent, _format_schedule_times(status), _format_next_time(status)
 
 
 @app.command()

@@ -185,12 +185,13 @@ def format_decision_scope(decision: DecidedApproval) -> str:
 
 def _format_totals(details: RunDetails) -> str:
     calls, usage = len(details.replies) or details.status.iteration, details.usage
-    totals = [f"{calls} model call{'' if calls == 1 else 's'}"] if calls else []
-    if usage.total_tokens:
-        totals.append(f"{usage.input_tokens:,} tokens in, {usage.output_tokens:,} out")
-    if details.cost is not None:
-        totals.append(f"${details.cost:.4f}")
-    return " · ".join(totals)
+    tokens = f"{usage.input_tokens:,} tokens in, {usage.output_tokens:,} out" if usage.total_tokens else ""
+    return _join_totals(calls, "model call", tokens, details.cost)
+
+
+def _join_totals(count: int, noun: str, tokens: str, cost: float | None) -> str:
+    counted = f"{count} {noun}{'' if count == 1 else 's'}" if count else ""
+    return " · ".join(filter(None, (counted, tokens, "" if cost is None else f"${cost:.4f}")))
 
 
 def _format_pending_calls(status: Status) -> str:
@@ -211,23 +212,18 @@ def format_activity(status: Status) -> str | None:
     if status.state == "paused":
         return f"paused: {status.reason}; `{resume}` goes on when the cause is gone"
     names = ", ".join(call.name for call in status.calls)
-    match status.doing:
-        case "nothing":  # no worker answered the query
-            return status.reason or status.state
-        case "tools":
-            doing = f"tools: {names or 'done'}"
-        case "branches":
-            doing = f"branches: {names}"
-        case "message":
-            doing = "waits for a message"
-        case "model":
-            doing = "the model thinks"
-        case "compacting":
-            doing = "summing up what was said"
-        case "closing":
-            doing = "recording the end"
-        case "approval" | "answer":
-            doing = _format_pending_calls(status)
+    if status.doing == "nothing":  # no worker answered the query
+        return status.reason or status.state
+    doing = {
+        "model": "the model thinks",
+        "compacting": "summing up what was said",
+        "tools": f"tools: {names or 'done'}",
+        "branches": f"branches: {names}",
+        "approval": _format_pending_calls(status),
+        "answer": _format_pending_calls(status),
+        "message": "waits for a message",
+        "closing": "recording the end",
+    }[status.doing]
     activity = f"iteration {status.iteration + (status.doing == 'model')} · {doing}"
     if status.queued and status.doing == "tools":  # messages that a model call was given stay queued until its reply
         activity += f" · {status.queued} message{'s' if status.queued > 1 else ''} waiting to be read"
@@ -308,14 +304,11 @@ def _serialize_subagent_run(run: SubagentRun) -> dict[str, Any]:
 def _format_subagent_run(run: SubagentRun) -> Iterator[str]:
     """Its usage is that of its own model calls and of all runs below it."""
     status, indent = run.status, "  " * run.depth
-    facts = [f"agent {status.agent}{' in background' if run.background else ''}"]
-    if status.iteration:
-        facts.append(f"{status.iteration} iteration{'' if status.iteration == 1 else 's'}")
-    if status.usage.total_tokens:
-        facts.append(f"{status.usage.total_tokens:,} tokens")
-    if status.cost_usd is not None:
-        facts.append(f"${status.cost_usd:.4f}")
-    yield f"{indent}{status.context_id}  {status.state}  {' · '.join(facts)}"
+    background = " in background" if run.background else ""
+    tokens = f"{status.usage.total_tokens:,} tokens" if status.usage.total_tokens else ""
+    totals = _join_totals(status.iteration, "iteration", tokens, status.cost_usd)
+    facts = f"agent {status.agent}{background}{f' · {totals}' if totals else ''}"
+    yield f"{indent}{status.context_id}  {status.state}  {facts}"
     if activity := _format_subagent_activity(status):
         yield f"{indent}  {activity}"
 

@@ -26,7 +26,7 @@ from ..options import (
     parse_json_object,
     read_attachments,
 )
-from ..output import INTERRUPTED, OutputFormat, OutputOptions
+from ..output import OutputFormat, OutputOptions
 
 if TYPE_CHECKING:
     from .conversation import ChatSession
@@ -86,8 +86,6 @@ def chat(
 
     try:
         code = asyncio.run(run_chat())
-    except KeyboardInterrupt:
-        code = INTERRUPTED
     finally:
         if terminal and session is not None and session.has_messages:
             print_line(f"conversation {chat_id} stays open:", error=True)

@@ -1,4 +1,4 @@
-"""A chat session: sends messages exactly once and in order, and tracks which replies were shown."""
+"""A chat session: sends messages exactly once and in order, and waits for their answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...terminal import print_line, print_text
 from ..options import build_content
 from ..output import OutputFormat, OutputOptions, get_answer_text, print_error
 from ..run import show_activity, wait_for_delivery
-from ..show import RunDetails, format_activity, read_run_details
+from ..show import RunDetails, read_run_details
 
 if TYPE_CHECKING:
     from ...agent.agent import Agent
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ...client.turn import Turn
     from ...types.files import Content, File
     from ...types.interface import Response
-    from ...types.messages import Message, Replaced
 
 
 # ---
@@ -104,7 +103,7 @@ class ChatSession:
     def __init__(
         self, client: Client, agent: str | Agent, id: str, opening: dict[str, Any], files: Sequence[File] = ()
     ) -> None:
-        self.agent = agent
+        self.agent_name = agent if isinstance(agent, str) else agent.name
         self.run = client.run(id)
         self.exists = False
         """Whether the conversation exists."""
@@ -113,24 +112,14 @@ class ChatSession:
         self.has_answer = False
         """True after the first answer: a worker is running."""
         self._client = client
+        self._agent = agent
         self._opening = opening
         self._files = list(files)
         """Files to send with the next message."""
         self._turns: set[str] = set()
-        self._shown_count = 0
-        """Messages of the transcript that were shown."""
-        self._shown_transcript: Sequence[Message] = ()
-        """The transcript as it was then."""
-        self._summarised_head: str | None = None
-        """The head of the messages that a summary at its beginning replaced."""
         self._undelivered: tuple[str, str] | None = None
         """A text that may not have arrived, and its message id: sent again with that id it counts once."""
         self._order = asyncio.Lock()
-
-    @property
-    def agent_name(self) -> str:
-        """The agent's name."""
-        return self.agent if isinstance(self.agent, str) else self.agent.name
 
     async def load_run_details(self) -> RunDetails | None:
         """The conversation so far; None for a new one.
@@ -148,9 +137,6 @@ class ChatSession:
                 hint=f"perdure chat {agent} --id {self.run.id}",
             )
         self.exists = self.has_messages = True
-        messages = self._shown_transcript = details.messages or ()
-        self._shown_count = len(messages)
-        self._summarised_head = next((m.replaces.head for m in messages[:2] if m.replaces is not None), None)
         return details
 
     async def find_running_turn(self) -> Turn:
@@ -183,7 +169,7 @@ class ChatSession:
         if self.exists and all(value is None for value in self._opening.values()):
             with contextlib.suppress(RunNotFoundError):  # deleted by Temporal; the store has it still
                 return await self.run.send(content, message_id=message_id)
-        return await self._client.send(self.agent, content, id=self.run.id, message_id=message_id, **self._opening)
+        return await self._client.send(self._agent, content, id=self.run.id, message_id=message_id, **self._opening)
 
     async def wait_for_answer(self, turn: Turn) -> Response:
         """Wait for the answer. Raises the error that the turn failed with."""
@@ -191,34 +177,3 @@ class ChatSession:
             return await turn.result()
         finally:
             self.has_answer = True
-
-    def take_new_messages(self, response: Response) -> list[Message]:
-        """The messages since the last answer that was shown; [] without the store."""
-        messages = list(response.messages)
-        if not messages:
-            return []
-        summary = next(((index, m.replaces) for index, m in enumerate(messages[:2]) if m.replaces is not None), None)
-        head = summary[1].head if summary is not None else None
-        if summary is not None and head != self._summarised_head:  # the beginning was summed up meanwhile
-            self._shown_count = self._count_shown(messages, *summary)
-        self._summarised_head, self._shown_transcript = head, messages
-        new_messages = messages[self._shown_count :]
-        self._shown_count = max(self._shown_count, len(messages))
-        return new_messages
-
-    def _count_shown(self, messages: Sequence[Message], index: int, replaced: Replaced) -> int:
-        """How many of ``messages`` were shown, of which the one at ``index`` is a new summary."""
-        unseen = replaced.messages - self._shown_count
-        count = index + 1 + max(0, replaced.kept - (unseen if unseen >= 0 else replaced.kept))
-        if replaced.kept:
-            return count
-        # A step policy may have edited the conversation, so the number of kept messages is not known.
-        shown = (messages.index(message) + 1 for message in reversed(self._shown_transcript) if message in messages)
-        return max(count, next(shown, 0))
-
-    async def get_activity(self) -> str | None:
-        """What the run does, in a line; None if that is not known."""
-        try:
-            return format_activity(await self.run.status())
-        except PerdureError:
-            return None

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import shutil
 import sys
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -25,14 +26,14 @@ from ...embedded.home import current_home, open_private
 from ...errors import NoWorkerError, PerdureError
 from ...terminal import escape_line, print_line, style_text
 from ..events import format_event, format_subagent_path
-from ..output import INTERRUPTED, format_call, format_conversation, get_answer_text
+from ..output import INTERRUPTED, format_call, format_conversation, get_answer_text, print_error
 from ..run import STATUS_POLL_SECONDS
+from ..show import format_activity
 
 if TYPE_CHECKING:
     from ...client.turn import Turn
     from ...types.events import Event
     from ...types.interface import Response
-    from ...types.messages import Message
     from ..show import RunDetails
     from .conversation import ChatSession
 
@@ -118,9 +119,10 @@ def format_past_turns(details: RunDetails) -> Iterator[str]:
         yield from (style_text(line, "red") for line in error.splitlines())
 
 
-def format_turn_answer(response: Response, new_messages: Sequence[Message]) -> Iterator[str]:
-    """The calls since the last answer, and the answer."""
-    for message in new_messages:
+def format_turn_answer(response: Response) -> Iterator[str]:
+    """The calls since the user's last message, and the answer."""
+    replies = itertools.takewhile(lambda message: message.role != "user", reversed(response.messages))
+    for message in reversed(list(replies)):
         for call in message.tool_calls:
             arguments = call.malformed if call.malformed is not None else call.arguments
             yield style_text(f"→ {format_call(call.name, arguments)}", "blue")
@@ -215,7 +217,8 @@ class ChatTerminal:
         except PerdureError as error:
             if isinstance(error, NoWorkerError) and not self._session.has_answer and not self._over.done():
                 self._over.set_exception(error)
-            _print_error(error)
+            else:
+                print_error(error)
         else:
             if new:
                 await self._wait_for_answer(turn)
@@ -229,11 +232,10 @@ class ChatTerminal:
             await asyncio.wait([watching], timeout=_LAST_EVENTS_SECONDS)
         except PerdureError as error:
             _print_lines(live.flush_partial_line())
-            _print_error(error)
+            print_error(error)
         else:
             _print_lines(live.flush_partial_line())
-            new_messages = self._session.take_new_messages(response)  # they count as shown in any case
-            ending = format_turn_end(response) if live.has_output else format_turn_answer(response, new_messages)
+            ending = format_turn_end(response) if live.has_output else format_turn_answer(response)
             _print_lines([*ending, ""])
         finally:
             watching.cancel()
@@ -264,13 +266,15 @@ class ChatTerminal:
         try:
             await self._session.run.interrupt()
         except PerdureError as error:
-            _print_error(error)
+            print_error(error)
 
     async def _poll_activity(self) -> None:
         """Show the run's activity while messages are sent or answers awaited."""
         while True:
             if self._tasks:
-                activity = await self._session.get_activity()
+                activity = None
+                with contextlib.suppress(PerdureError):
+                    activity = format_activity(await self._session.run.status())
                 self._activity = activity if activity is not None and self._tasks else ""
                 self._prompt.app.invalidate()
             await asyncio.sleep(STATUS_POLL_SECONDS)
@@ -322,13 +326,6 @@ class ChatTerminal:
             event.current_buffer.reset()
         else:
             event.app.exit(exception=EOFError)
-
-
-def _print_error(error: PerdureError) -> None:
-    lines = [style_text(line, "red") for line in f"error: {error.message}".splitlines()]
-    if error.hint:
-        lines.append(style_text(error.hint, "dim"))
-    _print_lines([*lines, ""])
 
 
 def _print_lines(lines: Iterable[str]) -> None:

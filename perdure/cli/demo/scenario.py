@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import time
@@ -18,7 +19,7 @@ from ...embedded.process import ChildProcess
 from ...errors import RuntimeSetupError
 from ...terminal import print_line, style_text, truncate_text
 from ...types.wire import MODEL_ACTIVITY
-from ..connection import get_server_address
+from ..connection import list_worker_arguments
 from ..output import format_call
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class DemoProcesses:
     """The processes of one demo; ``aclose`` ends all of them."""
 
     def __init__(self, client: Client, folder: Path, model: str) -> None:
-        self.client = client
+        self._client = client
         self.model = "openai:demo" if model == DEMO_MODEL else model
         self.worker: ChildProcess | None = None
         self._is_demo_model = model == DEMO_MODEL
@@ -69,10 +70,8 @@ class DemoProcesses:
 
     async def start_worker(self) -> ChildProcess:
         """Start a worker; it serves when this returns."""
-        client = self.client
-        assert client.store_url is not None, "set by the command"
-        place = (client.task_queue, get_server_address(client), client.temporal.namespace, client.store_url)
-        await self._start_child("perdure.cli.demo.worker", str(self._folder), self.model, *place)
+        arguments = (str(self._folder), self.model, *list_worker_arguments(self._client))
+        await self._start_child("perdure.cli.demo.worker", *arguments)
         self.worker = self._children[-1]
         return self.worker
 
@@ -94,12 +93,10 @@ class DemoProcesses:
 
 
 def _fetch_request_count(base_url: str) -> int:
-    connection = http.client.HTTPConnection(urlsplit(base_url).netloc, timeout=5)
-    try:
+    # No client that honours proxy variables: the model listens on loopback.
+    with contextlib.closing(http.client.HTTPConnection(urlsplit(base_url).netloc, timeout=5)) as connection:
         connection.request("GET", "/stats")
         return int(json.load(connection.getresponse())["requests"])
-    finally:
-        connection.close()
 
 
 # ---

@@ -36,8 +36,14 @@ def test_of_a_long_conversation_the_last_turns_are_shown_with_their_numbers() ->
 
 def test_what_was_called_stands_before_the_answer() -> None:
     call = ToolCallPart(id="1", name="track", arguments={"order": "7\x1b[2J"})
-    news = [Message(role="assistant", parts=(call,)), Message.assistant("Soon.")]
-    assert list(terminal.format_turn_answer(Response(content="Soon.\x07\nVery."), news)) == [
+    before = Message(role="assistant", parts=(ToolCallPart(id="0", name="search", arguments={}),))
+    messages = (
+        before,
+        Message.user("Where is it?"),
+        Message(role="assistant", parts=(call,)),
+        Message.assistant("Soon."),
+    )
+    assert list(terminal.format_turn_answer(Response(content="Soon.\x07\nVery.", messages=messages))) == [
         r'→ track(order="7\u001b[2J")',
         "Soon.\\x07",
         "Very.",
@@ -54,7 +60,7 @@ def test_what_was_called_stands_before_the_answer() -> None:
     ],
 )
 def test_how_a_turn_ended(response: dict[str, str], lines: list[str]) -> None:
-    assert list(terminal.format_turn_answer(Response.model_validate(response), [])) == lines
+    assert list(terminal.format_turn_answer(Response.model_validate(response))) == lines
 
 
 def test_how_to_come_back() -> None:
