@@ -42,7 +42,7 @@ app = Commands(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add(demo.demo, run.run, chat.chat, dev.dev, worker.worker)
-app.command("list")(list_runs.list_runs)
+app.add(list_runs.list_runs, name="list")
 app.add(show.show, events.events, steer.send, run.wait, steer.inject, steer.interrupt, steer.cancel, steer.close)
 app.add(steer.resume, fork.fork, fork.diff)
 app.add(approvals.approvals, approvals.approve, approvals.deny, approvals.revoke, approvals.answer)

@@ -74,10 +74,8 @@ def load_agent_module(target: str, *, require_agents: bool = True) -> AgentModul
     names = vars(module)
     agents = tuple(dict.fromkeys(value for value in names.values() if isinstance(value, Agent)))
     if not agents and require_agents:
-        raise DefinitionError(
-            f"{target} has no agents at its top level",
-            hint='Define one there: assistant = Agent("assistant", "openai:gpt-5-mini", instructions="…")',
-        )
+        hint = 'Define one there: assistant = Agent("assistant", "openai:gpt-5-mini", instructions="…")'
+        raise DefinitionError(f"{target} has no agents at its top level", hint=hint)
     resolve_auth = names.get("resolve_auth")
     return AgentModule(
         target,
@@ -101,11 +99,9 @@ def _check_lifespan(target: str, lifespan: Any) -> Lifespan | None:
         try:
             inspect.signature(lifespan).bind()
         except TypeError as error:
-            raise DefinitionError(
-                f"{target}: `lifespan` must take no arguments: {error}",
-                hint="A worker calls lifespan() and uses what it yields as ctx.resources. "
-                "If the function serves another purpose, give it another name.",
-            ) from None
+            hint = "A worker calls lifespan() and uses what it yields as ctx.resources. "
+            hint += "If the function serves another purpose, give it another name."
+            raise DefinitionError(f"{target}: `lifespan` must take no arguments: {error}", hint=hint) from None
     checked: Lifespan | None = lifespan  # the worker checks the rest
     return checked
 
@@ -165,10 +161,8 @@ def _import_module(name: str) -> ModuleType:
     except Exception as error:  # a parent package that fails
         raise _build_import_error(error, None) from error
     if spec is None:
-        raise InvalidInputError(
-            f"there is no file or module {name!r}",
-            hint="Name a file (agents.py), or a module that can be imported from here or from PYTHONPATH.",
-        )
+        hint = "Name a file (agents.py), or a module that can be imported from here or from PYTHONPATH."
+        raise InvalidInputError(f"there is no file or module {name!r}", hint=hint)
     return _import_author_code(name, Path(spec.origin) if spec.origin else None)
 
 
@@ -196,10 +190,8 @@ def _build_import_error(error: BaseException, path: Path | None) -> PerdureError
     if isinstance(error, PerdureError):
         return DefinitionError(f"{where}: {error.message}", hint=error.hint or hint)
     if isinstance(error, SystemExit):
-        return DefinitionError(
-            f"{where}: it exits when it is imported",
-            hint='Put the code that only a script runs under if __name__ == "__main__":',
-        )
+        hint = 'Put the code that only a script runs under if __name__ == "__main__":'
+        return DefinitionError(f"{where}: it exits when it is imported", hint=hint)
     if isinstance(error, ModuleNotFoundError):
         hint = f"Install it for {sys.executable}, or correct the name. {hint or ''}".strip()
     reason = error.msg if isinstance(error, SyntaxError) else str(error)

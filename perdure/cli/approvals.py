@@ -44,10 +44,8 @@ def answer(
     has_value_option = input is not None or error is not None
     call, text = (call_or_value, value) if has_value_option or value is not None else (None, call_or_value)
     if sum(given is not None for given in (text, input, error)) != 1:
-        raise InvalidInputError(
-            "give exactly one of a value, --input or --error",
-            hint='For instance perdure answer ID "the savings account"',
-        )
+        hint = 'For instance: perdure answer ID "the savings account"'
+        raise InvalidInputError("give exactly one of a value, --input or --error", hint=hint)
     json_value = parse_json_value(read_text_argument(input), "--input") if input is not None else None
 
     async def act(run: Run) -> DecidedApproval:
@@ -62,12 +60,9 @@ def answer(
 
 async def _find_unanswered_call(run: Run, call: str | None) -> PendingApproval | None:
     """The pending call that this answers. None when it is ambiguous; ``Run.answer`` then raises the error."""
-    pending = [
-        waiting
-        for waiting in (await run.status()).approvals
-        if waiting.kind != "approval" and call in (None, waiting.call_id)
-    ]
-    return pending[0] if len(pending) == 1 else None
+    pending = (await run.status()).approvals
+    matching = [waiting for waiting in pending if waiting.kind != "approval" and call in (None, waiting.call_id)]
+    return matching[0] if len(matching) == 1 else None
 
 
 def _parse_answer_value(text: str, form: dict[str, Any] | None) -> Any:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import filterfalse
 from typing import TYPE_CHECKING, Annotated, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -154,19 +155,12 @@ async def find_run(client: Client, prefix: str) -> Run:
 
     Raises ``RunNotFoundError``; ``InvalidInputError``, which names the candidates, if there are several.
     """
-    from temporalio.service import RPCError, RPCStatusCode
-
-    from ..temporal_service import translate_rpc_error
-
     run = client.run(prefix)
     try:
-        await run.handle.describe()
-    except RPCError as error:
-        if error.status != RPCStatusCode.NOT_FOUND:
-            raise translate_rpc_error(client.temporal, prefix, error) from error
-    else:
-        return run
-    return client.run(match_run_id(prefix, await _list_candidate_ids(client, prefix)))
+        await run.describe()
+    except RunNotFoundError:
+        return client.run(match_run_id(prefix, await _list_candidate_ids(client, prefix)))
+    return run
 
 
 def match_run_id(prefix: str, ids: Iterable[str]) -> str:
@@ -207,6 +201,8 @@ async def _list_candidate_ids(client: Client, prefix: str) -> set[str]:
 
 def _drop_subagent_ids(ids: set[str]) -> set[str]:
     """``ids`` without those of subagents whose parent is among them: a shortened id means the parent."""
-    return {
-        run_id for run_id in ids if not any(run_id[:at] in ids for at, letter in enumerate(run_id) if letter == "/")
-    }
+
+    def has_parent(run_id: str) -> bool:
+        return any(run_id[:at] in ids for at, letter in enumerate(run_id) if letter == "/")
+
+    return set(filterfalse(has_parent, ids))

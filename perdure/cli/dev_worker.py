@@ -8,6 +8,7 @@ import sys
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from temporalio.worker import Worker as TemporalWorker
 
@@ -59,15 +60,8 @@ async def _serve_queues(
         plugin = PerdurePlugin(loaded.agents, store_url=client.store_url, **loaded.worker_options)
         agents = plugin.engine.agents
         agent_files = AgentFolder(folder, agents, toolsets=loaded.toolsets, say=print_line) if folder else None
-        workers = [
-            TemporalWorker(
-                client.temporal,
-                task_queue=name,
-                plugins=[plugin],
-                graceful_shutdown_timeout=timedelta(seconds=DRAIN_SECONDS),
-            )
-            for name in queues
-        ]
+        settings: dict[str, Any] = {"plugins": [plugin], "graceful_shutdown_timeout": timedelta(seconds=DRAIN_SECONDS)}
+        workers = [TemporalWorker(client.temporal, task_queue=name, **settings) for name in queues]
         async with AsyncExitStack() as stack:
             # Opened here, too, as in Worker: a failing store or lifespan raises its error now.
             await stack.enter_async_context(plugin.engine.serve(client.temporal, queue))

@@ -24,14 +24,10 @@ def doctor(server: ServerOptions, output: OutputOptions) -> None:
     """Check this machine's setup; exit code 1 when something is broken. Starts and fetches nothing."""
     from ..embedded import diagnosis
 
-    findings = [
-        *diagnosis.check_machine(),
-        *_check_encryption_keys(),
-        *asyncio.run(diagnosis.check_servers(**asdict(server))),
-    ]
-    output.print_result(
-        [asdict(finding) for finding in findings], (line for finding in findings for line in _format_finding(finding))
-    )
+    findings = [*diagnosis.check_machine(), *_check_encryption_keys()]
+    findings += asyncio.run(diagnosis.check_servers(**asdict(server)))
+    lines = (line for finding in findings for line in _format_finding(finding))
+    output.print_result([asdict(finding) for finding in findings], lines)
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(1)
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -80,26 +80,14 @@ def _parse_agent_names(file: str) -> list[str]:
 # ---
 # Groups of options: a command's parameter whose type is a dataclass, such as ``StoreOptions``.
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 
 class Commands(typer.Typer):
     """Commands whose parameters may be dataclasses with options as fields. Typer itself has no such groups."""
 
-    def command(self, *args: Any, **settings: Any) -> Callable[[Command], Command]:
-        """Register a command as Typer does. The function itself stays as it is."""
-        register = super().command(*args, **settings)
-
-        def add(command: Command) -> Command:
-            register(expand_option_groups(command))
-            return command
-
-        return add
-
-    def add(self, *commands: Callable[..., Any]) -> None:
-        """Register commands under the names of their functions."""
+    def add(self, *commands: Callable[..., Any], name: str | None = None) -> None:
+        """Register commands, under the names of their functions or under ``name``. The functions stay as they are."""
         for command in commands:
-            self.command()(command)
+            self.command(name)(expand_option_groups(command))
 
 
 def expand_option_groups(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -205,9 +193,8 @@ def read_optional_message(message: str | None, attach: list[str] | None, command
 def read_run_input(message: str | None, input: str | None, attach: list[str] | None) -> Content | dict[str, Any]:
     """The message of a run, or the value for its agent's input type. Raises ``InvalidInputError``."""
     if (message is None) == (input is None):
-        raise InvalidInputError(
-            "give either MESSAGE or --input", hint="For instance: perdure run support 'Where is order 7?'"
-        )
+        hint = "For instance: perdure run support 'Where is order 7?'"
+        raise InvalidInputError("give either MESSAGE or --input", hint=hint)
     if message is not None:
         return read_message(message, attach)
     if attach:

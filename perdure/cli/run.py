@@ -169,10 +169,8 @@ def run(
     if detach and follow:
         raise InvalidInputError("-d exits at once, --follow does not", hint="perdure events ID -f follows a run later.")
     if detach and file:
-        raise InvalidInputError(
-            "-d exits at once, and with it the worker of --file",
-            hint="Serve the file in a process of its own: perdure dev FILE, or perdure worker FILE.",
-        )
+        hint = "Serve the file in a process of its own: perdure dev FILE, or perdure worker FILE."
+        raise InvalidInputError("-d exits at once, and with it the worker of --file", hint=hint)
     content, context_value = read_run_input(message, input, attach), parse_json_object(context)
     run_id: str | None = None
 

@@ -48,10 +48,8 @@ CronOption = Annotated[list[str] | None, typer.Option(help='A cron expression, "
 TimezoneOption = Annotated[str | None, typer.Option(help="Time zone of --cron: Europe/Lisbon; by default UTC.")]
 OverlapOption = Annotated[OverlapChoice, typer.Option(help="When a run is due and the last one has not ended.")]
 AuthRefOption = Annotated[str | None, typer.Option(help="On whose behalf the runs act; the worker resolves it.")]
-app = Commands(help="Runs that start at certain times.", no_args_is_help=True)
 
 
-@app.command()
 def create(
     agent: AgentArgument,
     id: Annotated[str, typer.Option(help="Id of the schedule; the ids of its runs add the time.")],
@@ -103,7 +101,6 @@ def create(
 ScheduleArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the schedule, or a unique beginning of it.")]
 
 
-@app.command("list")
 def list_schedules(
     agent: Annotated[str | None, typer.Option(help="Only schedules of this agent.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
@@ -121,26 +118,22 @@ def _format_row(status: ScheduleStatus) -> Row:
     return status.id, status.agent, _format_schedule_times(status), _format_next_time(status)
 
 
-@app.command()
 def show(id: ScheduleArgument, *, server: ServerOptions, output: OutputOptions) -> None:
     """Show what a schedule starts, when it is due, and the last runs that it started."""
     status = _call_schedule(server, id, lambda schedule: schedule.describe())
     output.print_result(asdict(status), (f"{name:<9} {fact}" for name, fact in _build_schedule_facts(status)))
 
 
-@app.command()
 def pause(id: ScheduleArgument, note: NoteOption = None, *, server: ActorOptions, output: OutputOptions) -> None:
     """Pause a schedule: it starts no runs until it is resumed. Its open runs go on."""
     _act_and_print(server, id, "paused", lambda schedule: schedule.pause(note=note), output)
 
 
-@app.command()
 def resume(id: ScheduleArgument, note: NoteOption = None, *, server: ActorOptions, output: OutputOptions) -> None:
     """Resume a paused schedule. Runs that were due while it was paused are skipped."""
     _act_and_print(server, id, "resumed", lambda schedule: schedule.resume(note=note), output)
 
 
-@app.command()
 def trigger(
     id: ScheduleArgument,
     overlap: Annotated[
@@ -155,7 +148,6 @@ def trigger(
     _act_and_print(server, id, "triggered", lambda schedule: schedule.trigger(overlap=policy), output)
 
 
-@app.command()
 def delete(id: ScheduleArgument, *, server: ServerOptions, output: OutputOptions) -> None:
     """Delete a schedule. Its open runs go on."""
     _act_and_print(server, id, "deleted", lambda schedule: schedule.delete(), output)
@@ -232,3 +224,9 @@ def _format_next_time(status: ScheduleStatus) -> str:
     if status.paused:
         return "paused"
     return f"{status.next[0]:%Y-%m-%d %H:%M:%S} UTC" if status.next else "never"
+
+
+app = Commands(help="Runs that start at certain times.", no_args_is_help=True)
+app.add(create)
+app.add(list_schedules, name="list")
+app.add(show, pause, resume, trigger, delete)

@@ -40,9 +40,8 @@ def schema(
     if file is None and agent is not None:
         raise InvalidInputError("--agent needs --file", hint=f"Name the file of agent {agent!r} with --file.")
     if file is not None and kind is not None:
-        raise InvalidInputError(
-            f"{kind.value!r} is the same for all agents", hint=f"Leave out --file, or {kind.value!r}."
-        )
+        hint = f"Leave out --file, or {kind.value!r}."
+        raise InvalidInputError(f"{kind.value!r} is the same for all agents", hint=hint)
     schemas = _build_interface_schemas(kind) if file is None else build_agent_schema(_load_one_agent(file, agent))
     output.print_json(schemas)  # text is JSON, too
 

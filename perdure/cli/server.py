@@ -28,10 +28,6 @@ def env(server: ServerOptions, output: OutputOptions) -> None:
     output.print_result(variables, (f"export {name}={shlex.quote(value)}" for name, value in variables.items()))
 
 
-app = Commands(help="The Temporal dev server of this machine, and the setup of any server.", no_args_is_help=True)
-
-
-@app.command()
 def install(output: OutputOptions) -> None:
     """Find the dev server's binary, or download it once, and print its path."""
     from ..embedded.binary import ensure_binary
@@ -43,7 +39,6 @@ def install(output: OutputOptions) -> None:
     output.print_result({"path": path, "version": binary.server_version, "source": binary.source}, path)
 
 
-@app.command()
 def start(output: OutputOptions) -> None:
     """Start the server if it does not run. It goes on when this command ends."""
     from ..embedded.server import ensure_server
@@ -51,7 +46,6 @@ def start(output: OutputOptions) -> None:
     _print_server_info(asyncio.run(ensure_server()), output)
 
 
-@app.command()
 def stop(output: OutputOptions) -> None:
     """Stop the server. Runs stay in its database and go on when it is started again."""
     from ..embedded.server import stop_server
@@ -60,7 +54,6 @@ def stop(output: OutputOptions) -> None:
     output.print_result({"stopped": stopped}, "stopped" if stopped else "no embedded server runs")
 
 
-@app.command()
 def status(output: OutputOptions) -> None:
     """Show the server; exit code 4 if it does not run."""
     from ..embedded.server import find_running_server
@@ -71,7 +64,6 @@ def status(output: OutputOptions) -> None:
     _print_server_info(info, output)
 
 
-@app.command()
 def setup(server: ServerOptions, output: OutputOptions) -> None:
     """Register perdure's search attributes on any server, so that one query finds what waits. Safe to repeat."""
     from ..embedded.address import connect, resolve_target
@@ -105,3 +97,7 @@ def _print_server_info(info: ServerInfo, output: OutputOptions) -> None:
     }
     value = asdict(info) | {"ui_url": info.ui_url}
     output.print_result(value, (f"{name:<9} {fact}" for name, fact in facts.items()))
+
+
+app = Commands(help="The Temporal dev server of this machine, and the setup of any server.", no_args_is_help=True)
+app.add(install, start, stop, status, setup)

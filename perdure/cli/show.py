@@ -263,10 +263,8 @@ async def _list_runs_below(run: Run, depth: int, slots: asyncio.Semaphore) -> li
             return []
         return [SubagentRun(depth, status, background), *await _list_runs_below(child, depth + 1, slots)]
 
-    children = await list_child_runs(run)
-    subtrees = await asyncio.gather(
-        *(list_subtree(run.client.run(child_id), background) for child_id, background in children.items())
-    )
+    children = [(run.client.run(name), background) for name, background in (await list_child_runs(run)).items()]
+    subtrees = await asyncio.gather(*(list_subtree(child, background) for child, background in children))
     return [child for subtree in subtrees for child in subtree]
 
 

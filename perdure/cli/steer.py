@@ -52,9 +52,8 @@ def send(
     """Send a message to a conversation. It joins the turn under way, or opens the next. Prints the turn's id."""
     opening: dict[str, Any] = {"context": parse_json_object(context), "idle_timeout": idle_timeout}
     if agent is None and any(value is not None for value in opening.values()):
-        raise InvalidInputError(
-            "--context and --idle-timeout apply only to a new conversation", hint="Name its agent with --agent."
-        )
+        hint = "Name its agent with --agent."
+        raise InvalidInputError("--context and --idle-timeout apply only to a new conversation", hint=hint)
     content = read_message(message, attach)
     message_id = message_id or uuid.uuid4().hex
 
@@ -156,10 +155,8 @@ def resume(id: RunArgument, limit: LimitOption = None, *, server: ActorOptions, 
     async def act(run: Run) -> Outcome:
         before = await run.status()
         if before.at_limit is not None and not limits:
-            raise InvalidInputError(
-                f"run {run.id} is paused: {before.at_limit}",
-                hint=f"Raise that limit: perdure resume {run.id} --limit {before.at_limit.key}=<more>",
-            )
+            hint = f"Raise that limit: perdure resume {run.id} --limit {before.at_limit.key}=<more>"
+            raise InvalidInputError(f"run {run.id} is paused: {before.at_limit}", hint=hint)
         await run.resume(limits=limits)
         if before.state in ("completed", "failed", "cancelled"):
             then = f"was {before.state}, and goes on from where it ended"

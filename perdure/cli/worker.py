@@ -75,11 +75,7 @@ def worker(
 
     async def serve() -> None:
         async with open_client(server, task_queue=task_queue, warnings=True) as client:
-
-            def print_serving_line(worker: Worker) -> None:
-                print_line(_format_serving_line(client, worker))
-
-            await serve_agents(client, loaded, drain=drain, ready=print_serving_line, agents=agents)
+            await serve_agents(client, loaded, asyncio.Event(), drain=drain, agents=agents)
 
     asyncio.run(serve())
 
@@ -107,27 +103,28 @@ def _shorten_activity_failure(record: logging.LogRecord) -> bool:
 async def serve_agents(
     client: Client,
     loaded: AgentModule,
+    stop: asyncio.Event,
     *,
     drain: float | None = None,
-    ready: Callable[[Worker], None],
-    stop: asyncio.Event | None = None,
     agents: Path | None = None,
+    on_serving: Callable[[], None] | None = None,
 ) -> None:
-    """Serve ``loaded`` until a signal comes or ``stop`` is set, then drain. ``ready`` is called once it serves.
+    """Serve ``loaded`` until a signal comes or ``stop`` is set, then drain.
 
-    ``agents`` is a folder of agent files, whose present versions are served.
-    With ``stop`` it is part of another command, which itself prints what happens.
+    ``agents`` is a folder of agent files, whose present versions are served. With ``on_serving`` that is called instead
+    of printing what happens.
     """
     from ..worker import Worker
 
-    quiet = stop is not None
-    stop = stop or asyncio.Event()
-    install_signal_handlers(stop, quiet=quiet)
+    install_signal_handlers(stop, quiet=on_serving is not None)
     worker = Worker(client, loaded.agents, drain=drain, **loaded.worker_options)
     async with AsyncExitStack() as stack:
         folder = agents and worker.folder(agents, toolsets=loaded.toolsets, say=print_line)
         await stack.enter_async_context(worker)
-        ready(worker)
+        if on_serving is not None:
+            on_serving()
+        else:
+            print_line(_format_serving_line(client, worker))
         if folder:
             await stack.enter_async_context(folder)
         await stop.wait()

@@ -82,7 +82,8 @@ def chat(
                     return await run_piped_chat(session, message, output)
                 from .terminal import ChatTerminal
 
-                return await ChatTerminal(session, past).run(message)
+                await ChatTerminal(session, past).run(message)
+                return 0
 
     try:
         code = asyncio.run(run_chat())

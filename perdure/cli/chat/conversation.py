@@ -132,10 +132,8 @@ class ChatSession:
             return None
         agent = details.status.agent
         if agent and agent != self.agent_name:
-            raise InvalidInputError(
-                f"conversation {self.run.id!r} is with {agent!r}, not with {self.agent_name!r}",
-                hint=f"perdure chat {agent} --id {self.run.id}",
-            )
+            message = f"conversation {self.run.id!r} is with {agent!r}, not with {self.agent_name!r}"
+            raise InvalidInputError(message, hint=f"perdure chat {agent} --id {self.run.id}")
         self.exists = self.has_messages = True
         return details
 

@@ -26,7 +26,7 @@ from ...embedded.home import current_home, open_private
 from ...errors import NoWorkerError, PerdureError
 from ...terminal import escape_line, print_line, style_text
 from ..events import format_event, format_subagent_path
-from ..output import INTERRUPTED, format_call, format_conversation, get_answer_text, print_error
+from ..output import format_call, format_conversation, get_answer_text, print_error
 from ..run import STATUS_POLL_SECONDS
 from ..show import format_activity
 
@@ -168,8 +168,8 @@ class ChatTerminal:
             input=_Keyboard(sys.stdin),
         )
 
-    async def run(self, first: str | None = None) -> int:
-        """The exit code: 0, or 130 when a second Ctrl-C ended the chat during a reply.
+    async def run(self, first: str | None = None) -> None:
+        """Chat until the user leaves. A second Ctrl-C during a reply raises ``KeyboardInterrupt``.
 
         Raises ``NoWorkerError`` when no worker takes the first message.
         """
@@ -180,17 +180,13 @@ class ChatTerminal:
         try:
             either: list[asyncio.Future[Any]] = [prompting, self._over]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            (self._over if self._over.done() else prompting).result()
-        except EOFError:
-            return 0
-        except KeyboardInterrupt:
-            return INTERRUPTED
+            with contextlib.suppress(EOFError):  # Ctrl-D
+                (self._over if self._over.done() else prompting).result()
         finally:
             left = [polling, prompting, *self._tasks]
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
-        return 0
 
     def _send_first_message(self, first: str | None) -> None:
         if first is not None and first.strip():

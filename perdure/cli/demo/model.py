@@ -150,9 +150,8 @@ def find_best_match(terms: Sequence[str], path: str) -> AnswerSteps:
     file, line = places[0]
     quote = (yield from read_quote(file, line)) or f"> {matches[file, line]}"
     files = list(dict.fromkeys(path for path, _ in places))
-    number = (
-        f"{'at least ' if truncated else ''}{format_count(len(matches), 'line')} of {format_count(len(files), 'file')}"
-    )
+    at_least = "at least " if truncated else ""
+    number = f"{at_least}{format_count(len(matches), 'line')} of {format_count(len(files), 'file')}"
     text = f"I found {format_terms(terms)} in {number}, best in `{file}`, line {line}:\n\n{quote}"
     return f"{text}\n\nSee also {format_file_names(files[1:])}." if files[1:] else text
 
@@ -167,10 +166,8 @@ def describe_file_beginning(path: str, size: int) -> AnswerSteps:
 def describe_folder(sizes: dict[str, int], truncated: bool) -> AnswerSteps:
     """Which files there are, and how the README or the index begins, or else the first file."""
     total = re.match(r"\d+ lines", (yield build_tool_call("count_lines")))
-    number = (
-        f"{'at least ' if truncated else ''}{format_count(len(sizes), 'file')}{f' with {total[0]}' if total else ''}"
-    )
-    text = f"The folder has {number}: {format_file_names(list(sizes))}."
+    at_least, lines = "at least " if truncated else "", f" with {total[0]}" if total else ""
+    text = f"The folder has {at_least}{format_count(len(sizes), 'file')}{lines}: {format_file_names(list(sizes))}."
     first = min(sizes, key=lambda path: (not INTRODUCTION_PATTERN.search(path), path.count("/")))
     quote = yield from read_quote(first, 1)
     return f"{text} `{first}` begins:\n\n{quote}" if quote else text

@@ -300,17 +300,12 @@ def check_claims(
     messages, before = list(response.messages), list(observed.transcript_at_kill)
     replies, kept = _count_replies(messages), _count_replies(before)
     injected = sum(message.role == "user" and message.text == INJECTED_MESSAGE for message in messages)
+    killed = f"the worker was killed in the middle of the run, after {_format_count(kept, 'reply')} of {replies}"
+    kept_messages = f"the {_format_count(len(before), 'message')} from before the kill"
+    unchanged = bool(before) and messages[: len(before)] == before
     return [
-        Claim(
-            f"the worker was killed in the middle of the run, after {_format_count(kept, 'reply')} of {replies}, "
-            "and the run stayed open",
-            0 < kept < replies and observed.alive_after_kill,
-        ),
-        Claim(
-            f"nothing was repeated: the {_format_count(len(before), 'message')} from before the kill stand unchanged "
-            "in the transcript",
-            bool(before) and messages[: len(before)] == before,
-        ),
+        Claim(f"{killed}, and the run stayed open", 0 < kept < replies and observed.alive_after_kill),
+        Claim(f"nothing was repeated: {kept_messages} stand unchanged in the transcript", unchanged),
         _check_model_calls(replies, observed, attempts, requests),
         _check_tool_results(messages, attempts),
         Claim("the injected message is in the conversation once", injected == 1),

@@ -178,7 +178,7 @@ async def main(folder: str, model: str, queue: str, address: str, namespace: str
     call_when_orphaned(stop.set)
     loaded = AgentModule(folder, (build_reader_agent(Path(folder), model),))
     async with open_client(StoreOptions(address, namespace, store_url=store), task_queue=queue) as client:
-        await serve_agents(client, loaded, drain=1.0, stop=stop, ready=lambda _: report_to_parent("serving"))
+        await serve_agents(client, loaded, stop, drain=1.0, on_serving=lambda: report_to_parent("serving"))
 
 
 if __name__ == "__main__":

@@ -21,24 +21,24 @@ class Place:
         return f"{self.host}:{self.port}"
 
 
-app = Commands()
-
-
-@app.command("go")
 def go(name: Annotated[str, typer.Argument()], loud: bool = False, *, place: Place) -> None:
     print(name, loud, place)
 
 
-@app.command()
 def stay() -> None:
     print("stayed")
+
+
+app = Commands()
+app.add(go, name="leave")
+app.add(stay)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["go", "ana"], "ana False here:1\n"),
-        (["go", "ana", "--loud", "--host", "there", "-p", "7"], "ana True there:7\n"),
+        (["leave", "ana"], "ana False here:1\n"),
+        (["leave", "ana", "--loud", "--host", "there", "-p", "7"], "ana True there:7\n"),
         (["stay"], "stayed\n"),
     ],
 )
@@ -48,9 +48,9 @@ def test_what_options_make_is_given_to_the_command(arguments: list[str], said: s
 
 
 def test_they_are_options_like_others() -> None:
-    said = CliRunner().invoke(app, ["go", "--help"]).output
+    said = CliRunner().invoke(app, ["leave", "--help"]).output
     assert all(text in said for text in ("--host", "Where.", "--port"))
-    assert CliRunner().invoke(app, ["go", "ana", "--port", "x"]).exit_code == 2
+    assert CliRunner().invoke(app, ["leave", "ana", "--port", "x"]).exit_code == 2
 
 
 def test_the_function_itself_is_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
