@@ -38,10 +38,9 @@ if TYPE_CHECKING:
     )
     from .tools.context import RunFacts
     from .types.compaction import Compaction
-    from .types.files import File
     from .types.interface import Response, Status
     from .types.limits import Limits, RateLimit
-    from .types.messages import Message
+    from .types.messages import File, Message
     from .worker import PerdurePlugin, Worker
 
 
@@ -51,7 +50,7 @@ _HOME = {
     "Approval": "tools",
     "Client": "client.client",
     "Compaction": "types.compaction",
-    "File": "types.files",
+    "File": "types.messages",
     "HookSet": "hooks",
     "Limits": "types.limits",
     "Memory": "tools",

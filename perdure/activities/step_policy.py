@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ..agent.agent import Agent
-from ..agent.overrides import apply_override
 from ..errors import BranchError, DefinitionError, PerdureError, build_error
 from ..hooks import Hook, HookArguments, run_hooks
 from ..hooks.branch import Branch, Branches, LeftError
@@ -112,7 +111,7 @@ class StepBranches:
         if model is None:
             return ()
         given = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else model
-        apply_override(agent, {"model": given})  # raises for an invalid model now
+        agent.overridden({"model": given})  # raises for an invalid model now
         if (found := measure_json(given)) > BRANCH_MODEL_BYTES:
             raise DefinitionError(
                 f"step.branch(model=…) has {found:,} bytes as JSON and may have {BRANCH_MODEL_BYTES:,}",
@@ -333,7 +332,7 @@ class _PolicyAttempt:
         changes = step.build_changes()
         for some in (changes, *step.kept_changes.values()):
             if some:
-                apply_override(base, merge_overrides(before, some), self._agents.tools)
+                base.overridden(merge_overrides(before, some), self._agents.tools)
         if (found := measure_json(step.kept_changes)) > OVERRIDE_BYTES:
             raise DefinitionError(
                 f"step.keep: what is to hold from now on has {found:,} bytes as JSON and may have {OVERRIDE_BYTES:,}",

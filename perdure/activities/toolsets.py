@@ -14,7 +14,6 @@ from time import monotonic
 from typing import Any
 
 from ..agent.agent import Agent
-from ..agent.overrides import copy_with_tools
 from ..errors import DefinitionError, PerdureError, ToolError, ToolsetError
 from ..ports import Blob, Cache, ModelCall, ToolCall, Toolset
 from ..tools import RunContext, Tool, format_error
@@ -90,7 +89,7 @@ class Toolsets:
                 self._cache_list(blob.ref, rows)
         ref = call.pinned or before
         assert ref is not None, "a list is taken or was"
-        return copy_with_tools(agent, ref.hash, lambda: map(ToolsetTool, rows))
+        return agent.with_tools(ref.hash, lambda: map(ToolsetTool, rows))
 
     async def _choose_lists(
         self, agent: Agent, before: tuple[PinnedTool, ...] | None, told: RunContext[Any]

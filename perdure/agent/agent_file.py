@@ -226,7 +226,7 @@ def load_agent(
     try:
         spec = AgentSpec.model_validate(given)
     except ValidationError as error:
-        problems = _use_json_terms(describe_validation_error(error, "it", most=10))
+        problems = _use_json_terms(describe_validation_error(error, "it", max_problems=10))
         known = ", ".join(AgentSpec.model_fields)
         raise DefinitionError(f"{where}: {problems[:1000]}", hint=f"An agent has: {known}.") from None
     try:

@@ -1,4 +1,4 @@
-"""Typed input and output of agents: the ``__finish__`` tool, output validators, and ``Typed``, the agent's types."""
+"""Typed output of agents: the ``__finish__`` tool, and output validators."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar, get_args
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic_core import to_json
 
-from ..errors import DefinitionError, InvalidInputError, ParseError
+from ..errors import DefinitionError, ParseError
 from ..ports import ToolSpec
-from ..tools.context_type import ContextType
 from ..tools.json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
-from ..types.interface import FINISH_TOOL, FinishProtocol
+from ..types.interface import FINISH_TOOL
 from ..types.messages import clean_text
 from ..types.plain_json import find_json_flaw
 from ..types.wire import FinalAnswer
-from .xml import build_template, parse_filled_template, to_xml
+from .xml import build_template, parse_filled_template
 
 TEMPLATE_ROOT = "finish"
 """Root element of the XML in which a model may write its answer instead of calling the tool."""
@@ -232,107 +231,3 @@ def build_output_validator(agent: str, fn: Any) -> OutputValidator:
             f"agent {agent!r}: {name!r} cannot be called as an output validator", hint=_VALIDATOR_SIGNATURE_HINT
         )
     return OutputValidator(fn, name, len(places) > 1)
-
-
-# ---
-# The declared input and output types of an agent, and the methods for user code that convert by them.
-
-
-ValidatorT = TypeVar("ValidatorT", bound=Callable[..., Any])
-
-DEFAULT_PARSE_RETRIES = 2
-
-
-class Typed:
-    """The part of an ``Agent`` that holds its input and output types."""
-
-    name: str
-
-    def _set_types(self, input: Any, output: Any, finish: Any, parse_retries: Any, validators: Any) -> None:
-        """Validate and set the types. Raises ``DefinitionError``."""
-        self.input = input
-        """The declared type of a run's input; ``str`` is text and files."""
-        self._input_type = None if input is str else ContextType(self.name, input, "input")
-        self.output = output
-        """The declared type of the answers."""
-        self.output_type = OutputType(self.name, output)
-        self.finish: FinishProtocol = validate_finish_protocol(self.name, self.output_type, finish)
-        self.parse_retries = _validate_parse_retries(self.name, parse_retries)
-        """How often an answer that does not fit the type goes back to the model before the run fails."""
-        self.output_validators: tuple[OutputValidator, ...] = build_output_validators(self.name, validators)
-
-    def output_validator(self, fn: ValidatorT) -> ValidatorT:
-        """``@agent.output_validator``: a function of the output, or of the output and a ``RunContext``, sync or async.
-
-        It returns the output, changed if need be, or raises ``ModelRetry("why")``: the reason goes to the model, which
-        answers again. This counts as an answer that does not fit the type. Raises ``DefinitionError``.
-        """
-        self.output_validators = (*self.output_validators, build_output_validator(self.name, fn))
-        return fn
-
-    @property
-    def takes_input(self) -> bool:
-        """Whether the agent declares an input type."""
-        return self._input_type is not None
-
-    def check_input(self, value: Any) -> dict[str, Any]:
-        """Return ``value``, a mapping or an instance of the agent's input type, as the plain JSON that a run takes.
-
-        Raises ``InvalidInputError`` that names the field.
-        """
-        if self._input_type is None:
-            raise InvalidInputError(
-                f"agent {self.name!r} takes text and files, not {value!r:.100}",
-                hint=f"Declare what it takes: Agent({self.name!r}, …, input={type(value).__name__}).",
-            )
-        return self._input_type.check(value)
-
-    def render_input(self, plain: Mapping[str, Any]) -> str:
-        """Render an input for the model: the value with its defaults, as XML. Runs the author's validators. Raises
-        ``InvalidInputError``."""
-        if self._input_type is None:
-            raise InvalidInputError(
-                f"agent {self.name!r} declares no input type, and was given one",
-                hint="Send it a message: text, or texts and files.",
-            )
-        adapter = self._input_type.adapter
-        whole = adapter.dump_python(self._input_type.read(plain), mode="json", by_alias=True, round_trip=True)
-        return to_xml(whole, adapter.json_schema())
-
-    def input_schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of the input type: an object."""
-        assert self._input_type is not None, "an agent with an input type"
-        schema: dict[str, Any] = remove_titles(self._input_type.adapter.json_schema(schema_generator=PlainSchema))
-        return {"type": "object", "properties": {}, **schema}
-
-    def read_output(self, plain: Any) -> Any:
-        """Convert a ``Response.output`` as plain JSON (of ``client.run(id)``, or of another language) into a value of
-        the agent's output type. Raises ``ParseError``."""
-        return self.output_type.load_value(plain)
-
-
-def validate_finish_protocol(name: str, output: OutputType, finish: Any) -> FinishProtocol:
-    """Return the finish protocol, which must be able to carry the output. Raises ``DefinitionError``."""
-    allowed: tuple[FinishProtocol, ...] = get_args(FinishProtocol)
-    if finish is None:
-        return "text" if output.is_text else "tool"
-    if finish not in allowed:
-        raise DefinitionError(
-            f"agent {name!r}: finish is {finish!r:.100}, it can be {', '.join(allowed)}",
-            hint="Leave it out for the one that fits the output.",
-        )
-    if finish != "tool" and not output.is_text:
-        raise DefinitionError(
-            f"agent {name!r}: finish={finish!r} gives text, and the output is of a type",
-            hint="Leave finish out: an output of a type comes by finish='tool'.",
-        )
-    return finish  # type: ignore[no-any-return]  # it is one of the allowed
-
-
-def _validate_parse_retries(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise DefinitionError(
-            f"agent {name!r}: parse_retries must be a whole number from 0, not {value!r:.100}",
-            hint="For instance parse_retries=2.",
-        )
-    return value

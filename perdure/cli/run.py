@@ -37,8 +37,8 @@ from .show import format_activity
 if TYPE_CHECKING:
     from ..client.run import Run
     from ..types.events import Event
-    from ..types.files import Content
     from ..types.interface import Response
+    from ..types.messages import Content
 
 
 # ---

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from ..client.client import Client
     from ..client.run import Run
     from ..client.turn import Turn
-    from ..types.files import Content
     from ..types.interface import Response
+    from ..types.messages import Content
 
 
 # ---

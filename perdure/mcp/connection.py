@@ -34,7 +34,7 @@ from mcp.types import (
 
 from ..errors import ToolError
 from ..ports import ListedTool
-from ..types.files import File
+from ..types.messages import File
 
 logger = logging.getLogger("perdure.worker")
 

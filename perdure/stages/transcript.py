@@ -33,9 +33,8 @@ from ..ports import (
     TranscriptChain,
     TurnRow,
 )
-from ..types.files import decode_file_data
 from ..types.interface import Response, parse_output
-from ..types.messages import BlobRef, ContentPart, FilePart, Message, TextPart, ToolResultPart
+from ..types.messages import BlobRef, ContentPart, FilePart, Message, TextPart, ToolResultPart, decode_file_data
 from ..types.plain_json import measure_json
 from ..types.subagents import BranchOutcome, BranchRequest, TellCall
 from ..types.tool_calls import AnsweredCall, Call, CallbackCall, RefusedCall, RemoteCall, SubagentCall

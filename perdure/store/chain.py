@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from ..errors import InvalidInputError, TranscriptCorruptedError
 from ..ports import Blob, Claim, Commit, EventBatch, Journal, Node, Transcripts
-from ..types.files import decode_file_data
 from ..types.messages import (
     BlobRef,
     FilePart,
@@ -26,6 +25,7 @@ from ..types.messages import (
     Part,
     TextPart,
     ToolResultPart,
+    decode_file_data,
     encode_canonical,
     iter_file_parts,
     parse_messages,

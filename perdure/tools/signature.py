@@ -19,7 +19,7 @@ from pydantic_core import to_json
 
 from ..errors import DefinitionError, ToolError
 from ..types.messages import clean_text
-from ..types.validation_errors import first_problem
+from ..types.validation_errors import get_first_problem
 from .context import RunContext, ToolContext
 from .json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
 
@@ -348,7 +348,7 @@ class Arguments:
             try:
                 self._validator.validate_assignment(empty, field_name, info.default)
             except ValidationError as error:
-                why = first_problem(error)[1]
+                why = get_first_problem(error)[1]
                 way = "Allow None in its type: X | None." if info.default is None else "Change the default or the type."
                 raise self._function.build_error(
                     f"the default {info.default!r:.100} of {name!r} does not fit its type: {why}", way

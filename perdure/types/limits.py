@@ -180,8 +180,7 @@ class Limits:
     """The same for each turn."""
 
     def __post_init__(self) -> None:
-        for field in ("attempts", "iterations", "tokens", "tool_calls"):
-            _check_limit_count("Limits", field, getattr(self, field), "3")
+        _check_limit_counts(self, attempts=3, iterations=3, tokens=3, tool_calls=3)
         for field in ("call_timeout", "retry_wait", "wall_time"):
             _convert_duration_field(self, field)
         _check_dollars(self.cost_usd)
@@ -231,17 +230,14 @@ class Limits:
         return self.turn._build_bounds(None) if self.turn is not None else None
 
     def _build_bounds(self, iterations: int | None) -> Bounds | None:
-        wall_time = None if self.wall_time is None else float(self.wall_time)
-        of = (iterations, self.tokens, self.cost_usd, wall_time, self.tool_calls)
-        if of == (None,) * len(of):
-            return None
-        return Bounds(
+        bounds = Bounds(
             iterations=iterations,
             tokens=self.tokens,
             cost_usd=self.cost_usd,
-            wall_time=wall_time,
+            wall_time=None if self.wall_time is None else float(self.wall_time),
             tool_calls=self.tool_calls,
         )
+        return None if bounds == Bounds() else bounds
 
     def changed(self, change: RunLimits) -> Limits:
         """With what ``change`` has in the place of its own."""
@@ -264,8 +260,7 @@ class RateLimit:
     """Calls that may begin within any 60 seconds."""
 
     def __post_init__(self) -> None:
-        _check_limit_count("RateLimit", "concurrent", self.concurrent, "8")
-        _check_limit_count("RateLimit", "per_minute", self.per_minute, "50")
+        _check_limit_counts(self, concurrent=8, per_minute=50)
 
 
 _CALL_LIMIT_DEFAULTS = {"attempts": None, "call_timeout": None, "retry_wait": DEFAULT_RETRY_WAIT, "turn": None}
@@ -276,13 +271,19 @@ def _dump_set_limits(change: TurnLimits) -> dict[str, Any]:
     return change.model_dump(exclude_none=True, exclude={"turn"})
 
 
-def _check_limit_count(owner: str, field: str, value: object, example: str) -> None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value < MOST_COUNT):
-        return
-    raise DefinitionError(
-        f"{owner}: {field} must be a whole number of at least 1, not {value!r:.100}",
-        hint=f"For instance {field}={example}; leave it out for no limit.",
-    )
+def check_whole_number(owner: str, field: str, value: object, *, least: int = 1, hint: str) -> None:
+    """Raise ``DefinitionError``, unless ``value`` is a whole number from ``least`` that 64 bits can hold."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MOST_COUNT:
+        raise DefinitionError(
+            f"{owner}: {field} must be a whole number of at least {least}, not {value!r:.100}", hint=hint
+        )
+
+
+def _check_limit_counts(limits: Limits | RateLimit, **examples: int) -> None:
+    for field, example in examples.items():
+        if (value := getattr(limits, field)) is not None:
+            hint = f"For instance {field}={example}; leave it out for no limit."
+            check_whole_number(type(limits).__name__, field, value, hint=hint)
 
 
 def _convert_duration_field(limits: Limits, field: str) -> None:

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..errors import InvalidInputError
 from .messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
-from .validation_errors import first_problem
+from .validation_errors import get_first_problem
 
 _ENTRY_GROUPS = {
     "system": "alone",
@@ -191,7 +191,7 @@ def _check_entry_message(number: int, about: Any, left: int) -> None:
 
 
 def _build_entry_error(number: int, error: ValidationError) -> InvalidInputError:
-    place, why = first_problem(error)  # it begins with the kind of a part, or is a field of the message
+    place, why = get_first_problem(error)  # it begins with the kind of a part, or is a field of the message
     kind = str(place[0]) if place else "entry"
     ours = {"text": "content", **{name: here for here, name in _FIELD_NAMES.get(kind, {}).items()}}
     shown = [kind] if kind not in ("text", "file") else []

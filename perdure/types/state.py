@@ -289,4 +289,4 @@ def read_state(raw: Any) -> RunState:
     try:
         return RunState.model_validate(raw)
     except ValidationError as error:
-        raise InvalidInputError(describe_validation_error(error, "state", within="state")) from None
+        raise InvalidInputError(describe_validation_error(error, "state", prefix="state")) from None

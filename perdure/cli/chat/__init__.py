@@ -33,7 +33,7 @@ from ..options import (
 from ..output import INTERRUPTED
 
 if TYPE_CHECKING:
-    from ...types.files import File
+    from ...types.messages import File
     from .conversation import ChatSession
 
 

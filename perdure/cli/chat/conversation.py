@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from ...agent.agent import Agent
     from ...client.client import Client
     from ...client.turn import Turn
-    from ...types.files import Content, File
     from ...types.interface import Response
-    from ...types.messages import Message
+    from ...types.messages import Content, File, Message
     from ..show import RunDetails
 
 

@@ -11,9 +11,8 @@ import pytest
 
 from perdure import File, Message
 from perdure.errors import InvalidInputError
-from perdure.types import files
-from perdure.types.files import find_file_flaw
-from perdure.types.messages import BlobRef, FilePart, TextPart, iter_file_parts
+from perdure.types import messages as files
+from perdure.types.messages import BlobRef, FilePart, TextPart, find_file_flaw, iter_file_parts
 
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 
