@@ -20,7 +20,7 @@ from ..errors import DefinitionError, RuntimeSetupError
 from ..ports import Toolset
 from ..tools import Rule, Tool, Toolbox
 from ..tools.approvals import parse_rule
-from ..types.compaction import Compaction
+from ..types.compaction import COMPACTION_KINDS, Compaction
 from ..types.interface import FinishProtocol, OnLimit, StrictInput
 from ..types.limits import Limits
 from ..types.validation_errors import describe_validation_error
@@ -297,12 +297,9 @@ def _parse_file_rule(place: int, values: JsonFields) -> Rule:
         raise DefinitionError(f"approvals.{place}: {error.message}", hint=error.hint) from None
 
 
-_COMPACTION_KINDS = ("truncate", "clear_results", "window", "summarise")
-
-
 def _parse_file_compaction(way: str, values: JsonFields) -> Compaction:
-    if way not in _COMPACTION_KINDS:
-        raise DefinitionError(f"compaction: there is no {way!r}", hint=f"There are: {', '.join(_COMPACTION_KINDS)}.")
+    if way not in COMPACTION_KINDS:
+        raise DefinitionError(f"compaction: there is no {way!r}", hint=f"There are: {', '.join(COMPACTION_KINDS)}.")
     try:
         made: Compaction = getattr(Compaction, way)(**values)
     except TypeError as error:  # DefinitionError is a TypeError too, and has the better message

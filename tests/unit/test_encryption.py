@@ -172,7 +172,7 @@ TEMPORAL: TemporalClient = Temporal()  # type: ignore[assignment]  # see there
 )
 def test_what_cannot_be_sent_is_refused_without_being_shown(given_: object, why: str) -> None:
     with pytest.raises(InvalidInputError, match=why) as caught:
-        seal_auth(TEMPORAL, "run", given_, None)  # type: ignore[arg-type]  # whoever calls may not check types
+        seal_auth(TEMPORAL, "run", given_, None)  # type: ignore[arg-type]  # callers may not check types
     assert "s3cret" not in str(caught.value)
 
 
