@@ -66,7 +66,7 @@ class OutputType:
     def read_arguments(self, arguments: Mapping[str, Any]) -> Any:
         """Read the value from the model's arguments. Runs the author's validators. Raises ``OutputError``."""
         try:
-            found = self._arguments_adapter.validate_json(_encode_finish_arguments(arguments))
+            value = self._arguments_adapter.validate_json(_encode_finish_arguments(arguments))
         except ValidationError as error:
             title = f"the arguments of {FINISH_TOOL} are not valid:"
             raise OutputError(explain_validation_error(error, title, self.schema.get("properties", {}))) from error
@@ -74,15 +74,15 @@ class OutputType:
             raise OutputError(
                 f"the arguments of {FINISH_TOOL} could not be read: {type(error).__name__}: {error}"
             ) from error
-        return getattr(found, "inside") if self.inside else found  # noqa: B009  # a field made at run time
+        return getattr(value, "inside") if self.inside else value  # noqa: B009  # a field made at run time
 
     def read_xml(self, text: str) -> dict[str, Any] | None:
         """Read the arguments that a model wrote into the template; None if ``text`` has none."""
         try:
-            found = parse_filled_template(text, self.schema, TEMPLATE_ROOT)
+            filled = parse_filled_template(text, self.schema, TEMPLATE_ROOT)
         except RecursionError:  # hundreds of nested elements
             return None
-        return found if isinstance(found, dict) else ({} if found is not None else None)
+        return filled if filled is None or isinstance(filled, dict) else {}
 
     @property
     def template(self) -> str:
@@ -95,10 +95,10 @@ class OutputType:
             return self._adapter.validate_python(value)
         except ValidationError as error:
             raise OutputError(
-                explain_validation_error(error, f"it is no {self._name}:", self.schema.get("properties", {}))
+                explain_validation_error(error, f"it is not a valid {self._name}:", self.schema.get("properties", {}))
             ) from error
         except Exception as error:  # a validator of the author's
-            raise OutputError(f"it is no {self._name}: {type(error).__name__}: {error}") from error
+            raise OutputError(f"it is not a valid {self._name}: {type(error).__name__}: {error}") from error
 
     def build_finish(self, value: Any) -> FinalAnswer:
         """Build the answer of a turn from ``value``. Raises ``OutputError`` if it cannot be JSON."""
@@ -205,7 +205,7 @@ def build_output_validators(agent: str, validators: Any) -> tuple[OutputValidato
             f"agent {agent!r}: output_validators must be a list, not {validators!r:.100}",
             hint="For instance output_validators=[check].",
         )
-    return tuple(build_output_validator(agent, one) for one in validators)
+    return tuple(build_output_validator(agent, validator) for validator in validators)
 
 
 def build_output_validator(agent: str, fn: Any) -> OutputValidator:
@@ -213,21 +213,16 @@ def build_output_validator(agent: str, fn: Any) -> OutputValidator:
     if isinstance(fn, OutputValidator):
         return fn
     if not callable(fn):
-        raise DefinitionError(f"agent {agent!r}: {fn!r:.100} is no output validator", hint=_VALIDATOR_SIGNATURE_HINT)
+        raise DefinitionError(
+            f"agent {agent!r}: {fn!r:.100} is not an output validator", hint=_VALIDATOR_SIGNATURE_HINT
+        )
     name = str(getattr(fn, "__name__", type(fn).__name__))
-    places = [
-        parameter
-        for parameter in inspect.signature(fn).parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    needed = [
-        parameter
-        for parameter in inspect.signature(fn).parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    if not places or len(needed) > 2 or any(one.kind is one.KEYWORD_ONLY for one in needed):
+    parameters = inspect.signature(fn).parameters.values()
+    positional = [item for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
+    optional_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [item for item in parameters if item.default is item.empty and item.kind not in optional_kinds]
+    if not positional or len(required) > 2 or any(item.kind is item.KEYWORD_ONLY for item in required):
         raise DefinitionError(
             f"agent {agent!r}: {name!r} cannot be called as an output validator", hint=_VALIDATOR_SIGNATURE_HINT
         )
-    return OutputValidator(fn, name, len(places) > 1)
+    return OutputValidator(fn, name, len(positional) > 1)
