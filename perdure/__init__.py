@@ -1,6 +1,6 @@
 """perdure: durable agents on Temporal.
 
-Names are loaded when first used, so ``import perdure`` is quick and loads no SDK and no database driver.
+Names are loaded when they are first used, so ``import perdure`` is quick and loads no SDK and no database driver.
 """
 
 from __future__ import annotations

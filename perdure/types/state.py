@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, NewerStateError
 from .approvals import ApprovalOutcome, DecidedApproval, RevokedApproval, StandingApproval, WaitState
 from .interface import Mode, Parent, TurnStatus
 from .limits import Bounds, LimitUse
@@ -263,10 +263,6 @@ class RunState(StatePart):
     def _load_seen(cls, raw: Any) -> Any:
         is_pairs = isinstance(raw, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in raw)
         return {sent: task_id for sent, task_id in raw if isinstance(sent, str)} if is_pairs else raw
-
-
-class NewerStateError(InvalidInputError):
-    """A newer engine wrote the state. Workers of the newer engine can continue the run; this one cannot."""
 
 
 def read_state(raw: Any) -> RunState:

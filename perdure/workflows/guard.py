@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from .. import loop
-from ..errors import EngineError
+from ..errors import EngineError, NewerStateError
 from ..types.messages import clean_text
-from ..types.state import NewerStateError, RunState, StatePart
+from ..types.state import RunState, StatePart
 from ..types.subagents import BackgroundRun
 from . import host
 

@@ -87,7 +87,7 @@ def test_a_key_that_is_not_here_is_waited_for() -> None:
     for keys, why in (
         (KeyRing(), r"does not have it \(it has: none\)"),
         (KeyRing([NEW]), r"does not have it \(it has: new\)"),
-        (KeyRing([EncryptionKey("old", NEW.secret)]), "has another key under that id"),
+        (KeyRing([EncryptionKey("old", NEW.secret)]), "has another key with that id"),
     ):
         with pytest.raises(AuthContextUnavailableError, match=why) as caught:
             keys.open(token, ["run"])
@@ -114,7 +114,7 @@ def test_a_wrong_key_is_named_and_not_shown(text: str, why: str, monkeypatch: py
 
 
 def test_without_a_key_it_is_refused(embedded: str) -> None:
-    with pytest.raises(AuthContextUnavailableError, match="cluster:7233, and PERDURE_ENCRYPTION_KEYS gives no key"):
+    with pytest.raises(AuthContextUnavailableError, match="cluster:7233: PERDURE_ENCRYPTION_KEYS has no key"):
         KeyRing.from_environment().get_encryption_key("cluster:7233")
 
 

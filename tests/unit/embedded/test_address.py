@@ -62,7 +62,7 @@ async def test_an_unknown_profile_is_told(profiles: None) -> None:
 
 
 async def test_no_server_at_all_is_told(home: Home) -> None:
-    with pytest.raises(ServerUnreachableError, match="no embedded one runs") as caught:
+    with pytest.raises(ServerUnreachableError, match="no embedded server runs") as caught:
         await resolve_target()
     assert "perdure server start" in (caught.value.hint or "")
     assert not home.root.exists()

@@ -11,8 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from perdure import loop
-from perdure.errors import EngineError, InvalidInputError
-from perdure.types.state import NewerStateError, RunState
+from perdure.errors import EngineError, InvalidInputError, NewerStateError
+from perdure.types.state import RunState
 from perdure.workflows.guard import MUTABLE_TYPES, Guard, Savepoint
 from perdure.workflows.host import Host, use_host
 from tests.unit.loop.build import asks, call, model, opened
