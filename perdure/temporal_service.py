@@ -123,8 +123,8 @@ async def register_search_attributes(service: ServiceClient, namespace: str) -> 
                 hint="Remove or rename it. Until then runs have no such attributes; the inbox queries every open run.",
             )
         if attributes.missing:
-            wanted = {name: parse_attribute_type(SEARCH_ATTRIBUTES[name]) for name in attributes.missing}
-            request = AddSearchAttributesRequest(namespace=namespace, search_attributes=wanted)
+            types = {name: parse_attribute_type(SEARCH_ATTRIBUTES[name]) for name in attributes.missing}
+            request = AddSearchAttributesRequest(namespace=namespace, search_attributes=types)
             await service.operator_service.add_search_attributes(request)
     except RPCError as error:
         raise _build_registration_error(namespace, error) from error
@@ -133,10 +133,10 @@ async def register_search_attributes(service: ServiceClient, namespace: str) -> 
 
 def _build_registration_error(namespace: str, error: RPCError) -> RuntimeSetupError:
     if error.status in _DENIED_STATUSES:
-        wanted = " ".join(f'--search-attribute "{name}={kind}"' for name, kind in SEARCH_ATTRIBUTES.items())
+        options = " ".join(f'--search-attribute "{name}={kind}"' for name, kind in SEARCH_ATTRIBUTES.items())
         return RuntimeSetupError(
             f"no permission to register search attributes in namespace {namespace!r}: {error.message}",
-            hint=f"Have an administrator do it. {_CLOUD_HINT} They are: {wanted}",
+            hint=f"Have an administrator do it. {_CLOUD_HINT} They are: {options}",
         )
     if error.status is RPCStatusCode.NOT_FOUND:
         hint = "Name another one (--namespace), or create it: temporal operator namespace create."
@@ -433,38 +433,38 @@ class FailingTask:
         return f"Run workers of the version that began it{reset_hint}"
 
 
-async def find_failing_task(temporal: TemporalClient, seen: WorkflowExecutionDescription) -> FailingTask | None:
+async def find_failing_task(temporal: TemporalClient, run: WorkflowExecutionDescription) -> FailingTask | None:
     """Find the workflow task that fails repeatedly; None if none does, according to the last events."""
-    task = seen.raw_description.pending_workflow_task
-    if not seen.raw_description.HasField("pending_workflow_task") or task.attempt < 2:
+    task = run.raw_description.pending_workflow_task
+    if task.attempt < 2:
         return None
     failed = None
-    async for event in _read_last_events(temporal, seen):
+    async for event in _read_last_events(temporal, run):
         if event.HasField("workflow_task_completed_event_attributes"):
             if failed is None:
                 return None  # the task was lost with its worker, and did not fail
             event_match = _REPLAY_EVENT.search(failed)
             if event_match is None or event.event_id < int(event_match[1]):
-                return FailingTask(seen.id, task.attempt, failed[:_MAX_ERROR_CHARS], event.event_id)
+                return FailingTask(run.id, task.attempt, failed[:_MAX_ERROR_CHARS], event.event_id)
         elif failed is None and event.HasField("workflow_task_failed_event_attributes"):
             attributes = event.workflow_task_failed_event_attributes
             if attributes.cause in _ORDINARY_CAUSES:
                 return None
             failed = await _decode_failure_message(temporal, attributes.failure)
-    return None if failed is None else FailingTask(seen.id, task.attempt, failed[:_MAX_ERROR_CHARS], None)
+    return None if failed is None else FailingTask(run.id, task.attempt, failed[:_MAX_ERROR_CHARS], None)
 
 
-async def has_unhandled_events(temporal: TemporalClient, seen: WorkflowExecutionDescription) -> bool:
+async def has_unhandled_events(temporal: TemporalClient, run: WorkflowExecutionDescription) -> bool:
     """Whether an open run has, or may have, an event that no workflow task has handled yet.
 
     A pending task does not prove it: the cause may be a client's query of the run's status.
     """
-    if not seen.raw_description.HasField("pending_workflow_task"):
+    if not run.raw_description.HasField("pending_workflow_task"):
         return False
-    if seen.raw_description.pending_workflow_task.state == PendingWorkflowTaskState.PENDING_WORKFLOW_TASK_STATE_STARTED:
+    if run.raw_description.pending_workflow_task.state == PendingWorkflowTaskState.PENDING_WORKFLOW_TASK_STATE_STARTED:
         return True  # new events enter the history when the task ends, or its worker is found to be lost
-    async for event in _read_last_events(temporal, seen):
-        if event.event_id > seen.history_length:
+    async for event in _read_last_events(temporal, run):
+        if event.event_id > run.history_length:
             return True  # the run has continued since it was described
         if event.HasField("workflow_task_completed_event_attributes"):
             return False
@@ -475,13 +475,11 @@ async def has_unhandled_events(temporal: TemporalClient, seen: WorkflowExecution
     return True
 
 
-async def _read_last_events(
-    temporal: TemporalClient, seen: WorkflowExecutionDescription
-) -> AsyncIterator[HistoryEvent]:
+async def _read_last_events(temporal: TemporalClient, run: WorkflowExecutionDescription) -> AsyncIterator[HistoryEvent]:
     """Iterate over the last events, the latest first."""
     request = GetWorkflowExecutionHistoryReverseRequest(
         namespace=temporal.namespace,
-        execution=ExecutionMessage(workflow_id=seen.id, run_id=seen.run_id or ""),
+        execution=ExecutionMessage(workflow_id=run.id, run_id=run.run_id or ""),
         maximum_page_size=_HISTORY_PAGE,
     )
     for _ in range(_MAX_HISTORY_EVENTS // _HISTORY_PAGE):

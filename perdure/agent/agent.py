@@ -261,8 +261,8 @@ class Agent:
                 hint="Send it a message: text, or texts and files.",
             )
         adapter = self._input_type.adapter
-        whole = adapter.dump_python(self._input_type.read(plain), mode="json", by_alias=True, round_trip=True)
-        return to_xml(whole, adapter.json_schema())
+        value = adapter.dump_python(self._input_type.read(plain), mode="json", by_alias=True, round_trip=True)
+        return to_xml(value, adapter.json_schema())
 
     def input_schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the input type: an object."""

@@ -15,8 +15,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -104,11 +103,12 @@ class AuditLog(HookSet):
     def _append_line(self, event: str, ctx: RunContext[Any], **facts: Any) -> None:
         run = {"run_id": ctx.run_id, "task_id": ctx.task_id, "agent": ctx.agent, "iteration": ctx.iteration}
         line = {"at": datetime.now(UTC).isoformat(timespec="microseconds"), "event": event, **run, **facts}
-        with _open_locked_file(self.path) as file:
-            last, torn = _read_last_line(file)
-            line["previous"] = hashlib.sha256(last).hexdigest() if last else _NO_PREVIOUS_HASH
-            written = json.dumps(line, default=str).encode()  # ASCII: a line is a line, whatever is in it
-            file.write((b"\n" if torn else b"") + written + b"\n")
+        with self.path.open("ab+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
+            last_line, is_torn = _read_last_line(file)
+            line["previous"] = hashlib.sha256(last_line).hexdigest() if last_line else _NO_PREVIOUS_HASH
+            encoded = json.dumps(line, default=str).encode()  # ASCII, so that no value contains a line break
+            file.write((b"\n" if is_torn else b"") + encoded + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -147,13 +147,6 @@ def check_audit_log(path: str | os.PathLike[str]) -> int:
                 raise HookError(f"audit log {path}: line {number} does not follow from the line before it")
             previous_line = line_bytes
     return number
-
-
-@contextmanager
-def _open_locked_file(path: Path) -> Iterator[BinaryIO]:
-    with path.open("ab+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
-        yield file
 
 
 def _read_last_line(file: BinaryIO) -> tuple[bytes, bool]:
@@ -262,10 +255,6 @@ def redact(patterns: Iterable[str | re.Pattern[str]] = SECRETS, *, mask: str = "
             text = pattern.sub(lambda _: mask, text)
         return text
 
-    def mask_message(message: Message) -> Message | None:
-        parts = tuple(changed for part in message.parts if (changed := mask_part(part)) is not None)
-        return None if parts == message.parts else message.model_copy(update={"parts": parts})
-
     def mask_part(part: Part) -> Part | None:
         """Mask a part, without data of its provider that says the same; thinking with such data is removed, since it
         cannot go back."""
@@ -275,22 +264,24 @@ def redact(patterns: Iterable[str | re.Pattern[str]] = SECRETS, *, mask: str = "
             return None
         return part.model_copy(update={"text": text, "opaque": None})
 
-    def message(message: Message) -> Any:
-        return mask_message(message)
+    # A hook's arguments are bound by name.
+    def mask_message(message: Message) -> Message | None:
+        parts = tuple(masked for part in message.parts if (masked := mask_part(part)) is not None)
+        return None if parts == message.parts else message.model_copy(update={"parts": parts})
 
-    def reply(reply: Message) -> Any:
+    def mask_reply(reply: Message) -> Message | None:
         return mask_message(reply)
 
-    def result(result: ToolResultPart) -> Any:
+    def mask_result(result: ToolResultPart) -> ToolResultPart | None:
         text = mask_text(result.content)
         return None if text == result.content else result.model_copy(update={"content": text})
 
     return HookSet(
         [
-            hook("on_user_message", name="redact")(message),
-            hook("after_llm_call", name="redact")(reply),
-            hook("after_tool_call", name="redact")(result),
-            hook("after_subagent", name="redact")(result),
+            hook("on_user_message", name="redact")(mask_message),
+            hook("after_llm_call", name="redact")(mask_reply),
+            hook("after_tool_call", name="redact")(mask_result),
+            hook("after_subagent", name="redact")(mask_result),
         ]
     )
 

@@ -15,7 +15,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
 
 from .. import temporal_service
 from ..errors import RuntimeSetupError, ServerStartError
@@ -109,7 +111,7 @@ def build_start_error(home: Home, output: str) -> ServerStartError:
 class ServerInfo:
     """An embedded dev server."""
 
-    pid: int
+    pid: Annotated[int, Field(gt=0)]
     address: str
     """host:port of the gRPC frontend, for ``Client.connect``."""
     ui_address: str
@@ -129,26 +131,24 @@ class ServerInfo:
         return f"http://{self.ui_address}"
 
 
+_record_adapter = TypeAdapter(ServerInfo)
+
+
 def read_record(home: Home) -> ServerInfo | None:
     """Read the last record; None if there is no valid one."""
     try:
-        fields: Any = json.loads(home.server_file.read_bytes())
-        record = ServerInfo(**fields)
-    except (OSError, ValueError, TypeError):
+        return _record_adapter.validate_json(home.server_file.read_bytes(), strict=True)
+    except (OSError, ValueError):
         return None
-    texts = (record.address, record.ui_address, record.version, record.started_at, record.start_token)
-    if type(record.pid) is not int or record.pid <= 0 or not all(isinstance(text, str) for text in texts):
-        return None
-    return record if record.instance_id is None or isinstance(record.instance_id, str) else None
 
 
 def write_record(home: Home, record: ServerInfo) -> None:
     """Replace the record atomically: a reader sees the old one or the new one."""
-    fresh = home.server_file.with_suffix(".json.new")  # writers hold the server lock, so one name does
+    new_file = home.server_file.with_suffix(".json.new")  # one name is enough: writers hold the server lock
     with home.translate_errors():
-        with open(fresh, "w", opener=open_private) as file:
+        with open(new_file, "w", opener=open_private) as file:
             file.write(json.dumps(asdict(record), indent=2) + "\n")
-        fresh.replace(home.server_file)
+        new_file.replace(home.server_file)
 
 
 def remove_record(home: Home) -> None:
@@ -221,10 +221,10 @@ async def _hold_start_lock() -> AsyncIterator[None]:
 
 async def _start_until_ready(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
     """Start a process and wait until it answers. The caller adds the instance id to its record."""
-    before = read_record(home)
+    previous = read_record(home)
     for _ in range(_START_ATTEMPTS):
         log_start = home.server_log.stat().st_size if home.server_log.exists() else 0
-        record = _spawn_server(home, binary, database_fd, _choose_ports(before))
+        record = _spawn_server(home, binary, database_fd, _choose_ports(previous))
         # If cancelled here, the server keeps running: the next program finds it by its record.
         instance_id = await wait_until_ready(record)
         if instance_id is not None:
@@ -232,7 +232,7 @@ async def _start_until_ready(home: Home, binary: Binary, database_fd: int) -> Se
         await terminate_process(record.pid, record.start_token)
         output = _read_log_tail(home, log_start)
         if "address already in use" in output:
-            before = None  # another program took a port between the check and the start
+            previous = None  # another program took a port between the check and the start
         elif PANIC_PREFIX not in output:
             break  # it gave a reason; a crash may be bad luck (it looks for free ports of its own, and panics without)
     raise build_start_error(home, output)
@@ -277,13 +277,13 @@ def _spawn_server(home: Home, binary: Binary, database_fd: int, ports: tuple[int
     return record
 
 
-def _choose_ports(before: ServerInfo | None) -> tuple[int, int]:
+def _choose_ports(previous: ServerInfo | None) -> tuple[int, int]:
     """Choose the ports of a crashed server, since its clients use them; else the default ports; else free ones."""
-    wanted = [DEFAULT_PORTS]
-    if before is not None:
-        wanted.insert(0, (_parse_port(before.address), _parse_port(before.ui_address)))
+    preferred = [DEFAULT_PORTS]
+    if previous is not None:
+        preferred.insert(0, (_parse_port(previous.address), _parse_port(previous.ui_address)))
     chosen: list[int] = []
-    for candidates in zip(*wanted, strict=True):
+    for candidates in zip(*preferred, strict=True):
         port = next((p for p in candidates if p not in chosen and is_port_free(p)), None)
         chosen.append(port or _find_free_port())
     return chosen[0], chosen[1]

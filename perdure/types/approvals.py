@@ -193,6 +193,6 @@ class DecidedApproval(Data):
         if self.state == "answered":
             return f"answered{f' by {self.by}' if self.by else ''} at {self.at}"
         if self.state == "expired" or self.by is None:
-            return f"{self.state}: nobody had decided by {self.at}"
+            return f"{self.state}: no decision by {self.at}"
         text = f"{self.state} by {self.by} at {self.at}"
         return f"{text}, as every call of {self.name} since {self.standing}" if self.standing else text

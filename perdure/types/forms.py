@@ -89,12 +89,12 @@ class _FormCheck:
         for part in _as_sequence(form.get("allOf")):
             yield from self.iter_mismatches(part, value, at)
         for name in ("anyOf", "oneOf"):
-            ways = _as_sequence(form.get(name))
-            mismatches = [self._find_first_mismatch(way, value, at) for way in ways]
-            if len(ways) == 1 and mismatches[0] is not None:
+            forms = _as_sequence(form.get(name))
+            mismatches = [self._find_first_mismatch(alternative, value, at) for alternative in forms]
+            if len(forms) == 1 and mismatches[0] is not None:
                 yield mismatches[0]
-            elif ways and None not in mismatches:
-                yield f"{self._locate_value(at, value)} fits none of the {len(ways)} ways"
+            elif forms and None not in mismatches:
+                yield f"{self._locate_value(at, value)} fits none of the {len(forms)} ways"
 
     def _find_first_mismatch(self, form: Any, value: Any, at: str) -> str | None:
         """Return the first mismatch, without a search for others."""
@@ -103,11 +103,10 @@ class _FormCheck:
 
     def _iter_item_mismatches(self, form: Mapping[str, Any], value: Any, at: str) -> Iterator[str]:
         if isinstance(value, list):
-            first = _as_sequence(form.get("prefixItems"))
+            prefix_forms = _as_sequence(form.get("prefixItems"))
             for index, item in enumerate(value):
-                yield from self.iter_mismatches(
-                    first[index] if index < len(first) else form.get("items"), item, f"{at}[{index}]"
-                )
+                item_form = prefix_forms[index] if index < len(prefix_forms) else form.get("items")
+                yield from self.iter_mismatches(item_form, item, f"{at}[{index}]")
         if not isinstance(value, dict):
             return
         fields = form.get("properties")

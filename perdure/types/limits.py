@@ -92,16 +92,13 @@ class LimitUse(Data):
         """``the run has used $0.52 of $0.50 (cost_usd)``."""
         match self.name:
             case "cost_usd":
-                said = f"${self.used:.4g} of ${self.allowed:.4g}"
+                amount = f"${self.used:.4g} of ${self.allowed:.4g}"
             case "wall_time":
-                said = f"{self.used:,.1f} of {self.allowed:,.4g} seconds"
-            case "tool_calls":
-                said = f"{self.used:,.0f} of {self.allowed:,.0f} tool calls"
-            case "tokens":
-                said = f"{self.used:,.0f} of {self.allowed:,.0f} tokens"
-            case "iterations" | "max_iterations":
-                said = f"{self.used:,.0f} of {self.allowed:,.0f} iterations"
-        return f"the {self.scope} has used {said} ({self.name})"
+                amount = f"{self.used:,.1f} of {self.allowed:,.4g} seconds"
+            case "tool_calls" | "tokens" | "iterations" | "max_iterations":
+                unit = self.name.removeprefix("max_").replace("_", " ")
+                amount = f"{self.used:,.0f} of {self.allowed:,.0f} {unit}"
+        return f"the {self.scope} has used {amount} ({self.name})"
 
     @property
     def key(self) -> str:

@@ -276,11 +276,12 @@ def encode_canonical(messages: Sequence[Message]) -> bytes:
 
     Raises ``UnicodeEncodeError`` for a lone surrogate: call :func:`clean_text` before text becomes a message.
     """
-    plain = [message.model_dump(exclude_defaults=True) | {"role": message.role} for message in messages]
-    for dumped, message in zip(plain, messages, strict=True):
-        dumped["parts"] = [
-            part | {"type": whole.type} for part, whole in zip(dumped.get("parts", ()), message.parts, strict=True)
-        ]
+    plain = []
+    for message in messages:
+        fields = message.model_dump(exclude_defaults=True) | {"role": message.role}
+        parts = zip(fields.get("parts", ()), message.parts, strict=True)
+        fields["parts"] = [plain_part | {"type": part.type} for plain_part, part in parts]
+        plain.append(fields)
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 

@@ -145,10 +145,10 @@ class CallAnswer(Data):
     @model_validator(mode="before")
     @classmethod
     def _check_one_answer(cls, raw: Any) -> Any:
-        if isinstance(raw, Mapping):
-            given = ["value" in raw, raw.get("error") is not None, raw.get("blob") is not None]
-            if sum(given) != 1:
-                raise PydanticCustomError("one_answer", "an answer has either a value or an error")
+        if not isinstance(raw, Mapping):
+            return raw
+        if ("value" in raw) + (raw.get("error") is not None) + (raw.get("blob") is not None) != 1:
+            raise PydanticCustomError("one_answer", "an answer has either a value or an error")
         return raw
 
 

@@ -69,7 +69,7 @@ def test_a_changed_token_does_not_open(data: st.DataObject) -> None:
 def test_what_is_no_token_does_not_open(body: str) -> None:
     with pytest.raises(AuthContextError):
         KeyRing([NEW]).open(f"perdure1:new:{NEW.fingerprint}:{body}", ["run"])
-    with pytest.raises(AuthContextError, match="a form that this engine does not know"):
+    with pytest.raises(AuthContextError, match="a format that this engine does not support"):
         KeyRing([NEW]).open(f"perdure9:new:{NEW.fingerprint}:{body}", ["run"])
 
 
