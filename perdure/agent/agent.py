@@ -287,10 +287,10 @@ class Agent:
         plain = override.model_dump() if isinstance(override, Override) else override
         try:
             key = json.dumps(plain, sort_keys=True, default=repr)
-        except (TypeError, ValueError, RecursionError):  # the check of the fields says why
+            if worker is not None and (added := plain.get("add_tools")):
+                key += repr([id(worker.get(name)) for name in added])  # a copy keeps its tools alive, and so their ids
+        except (TypeError, ValueError, RecursionError):  # invalid: the error names the field
             return self._apply_override(override, worker)
-        if worker is not None and (added := plain.get("add_tools")):
-            key += repr([id(worker.get(name)) for name in added])  # a copy keeps its tools alive, and so their ids
         return self._get_or_create_copy(key, lambda: self._apply_override(override, worker))
 
     def with_tools(self, key: str, tools: Callable[[], Iterable[Tool]]) -> Agent:

@@ -41,8 +41,8 @@ def _require_sealed_token(value: Any) -> Any:
         return value
     raise PydanticCustomError(
         "auth_context_in_the_clear",
-        "it is readable in Temporal's history, where no secret may be: send an auth_ref, which the worker resolves, "
-        "or use perdure's client, which encrypts it",
+        "it must not be readable in Temporal's history: send an auth_ref, which the worker resolves, or use perdure's "
+        "client, which encrypts it",
     )
 
 
@@ -54,7 +54,7 @@ AuthRef = Annotated[str, Field(min_length=1, max_length=AUTH_REF_CHARS)] | None
 def _check_single_auth(raw: Any) -> Any:
     """Refuse input that has both. Runs before the other validators."""
     if isinstance(raw, Mapping) and raw.get("auth_context") is not None and raw.get("auth_ref") is not None:
-        raise PydanticCustomError("auth_context_and_ref", "there is auth_context or auth_ref, not both")
+        raise PydanticCustomError("auth_context_and_ref", "give auth_context or auth_ref, not both")
     return raw
 
 
