@@ -58,9 +58,8 @@ class EncryptionKey:
         """Encrypt ``plain`` into a token that only this key opens, and only for the same ``about``."""
         nonce = os.urandom(_NONCE_BYTES)
         sealed = _build_cipher(self).encrypt(nonce, plain, self._build_associated_data(about))
-        return ":".join(
-            (AUTH_TOKEN_PREFIX, self.id, self.fingerprint, base64.urlsafe_b64encode(nonce + sealed).decode())
-        )
+        body = base64.urlsafe_b64encode(nonce + sealed).decode()
+        return f"{AUTH_TOKEN_PREFIX}:{self.id}:{self.fingerprint}:{body}"
 
     def open(self, body: str, abouts: Iterable[str]) -> bytes | None:
         """Decrypt what was sealed for one of ``abouts``; None if it was sealed for another, or was changed."""
@@ -72,11 +71,9 @@ class EncryptionKey:
             return None
         cipher = _build_cipher(self)
         for about in abouts:
+            associated_data = self._build_associated_data(about)
             with suppress(InvalidTag, ValueError):
-                plain: bytes = cipher.decrypt(
-                    raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], self._build_associated_data(about)
-                )
-                return plain
+                return bytes(cipher.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], associated_data))
         return None
 
     def _build_associated_data(self, about: str) -> bytes:
@@ -196,8 +193,7 @@ def _read_home_key() -> EncryptionKey | None:
         raise RuntimeSetupError(
             f"{_get_home_key_path()} cannot be read: {error.strerror}", hint="Make it readable."
         ) from None
-    keys: Mapping[str, EncryptionKey] = {key.id: key for key in _parse_keys(text, str(_get_home_key_path()))}
-    return keys.get(_HOME_KEY_ID)
+    return next((key for key in _parse_keys(text, str(_get_home_key_path())) if key.id == _HOME_KEY_ID), None)
 
 
 def _create_home_key() -> EncryptionKey:

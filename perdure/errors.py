@@ -229,12 +229,7 @@ class ProviderError(PerdureError):
     """SHA-256 of each text and file at ``place``; empty if no message is the cause, None if the cause is unknown."""
 
     def __init__(
-        self,
-        message: str,
-        *,
-        hint: str | None = None,
-        retry_after: float | None = None,
-        status: int | None = None,
+        self, message: str, *, hint: str | None = None, retry_after: float | None = None, status: int | None = None
     ) -> None:
         super().__init__(message, hint=hint)
         self.retry_after = retry_after

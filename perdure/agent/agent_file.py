@@ -100,8 +100,7 @@ def _check_keywords(schema: Mapping[str, Any], kind: Any, where: str) -> str:
     """Return ``kind``, the type of ``schema``. Raises ``DefinitionError`` for types and keywords without support."""
     if kind is None and (unknown := sorted(schema.keys() - _COMMON_KEYWORDS - _ALL_TYPE_KEYWORDS)):
         raise DefinitionError(
-            f"{where}: {unknown[0]!r} is not supported",
-            hint="Give each value's type, and its items or properties.",
+            f"{where}: {unknown[0]!r} is not supported", hint="Give each value's type, and its items or properties."
         )
     if not isinstance(kind, str) or kind not in _TYPE_KEYWORDS:
         raise DefinitionError(

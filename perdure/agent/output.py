@@ -146,9 +146,7 @@ def _build_finish_form(kind: Any) -> _FinishForm:
         return _FinishForm(adapter, adapter, schema, None)
     name = "content" if kind is str else "value"
     wrapper: type[BaseModel] = create_model(
-        "Finish",
-        __config__=ConfigDict(extra="forbid"),
-        inside=(kind, Field(alias=name, description="The answer")),
+        "Finish", __config__=ConfigDict(extra="forbid"), inside=(kind, Field(alias=name, description="The answer"))
     )
     wrapped: TypeAdapter[Any] = TypeAdapter(wrapper)
     schema = remove_titles(wrapped.json_schema(schema_generator=PlainSchema))

@@ -88,9 +88,7 @@ async def resolve_target(
     if start and config["namespace"] != "default":
         await temporal_service.ensure_namespace(server.address, config["namespace"])
     return ServerTarget(
-        {"target_host": server.address, "namespace": config["namespace"]},
-        "the embedded server",
-        embedded=server,
+        {"target_host": server.address, "namespace": config["namespace"]}, "the embedded server", embedded=server
     )
 
 

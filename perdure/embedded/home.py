@@ -179,8 +179,7 @@ def try_lock(path: Path) -> int | None:
         if error.errno not in _LOCK_UNSUPPORTED_ERRNOS:
             raise
         raise RuntimeSetupError(
-            f"{path} cannot be locked: {error.strerror}",
-            hint="Set PERDURE_HOME to a directory on a local disk.",
+            f"{path} cannot be locked: {error.strerror}", hint="Set PERDURE_HOME to a directory on a local disk."
         ) from error
     return fd
 

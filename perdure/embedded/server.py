@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import os
@@ -79,7 +78,7 @@ def _is_unfinished_database(path: Path) -> bool:
     The server sets up a database only if there is no file, so it could never start with this one again. ``namespaces``
     is the first of its tables, and the row in it is written last.
     """
-    with contextlib.closing(sqlite3.connect(path)) as connection:
+    with closing(sqlite3.connect(path)) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not tables:
             return True
@@ -149,11 +148,6 @@ def write_record(home: Home, record: ServerInfo) -> None:
         with open(new_file, "w", opener=open_private) as file:
             file.write(json.dumps(asdict(record), indent=2) + "\n")
         new_file.replace(home.server_file)
-
-
-def remove_record(home: Home) -> None:
-    """Delete the record."""
-    home.server_file.unlink(missing_ok=True)
 
 
 # ---
@@ -389,7 +383,7 @@ async def stop_server(home: Home | None = None) -> bool:
         if record is not None and stopped:
             await terminate_process(record.pid, record.start_token)
         stopped = await _stop_unrecorded_server(home) or stopped
-        remove_record(home)
+        home.server_file.unlink(missing_ok=True)
     return stopped
 
 

@@ -392,15 +392,7 @@ class File:
             raise InvalidInputError(
                 f"the file{f' {name}' if name else ''} is empty", hint="Models refuse empty files; leave it out."
             )
-        self._assign_fields(
-            data,
-            None,
-            media_type
-            or _guess_type_from_bytes(data)
-            or _guess_type_from_name(name)
-            or _guess_type_from_text(data, name),
-            name,
-        )
+        self._assign_fields(data, None, media_type or _guess_media_type(data, name), name)
 
     @classmethod
     def read(cls, path: str | PathLike[str], media_type: str | None = None, name: str | None = None) -> File:
@@ -531,10 +523,6 @@ def _find_file_field_flaw(media_type: str, url: str | None, name: str | None) ->
     return None
 
 
-def _guess_type_from_bytes(data: bytes) -> str | None:
-    return next((media_type for magic, media_type in _MEDIA_TYPES_BY_MAGIC if magic.match(data)), None)
-
-
 def _guess_type_from_name(name: str | None) -> str | None:
     if not isinstance(name, str):
         return None
@@ -548,7 +536,12 @@ def _load_python_mime_types() -> dict[str, str]:
     return mimetypes.MimeTypes().types_map[True]
 
 
-def _guess_type_from_text(data: bytes, name: str | None) -> str:
+def _guess_media_type(data: bytes, name: str | None) -> str:
+    for magic, media_type in _MEDIA_TYPES_BY_MAGIC:
+        if magic.match(data):
+            return media_type
+    if (guessed := _guess_type_from_name(name)) is not None:
+        return guessed
     try:
         data.decode()
     except UnicodeDecodeError:
