@@ -307,7 +307,7 @@ def _check(
     if not meant:
         raise _build_other_wait_error(state, said)
     if wait.is_late(now):
-        raise ApprovalExpiredError(f"call {said.call_id!r} has expired: nobody had decided by {wait.show().expires}")
+        raise ApprovalExpiredError(f"call {said.call_id!r} has expired: no decision by {wait.show().expires}")
     if isinstance(said, ApprovalDecision):
         _check_decision(state, wait.pending, said)
     elif said.error is None:

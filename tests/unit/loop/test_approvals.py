@@ -96,9 +96,7 @@ def test_the_end_of_the_time_decides(on_expiry: str, runs: bool) -> None:
     assert isinstance(loop.decide(state), loop.Wait)
     loop.update_approval_waits(state, NOW + timedelta(seconds=10))
     assert isinstance(loop.decide(state), loop.RunToolCalls if runs else loop.CallModel)
-    with pytest.raises(
-        ApprovalDecidedError if runs else ApprovalExpiredError, match=r"nobody had decided|no decision by"
-    ):
+    with pytest.raises(ApprovalDecidedError if runs else ApprovalExpiredError, match="no decision by"):
         decide(state, at=11)
 
 
