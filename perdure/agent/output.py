@@ -40,24 +40,21 @@ class OutputType:
         """Raise ``DefinitionError`` for a type that pydantic does not accept."""
         self._agent = agent
         self._name = getattr(kind, "__name__", None) or repr(kind)
+        where = f"agent {agent!r}: output={self._name:.100}"
         self.is_text = kind is str
         """Whether an answer is plain text, not JSON."""
         if kind is None or isinstance(kind, BaseModel | Mapping | list | str) or inspect.isroutine(kind):
-            raise self._build_output_type_error(
-                "is a value", "Give a type: a pydantic model, a dataclass, list[str], int, …"
-            )
+            hint = "Give a type: a pydantic model, a dataclass, list[str], int, …"
+            raise DefinitionError(f"{where} is a value", hint=hint)
         try:
-            tool = _build_text_finish_form() if self.is_text else _build_finish_form(kind)
+            form = _build_text_finish_form() if self.is_text else _build_finish_form(kind)
         except Exception as error:  # a type's own schema hook may raise anything
             why = str(error).strip().partition("\n")[0]
-            raise self._build_output_type_error(
-                f"has no JSON Schema: {why}", "A pydantic model, a dataclass, a TypedDict, or a plain type has one."
-            ) from error
-        self._adapter, self._arguments_adapter = tool.adapter, tool.arguments_adapter
-        self.inside = tool.wrapper_field
-        """Name of the one argument that is the answer; None if all arguments together are."""
-        self.schema = tool.schema
-        """JSON Schema of the tool's arguments."""
+            hint = "A pydantic model, a dataclass, a TypedDict, or a plain type has one."
+            raise DefinitionError(f"{where} has no JSON Schema: {why}", hint=hint) from error
+        self._adapter, self._arguments_adapter, self.schema, self.inside = form
+        # ``schema`` is that of the tool's arguments; ``inside`` is the one argument that is the answer, None if all
+        # arguments together are.
         self.runs_code = runs_code(self._adapter.core_schema)
         """Whether reading it may run the author's code, which must not block the worker's loop."""
         self.spec = ToolSpec(FINISH_TOOL, _FINISH_TOOL_DESCRIPTION, self.schema)
@@ -94,9 +91,8 @@ class OutputType:
         try:
             return self._adapter.validate_python(value)
         except ValidationError as error:
-            raise OutputError(
-                explain_validation_error(error, f"it is not a valid {self._name}:", self.schema.get("properties", {}))
-            ) from error
+            title = f"it is not a valid {self._name}:"
+            raise OutputError(explain_validation_error(error, title, self.schema.get("properties", {}))) from error
         except Exception as error:  # a validator of the author's
             raise OutputError(f"it is not a valid {self._name}: {type(error).__name__}: {error}") from error
 
@@ -124,17 +120,9 @@ class OutputType:
                 hint="The run may have been served by other code. client.run(id).result() gives it as plain JSON.",
             ) from error
 
-    def _build_output_type_error(self, why: str, hint: str) -> DefinitionError:
-        return DefinitionError(f"agent {self._agent!r}: output={self._name:.100} {why}", hint=hint)
 
-
-@dataclass(frozen=True, slots=True)
-class _FinishForm:
-    adapter: TypeAdapter[Any]
-    """Adapter of the output type; ``arguments_adapter`` reads the arguments, of which ``schema`` is the schema."""
-    arguments_adapter: TypeAdapter[Any]
-    schema: dict[str, Any]
-    wrapper_field: str | None
+_FinishForm = tuple[TypeAdapter[Any], TypeAdapter[Any], dict[str, Any], str | None]
+"""Adapters of the output type and of the tool's arguments, their JSON Schema, and the argument that wraps the value."""
 
 
 def _build_finish_form(kind: Any) -> _FinishForm:
@@ -143,15 +131,14 @@ def _build_finish_form(kind: Any) -> _FinishForm:
     schema = _inline_root_reference(remove_titles(adapter.json_schema(schema_generator=PlainSchema)))
     if schema.get("type") == "object" and "properties" in schema:
         json.dumps(schema, allow_nan=False)
-        return _FinishForm(adapter, adapter, schema, None)
+        return adapter, adapter, schema, None
     name = "content" if kind is str else "value"
-    wrapper: type[BaseModel] = create_model(
-        "Finish", __config__=ConfigDict(extra="forbid"), inside=(kind, Field(alias=name, description="The answer"))
-    )
+    value_field: Any = (kind, Field(alias=name, description="The answer"))
+    wrapper = create_model("Finish", __config__=ConfigDict(extra="forbid"), inside=value_field)
     wrapped: TypeAdapter[Any] = TypeAdapter(wrapper)
     schema = remove_titles(wrapped.json_schema(schema_generator=PlainSchema))
     json.dumps(schema, allow_nan=False)
-    return _FinishForm(adapter, wrapped, schema, name)
+    return adapter, wrapped, schema, name
 
 
 @cache

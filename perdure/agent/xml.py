@@ -138,6 +138,8 @@ ITEM_ELEMENT, ENTRY_ELEMENT = "item", "entry"
 """Element of an array item; element of an object entry whose key is not a valid element name (attribute ``key``)."""
 _ELEMENT_NAME_PATTERN = re.compile(r"(?!xml)[A-Za-z_][A-Za-z0-9_.-]*", re.IGNORECASE | re.ASCII)
 _NON_XML_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_TEXT_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;"})
+_ATTRIBUTE_ESCAPES = _TEXT_ESCAPES | str.maketrans({'"': "&quot;", "\n": "&#10;", "\t": "&#9;"})
 _MAX_TEMPLATE_DEPTH = 6
 """Levels of a template; that of a recursive type would have no end."""
 
@@ -176,22 +178,16 @@ def _encode_key(key: str) -> tuple[str, str]:
     if _ELEMENT_NAME_PATTERN.fullmatch(key):
         return key, ""
     if _NON_XML_CHARACTER.search(key):
-        return ENTRY_ELEMENT, f' json-key="{_escape_attribute(json.dumps(key))}"'
-    return ENTRY_ELEMENT, f' key="{_escape_attribute(key)}"'
+        return ENTRY_ELEMENT, f' json-key="{json.dumps(key).translate(_ATTRIBUTE_ESCAPES)}"'
+    return ENTRY_ELEMENT, f' key="{key.translate(_ATTRIBUTE_ESCAPES)}"'
 
 
 def _encode_scalar(value: Any) -> tuple[str, str]:
     if not isinstance(value, str):
         return "", json.dumps(value)
     if _NON_XML_CHARACTER.search(value):  # XML cannot hold such a character, not even escaped
-        return ' encoding="json"', _escape_attribute(json.dumps(value))
-    return "", value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\r", "&#13;")
-
-
-def _escape_attribute(value: str) -> str:
-    for character, reference in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
-        value = value.replace(character, reference)
-    return value.replace("\r", "&#13;").replace("\n", "&#10;").replace("\t", "&#9;")
+        return ' encoding="json"', json.dumps(value).translate(_ATTRIBUTE_ESCAPES)
+    return "", value.translate(_TEXT_ESCAPES)
 
 
 def build_template(schema: Mapping[str, Any], root: str) -> str:
@@ -213,7 +209,7 @@ def _write_template_element(name: str, attributes: str, shape: ValueSchema, inde
             hint = ' description="once for each"'
             inner += _write_template_element(ITEM_ELEMENT, hint, shape.get_item(0), indent + "  ", levels - 1)
     kinds = " or ".join(dict.fromkeys(describe_schema_type(branch) for branch in shape.branches)) or "anything"
-    opening = f'{indent}<{name} type="{_escape_attribute(kinds)}"{attributes}>'
+    opening = f'{indent}<{name} type="{kinds.translate(_ATTRIBUTE_ESCAPES)}"{attributes}>'
     if not inner:
         yield f"{opening}</{name}>"
         return
@@ -224,8 +220,8 @@ def _write_template_element(name: str, attributes: str, shape: ValueSchema, inde
 
 def _write_description_attributes(schema: Any, *, optional: bool = False) -> str:
     description = schema.get("description") if isinstance(schema, Mapping) else None
-    text = f' description="{_escape_attribute(" ".join(str(description).split()))}"' if description else ""
-    return text + (' optional="true"' if optional else "")
+    text = " ".join(str(description or "").split()).translate(_ATTRIBUTE_ESCAPES)
+    return (f' description="{text}"' if description else "") + (' optional="true"' if optional else "")
 
 
 _XML_TAG_PATTERN = re.compile(
