@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ..agent.agent import Agent
-from ..agent.overrides import apply_override
 from ..errors import BranchError, DefinitionError, PerdureError, build_error
 from ..hooks import Hook, HookArguments, run_hooks
 from ..hooks.branch import Branch, Branches, LeftError
@@ -113,7 +112,7 @@ class StepBranches:
         if model is None:
             return ()
         given = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else model
-        apply_override(agent, {"model": given})  # raises for an invalid model now
+        agent.overridden({"model": given})  # raises for an invalid model now
         if (size := measure_json(given)) > BRANCH_MODEL_BYTES:
             raise DefinitionError(
                 f"step.branch(model=…) has {size:,} bytes as JSON and may have {BRANCH_MODEL_BYTES:,}",
@@ -345,7 +344,7 @@ class _PolicyAttempt:
         changes = step.build_changes()
         for changed in (changes, *step.kept_changes.values()):
             if changed:
-                apply_override(self._base_agent, merge_overrides(before, changed), self._agents.tools)
+                self._base_agent.overridden(merge_overrides(before, changed), self._agents.tools)
         if (size := measure_json(step.kept_changes)) > OVERRIDE_BYTES:
             raise DefinitionError(
                 f"step.keep: the lasting overrides have {size:,} bytes as JSON and may have {OVERRIDE_BYTES:,}",

@@ -34,8 +34,7 @@ from ..tools import (
     read_result,
 )
 from ..tools.memory import MemoryWrites
-from ..types.files import File
-from ..types.messages import FilePart
+from ..types.messages import File, FilePart
 from ..types.plain_json import find_json_flaw, measure_json
 from ..types.tool_calls import (
     MAX_QUESTIONS,

@@ -14,7 +14,6 @@ from time import monotonic
 from typing import Any
 
 from ..agent.agent import Agent
-from ..agent.overrides import copy_with_tools
 from ..errors import DefinitionError, PerdureError, ToolError, ToolsetError
 from ..ports import Blob, Cache, Toolset
 from ..stages.stage import ConversationCall, ToolCall
@@ -93,7 +92,7 @@ class Toolsets:
                 self._cache_list(blob.ref, rows)
         ref = pinned or recorded
         assert ref is not None, "a list is taken or was"
-        return copy_with_tools(agent, ref.hash, lambda: map(ToolsetTool, rows)), pinned
+        return agent.with_tools(ref.hash, lambda: map(ToolsetTool, rows)), pinned
 
     async def _choose_lists(
         self, agent: Agent, recorded: tuple[PinnedTool, ...] | None, ctx: RunContext[Any]

@@ -22,7 +22,7 @@ from .connection import StoreOptions, open_client
 
 if TYPE_CHECKING:
     from ..client.visibility import RunSummary
-    from ..types.files import Content, File
+    from ..types.messages import Content, File
 
 
 # ---
@@ -166,7 +166,7 @@ def read_text_argument(argument: str) -> str:
 
 def read_attachments(paths: list[str] | None) -> list[File]:
     """The files of ``--attach``. Raises ``InvalidInputError`` for one that cannot be read."""
-    from ..types.files import File
+    from ..types.messages import File
 
     return [File.read(path) for path in paths or ()]
 

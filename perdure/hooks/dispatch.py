@@ -18,8 +18,7 @@ from typing import Any
 from ..errors import AbortError, DefinitionError, HookError
 from ..loop.transcript import sanitize_parts
 from ..ports import Blob, ModelRequest
-from ..types.files import decode_file_data
-from ..types.messages import FilePart, Message, Part, TextPart, ToolCallPart, clean_text
+from ..types.messages import FilePart, Message, Part, TextPart, ToolCallPart, clean_text, decode_file_data
 from ..types.plain_json import to_plain_json
 from .hook import VETOABLE_EVENTS, Hook, Veto
 

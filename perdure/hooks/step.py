@@ -10,8 +10,7 @@ from typing import Any, Literal, NoReturn, overload
 from ..errors import AbortError, DefinitionError
 from ..loop.transcript import trim_messages
 from ..loop.turns import merge_overrides
-from ..types.files import Content
-from ..types.messages import Message, ToolCallPart, ToolResultPart, Usage
+from ..types.messages import Content, Message, ToolCallPart, ToolResultPart, Usage
 from .branch import Branch
 
 # ---

@@ -18,7 +18,7 @@ from mcp import Client, MCPError, types
 
 from ..errors import ToolError
 from ..ports import ListedTool
-from ..types.files import File
+from ..types.messages import File
 
 logger = logging.getLogger("perdure.worker")
 

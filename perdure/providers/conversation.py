@@ -9,8 +9,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..types.files import find_file_flaw
-from ..types.messages import FilePart, FinishReason, Message, Part, Role, TextPart, ToolCallPart, ToolResultPart
+from ..types.messages import (
+    FilePart,
+    FinishReason,
+    Message,
+    Part,
+    Role,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    find_file_flaw,
+)
 from .encoding import restore_moved_files, strip_parameters
 
 WireObject = Mapping[str, Any]

@@ -11,8 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from ..errors import DefinitionError, InvalidInputError
-from ..types.files import MAX_FILE_BYTES
-from ..types.messages import Message
+from ..types.messages import MAX_FILE_BYTES, Message
 from ..types.plain_json import find_json_flaw
 from ..types.validation_errors import describe_validation_error
 from .conversation import Conversation, drop_nulls

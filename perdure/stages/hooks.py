@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 from ..agent.agent import Agent
-from ..agent.overrides import check_agent_settings
+from ..agent.validation import check_model_settings
 from ..errors import DefinitionError, HookError
 from ..hooks import AuthorRunner, Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks
 from ..hooks.dispatch import extract_file_blobs, read_hook_reply, read_hook_request
@@ -107,11 +106,8 @@ def _build_veto_reply(veto: Veto) -> Message:
 def _check_hook_settings(hook: Hook, agent: Agent, request: ModelRequest) -> None:
     """Raise ``HookError`` for settings of a hook that the models do not take. An agent's are checked when it is
     defined; a hook's only now."""
-    given: Any = SimpleNamespace(
-        chain=agent.chain, settings=request.settings, provider_options=request.provider_options
-    )
     try:
-        check_agent_settings(given)
+        check_model_settings(agent.chain, request.settings, request.provider_options)
     except DefinitionError as error:
         raise HookError(
             f"the hook {hook.name} ({hook.event}) changed the settings: {error.message}", hint=error.hint

@@ -19,9 +19,17 @@ from ..loop.finish import REMINDER_ID, build_output
 from ..loop.refused_content import find_last_withheld
 from ..loop.transcript import build_closing_messages
 from ..ports import Blob, Commit, Journal, Node, RunRow, Runs, TranscriptChain, TurnRow
-from ..types.files import decode_file_data
 from ..types.interface import Response, parse_output
-from ..types.messages import BlobRef, ContentPart, FilePart, Message, TextPart, ToolResultPart, Withheld
+from ..types.messages import (
+    BlobRef,
+    ContentPart,
+    FilePart,
+    Message,
+    TextPart,
+    ToolResultPart,
+    Withheld,
+    decode_file_data,
+)
 from ..types.plain_json import measure_json
 from ..types.subagents import BranchOutcome, BranchRequest, TellCall
 from ..types.tool_calls import AnsweredCall, Call, CallbackCall, RefusedCall, RemoteCall, SubagentCall

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 
 from ..errors import InvalidInputError, TranscriptCorruptedError
 from ..ports import Blob, Node, Transcripts
-from ..types.files import decode_file_data
 from ..types.messages import (
     BlobRef,
     FilePart,
@@ -23,6 +22,7 @@ from ..types.messages import (
     Part,
     TextPart,
     ToolResultPart,
+    decode_file_data,
     encode_canonical,
     iter_file_parts,
     parse_messages,

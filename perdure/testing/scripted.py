@@ -28,8 +28,8 @@ from ..local_engine import local
 from ..ports import ModelRequest, Provider, Store, StreamEvent
 from ..ports.test_seams import fake_models, fake_servers
 from ..tools import Tool
-from ..types.files import Content
 from ..types.interface import Response
+from ..types.messages import Content
 from ..worker import Engine, Lifespan
 from .fake_service import HomeLoop, InProcessService
 from .provider import PlainReply, Reply, ScriptedProvider, ScriptError

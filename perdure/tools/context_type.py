@@ -45,7 +45,7 @@ class ContextType:
         try:
             return self.adapter.validate_json(json.dumps(raw or {}, allow_nan=False))
         except ValidationError as error:
-            raise self._build_input_error(describe_validation_error(error, self._field, most=10)) from error
+            raise self._build_input_error(describe_validation_error(error, self._field, max_problems=10)) from error
         except Exception as error:  # a validator of the author's, or values that are not JSON
             raise self._build_input_error(f"{type(error).__name__}: {error}") from error
 
@@ -61,7 +61,7 @@ class ContextType:
         try:
             instance = self.adapter.validate_python(value)
         except ValidationError as error:
-            raise self._build_input_error(describe_validation_error(error, self._field, most=10)) from error
+            raise self._build_input_error(describe_validation_error(error, self._field, max_problems=10)) from error
         dump = self.adapter.dump_python
         plain = self._dump_plain(lambda: dump(instance, mode="json", by_alias=True, round_trip=True, warnings="error"))
         if dump(self.read(plain), round_trip=True) != dump(instance, round_trip=True):

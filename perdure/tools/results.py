@@ -10,8 +10,7 @@ from typing import Any
 from pydantic_core import to_json, to_jsonable_python
 
 from ..errors import ToolError
-from ..types.files import MAX_FILE_BYTES, File
-from ..types.messages import clean_text
+from ..types.messages import MAX_FILE_BYTES, File, clean_text
 
 MAX_ERROR_BYTES = 8 * 1024
 """Size limit of an exception's text: a page of HTML in it would be paid for in every later model call."""

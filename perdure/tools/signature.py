@@ -22,7 +22,7 @@ from pydantic_core import to_json
 
 from ..errors import DefinitionError, ToolError
 from ..types.messages import clean_text
-from ..types.validation_errors import first_problem
+from ..types.validation_errors import get_first_problem
 from .context import RunContext, ToolContext
 from .json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
 
@@ -321,7 +321,7 @@ class Arguments:
                 hint = "Change the default or the type."
                 if info.default is None:
                     hint = "Allow None in its type: X | None."
-                raise self._function.build_error(reason + first_problem(error)[1], hint) from error
+                raise self._function.build_error(reason + get_first_problem(error)[1], hint) from error
 
 
 def _build_arguments_model(fields: Mapping[str, tuple[Any, FieldInfo]]) -> tuple[type[BaseModel], dict[str, Any]]:

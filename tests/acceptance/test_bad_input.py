@@ -218,7 +218,7 @@ async def test_an_unreachable_temporal_address(kind: str) -> None:
                 await Client.connect(address=address)
         if kind == "another program":
             answering.cancel()
-    explains(caught.value, f"no Temporal server at {address}", "the address that was given", "Check the address")
+    explains(caught.value, f"no Temporal server at {address}", "the given address", "Check the address")
 
 
 async def answer_as_http(listening: socket.socket) -> None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ...agent.agent import Agent
     from ...client.client import Client
     from ...client.turn import Turn
-    from ...types.files import Content, File
     from ...types.interface import Response
+    from ...types.messages import Content, File
 
 
 # ---
