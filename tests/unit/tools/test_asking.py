@@ -81,8 +81,8 @@ def test_a_plain_function_uses_blocking() -> None:
         (3, None, None, "a question is a text"),
         ("x" * 4001, None, None, "has 4,001 characters"),
         ("?", object(), None, "not a type that pydantic can take"),
-        ("?", {"x": object()}, None, "no plain JSON"),
-        ("?", None, "soon", "no duration"),
+        ("?", {"x": object()}, None, "must be plain JSON"),
+        ("?", None, "soon", "not a duration"),
     ],
 )
 def test_what_cannot_be_asked_is_an_error_at_once(text: Any, schema: Any, expires: Any, match: str) -> None:
