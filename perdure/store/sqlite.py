@@ -97,6 +97,8 @@ class SqliteStore:
             known_id = ""  # preparing it raises the error
         if known_id or not create:
             return known_id  # also of a store that another process has locked
+        import alembic.command  # noqa: F401  # not in the transaction: other processes would wait for the import
+
         self._file.create = True
         try:
             proposed_id, now = uuid.uuid4().hex, self._now()

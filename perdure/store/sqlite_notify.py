@@ -50,6 +50,7 @@ class EventWatcher:
         self._thread: threading.Thread | None = None
         self._is_asleep = False
         self._closed = False
+        self._on_end: Callable[[], object] = lambda: None
         self._seen_version: tuple[SqliteDatabase, int] | None = None
         self._last_change_at = self._last_waiter_at = 0.0
 
@@ -72,12 +73,15 @@ class EventWatcher:
 
     async def close(self) -> None:
         """End the thread; callers that still wait get a ``StoreError``."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._lock:
             self._closed = True
+            self._on_end = lambda: ended.get_loop().call_soon_threadsafe(ended.set_result, None)
         self._poll_now.set()
         self._fail_waiters(StoreError, CLOSED, CLOSED_HINT)
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+            await ended  # not in an executor's thread: executors refuse work once the main thread has ended
+            self._thread.join()  # it has nothing left to do
 
     def _add_waiter(self, context_id: str, after: int) -> _EventWaiter:
         waiter = _EventWaiter(context_id, after, asyncio.get_running_loop().create_future())
@@ -110,6 +114,8 @@ class EventWatcher:
                 self._last_waiter_at = time.monotonic()
                 self._poll_database()
         self._session.close()
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, with its waiters
+            self._on_end()
 
     def _wait_for_poll(self) -> bool:
         """Wait until the next poll is due; false when the thread is to end."""
