@@ -49,7 +49,7 @@ def test_terms_are_part_of_the_call_and_not_of_the_definition() -> None:
         ({"parameters": {"type": "string"}}, "are not an object"),
         ({"parameters": {"properties": {"x": object()}}}, "have no JSON Schema"),
         ({"output": object()}, "not a type that pydantic can take"),
-        ({"output": {"x": "y" * 20_000}}, "most is 16,384"),
+        ({"output": {"x": "y" * 20_000}}, "may have 16,384"),
         ({"expires": "soon"}, "expires: 'soon' is not a duration"),
         ({"on_expiry": "x" * 2001}, "on_expiry is a text of at most 2,000"),
         ({"needs_approval": 3}, "needs_approval=3"),
