@@ -56,7 +56,8 @@ async def decide_pending_call(
     """
     if arguments is not None and not isinstance(arguments, Mapping):
         raise InvalidInputError(
-            f"arguments: {arguments!r:.100} is no object of names and values", hint='For instance {"amount": 3}.'
+            f"arguments must be an object of names and values, not {arguments!r:.100}",
+            hint='For instance {"amount": 3}.',
         )
     facts = {
         "decision": decision,
@@ -247,7 +248,7 @@ async def _read_decided(run: Run, call_id: str) -> list[DecidedApproval]:
                 requested = event.hash
             elif isinstance(event, QuestionAsked) and event.expires_in is not None and event.at:
                 until = datetime.fromisoformat(event.at) + timedelta(seconds=event.expires_in)
-            elif isinstance(event, ToolCompleted) and until and until <= datetime.fromisoformat(event.at):
+            elif isinstance(event, ToolCompleted) and until and event.at and until <= datetime.fromisoformat(event.at):
                 found.append(DecidedApproval(call_id=call_id, name=event.name, state="expired", at=until.isoformat()))
     return found
 

@@ -109,7 +109,7 @@ async def wait_for_pause(run: Run) -> None:
     """Wait until the workflow of ``run`` has the pause that its events show, where a worker answers."""
 
     async def look() -> None:
-        if (paused := (await _read_event_log_state(run)).paused_at) is None:
+        if not (paused := (await _read_event_log_state(run)).paused_at):
             return
         status = await run.status()
         running = status.state == "running" and status.since is not None

@@ -123,12 +123,15 @@ async def _send_message_with_start(run: Run, sent: UserMessage, start: dict[str,
             memo={MEMO_AGENT: start["agent"]},
             search_attributes=attributes,
         )
+        # The SDK keeps the error of a failed start in a future; gathered, it is read whether or not it is needed below.
+        started = asyncio.gather(operation.workflow_handle(), return_exceptions=True)
         try:
             taken = await run.client.temporal.execute_update_with_start_workflow(
                 "send_message", payload, id=sent.id, start_workflow_operation=operation
             )
         except WorkflowUpdateFailedError as error:
-            await _wait_for_closing_execution(run, await operation.workflow_handle(), error)
+            (ending,) = await started
+            await _wait_for_closing_execution(run, ending, error)
         except WorkflowUpdateRPCTimeoutOrCancelledError as error:
             _restore_cancellation()
             raise build_unreachable_error(
