@@ -304,7 +304,7 @@ async def read_run_status(run: Run) -> Status:
     try:
         return await run.status()
     except RunNotFoundError:
-        row = await (await run.store()).get_run(run.id)
+        row = await (await run.client.store()).get_run(run.id)
         if row is None:
             hint = LIST_HINT
             raise RunNotFoundError(f"there is no run {run.id!r}", hint=hint) from None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,6 +39,7 @@ from ..ports import Store
 from ..store import Chain
 from ..store.transcripts import load_full_conversation
 from ..temporal_service import (
+    ACCEPTED_UPDATE_ENDED,
     build_closed_error,
     build_run_error,
     build_unreachable_error,
@@ -55,6 +57,7 @@ from .follow import follow_run, list_child_runs, wait_for_pause
 from .fork import Difference, compare_transcripts, start_fork
 from .inbox import read_pending_memo
 from .messages import build_reopen_start, deliver_message, reopen_run, wait_for_closed_status
+from .tasks import background_task
 from .turn import Turn
 from .visibility import attribute_of, build_closed_status, find_agent_name, find_pending_reason, has_poller
 
@@ -105,15 +108,9 @@ class Run:
         ``RunNotFoundError``, or ``StoreMismatchError`` where this client has another store than the run. Logs a warning
         if no worker polls the task queue for 10 s.
         """
-        watch = asyncio.ensure_future(self.warn_without_worker())
-        try:
-            raw = await self.handle.result()
-        except WorkflowFailureError as error:
-            raise build_run_error(self.id, error) from error
-        except RPCError as error:
-            raise self.translate_rpc_error(error) from error
-        finally:
-            watch.cancel()
+        async with background_task(self.warn_without_worker()):
+            with self.temporal_errors():
+                raw = await self.handle.result()
         return await self.with_messages(Response.model_validate(raw))
 
     def events(self, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
@@ -136,21 +133,18 @@ class Run:
         """Whether this client can read transcripts."""
         return self.client.store_url is not None
 
-    async def store(self) -> Store:
-        """See :meth:`Client.store`."""
-        return await self.client.store()
-
     async def with_messages(self, response: Response) -> Response:
         """Return ``response`` with its messages and long text from the store, where this client has it. Raises
         ``StoreMismatchError``, ``ParseError``."""
-        whole = await self._load_response(response) if self.has_store else response
-        if self._read_output is None or not whole.typed or whole.blob is not None:
-            return whole
-        return whole.model_copy(update={"output": self._read_output(whole.output)})
+        if self.has_store:
+            response = await self._load_response(response)
+        if self._read_output is None or not response.typed or response.blob is not None:
+            return response
+        return response.model_copy(update={"output": self._read_output(response.output)})
 
     async def _load_response(self, response: Response) -> Response:
-        store = await self.store()
-        self.check_store(response.store_id, store.store_id, store.place)
+        store = await self.client.store()
+        self.check_store(response.store_id, store)
         chain = Chain(store)
         update: dict[str, Any] = {"messages": tuple(await chain.load(response.head))}
         if response.blob is not None:
@@ -164,14 +158,18 @@ class Run:
         Raises ``TranscriptUnavailableError`` without a store, ``StoreMismatchError`` with another one than the run's.
         """
         store = await self.client.store()
+        head = await self.read_head(store)
+        return await (load_full_conversation(store, head) if full else Chain(store).load(head))
+
+    async def read_head(self, store: Store) -> str | None:
+        """Return the conversation's current head; for one without messages of its own, the head that it was started
+        on. Raises ``StoreMismatchError``."""
         row = await store.get_run(self.id)
         if row is not None:
-            head = row.head
-        else:
-            status = await self.status()
-            self.check_store(status.store_id, store.store_id, store.place)
-            head = status.head
-        return await (load_full_conversation(store, head) if full else Chain(store).load(head))
+            return row.head
+        status = await self.status()
+        self.check_store(status.store_id, store)
+        return status.head
 
     async def file(self, part: FilePart) -> bytes:
         """Return the bytes of a file of the transcript; see :meth:`Client.file`."""
@@ -185,16 +183,15 @@ class Run:
     async def artifact(self, name: str, version: int | None = None) -> str:
         """Return the text of an artifact, by default of its last version. Raises ``InvalidInputError`` for an unknown
         one."""
-        found = await toolsets.find_artifact(self.client.memory, self.id, name, version)
-        return await toolsets.read_artifact_text(self.client.memory, self.id, found)
+        artifact = await toolsets.find_artifact(self.client.memory, self.id, name, version)
+        return await toolsets.read_artifact_text(self.client.memory, self.id, artifact)
 
-    def check_store(self, kept: str | None, ours: str, place: str = "") -> None:
-        """Raise ``StoreMismatchError`` if ``kept``, the id of the run's store, is not ``ours``, that of the store at
-        ``place``."""
-        if kept is not None and kept != ours:
-            has = f"has store {ours}" if ours else f"finds no store at {place}"
+    def check_store(self, store_id: str | None, store: Store) -> None:
+        """Raise ``StoreMismatchError`` if ``store_id``, that of the run's store, is not that of ``store``."""
+        if store_id not in (None, store.store_id):
+            has = f"has store {store.store_id}" if store.store_id else f"finds no store at {store.place}"
             raise StoreMismatchError(
-                f"run {self.id!r} is kept in store {kept}, and this client {has}",
+                f"run {self.id!r} is kept in store {store_id}, and this client {has}",
                 hint="Point PERDURE_STORE_URL (or store_url=…) at the store of the run's workers. "
                 "The result without its messages is Temporal's: await run.handle.result()",
             )
@@ -204,55 +201,67 @@ class Run:
         ``RunNotFoundError``."""
         seen = await self.describe()
         if (closed := build_closed_status(seen)) is not None:
-            return closed.model_copy(update=await self._read_recorded_status() | await self._read_closed_result(closed))
+            recorded, result = await self._read_recorded_status(), await self._read_closed_result(closed, seen.run_id)
+            return closed.model_copy(update=recorded | result)
         reason = await find_pending_reason(self.client, seen)
         try:
             status = Status.model_validate(await self.ask_workflow("status"))
         except RunClosedError:  # closed between the two requests
             return await self.status()
         except PerdureError as error:
-            return await self._build_unanswered_status(seen, reason or _describe_missing_answer(error))
+            missing = "no worker answers on its task queue" if isinstance(error, NoWorkerError) else error.message
+            return await self._build_unanswered_status(seen, reason or missing)
         return status if status.reason or not reason else status.model_copy(update={"reason": reason})
 
     async def _build_unanswered_status(self, seen: WorkflowExecutionDescription, reason: str) -> Status:
         """Build the status of an open run for which no worker answers, from Temporal and the store."""
-        told = attribute_of(seen, STATUS_ATTRIBUTE)
-        known: dict[str, Any] = {
+        indexed_status = attribute_of(seen, STATUS_ATTRIBUTE)
+        fields: dict[str, Any] = {
+            "context_id": self.id,
+            "reason": reason,
             "agent": await find_agent_name(self.client, seen),
-            "state": told if told in ("waiting", "paused") else "running",
+            "state": indexed_status if indexed_status in ("waiting", "paused") else "running",
             "approvals": await read_pending_memo(seen) or (),
         }
         try:
-            known |= await self._read_recorded_status()
+            fields |= await self._read_recorded_status()
         except PerdureError as error:  # the store is unavailable too
-            logger.debug("the store cannot tell of run %s: %s", self.id, error)
-        return Status.model_validate({"context_id": self.id, "reason": reason, **known})
+            logger.debug("the status of run %s cannot be read from the store: %s", self.id, error)
+        return Status.model_validate(fields)
 
     async def _read_recorded_status(self) -> dict[str, Any]:
         """Read the recorded fields of the run's status from the store."""
-        if self.client.store_url is None:
-            return {}
-        row = await (await self.client.store()).get_run(self.id)
+        row = await (await self.client.store()).get_run(self.id) if self.has_store else None
         if row is None:
             return {}
-        took = Response.model_validate_json(row.result or b"{}")
-        known: dict[str, Any] = {"head": row.head, "iteration": row.iterations, "agent": row.agent}
-        return known | {"usage": took.usage, "cost_usd": took.cost_usd, "unanswered": took.unanswered}
+        response = Response.model_validate_json(row.result or b"{}")
+        fields: dict[str, Any] = {"head": row.head, "iteration": row.iterations, "agent": row.agent}
+        return fields | {name: getattr(response, name) for name in ("usage", "cost_usd", "unanswered")}
 
-    async def _read_closed_result(self, closed: Status) -> dict[str, Any]:
+    async def _read_closed_result(self, closed: Status, run_id: str) -> dict[str, Any]:
         """Read the fields of a closed run's status that its result has and its description does not."""
         if closed.state == "cancelled" or closed.reason is not None:
             return {}
-        try:
-            last = self.client.temporal.get_workflow_handle(self.id)  # the execution that was described
-            response = Response.model_validate(await last.result(rpc_timeout=_SERVER_TIMEOUT))
-        except WorkflowFailureError as error:
-            cause = build_run_error(self.id, error)
-            return {"reason": f"{type(cause).__name__}: {cause}"}
-        except RPCError as error:
-            raise self.translate_rpc_error(error) from error
-        known = ("task_id", "head", "store_id", "usage", "cost_usd", "unanswered")
-        return {"iteration": response.iterations} | {name: getattr(response, name) for name in known}
+        end = await self.read_end(run_id)
+        if isinstance(end, PerdureError):
+            return {"reason": f"{type(end).__name__}: {end}"}
+        fields = ("task_id", "head", "store_id", "usage", "cost_usd", "unanswered")
+        return {"iteration": end.iterations} | {name: getattr(end, name) for name in fields}
+
+    async def read_end(self, run_id: str) -> Response | PerdureError:
+        """Return the response of the closed execution ``run_id``, or the error that it ended with."""
+        execution = self.client.temporal.get_workflow_handle(self.id, run_id=run_id)
+        with self.temporal_errors():
+            try:
+                return Response.model_validate(await execution.result(follow_runs=False, rpc_timeout=_SERVER_TIMEOUT))
+            except WorkflowFailureError as error:
+                return build_run_error(self.id, error)
+
+    async def wait_for_close(self, run_id: str | None = None) -> None:
+        """Wait until the run has closed, however it ends; with ``run_id`` that execution and those that continue it."""
+        execution = self.client.temporal.get_workflow_handle(self.id, run_id=run_id)
+        with self.temporal_errors(), suppress(WorkflowFailureError):
+            await execution.result()
 
     async def begun(self, within: float = NO_WORKER_SECONDS) -> None:
         """Wait until a worker has taken the run. Raises ``NoWorkerError`` if none does within ``within`` seconds and
@@ -311,29 +320,25 @@ class Run:
             else:  # it has not read its input yet
                 await asyncio.sleep(_INPUT_RETRY_SECONDS)
 
-    async def _read_update_refusal(self, asked: dict[str, Any], within: float) -> ApplicationError:
+    async def _read_update_refusal(self, payload: dict[str, Any], within: float) -> ApplicationError:
         """Send the update ``read`` and return the error that it was refused with."""
         # Not the run's own handle: another client may have reopened it, and the update must go to the last execution.
         latest = self.client.temporal.get_workflow_handle(self.id)
         within = max(within, 0.1)
-        shared = f"read-{asked['view']}-{asked['task_id'] or ''}"
-        try:
-            async with asyncio.timeout(within):
-                await latest.execute_update("read", asked, id=shared, rpc_timeout=timedelta(seconds=within))
-        except WorkflowUpdateFailedError as error:
-            if isinstance(error.cause, ApplicationError):
-                return error.cause
-            raise build_error(None, str(error.cause)) from error
-        except (NoAnswer, TimeoutError) as error:
-            if (
-                task := asyncio.current_task()
-            ) is not None and task.cancelling():  # the SDK reports a cancellation as a missing answer
-                raise asyncio.CancelledError from error
-            raise NoWorkerError(
-                f"no worker answers for run {self.id!r}", hint="`perdure show` and its worker's log say more."
-            ) from error
-        except RPCError as error:
-            raise self.translate_rpc_error(error) from error
+        update_id = f"read-{payload['view']}-{payload['task_id'] or ''}"
+        with self.temporal_errors():
+            try:
+                async with asyncio.timeout(within):
+                    await latest.execute_update("read", payload, id=update_id, rpc_timeout=timedelta(seconds=within))
+            except WorkflowUpdateFailedError as error:
+                if isinstance(error.cause, ApplicationError):
+                    return error.cause
+                raise
+            except (NoAnswer, TimeoutError) as error:
+                _raise_if_cancelled()
+                raise NoWorkerError(
+                    f"no worker answers for run {self.id!r}", hint="`perdure show` and its worker's log say more."
+                ) from error
         raise AssertionError("the update is never accepted")
 
     async def query_closed_execution(self, run_id: str, view: Literal["status", "turn"], *args: Any) -> Any:
@@ -353,19 +358,32 @@ class Run:
     async def describe(self) -> WorkflowExecutionDescription:
         """Return the server's description of the run, within ``_SERVER_TIMEOUT``: the SDK alone would try for 10 s and
         more."""
-        try:
-            async with asyncio.timeout(_SERVER_TIMEOUT.total_seconds()):
-                return await self.handle.describe()
-        except TimeoutError:
-            raise build_unreachable_error(
-                self.client.temporal, f"nothing for {_SERVER_TIMEOUT.total_seconds():g} s"
-            ) from None
-        except RPCError as error:
-            raise self.translate_rpc_error(error) from error
+        seconds = _SERVER_TIMEOUT.total_seconds()
+        with self.temporal_errors():
+            try:
+                async with asyncio.timeout(seconds):
+                    return await self.handle.describe()
+            except TimeoutError:
+                raise build_unreachable_error(self.client.temporal, f"nothing for {seconds:g} s") from None
 
-    def translate_rpc_error(self, error: RPCError) -> PerdureError:
-        """Translate Temporal's error for this run."""
-        return translate_rpc_error(self.client.temporal, self.id, error)
+    @contextmanager
+    def temporal_errors(self, no_answer: str = "") -> Generator[None]:
+        """Translate the errors that Temporal's client raises in the block. ``no_answer`` says what an update without an
+        answer means."""
+        try:
+            yield
+        except WorkflowFailureError as error:
+            raise build_run_error(self.id, error) from error
+        except WorkflowUpdateFailedError as error:
+            kind = error.cause.type if isinstance(error.cause, ApplicationError) else None
+            if kind == ACCEPTED_UPDATE_ENDED:
+                raise build_closed_error(self.id) from error
+            raise build_error(kind, getattr(error.cause, "message", str(error.cause))) from error
+        except NoAnswer as error:
+            _raise_if_cancelled()
+            raise build_unreachable_error(self.client.temporal, no_answer) from error
+        except RPCError as error:
+            raise translate_rpc_error(self.client.temporal, self.id, error) from error
 
     # --- steering
 
@@ -447,19 +465,19 @@ class Run:
         whose workflow task fails again and again; ``InvalidInputError`` for invalid ``limits``.
         """
         raised = parse_run_limits(limits).model_dump(mode="json", exclude_none=True) if limits else {}
+        override = {"limits": raised} if raised else {}
         closed = await wait_for_closed_status(self)
         if closed is None:
             if (failing := await find_failing_task(self.client.temporal, await self.describe())) is not None:
                 raise RunStuckError(f"run {self.id!r} is not paused: {failing}", hint=failing.way_out)
             await wait_for_pause(self)
-            said = {"limits": raised} if raised else {}
-            await self._signal("resume", {**said, "by": by or self.client.actor})
+            await self._signal("resume", {**override, "by": by or self.client.actor})
         elif closed.state == "completed":
-            raise RunClosedError(f"run {self.id!r} has completed", hint="Send it a message, and it goes on from there.")
+            raise RunClosedError(f"run {self.id!r} has completed", hint="Send it a message, and it continues.")
         else:
             start = await build_reopen_start(self)
-            if raised:
-                start["override"] = merge_overrides(start.get("override") or {}, {"limits": raised})
+            if override:
+                start["override"] = merge_overrides(start.get("override") or {}, override)
             self.handle = await reopen_run(self, start, by=by)
 
     async def cancel(self, *, by: str | None = None) -> None:
@@ -470,11 +488,10 @@ class Run:
         # Temporal accepts the cancellation of a closed run without an error.
         if build_closed_status(await self.describe()) is not None:
             raise build_closed_error(self.id)
-        try:
-            # The handle may be of an execution that has failed since, while another client has reopened the run.
-            await self.client.temporal.get_workflow_handle(self.id).cancel(reason=f"by {by or self.client.actor}")
-        except RPCError as error:
-            raise self.translate_rpc_error(error) from error
+        # The handle may be of an execution that has failed since, while another client has reopened the run.
+        latest = self.client.temporal.get_workflow_handle(self.id)
+        with self.temporal_errors():
+            await latest.cancel(reason=f"by {by or self.client.actor}")
 
     async def fork(
         self,
@@ -517,7 +534,7 @@ class Run:
     async def diff(self, other: Run) -> Difference:
         """Compare the transcripts of this conversation and ``other``. Raises as :meth:`transcript`."""
         if not isinstance(other, Run):
-            raise InvalidInputError(f"{other!r:.100} is no run", hint="Of one that has an id: client.run(id).")
+            raise InvalidInputError(f"diff needs a Run, not {other!r:.100}", hint="For instance client.run(id).")
         return compare_transcripts(await self.transcript(), await other.transcript())
 
     async def approve(
@@ -583,16 +600,16 @@ class Run:
     async def _signal_message(self, name: str, message: MessageInput, id: str | None, by: str | None) -> None:
         sent = await self.client.build_user_message(message, id, by=by)
         if sent.store_id is not None:  # a signal's refusal by the run would not reach the caller
-            self.check_store((await self.status()).store_id, sent.store_id)
+            self.check_store((await self.status()).store_id, await self.client.store())
         await self._signal(name, sent.model_dump(mode="json", exclude_none=True))
 
-    async def _signal(self, name: str, *args: Any) -> None:
-        try:
-            await self.handle.signal(name, args=args)
-        except RPCError as error:
-            raise self.translate_rpc_error(error) from error
+    async def _signal(self, name: str, arg: dict[str, Any]) -> None:
+        with self.temporal_errors():
+            await self.handle.signal(name, arg)
 
 
-def _describe_missing_answer(error: PerdureError) -> str:
-    """Describe in one line why there is no answer."""
-    return "no worker answers on its task queue" if isinstance(error, NoWorkerError) else str(error.message)
+def _raise_if_cancelled() -> None:
+    """Raise ``CancelledError`` where the SDK has reported a cancellation as a missing answer."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

@@ -15,9 +15,7 @@ from perdure.testing.fake_service import InProcessService, build_rpc_error
 from tests.support.engine import Engine
 
 
-async def test_a_refused_attempt_leaves_no_unread_error_behind(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_refused_attempt_leaves_no_unread_error_behind(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The SDK keeps the error of a start for whoever asks for its handle: asyncio reports one that no caller reads."""
     deliver, attempts = InProcessService._on_execute_multi_operation, []
     unread: list[Any] = []
