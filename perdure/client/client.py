@@ -34,10 +34,10 @@ from ..tools.memory import (
     check_memory_name,
 )
 from ..types.files import MessageInput, decode_file_data
-from ..types.interface import Mode, Override, UserMessage
+from ..types.interface import Mode, Override
 from ..types.messages import FilePart, Message, clean_text
 from .inbox import PendingCall, list_pending_calls
-from .messages import STORE_HINT, build_user_message, deliver_message
+from .messages import STORE_HINT, deliver_message
 from .run import Run
 from .schedules import (
     Overlap,
@@ -144,12 +144,7 @@ class Client:
         Raises ``ServerUnreachableError``. The embedded server comes with the store under ``PERDURE_HOME``.
         """
         target = await resolve_target(
-            address=address,
-            namespace=namespace,
-            profile=profile,
-            api_key=api_key,
-            tls=tls,
-            start=start_server,
+            address=address, namespace=namespace, profile=profile, api_key=api_key, tls=tls, start=start_server
         )
         temporal = await connect(target)
         if store_url is None and target.embedded is not None:
@@ -188,11 +183,11 @@ class Client:
         no encryption for ``auth_context``.
         """
         context_id = check_run_id(id) or f"{get_agent_name(agent)}-{uuid.uuid4().hex[:12]}"
-        sent = None if message is None else await self.build_user_message(check_message_input(agent, message), by=by)
         start = await build_start_input(
             self,
             agent,
-            sent,
+            message,
+            by=by,
             mode=mode,
             context=context,
             history=history,
@@ -305,7 +300,8 @@ class Client:
         start = await build_start_input(
             self,
             agent,
-            await self.build_user_message(check_message_input(agent, message), by=by),
+            message,
+            by=by,
             mode=mode,
             context=context,
             history=history,
@@ -346,8 +342,7 @@ class Client:
         """
         if self.store_url is None:
             raise TranscriptUnavailableError(
-                "this client has no store, so it cannot read transcripts or send long messages",
-                hint=STORE_HINT,
+                "this client has no store, so it cannot read transcripts or send long messages", hint=STORE_HINT
             )
         async with self._opening:
             store = self._store or open_store(self.store_url)
@@ -372,21 +367,6 @@ class Client:
             )
         files = await Chain(await self.store()).load_files([Message(role="user", parts=(part,))])
         return files[part.blob.hash]
-
-    async def build_user_message(
-        self,
-        content: MessageInput | None,
-        id: str | None = None,
-        *,
-        by: str | None = None,
-        task_id: str | None = None,
-        override: Override | Mapping[str, Any] | None = None,
-    ) -> UserMessage:
-        """Build the message to send from ``content``; long texts and files are put into the store first.
-
-        Raises ``InvalidInputError`` for an invalid message, and for a long text or a file without a store.
-        """
-        return await build_user_message(self, content, {"id": id, "by": by or self.actor, "task_id": task_id}, override)
 
     @property
     def memory(self) -> KeptMemory:

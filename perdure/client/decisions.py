@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InvalidInputError, PerdureError, RunClosedError
 from ..loop.approvals import build_late_error, find_repeated, read_answer, read_decision
 from ..loop.questions import as_text, hash_answer
+from ..temporal_service import build_unreachable_error
 from ..types.approvals import ApprovalDecision, DecidedApproval, PendingApproval, StandingApproval, hash_arguments
 from ..types.events import ApprovalDecided, ApprovalRequested, Event, QuestionAnswered, QuestionAsked, ToolCompleted
 from ..types.interface import Status
 from ..types.plain_json import to_plain_json
 from ..types.tool_calls import CallAnswer
-from .follow import NotHeardYet, follow_run, is_unheard, until_heard
+from .follow import WorkflowBehind, follow_run, is_workflow_behind, retry_while_behind
 from .messages import MAX_INLINE_BYTES, upload_content
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ async def decide_pending_call(
     waits under the id at this moment.
     """
     if arguments is not None and not isinstance(arguments, Mapping):
-        given = f"arguments must be an object of names and values, not {arguments!r:.100}"
-        raise InvalidInputError(given, hint='For instance {"amount": 3}.')
+        flaw = f"arguments must be an object of names and values, not {arguments!r:.100}"
+        raise InvalidInputError(flaw, hint='For instance {"amount": 3}.')
     fields = {
         "decision": decision,
         "by": by or run.client.actor,
@@ -122,11 +123,11 @@ async def _resolve(
         except InvalidInputError as refused:
             unhashed = needs_lookup and decision.hash is None
             if unhashed and (await _find_wait(run, call_id, None, approval=approval))[1] is not None:
-                raise NotHeardYet(refused) from None  # it began to wait in between
+                raise WorkflowBehind(refused) from None  # it began to wait in between
             raise
         return DecidedApproval.model_validate(result)
 
-    return await until_heard(attempt)
+    return await retry_while_behind(attempt)
 
 
 async def _find_wait(
@@ -145,8 +146,8 @@ async def _find_wait(
             return call_id, past.hash or None if past is not None else None, None
     elif len(waits) != 1:
         refusal = _build_choice_error(run, status, waits, approval=approval)
-        if not waits and await is_unheard(run, status, approval=approval):
-            raise NotHeardYet(refusal)
+        if not waits and await is_workflow_behind(run, status, approval=approval):
+            raise WorkflowBehind(refusal)
         raise refusal
     wait = waits[0]
     if digest not in (None, wait.hash):
@@ -191,7 +192,7 @@ async def _send_update_once(
     update_id = uuid.uuid4().hex
     if since is not None:
         update_id = hashlib.sha256(json.dumps([payload, since], sort_keys=True).encode()).hexdigest()[:32]
-    with run.temporal_errors(no_answer):
+    with run.temporal_errors(build_unreachable_error(run.client.temporal, no_answer)):
         return await run.handle.execute_update(name, payload, id=update_id)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -201,38 +202,31 @@ def decode_row(context_id: str, row: EventRow) -> Event | None:
     return decode_event(row.child or context_id, row.seq, row.task_id, row.type, row.body, row.spans, row.path)
 
 
+@dataclass
 class EventReader:
     """Reads the events of one conversation and of the runs below it, after number ``after``.
 
     With ``task_id`` only the events of that turn and of the runs that it starts; without ``children`` only the
     conversation's own events. Without ``wait`` it reads the events recorded so far, and gives up on a store that is
-    unreachable for ``SNAPSHOT_RETRY_SECONDS``.
+    unreachable for ``SNAPSHOT_RETRY_SECONDS``. Raises ``InvalidInputError`` for an ``after`` that is not an integer.
     """
 
-    def __init__(
-        self,
-        context_id: str,
-        store: Store,
-        after: int,
-        task_id: str | None = None,
-        *,
-        children: bool = True,
-        wait: bool = True,
-    ) -> None:
-        """Raises ``InvalidInputError`` for an ``after`` that is not an integer."""
-        if not isinstance(after, int) or isinstance(after, bool):
+    context_id: str
+    store: Store
+    after: int
+    task_id: str | None = None
+    children: bool = True
+    wait: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.after, int) or isinstance(self.after, bool):
             raise InvalidInputError(
-                f"after is the number of the last event that was seen, not {after!r:.100}",
+                f"after is the number of the last event that was seen, not {self.after!r:.100}",
                 hint="It is event.seq; int(…) converts a header's or a file's text.",
             )
-        self._context_id = context_id
-        self._store = store
-        self._chain = Chain(store)
-        self._after = self._seen = after
-        self._task_id = task_id
-        self._children = children
-        self._wait = wait
-        self._retry_seconds = STORE_RETRY_SECONDS if wait else SNAPSHOT_RETRY_SECONDS
+        self._seen = self.after
+        self._chain = Chain(self.store)
+        self._retry_seconds = STORE_RETRY_SECONDS if self.wait else SNAPSHOT_RETRY_SECONDS
         self._partials: dict[str, PartialArguments] = {}
 
     async def read_until(self, end: asyncio.Future[Any]) -> AsyncGenerator[Event]:
@@ -240,7 +234,7 @@ class EventReader:
 
         Without ``wait`` reading starts when ``end`` is done, which is soon.
         """
-        if not self._wait:
+        if not self.wait:
             await asyncio.wait([end])
         while True:
             is_last_pass = end.done()
@@ -263,27 +257,27 @@ class EventReader:
         It is not stored, so a conversation that is reopened gives its number to another event. None if the events have
         the end, or if ``after`` is past it.
         """
-        latest = await self._retry(lambda: self._store.wait_for_event(self._context_id, 0, 0.0))
+        latest = await self._retry(lambda: self.store.wait_for_event(self.context_id, 0, 0.0))
         recorded_state = ""
-        async for row in self._iter_own_rows(self._context_id, max(0, latest - _LOOKBACK_EVENTS)):
-            if isinstance(event := decode_row(self._context_id, row), RunEvent):
+        async for row in self._iter_own_rows(self.context_id, max(0, latest - _LOOKBACK_EVENTS)):
+            if isinstance(event := decode_row(self.context_id, row), RunEvent):
                 recorded_state = event.state
-        if latest + 1 <= self._after or recorded_state == end.state:
+        if latest + 1 <= self.after or recorded_state == end.state:
             return None
-        return end.model_copy(update={"context_id": self._context_id, "seq": latest + 1})
+        return end.model_copy(update={"context_id": self.context_id, "seq": latest + 1})
 
     async def _read_rows(self) -> Sequence[EventRow]:
-        context_id, after, children = self._context_id, self._after, self._children
-        read = partial(self._store.read_events, context_id, after=after, limit=EVENTS_PER_PAGE, children=children)
+        context_id, after, children = self.context_id, self.after, self.children
+        read = partial(self.store.read_events, context_id, after=after, limit=EVENTS_PER_PAGE, children=children)
         return await self._retry(read)
 
     async def _build_event(self, row: EventRow) -> Event | None:
         """Build the event of the next row; None if it is not one of this reader's."""
-        self._after = row.seq
+        self.after = row.seq
         self._seen = max(self._seen, row.seq)
-        if self._task_id is not None and (row.path[0].task_id if row.path else row.task_id) != self._task_id:
+        if self.task_id is not None and (row.path[0].task_id if row.path else row.task_id) != self.task_id:
             return None
-        event = decode_row(self._context_id, row)
+        event = decode_row(self.context_id, row)
         if event is None:
             return None
         partials = self._partials.setdefault(event.context_id, PartialArguments(self._read_earlier_deltas))
@@ -294,7 +288,7 @@ class EventReader:
     async def _wait_for_change(self) -> None:
         """Wait for an event after ``_seen``: the numbers are shared with events that this reader does not read."""
         try:
-            latest = await self._store.wait_for_event(self._context_id, self._seen, STORE_WAIT_SECONDS)
+            latest = await self.store.wait_for_event(self.context_id, self._seen, STORE_WAIT_SECONDS)
             self._seen = max(latest, self._seen)
         except StoreError:  # the next read retries, or raises the error
             await asyncio.sleep(0.1)
@@ -337,7 +331,7 @@ class EventReader:
             lookback *= 4
 
     def _iter_own_rows(self, context_id: str, after: int) -> AsyncGenerator[EventRow]:
-        return iter_own_rows(self._store, context_id, after, retry_seconds=self._retry_seconds)
+        return iter_own_rows(self.store, context_id, after, retry_seconds=self._retry_seconds)
 
 
 # ---

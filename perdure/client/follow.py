@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 # Waits for the workflow to catch up with the event log.
 #
 # An activity records the event of a pending call, or of a pause; the workflow gets it as the activity ends: a
-# moment later, or after a crash some time later. A client that acts on the event waits in :func:`until_heard`.
+# moment later, or after a crash some time later. A client that acts on the event waits in :func:`retry_while_behind`.
 
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class EventLogState:
     """When the run paused: ISO 8601, UTC."""
 
 
-class NotHeardYet(Exception):  # noqa: N818  # not an error: it never leaves :func:`until_heard`
+class WorkflowBehind(Exception):  # noqa: N818  # not an error: it never leaves :func:`retry_while_behind`
     """The workflow is behind the event log; ``error`` is raised if it does not catch up in time."""
 
     def __init__(self, error: PerdureError) -> None:
@@ -89,16 +89,16 @@ class NotHeardYet(Exception):  # noqa: N818  # not an error: it never leaves :fu
         self.error = error
 
 
-async def until_heard(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of ``attempt``, retried for ``CATCH_UP_SECONDS`` seconds while it raises ``NotHeardYet`` or
+async def retry_while_behind(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of ``attempt``, retried for ``CATCH_UP_SECONDS`` seconds while it raises ``WorkflowBehind`` or
     ``NotWaitingYetError``. Raises that error at the end."""
-    delay, until = _CATCH_UP_FIRST_DELAY, time.monotonic() + CATCH_UP_SECONDS
+    delay, deadline = _CATCH_UP_FIRST_DELAY, time.monotonic() + CATCH_UP_SECONDS
     while True:
         try:
             return await attempt()
-        except (NotHeardYet, NotWaitingYetError) as early:
-            if time.monotonic() >= until:
-                raise (early.error if isinstance(early, NotHeardYet) else early) from None
+        except (WorkflowBehind, NotWaitingYetError) as error:
+            if time.monotonic() >= deadline:
+                raise (error.error if isinstance(error, WorkflowBehind) else error) from None
         await asyncio.sleep(delay)
         delay = min(delay * 1.5, _CATCH_UP_MAX_DELAY)
 
@@ -112,10 +112,10 @@ async def wait_for_pause(run: Run) -> None:
         status = await run.status()
         running_since = status.since if status.state == "running" else None
         if running_since and datetime.fromisoformat(paused_at) >= datetime.fromisoformat(running_since):
-            raise NotHeardYet(PerdureError("the workflow does not have its pause yet"))
+            raise WorkflowBehind(PerdureError("the workflow does not have its pause yet"))
 
     with suppress(PerdureError):  # without a worker, the signal arrives after the pause anyway
-        await until_heard(check_pause)
+        await retry_while_behind(check_pause)
 
 
 async def is_child_start_pending(run: Run) -> bool:
@@ -129,7 +129,7 @@ async def is_child_start_pending(run: Run) -> bool:
     return any(child == run.id and call_id not in log_state.pending_calls for call_id, child in calls)
 
 
-async def is_unheard(run: Run, status: Status, *, approval: bool) -> bool:
+async def is_workflow_behind(run: Run, status: Status, *, approval: bool) -> bool:
     """Whether the events show a call that waits for approval, or for an answer, which ``status`` does not show yet."""
     unanswered = status.doing == "nothing" and status.state in ("running", "waiting")  # no worker answers for the run
     # The model's activity reports calls that the workflow does not have at all; a call's activity its own question.
@@ -324,11 +324,11 @@ async def _find_or_wait_for_end(run: Run, store: Store, *, wait: bool) -> RunEnd
             if await store.get_run(run.id) is not None or await store.read_events(run.id, limit=1):
                 return False  # deleted after Temporal's retention
             if wait and await is_child_start_pending(run):
-                raise NotHeardYet(unknown) from None
+                raise WorkflowBehind(unknown) from None
             raise
         return True
 
-    if not await until_heard(is_on_server):
+    if not await retry_while_behind(is_on_server):
         return None
     if not wait:
         return await find_run_end(run.client.run(run.id), store, SNAPSHOT_RETRY_SECONDS)

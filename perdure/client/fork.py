@@ -24,7 +24,7 @@ from ..temporal_service import start_run_workflow
 from ..types.files import MessageInput
 from ..types.interface import Override
 from ..types.messages import Message, clean_text
-from .messages import decode_start
+from .messages import build_user_message, decode_start
 
 if TYPE_CHECKING:
     from .run import Run
@@ -96,7 +96,7 @@ async def start_fork(
         raise InvalidInputError(f"run {run.id!r} has no reply yet", hint="Fork it after its first reply; or at=0.")
     point = await find_fork_point(store, head, at, results)
     if message is not None:
-        user_message = await client.build_user_message(message, uuid.uuid4().hex, by=by)
+        user_message = await build_user_message(client, message, id=uuid.uuid4().hex, by=by)
         start["message"] = user_message.model_dump(mode="json", exclude_none=True)
     elif not point.is_answered:
         start["message"] = {"content": None, "by": by}

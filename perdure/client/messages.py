@@ -27,6 +27,7 @@ from ..temporal_service import (
     MEMO_AGENT,
     TASK_TIMEOUT,
     build_start_attributes,
+    build_unreachable_error,
     forget_search_attributes,
     is_missing_attribute,
     start_run_workflow,
@@ -76,8 +77,8 @@ async def deliver_message(
         row = await (await client.store()).get_turn(run.id, task_id)
         if row is not None and row.status != "running":  # possibly of a closed execution: its row stays
             task_id = None
-    user_message = await client.build_user_message(
-        message, message_id or uuid.uuid4().hex, by=by, task_id=task_id, override=override
+    user_message = await build_user_message(
+        client, message, id=message_id or uuid.uuid4().hex, by=by, task_id=task_id, override=override
     )
     user_message = user_message.model_copy(update=dict(auth or {}))
     if start is None:
@@ -104,6 +105,7 @@ async def _send_message_with_start(run: Run, message: UserMessage, start: dict[s
     fields = message.model_dump(mode="json")
     payload = {name: value for name, value in fields.items() if value is not None or name == "content"}
     attributes = await build_start_attributes(temporal, start["agent"])
+    no_answer = build_unreachable_error(temporal, "no answer to a message; sent again, its id counts once")
     for attempt in range(_MAX_DELIVERIES):
         # It may have been taken by the execution that just closed, before that could reply.
         if attempt and (task_id := await _find_message_turn(run, message_id)) is not None:
@@ -122,7 +124,7 @@ async def _send_message_with_start(run: Run, message: UserMessage, start: dict[s
         # The SDK keeps the error of a failed start in a future; gathered, it is read whether or not it is needed below.
         started = asyncio.gather(operation.workflow_handle(), return_exceptions=True)
         try:
-            with run.temporal_errors("no answer to a message; sent again, its id counts once"):
+            with run.temporal_errors(no_answer):
                 try:
                     result = await temporal.execute_update_with_start_workflow(
                         "send_message", payload, id=message_id, start_workflow_operation=operation
@@ -249,44 +251,37 @@ UploadedContent = str | BlobRef | tuple[ContentPart, ...]
 async def build_user_message(
     client: Client,
     content: MessageInput | None,
-    fields: dict[str, Any],
+    *,
+    id: str | None = None,
+    by: str | None = None,
+    task_id: str | None = None,
     override: Override | Mapping[str, Any] | None = None,
 ) -> UserMessage:
-    """Implement ``Client.build_user_message``. ``fields`` are the message's other fields."""
+    """Build the message to send from ``content``; long texts and files are put into the store first. A typed input is
+    sent as plain JSON, readable to any client, and a long one as text.
+
+    Raises ``InvalidInputError`` for an invalid message, and for a long text or a file without a store.
+    """
+    if override is not None and not isinstance(override, Override):
+        override = dict(override)
+    fields = {"content": None, "id": id, "by": by or client.actor, "task_id": task_id, "override": override}
     try:
-        message = UserMessage.model_validate({"content": None, **fields})
+        message = UserMessage.model_validate(fields)
     except ValidationError as error:
         raise InvalidInputError(describe_validation_error(error, "message")) from None
-    if override is not None:
-        message = message.model_copy(update={"override": _parse_message_override(override)})
     if content is None:
         return message
+    typed = False
     if isinstance(content, Mapping | BaseModel | Dataclass):
-        return await _attach_input(client, message, content)
+        try:
+            plain = to_plain_json(content)
+        except ValueError as flaw:
+            raise InvalidInputError(f"the input cannot be written as JSON: {flaw}", hint="Give plain values.") from None
+        content, typed = json.dumps(plain, ensure_ascii=False), True
+        if _fits(content, MAX_INLINE_BYTES):
+            return message.model_copy(update={"input": plain})
     uploaded, store_id = await upload_content(client, content)
-    return message.model_copy(update={"content": uploaded, "store_id": store_id})
-
-
-async def _attach_input(client: Client, message: UserMessage, value: object) -> UserMessage:
-    """Attach an input as plain JSON, readable to any client; a long one is uploaded as text."""
-    try:
-        plain = to_plain_json(value)
-    except ValueError as error:
-        raise InvalidInputError(f"the input cannot be written as JSON: {error}", hint="Give plain values.") from None
-    text = json.dumps(plain, ensure_ascii=False)
-    if _fits(text, MAX_INLINE_BYTES):
-        return message.model_copy(update={"input": plain})
-    uploaded, store_id = await upload_content(client, text)
-    return message.model_copy(update={"content": uploaded, "store_id": store_id, "typed": True})
-
-
-def _parse_message_override(override: Override | Mapping[str, Any]) -> Override:
-    if isinstance(override, Override):
-        return override
-    try:
-        return Override.model_validate(dict(override))
-    except ValidationError as error:
-        raise InvalidInputError(describe_validation_error(error, "override", within="override")) from None
+    return message.model_copy(update={"content": uploaded, "store_id": store_id, "typed": typed})
 
 
 async def upload_content(client: Client, content: Content) -> tuple[UploadedContent, str | None]:

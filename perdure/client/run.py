@@ -14,7 +14,6 @@ from temporalio.client import (
     WorkflowExecutionDescription,
     WorkflowFailureError,
     WorkflowHandle,
-    WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
 )
 from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError as NoAnswer
@@ -56,9 +55,15 @@ from .decisions import answer_pending_call, decide_pending_call, revoke_approval
 from .follow import follow_run, list_child_runs, wait_for_pause
 from .fork import Difference, compare_transcripts, start_fork
 from .inbox import read_pending_memo
-from .messages import build_reopen_start, deliver_message, reopen_run, wait_for_closed_status
+from .messages import (
+    build_reopen_start,
+    build_user_message,
+    deliver_message,
+    reopen_run,
+    wait_for_closed_status,
+)
 from .tasks import background_task
-from .turn import Turn
+from .turn import ANSWER_TIMEOUT, Turn
 from .visibility import attribute_of, build_closed_status, find_agent_name, find_pending_reason, has_poller
 
 if TYPE_CHECKING:
@@ -73,8 +78,6 @@ NO_WORKER_SECONDS = 10.0
 _UNTAKEN_HISTORY_LENGTH = 2
 """Length of the history of a run that no worker has taken: it was started, and a task was scheduled."""
 _TAKEN_POLL_SECONDS = 0.25
-ANSWER_TIMEOUT = timedelta(seconds=5)
-"""How long a worker may take to return the workflow's status, before the run counts as waiting for a worker."""
 _INPUT_RETRY_SECONDS = 0.05
 """Seconds until a workflow that has not read its input yet is asked again."""
 _SERVER_TIMEOUT = timedelta(seconds=5)
@@ -199,29 +202,29 @@ class Run:
     async def status(self) -> Status:
         """Return the run's status: what it does or waits for, and the reason where it is stuck. Raises
         ``RunNotFoundError``."""
-        seen = await self.describe()
-        if (closed := build_closed_status(seen)) is not None:
-            recorded, result = await self._read_recorded_status(), await self._read_closed_result(closed, seen.run_id)
-            return closed.model_copy(update=recorded | result)
-        reason = await find_pending_reason(self.client, seen)
+        description = await self.describe()
+        if (closed := build_closed_status(description)) is not None:
+            recorded = await self._read_recorded_status()
+            return closed.model_copy(update=recorded | await self._read_closed_result(closed, description.run_id))
+        reason = await find_pending_reason(self.client, description)
         try:
             status = Status.model_validate(await self.ask_workflow("status"))
         except RunClosedError:  # closed between the two requests
             return await self.status()
         except PerdureError as error:
             missing = "no worker answers on its task queue" if isinstance(error, NoWorkerError) else error.message
-            return await self._build_unanswered_status(seen, reason or missing)
+            return await self._build_unanswered_status(description, reason or missing)
         return status if status.reason or not reason else status.model_copy(update={"reason": reason})
 
-    async def _build_unanswered_status(self, seen: WorkflowExecutionDescription, reason: str) -> Status:
+    async def _build_unanswered_status(self, description: WorkflowExecutionDescription, reason: str) -> Status:
         """Build the status of an open run for which no worker answers, from Temporal and the store."""
-        indexed_status = attribute_of(seen, STATUS_ATTRIBUTE)
+        indexed_status = attribute_of(description, STATUS_ATTRIBUTE)
         fields: dict[str, Any] = {
             "context_id": self.id,
             "reason": reason,
-            "agent": await find_agent_name(self.client, seen),
+            "agent": await find_agent_name(self.client, description),
             "state": indexed_status if indexed_status in ("waiting", "paused") else "running",
-            "approvals": await read_pending_memo(seen) or (),
+            "approvals": await read_pending_memo(description) or (),
         }
         try:
             fields |= await self._read_recorded_status()
@@ -271,26 +274,27 @@ class Run:
         """
         deadline = asyncio.get_running_loop().time() + within
         while True:
-            seen = await self.describe()
-            if build_closed_status(seen) is not None or seen.history_length > _UNTAKEN_HISTORY_LENGTH:
+            description = await self.describe()
+            queue = description.task_queue
+            if build_closed_status(description) is not None or description.history_length > _UNTAKEN_HISTORY_LENGTH:
                 return
-            if asyncio.get_running_loop().time() > deadline and not await has_poller(self.client, seen):
+            if asyncio.get_running_loop().time() > deadline and not await has_poller(self.client, description):
                 raise NoWorkerError(
-                    f"no worker has polled task queue {seen.task_queue!r} for {within:g} s",
-                    hint=f"Run {self.id!r} waits for one: perdure worker FILE --task-queue {seen.task_queue}",
+                    f"no worker has polled task queue {queue!r} for {within:g} s",
+                    hint=f"Run {self.id!r} waits for one: perdure worker FILE --task-queue {queue}",
                 )
             await asyncio.sleep(_TAKEN_POLL_SECONDS)
 
-    async def warn_without_worker(self, within: float = NO_WORKER_SECONDS) -> None:
-        """After ``within`` seconds, log a warning if no worker has polled the run's task queue lately."""
-        await asyncio.sleep(within)
+    async def warn_without_worker(self) -> None:
+        """After ``NO_WORKER_SECONDS``, log a warning if no worker has polled the run's task queue lately."""
+        await asyncio.sleep(NO_WORKER_SECONDS)
         try:
-            seen = await self.describe()
-            if build_closed_status(seen) is None and not await has_poller(self.client, seen, lately=True):
-                logger.warning(
-                    "run %s waits: no worker polls task queue %r; `perdure worker FILE --task-queue %s` serves it",
-                    *(self.id, seen.task_queue, seen.task_queue),
-                )
+            description = await self.describe()
+            queue = description.task_queue
+            closed = build_closed_status(description) is not None
+            if not closed and not await has_poller(self.client, description, lately=True):
+                missing = "run %s waits: no worker polls task queue %r; `perdure worker FILE --task-queue %s` serves it"
+                logger.warning(missing, self.id, queue, queue)
         except (PerdureError, RPCError) as error:  # the wait itself raises the error
             logger.debug("cannot tell whether a worker serves run %s: %s", self.id, error)
 
@@ -303,73 +307,51 @@ class Run:
         caller's last action. Raises ``NoWorkerError`` if no worker answers within 5 s, ``RunClosedError``,
         ``RunNotFoundError``, ``ServerUnreachableError``.
         """
-        asker, shared = uuid.uuid4().hex, False
+        # Not the run's own handle: another client may have reopened it, and the update must go to the last execution.
+        latest = self.client.temporal.get_workflow_handle(self.id)
+        payload = {"view": view, "task_id": task_id, "asker": uuid.uuid4().hex}
         loop = asyncio.get_running_loop()
-        until = loop.time() + ANSWER_TIMEOUT.total_seconds()
+        deadline = loop.time() + ANSWER_TIMEOUT.total_seconds()
+        asked_before = False
         while True:
-            cause = await self._read_update_refusal(
-                {"view": view, "task_id": task_id, "asker": asker}, until - loop.time()
-            )
-            if cause.type == READ_ERROR_TYPE and cause.details:
-                details = cause.details[0]
-                if shared or details["asker"] == asker:
+            refusal = await self._read_update_refusal(latest, payload, max(deadline - loop.time(), 0.1))
+            if refusal.type == READ_ERROR_TYPE and refusal.details:
+                details = refusal.details[0]
+                if asked_before or details["asker"] == payload["asker"]:
                     return details["answer"]
-                shared = True
-            elif cause.type != RunNotFoundError.__name__ or loop.time() > until:
-                raise build_error(cause.type, cause.message)
+                asked_before = True
+            elif refusal.type != RunNotFoundError.__name__ or loop.time() > deadline:
+                raise build_error(refusal.type, refusal.message)
             else:  # it has not read its input yet
                 await asyncio.sleep(_INPUT_RETRY_SECONDS)
 
-    async def _read_update_refusal(self, payload: dict[str, Any], within: float) -> ApplicationError:
+    async def _read_update_refusal(
+        self, latest: WorkflowHandle[Any, Any], payload: dict[str, Any], seconds: float
+    ) -> ApplicationError:
         """Send the update ``read`` and return the error that it was refused with."""
-        # Not the run's own handle: another client may have reopened it, and the update must go to the last execution.
-        latest = self.client.temporal.get_workflow_handle(self.id)
-        within = max(within, 0.1)
         update_id = f"read-{payload['view']}-{payload['task_id'] or ''}"
-        with self.temporal_errors():
+        hint = "`perdure show` and its worker's log say more."
+        with self.temporal_errors(NoWorkerError(f"no worker answers for run {self.id!r}", hint=hint)):
             try:
-                async with asyncio.timeout(within):
-                    await latest.execute_update("read", payload, id=update_id, rpc_timeout=timedelta(seconds=within))
+                async with asyncio.timeout(seconds):
+                    await latest.execute_update("read", payload, id=update_id, rpc_timeout=timedelta(seconds=seconds))
             except WorkflowUpdateFailedError as error:
                 if isinstance(error.cause, ApplicationError):
                     return error.cause
                 raise
-            except (NoAnswer, TimeoutError) as error:
-                _raise_if_cancelled()
-                raise NoWorkerError(
-                    f"no worker answers for run {self.id!r}", hint="`perdure show` and its worker's log say more."
-                ) from error
         raise AssertionError("the update is never accepted")
-
-    async def query_closed_execution(self, run_id: str, view: Literal["status", "turn"], *args: Any) -> Any:
-        """Query a closed execution: it has no workflow task left that a query could wedge.
-
-        None if no worker answers. Empty if the query fails: the run had not begun, or was terminated with events that
-        no workflow task had processed.
-        """
-        try:
-            ended = self.client.temporal.get_workflow_handle(self.id, run_id=run_id)
-            return await ended.query(view, args=args, rpc_timeout=ANSWER_TIMEOUT)
-        except WorkflowQueryFailedError:
-            return {}
-        except RPCError:
-            return None
 
     async def describe(self) -> WorkflowExecutionDescription:
         """Return the server's description of the run, within ``_SERVER_TIMEOUT``: the SDK alone would try for 10 s and
         more."""
         seconds = _SERVER_TIMEOUT.total_seconds()
-        with self.temporal_errors():
-            try:
-                async with asyncio.timeout(seconds):
-                    return await self.handle.describe()
-            except TimeoutError:
-                raise build_unreachable_error(self.client.temporal, f"nothing for {seconds:g} s") from None
+        with self.temporal_errors(build_unreachable_error(self.client.temporal, f"nothing for {seconds:g} s")):
+            async with asyncio.timeout(seconds):
+                return await self.handle.describe()
 
     @contextmanager
-    def temporal_errors(self, no_answer: str = "") -> Generator[None]:
-        """Translate the errors that Temporal's client raises in the block. ``no_answer`` says what an update without an
-        answer means."""
+    def temporal_errors(self, no_answer: PerdureError | None = None) -> Generator[None]:
+        """Translate the errors that Temporal's client raises in the block; a timeout becomes ``no_answer``."""
         try:
             yield
         except WorkflowFailureError as error:
@@ -379,9 +361,11 @@ class Run:
             if kind == ACCEPTED_UPDATE_ENDED:
                 raise build_closed_error(self.id) from error
             raise build_error(kind, getattr(error.cause, "message", str(error.cause))) from error
-        except NoAnswer as error:
-            _raise_if_cancelled()
-            raise build_unreachable_error(self.client.temporal, no_answer) from error
+        except (NoAnswer, TimeoutError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, NoAnswer) and task is not None and task.cancelling():  # the SDK reports both so
+                raise asyncio.CancelledError from error
+            raise (no_answer or error) from error
         except RPCError as error:
             raise translate_rpc_error(self.client.temporal, self.id, error) from error
 
@@ -598,7 +582,7 @@ class Run:
         return await revoke_approval(self, tool, by)
 
     async def _signal_message(self, name: str, message: MessageInput, id: str | None, by: str | None) -> None:
-        sent = await self.client.build_user_message(message, id, by=by)
+        sent = await build_user_message(self.client, message, id=id, by=by)
         if sent.store_id is not None:  # a signal's refusal by the run would not reach the caller
             self.check_store((await self.status()).store_id, await self.client.store())
         await self._signal(name, sent.model_dump(mode="json", exclude_none=True))
@@ -606,10 +590,3 @@ class Run:
     async def _signal(self, name: str, arg: dict[str, Any]) -> None:
         with self.temporal_errors():
             await self.handle.signal(name, arg)
-
-
-def _raise_if_cancelled() -> None:
-    """Raise ``CancelledError`` where the SDK has reported a cancellation as a missing answer."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from temporalio.client import WorkflowExecutionDescription
+from temporalio.client import WorkflowExecutionDescription, WorkflowQueryFailedError
+from temporalio.service import RPCError
 
 from ..errors import (
     PerdureError,
@@ -37,6 +39,9 @@ _WORKFLOW_POLL_SECONDS = 2.0
 """Seconds between two requests to the workflow, while the store has no change."""
 _WORKFLOW_POLL_FIRST_DELAY, _WORKFLOW_POLL_MAX_DELAY = 0.05, 1.0
 """The same delays for a client without the store."""
+
+ANSWER_TIMEOUT = timedelta(seconds=5)
+"""How long a worker may take to return the workflow's status, before the run counts as waiting for a worker."""
 
 
 class Turn:
@@ -159,8 +164,7 @@ class Turn:
                 return recorded
         answer = None
         if last_turn is None or self.task_id != last_turn:
-            args = [self.task_id] if self.task_id else []
-            answer = await self.run.query_closed_execution(description.run_id, "turn", *args)
+            answer = await self._query_closed_workflow(description.run_id)
         if answer and (status := TurnStatus.model_validate(answer)).state != "running":
             if status.state == "unknown":
                 return await self._build_abandoned_status(status)
@@ -172,6 +176,21 @@ class Turn:
         if status.state != "running":
             return status
         return await self._build_abandoned_status(status.model_copy(update={"state": "unknown"}))
+
+    async def _query_closed_workflow(self, run_id: str) -> Any:
+        """Query a closed execution for the turn: it has no workflow task left that a query could wedge.
+
+        None if no worker answers. Empty if the query fails: the run had not begun, or was terminated with events that
+        no workflow task had processed.
+        """
+        execution = self.run.client.temporal.get_workflow_handle(self.run.id, run_id=run_id)
+        args = [self.task_id] if self.task_id else []
+        try:
+            return await execution.query("turn", args=args, rpc_timeout=ANSWER_TIMEOUT)
+        except WorkflowQueryFailedError:
+            return {}
+        except RPCError:
+            return None
 
     async def _find_last_turn(self, description: WorkflowExecutionDescription) -> str | None:
         """Return the ``task_id`` of the run's last turn by its events; None without a store, and for a run without a
@@ -219,9 +238,9 @@ class Turn:
 
         Polling the store costs the workers nothing. The workflow's state is decisive: a message may extend the turn.
         """
-        until = asyncio.get_running_loop().time() + _WORKFLOW_POLL_SECONDS
+        deadline = asyncio.get_running_loop().time() + _WORKFLOW_POLL_SECONDS
         delay = _STORE_POLL_FIRST_DELAY
-        while asyncio.get_running_loop().time() < until:
+        while asyncio.get_running_loop().time() < deadline:
             row = await self._read_turn_row()
             if row is not None and row.status != "running":
                 return True

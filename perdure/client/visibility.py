@@ -6,7 +6,7 @@ Also creates the store, unless runs of the task queue are kept in one that is mi
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -53,36 +53,33 @@ def quote_literal(text: str) -> str:
     return f"'{escaped}'"
 
 
-async def list_executions(client: Client, query: str, *filters: str) -> AsyncIterator[WorkflowExecution]:
-    """Yield the executions of ``query``, filtered by ``filters`` where the namespace has the attributes that they
-    use."""
+async def list_executions(
+    client: Client, query: str, *filters: str, status: str | None = None
+) -> AsyncGenerator[WorkflowExecution]:
+    """Yield the executions of ``query``, filtered by ``filters`` where the namespace has the attributes that they use.
+
+    With ``status`` only those with that ``PerdureStatus``, and ``InvalidInputError`` if the namespace does not have the
+    attribute.
+    """
+    if status is not None:
+        filters = (*filters, f"{STATUS_ATTRIBUTE} = {quote_literal(status)}")
     executions = client.temporal.list_workflows(" AND ".join((query, *filters)))
     try:
         first = await anext(executions, None)
     except RPCError as error:
         if not filters or not is_missing_attribute(error):
             raise
+        if status is not None:
+            raise InvalidInputError(
+                f"the namespace has no search attribute {STATUS_ATTRIBUTE}, so it cannot tell which runs are {status}",
+                hint="`perdure server setup` registers it. Without it, `perdure approvals` asks every open run.",
+            ) from None
         executions = client.temporal.list_workflows(query)
         first = await anext(executions, None)
     if first is not None:
         yield first
         async for execution in executions:
             yield execution
-
-
-async def list_executions_of_status(client: Client, query: str, status: str) -> AsyncIterator[WorkflowExecution]:
-    """Yield the executions of ``query`` with that ``PerdureStatus``. Raises ``InvalidInputError`` if the namespace does
-    not have the attribute."""
-    try:
-        async for execution in client.temporal.list_workflows(f"{query} AND {STATUS_ATTRIBUTE} = '{status}'"):
-            yield execution
-    except RPCError as error:
-        if not is_missing_attribute(error):
-            raise
-        raise InvalidInputError(
-            f"the namespace has no search attribute {STATUS_ATTRIBUTE}, so it cannot tell which runs are {status}",
-            hint="`perdure server setup` registers it. Without it, `perdure approvals` asks every open run.",
-        ) from None
 
 
 def attribute_of(execution: WorkflowExecution, name: str) -> Any:
@@ -180,8 +177,7 @@ async def create_store(store: Store, temporal: TemporalClient, task_queue: str) 
         except RPCError as error:
             unknown = f"Temporal does not say whether runs of task queue {task_queue!r} are kept in one"
             raise StoreError(
-                f"{missing}, and {unknown}: {error.message}",
-                hint=f"Let this client list and read workflows. {way_out}",
+                f"{missing}, and {unknown}: {error.message}", hint=f"Let this client list and read workflows. {way_out}"
             ) from error
     await store.open()
     logging.getLogger("perdure.store").info(
@@ -232,13 +228,13 @@ async def list_runs_of_schedule(client: Client, id: str, limit: int) -> list[Run
 
 def _build_run_listings(
     client: Client, agent: str | None, status: str | None
-) -> list[AsyncIterator[WorkflowExecution]]:
-    query = f"WorkflowType = '{WORKFLOW_TYPE}' AND ExecutionStatus "
+) -> list[AsyncGenerator[WorkflowExecution]]:
+    query = f"WorkflowType = '{WORKFLOW_TYPE}' AND ExecutionStatus"
     if status in _OPEN_STATUSES:
-        return [list_executions_of_status(client, f"{query} = 'Running'", status)]
+        return [list_executions(client, f"{query} = 'Running'", status=status)]
     filters = () if agent is None else (build_agent_filter(agent),)
     which = ("= 'Running'", "!= 'Running' AND ExecutionStatus != 'ContinuedAsNew'")
-    return [list_executions(client, query + each, *filters) for each in which]
+    return [list_executions(client, f"{query} {each}", *filters) for each in which]
 
 
 async def _build_run_summary(client: Client, execution: WorkflowExecution) -> RunSummary:
