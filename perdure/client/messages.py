@@ -121,29 +121,28 @@ async def _send_message_with_start(run: Run, message: UserMessage, start: dict[s
             memo={MEMO_AGENT: start["agent"]},
             search_attributes=attributes,
         )
-        # The SDK keeps the error of a failed start in a future; gathered, it is read whether or not it is needed below.
-        started = asyncio.gather(operation.workflow_handle(), return_exceptions=True)
-        try:
-            with run.temporal_errors(no_answer):
-                try:
-                    result = await temporal.execute_update_with_start_workflow(
-                        "send_message", payload, id=message_id, start_workflow_operation=operation
-                    )
-                    return str(result["task_id"])
-                except WorkflowAlreadyStartedError:
-                    pass
-                except RPCError as error:
-                    if is_missing_attribute(error):  # the attribute was removed since the check
-                        forget_search_attributes(temporal)
-                        attributes = TypedSearchAttributes.empty
-                    elif error.status not in _RETRYABLE_DELIVERY_STATUSES or "amespace" in error.message:
-                        raise
-        except RunClosedError:
-            # The next attempt opens the run again. Until then this waits for the execution, not for the run: another
-            # client may have opened it.
-            (execution,) = await started
-            assert isinstance(execution, WorkflowHandle), "it has answered"
-            await run.wait_for_close(execution.result_run_id)
+        # The SDK keeps the error of a failed start in a future: the task reads it, whether or not it is needed below.
+        async with background_task(operation.workflow_handle()) as started:
+            await asyncio.sleep(0)  # the task begins to wait for the future
+            try:
+                with run.temporal_errors(no_answer):
+                    try:
+                        result = await temporal.execute_update_with_start_workflow(
+                            "send_message", payload, id=message_id, start_workflow_operation=operation
+                        )
+                        return str(result["task_id"])
+                    except WorkflowAlreadyStartedError:
+                        pass
+                    except RPCError as error:
+                        if is_missing_attribute(error):  # the attribute was removed since the check
+                            forget_search_attributes(temporal)
+                            attributes = TypedSearchAttributes.empty
+                        elif error.status not in _RETRYABLE_DELIVERY_STATUSES or "amespace" in error.message:
+                            raise
+            except RunClosedError:
+                # The next attempt opens the run again. This waits for the execution and not for the run: another client
+                # may have opened it again.
+                await run.wait_for_close((await started).result_run_id)
     raise RunError(f"run {run.id!r} ended {_MAX_DELIVERIES} times while a message was on its way to it")
 
 
