@@ -13,9 +13,8 @@ from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from temporalio import client as api
 from temporalio.client import Client as TemporalClient
-from temporalio.client import Schedule as TemporalSchedule
-from temporalio.client import SchedulePolicy, ScheduleState
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import TLSConfig
 
@@ -296,7 +295,7 @@ class Client:
         """
         check_schedule_arguments(id, message, auth_context=auth_context, if_exists=if_exists, paused=paused, note=note)
         spec = build_schedule_spec(cron, every, timezone)
-        policy = SchedulePolicy(overlap=get_overlap_policy(overlap))
+        policy = api.SchedulePolicy(overlap=get_overlap_policy(overlap))
         start = await build_start_input(
             self,
             agent,
@@ -313,8 +312,8 @@ class Client:
         )
         start |= seal_auth(self.temporal, id, None, auth_ref)
         action = build_schedule_action(id, start, task_queue=self.task_queue)
-        state = ScheduleState(note=None if note is None else clean_text(note), paused=paused)
-        wanted = TemporalSchedule(action=action, spec=spec, policy=policy, state=state)
+        state = api.ScheduleState(note=None if note is None else clean_text(note), paused=paused)
+        wanted = api.Schedule(action=action, spec=spec, policy=policy, state=state)
         return Schedule(self, await create_schedule(self.temporal, id, wanted, if_exists))
 
     def get_schedule(self, id: str) -> Schedule:

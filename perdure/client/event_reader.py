@@ -33,6 +33,20 @@ if TYPE_CHECKING:
     from .run import Run
 
 
+T = TypeVar("T")
+
+EVENTS_PER_PAGE = 500
+"""Events per read."""
+STORE_WAIT_SECONDS = 5.0
+"""Seconds after which the store is read even without a notification."""
+STORE_RETRY_SECONDS = 60.0
+"""Seconds that a store may be unreachable before a follower gets the error."""
+SNAPSHOT_RETRY_SECONDS = 5.0
+"""The same for a reader that does not wait for new events."""
+_LOOKBACK_EVENTS = 64
+"""Event numbers by which other events may separate the deltas of a call."""
+
+
 # ---
 # The text of streamed replies, from events to pieces of text for display.
 
@@ -153,18 +167,8 @@ def parse_partial_json(text: str) -> Any:
         return None
 
 
-T = TypeVar("T")
-
-EVENTS_PER_PAGE = 500
-"""Events per read."""
-STORE_WAIT_SECONDS = 5.0
-"""Seconds after which the store is read even without a notification."""
-STORE_RETRY_SECONDS = 60.0
-"""Seconds that a store may be unreachable before a follower gets the error."""
-SNAPSHOT_RETRY_SECONDS = 5.0
-"""The same for a reader that does not wait for new events."""
-_LOOKBACK_EVENTS = 64
-"""Event numbers by which other events may separate the deltas of a call."""
+# ---
+# Reads of events from the store.
 
 
 async def retry_store_read(read: Callable[[], Awaitable[T]], seconds: float = STORE_RETRY_SECONDS) -> T:

@@ -53,12 +53,7 @@ if TYPE_CHECKING:
     from .turn import Turn
 
 
-# ---
-# Waits for the workflow to catch up with the event log.
-#
-# An activity records the event of a pending call, or of a pause; the workflow gets it as the activity ends: a
-# moment later, or after a crash some time later. A client that acts on the event waits in :func:`retry_while_behind`.
-
+logger = logging.getLogger("perdure.client")
 
 T = TypeVar("T")
 CATCH_UP_SECONDS = 30.0
@@ -67,6 +62,19 @@ _CATCH_UP_FIRST_DELAY, _CATCH_UP_MAX_DELAY = 0.02, 1.0
 """Seconds between two attempts: the first and the longest delay."""
 _CATCH_UP_EVENTS = 500
 """Last event numbers that are read: what the workflow has not received yet is among the latest events."""
+_SERVER_RETRY_SECONDS = 1.0
+"""Seconds until an unreachable server is asked again."""
+_STORE_CHECK_SECONDS = 5.0
+"""Seconds without a row of the run in the store after which its store id is checked."""
+_TURN_POLL_FIRST_DELAY, _TURN_POLL_MAX_DELAY = 0.02, 1.0
+"""Seconds between two checks whether a turn is over whose end is recorded."""
+
+
+# ---
+# Waits for the workflow to catch up with the event log.
+#
+# An activity records the event of a pending call, or of a pause; the workflow gets it as the activity ends: a
+# moment later, or after a crash some time later. A client that acts on the event waits in :func:`retry_while_behind`.
 
 
 @dataclass(slots=True)
@@ -186,12 +194,6 @@ def _build_event_log_state(events: Iterable[Event | None]) -> EventLogState:
 # The end of a run according to the server: an end that no worker could record is recorded by the first follower.
 
 
-logger = logging.getLogger("perdure.client")
-
-_SERVER_RETRY_SECONDS = 1.0
-"""Seconds until an unreachable server is asked again."""
-
-
 @dataclass(frozen=True, slots=True)
 class RunEnd:
     """The end of an execution, which the store may not have."""
@@ -260,10 +262,8 @@ async def check_run_store(run: Run, store: Store, retry_seconds: float = STORE_R
         run.check_store((await run.status()).store_id, store)
 
 
-_STORE_CHECK_SECONDS = 5.0
-"""Seconds without a row of the run in the store after which its store id is checked."""
-_TURN_POLL_FIRST_DELAY, _TURN_POLL_MAX_DELAY = 0.02, 1.0
-"""Seconds between two checks whether a turn is over whose end is recorded."""
+# ---
+# Follows the events of a run or a turn.
 
 
 async def follow_run(run: Run, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:

@@ -30,6 +30,13 @@ if TYPE_CHECKING:
     from .run import Run
 
 
+MEMO_FORK = "forked_from"
+"""Memo of a fork: the run, the iteration after which it branches off, and its author."""
+_INHERITED_START_FIELDS = ("agent", "mode", "context", "override", "idle_timeout", "max_history_events")
+"""Fields that a fork takes from the run's start. The auth context is not among them: the caller of the fork gives
+it."""
+
+
 # ---
 # Differences between two transcripts.
 
@@ -65,13 +72,6 @@ def compare_transcripts(left: Iterable[Message], right: Iterable[Message]) -> Di
             break
         shared += 1
     return Difference(left[:shared], left[shared:], right[shared:])
-
-
-MEMO_FORK = "forked_from"
-"""Memo of a fork: the run, the iteration after which it branches off, and its author."""
-_INHERITED_START_FIELDS = ("agent", "mode", "context", "override", "idle_timeout", "max_history_events")
-"""Fields that a fork takes from the run's start. The auth context is not among them: the caller of the fork gives
-it."""
 
 
 async def start_fork(

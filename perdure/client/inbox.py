@@ -33,13 +33,15 @@ if TYPE_CHECKING:
     from .run import Run
 
 
-# ---
-# Pending calls from a run's memo in Temporal, without a request to a worker.
-
-
 logger = logging.getLogger("perdure.client")
 
 _PENDING_ADAPTER = TypeAdapter(tuple[PendingApproval, ...])
+_MAX_CONCURRENT_STATUS_READS = 5
+"""Runs that are asked for their status concurrently. More are not faster where the worker has to load them."""
+
+
+# ---
+# Pending calls from a run's memo in Temporal, without a request to a worker.
 
 
 async def read_pending_memo(execution: WorkflowExecution) -> tuple[PendingApproval, ...] | None:
@@ -59,10 +61,6 @@ async def read_pending_memo(execution: WorkflowExecution) -> tuple[PendingApprov
         logger.warning("the pending calls of run %s cannot be read from its memo: %s", execution.id, error)
         return None
     return pending if len(pending) == count else None
-
-
-_MAX_CONCURRENT_STATUS_READS = 5
-"""Runs that are asked for their status concurrently. More are not faster where the worker has to load them."""
 
 
 @dataclass(frozen=True, slots=True)

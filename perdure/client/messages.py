@@ -261,7 +261,7 @@ async def build_user_message(
 
     Raises ``InvalidInputError`` for an invalid message, and for a long text or a file without a store.
     """
-    if override is not None and not isinstance(override, Override):
+    if isinstance(override, Mapping):
         override = dict(override)
     fields = {"content": None, "id": id, "by": by or client.actor, "task_id": task_id, "override": override}
     try:

@@ -33,6 +33,20 @@ from .inbox import PendingCall, list_pending_calls_of_run
 from .run import Run
 from .tasks import background_task
 
+T = TypeVar("T")
+
+OnApproval = Literal["prompt", "raise", "wait", "approve"] | Callable[[PendingCall], Any]
+"""A function, sync or async, that takes a pending call: True approves, False denies, None leaves it pending. For a
+question or a callback (``kind``) it returns the answer."""
+_ON_APPROVAL_MODES = ("prompt", "raise", "wait", "approve")
+_PENDING_POLL_FIRST_DELAY, _PENDING_POLL_MAX_DELAY = 0.05, 1.0
+"""Seconds between two reads of the pending calls: the first and the longest delay."""
+_ERROR_ARGUMENT_CHARS = 300
+"""Characters of a call's arguments in an error."""
+_TRANSIENT_POLL_ERRORS = (ServerUnreachableError, StoreError, RunNotFoundError)
+"""Errors after which the pending calls are read again."""
+
+
 # ---
 # Prompts on the terminal for a pending call: ``call(on_approval="prompt")``.
 
@@ -102,18 +116,8 @@ def _read_stdin_line(stop_reader: int) -> str:
     return sys.stdin.readline()
 
 
-T = TypeVar("T")
-
-OnApproval = Literal["prompt", "raise", "wait", "approve"] | Callable[[PendingCall], Any]
-"""A function, sync or async, that takes a pending call: True approves, False denies, None leaves it pending. For a
-question or a callback (``kind``) it returns the answer."""
-_ON_APPROVAL_MODES = ("prompt", "raise", "wait", "approve")
-_PENDING_POLL_FIRST_DELAY, _PENDING_POLL_MAX_DELAY = 0.05, 1.0
-"""Seconds between two reads of the pending calls: the first and the longest delay."""
-_ERROR_ARGUMENT_CHARS = 300
-"""Characters of a call's arguments in an error."""
-_TRANSIENT_POLL_ERRORS = (ServerUnreachableError, StoreError, RunNotFoundError)
-"""Errors after which the pending calls are read again."""
+# ---
+# Decides pending calls while the client waits.
 
 
 def check_on_approval(on_approval: Any) -> OnApproval:

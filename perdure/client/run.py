@@ -55,13 +55,7 @@ from .decisions import answer_pending_call, decide_pending_call, revoke_approval
 from .follow import follow_run, list_child_runs, wait_for_pause
 from .fork import Difference, compare_transcripts, start_fork
 from .inbox import read_pending_memo
-from .messages import (
-    build_reopen_start,
-    build_user_message,
-    deliver_message,
-    reopen_run,
-    wait_for_closed_status,
-)
+from .messages import build_reopen_start, build_user_message, deliver_message, reopen_run, wait_for_closed_status
 from .tasks import background_task
 from .turn import ANSWER_TIMEOUT, Turn
 from .visibility import attribute_of, build_closed_status, find_agent_name, find_pending_reason, has_poller

@@ -15,18 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from temporalio import client as api
 from temporalio.client import Client as TemporalClient
-from temporalio.client import (
-    ScheduleActionExecutionStartWorkflow,
-    ScheduleActionStartWorkflow,
-    ScheduleBackfill,
-    ScheduleCalendarSpec,
-    ScheduleDescription,
-    ScheduleHandle,
-    ScheduleIntervalSpec,
-    ScheduleOverlapPolicy,
-    ScheduleRange,
-    ScheduleSpec,
-)
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..encryption import AuthMapping
@@ -62,7 +50,7 @@ _CRON_FIELD_RANGES = {
 
 def build_schedule_spec(
     cron: str | Sequence[str] | None, every: float | str | timedelta | None, timezone: str | None
-) -> ScheduleSpec:
+) -> api.ScheduleSpec:
     """Build the union of the given times. The server validates cron expressions and time zones.
 
     Raises ``InvalidInputError``.
@@ -77,11 +65,11 @@ def build_schedule_spec(
         raise InvalidInputError("timezone applies to cron, and the schedule has no cron", hint=_TIMETABLE_HINT)
     if timezone is not None and (not isinstance(timezone, str) or timezone != clean_text(timezone)):
         raise InvalidInputError(f"timezone must name a time zone, not {timezone!r:.100}", hint=_TIMETABLE_HINT)
-    intervals = [] if every is None else [ScheduleIntervalSpec(every=_parse_interval(every))]
-    return ScheduleSpec(cron_expressions=expressions, intervals=intervals, time_zone_name=timezone)
+    intervals = [] if every is None else [api.ScheduleIntervalSpec(every=_parse_interval(every))]
+    return api.ScheduleSpec(cron_expressions=expressions, intervals=intervals, time_zone_name=timezone)
 
 
-def format_schedule_spec(spec: ScheduleSpec) -> tuple[str, ...]:
+def format_schedule_spec(spec: api.ScheduleSpec) -> tuple[str, ...]:
     """Format a spec as text: ``("0 7 * * 1-5", "every 1h")``. The server stores cron expressions as calendars."""
     return (*spec.cron_expressions, *map(_format_calendar, spec.calendars), *map(_format_interval, spec.intervals))
 
@@ -96,7 +84,7 @@ def _parse_interval(every: float | str | timedelta) -> timedelta:
     return timedelta(seconds=seconds)
 
 
-def _format_calendar(calendar: ScheduleCalendarSpec) -> str:
+def _format_calendar(calendar: api.ScheduleCalendarSpec) -> str:
     """Format a calendar as five cron fields; seven if it has seconds or years."""
     fields = [_format_cron_field(getattr(calendar, name), *whole) for name, whole in _CRON_FIELD_RANGES.items()]
     if calendar.year or [(second.start, second.end) for second in calendar.second] not in ([], [(0, 0)]):
@@ -104,7 +92,7 @@ def _format_calendar(calendar: ScheduleCalendarSpec) -> str:
     return " ".join(fields)
 
 
-def _format_cron_field(ranges: Sequence[ScheduleRange], first: int, last: int) -> str:
+def _format_cron_field(ranges: Sequence[api.ScheduleRange], first: int, last: int) -> str:
     texts = []
     for cron_range in ranges:
         start, end = cron_range.start, max(cron_range.end, cron_range.start)
@@ -113,7 +101,7 @@ def _format_cron_field(ranges: Sequence[ScheduleRange], first: int, last: int) -
     return ",".join(texts) or "*"
 
 
-def _format_interval(interval: ScheduleIntervalSpec) -> str:
+def _format_interval(interval: api.ScheduleIntervalSpec) -> str:
     text = f"every {_format_timedelta(interval.every)}"
     return f"{text} from {_format_timedelta(interval.offset)}" if interval.offset else text
 
@@ -169,7 +157,7 @@ class ScheduleStatus:
 class Schedule:
     """A handle of a schedule. Making one sends no request. ``handle`` is Temporal's own, with further methods."""
 
-    def __init__(self, client: Client, handle: ScheduleHandle) -> None:
+    def __init__(self, client: Client, handle: api.ScheduleHandle) -> None:
         self.client = client
         self.handle = handle
 
@@ -211,7 +199,7 @@ class Schedule:
         if start >= end:
             raise InvalidInputError(f"the start of a backfill must be before its end: {start}, {end}")
         with self._temporal_errors():
-            await self.handle.backfill(ScheduleBackfill(start, end, get_overlap_policy(overlap)))
+            await self.handle.backfill(api.ScheduleBackfill(start, end, get_overlap_policy(overlap)))
 
     async def delete(self) -> None:
         """Delete the schedule. Runs that it has started continue."""
@@ -245,14 +233,14 @@ def _temporal_errors(temporal: TemporalClient, id: str) -> Generator[None]:
         raise translate_rpc_error(temporal, id, error) from error
 
 
-def get_overlap_policy(overlap: str) -> ScheduleOverlapPolicy:
+def get_overlap_policy(overlap: str) -> api.ScheduleOverlapPolicy:
     """Return Temporal's policy of that name. Raises ``InvalidInputError``."""
     if overlap not in get_args(Overlap):
         raise InvalidInputError(f"overlap is one of {', '.join(get_args(Overlap))}, not {overlap!r:.100}")
-    return ScheduleOverlapPolicy[overlap.upper()]
+    return api.ScheduleOverlapPolicy[overlap.upper()]
 
 
-async def _build_schedule_status(temporal: TemporalClient, description: ScheduleDescription) -> ScheduleStatus:
+async def _build_schedule_status(temporal: TemporalClient, description: api.ScheduleDescription) -> ScheduleStatus:
     action = _find_start_action(description)
     if action is None:
         raise InvalidInputError(f"schedule {description.id!r} starts another workflow, not an agent")
@@ -261,9 +249,11 @@ async def _build_schedule_status(temporal: TemporalClient, description: Schedule
     recent = [
         ScheduledRun(result.action.workflow_id, result.scheduled_at, result.started_at)
         for result in info.recent_actions
-        if isinstance(result.action, ScheduleActionExecutionStartWorkflow)
+        if isinstance(result.action, api.ScheduleActionExecutionStartWorkflow)
     ]
-    running = [run.workflow_id for run in info.running_actions if isinstance(run, ScheduleActionExecutionStartWorkflow)]
+    running = [
+        run.workflow_id for run in info.running_actions if isinstance(run, api.ScheduleActionExecutionStartWorkflow)
+    ]
     return ScheduleStatus(
         id=description.id,
         agent=str(start.get("agent", "")),
@@ -281,15 +271,15 @@ async def _build_schedule_status(temporal: TemporalClient, description: Schedule
     )
 
 
-def _find_start_action(description: ScheduleDescription) -> ScheduleActionStartWorkflow | None:
+def _find_start_action(description: api.ScheduleDescription) -> api.ScheduleActionStartWorkflow | None:
     """Return the action of a schedule that starts agents; None for another workflow's."""
     action = description.schedule.action
-    if isinstance(action, ScheduleActionStartWorkflow) and action.workflow == WORKFLOW_TYPE:
+    if isinstance(action, api.ScheduleActionStartWorkflow) and action.workflow == WORKFLOW_TYPE:
         return action
     return None
 
 
-async def _decode_schedule_start(temporal: TemporalClient, action: ScheduleActionStartWorkflow) -> dict[str, Any]:
+async def _decode_schedule_start(temporal: TemporalClient, action: api.ScheduleActionStartWorkflow) -> dict[str, Any]:
     """Decode the input of a schedule's runs; empty if it cannot be read, or no run could be started with it."""
     try:
         values = await temporal.data_converter.decode(list(action.args))
@@ -342,7 +332,9 @@ def check_schedule_arguments(
         raise InvalidInputError(f"paused is True or False, not {paused!r:.100}")
 
 
-async def create_schedule(temporal: TemporalClient, id: str, schedule: api.Schedule, if_exists: str) -> ScheduleHandle:
+async def create_schedule(
+    temporal: TemporalClient, id: str, schedule: api.Schedule, if_exists: str
+) -> api.ScheduleHandle:
     """Create the schedule, or replace the one with that id. Raises ``ScheduleExistsError``; ``InvalidInputError`` for
     one that starts another workflow."""
     with _temporal_errors(temporal, id):

@@ -33,13 +33,28 @@ if TYPE_CHECKING:
     from .client import Client
 
 
-# ---
-# Queries of Temporal's visibility, by search attributes where the namespace has them.
-
-
 MAY_WAIT_FILTER = f"({PENDING_ATTRIBUTE} > 0 OR {PENDING_ATTRIBUTE} IS NULL)"
 """Runs that may have pending calls. A run without the attribute is included and must be asked: it may have begun to
 wait a moment ago, or none of its workers can set the attribute."""
+_STORE_SEARCH_RUNS, _STORE_SEARCH_EVENTS = 100, 50
+"""Runs, and the last events of each, that are searched for a store id before a store is made."""
+_MAX_POLLER_AGE = timedelta(seconds=70)
+"""Longest time between two polls of a worker, and a little more."""
+STATUS_NAMES = {
+    WorkflowExecutionStatus.RUNNING: "running",
+    WorkflowExecutionStatus.COMPLETED: "completed",
+    WorkflowExecutionStatus.FAILED: "failed",
+    WorkflowExecutionStatus.CANCELED: "cancelled",
+    WorkflowExecutionStatus.TERMINATED: "terminated",
+    WorkflowExecutionStatus.CONTINUED_AS_NEW: "running",
+    WorkflowExecutionStatus.TIMED_OUT: "timed out",
+}
+_OPEN_STATUSES = ("waiting", "paused")
+"""States of an open run other than running, as its search attribute has them."""
+
+
+# ---
+# Queries of Temporal's visibility, by search attributes where the namespace has them.
 
 
 def build_agent_filter(agent: str) -> str:
@@ -87,25 +102,8 @@ def attribute_of(execution: WorkflowExecution, name: str) -> Any:
     return next((pair.value for pair in execution.typed_search_attributes if pair.key.name == name), None)
 
 
-logger = logging.getLogger("perdure.client")
-
-_STORE_SEARCH_RUNS, _STORE_SEARCH_EVENTS = 100, 50
-"""Runs, and the last events of each, that are searched for a store id before a store is made."""
-_MAX_POLLER_AGE = timedelta(seconds=70)
-"""Longest time between two polls of a worker, and a little more."""
-STATUS_NAMES = {
-    WorkflowExecutionStatus.RUNNING: "running",
-    WorkflowExecutionStatus.COMPLETED: "completed",
-    WorkflowExecutionStatus.FAILED: "failed",
-    WorkflowExecutionStatus.CANCELED: "cancelled",
-    WorkflowExecutionStatus.TERMINATED: "terminated",
-    WorkflowExecutionStatus.CONTINUED_AS_NEW: "running",
-    WorkflowExecutionStatus.TIMED_OUT: "timed out",
-}
-
-
-_OPEN_STATUSES = ("waiting", "paused")
-"""States of an open run other than running, as its search attribute has them."""
+# ---
+# Lists of runs.
 
 
 @dataclass(frozen=True, slots=True)
