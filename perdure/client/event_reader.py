@@ -191,14 +191,17 @@ async def iter_own_rows(
     store: Store, context_id: str, after: int = 0, *, retry_seconds: float = STORE_RETRY_SECONDS
 ) -> AsyncGenerator[EventRow]:
     """Yield the conversation's own events after number ``after``. Raises ``StoreError``."""
-    while True:
-        read = partial(store.read_events, context_id, after=after, limit=EVENTS_PER_PAGE, children=False)
-        rows = await retry_store_read(read, retry_seconds)
+    while rows := await _read_page(store, context_id, after, retry_seconds, children=False):
         for row in rows:
             yield row
-        if not rows:
-            return
         after = rows[-1].seq
+
+
+async def _read_page(
+    store: Store, context_id: str, after: int, retry_seconds: float, *, children: bool
+) -> Sequence[EventRow]:
+    read = partial(store.read_events, context_id, after=after, limit=EVENTS_PER_PAGE, children=children)
+    return await retry_store_read(read, retry_seconds)
 
 
 def decode_row(context_id: str, row: EventRow) -> Event | None:
@@ -238,13 +241,14 @@ class EventReader:
 
         Without ``wait`` reading starts when ``end`` is done, which is soon.
         """
+        store, context_id, seconds = self.store, self.context_id, self._retry_seconds
         if not self.wait:
             await asyncio.wait([end])
         while True:
             is_last_pass = end.done()
             if is_last_pass:
                 end.result()
-            while rows := await self._read_rows():
+            while rows := await _read_page(store, context_id, self.after, seconds, children=self.children):
                 for row in rows:
                     if (event := await self._build_event(row)) is not None:
                         yield event
@@ -269,11 +273,6 @@ class EventReader:
         if latest + 1 <= self.after or recorded_state == end.state:
             return None
         return end.model_copy(update={"context_id": self.context_id, "seq": latest + 1})
-
-    async def _read_rows(self) -> Sequence[EventRow]:
-        context_id, after, children = self.context_id, self.after, self.children
-        read = partial(self.store.read_events, context_id, after=after, limit=EVENTS_PER_PAGE, children=children)
-        return await self._retry(read)
 
     async def _build_event(self, row: EventRow) -> Event | None:
         """Build the event of the next row; None if it is not one of this reader's."""

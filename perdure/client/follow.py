@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
+from temporalio.client import WorkflowExecutionDescription
+
 from ..errors import NotWaitingYetError, PerdureError, RunNotFoundError, ServerUnreachableError, StoreError
 from ..ports import EventBatch, NewEvent, Store, build_batch_token, timestamp
 from ..types.approvals import PendingKind
@@ -202,7 +204,7 @@ class RunEnd:
     run_id: str
 
 
-async def wait_for_recorded_end(run: Run, store: Store) -> RunEnd | None:
+async def _wait_for_recorded_end(run: Run, store: Store) -> RunEnd | None:
     """Wait until the run has ended and its events have the end. One long poll, which adds nothing to its history.
 
     Waits while the server is unreachable: events may still come from the store. Returns the end if the store did not
@@ -212,7 +214,7 @@ async def wait_for_recorded_end(run: Run, store: Store) -> RunEnd | None:
     while True:
         try:
             await latest.wait_for_close()
-            end = await find_run_end(latest, store)
+            end = await _find_run_end(latest, await latest.describe(), store)
             if end is not None:
                 recorded = await _record_run_end(latest, store, end)
                 # A run that was reopened meanwhile continues.
@@ -224,19 +226,20 @@ async def wait_for_recorded_end(run: Run, store: Store) -> RunEnd | None:
             return None
 
 
-async def find_run_end(run: Run, store: Store, retry_seconds: float = STORE_RETRY_SECONDS) -> RunEnd | None:
-    """Return how the last execution of the run ended, from the server; None if it is open. Writes nothing.
+async def _find_run_end(
+    run: Run, description: WorkflowExecutionDescription, store: Store, retry_seconds: float = STORE_RETRY_SECONDS
+) -> RunEnd | None:
+    """Return how the described execution of the run ended, from the server; None if it is open. Writes nothing.
 
-    ``retry_seconds``: see :func:`~perdure.client.event_reader.retry_store_read`. Raises ``RunNotFoundError``,
-    ``ServerUnreachableError``, ``StoreMismatchError``.
+    ``retry_seconds``: see :func:`~perdure.client.event_reader.retry_store_read`. Raises ``ServerUnreachableError``,
+    ``StoreMismatchError``.
     """
-    description = await run.describe()
     if description.close_time is None or description.status is None:
         return None
     state = STATUS_NAMES.get(description.status, "running").replace(" ", "_")
     if state == "running":
         return None
-    await check_run_store(run, store, retry_seconds)
+    await _check_run_store(run, store, retry_seconds)
     fields = {"state": state, "at": timestamp(description.close_time)}
     if state not in ("completed", "cancelled"):  # a worker records these two without an error
         error = await run.read_end(description.run_id)
@@ -256,7 +259,7 @@ async def _record_run_end(run: Run, store: Store, end: RunEnd) -> bool:
     return True
 
 
-async def check_run_store(run: Run, store: Store, retry_seconds: float = STORE_RETRY_SECONDS) -> None:
+async def _check_run_store(run: Run, store: Store, retry_seconds: float = STORE_RETRY_SECONDS) -> None:
     """Raise ``StoreMismatchError`` if the store does not have the run because it is kept in another one."""
     if await retry_store_read(lambda: store.get_run(run.id), retry_seconds) is None:
         run.check_store((await run.status()).store_id, store)
@@ -317,29 +320,29 @@ async def _find_or_wait_for_end(run: Run, store: Store, *, wait: bool) -> RunEnd
     Raises ``RunNotFoundError`` if neither the server nor the store has the run.
     """
 
-    async def is_on_server() -> bool:
+    async def describe() -> WorkflowExecutionDescription | None:
         try:
-            await run.describe()
+            return await run.describe()
         except RunNotFoundError as unknown:
             if await store.get_run(run.id) is not None or await store.read_events(run.id, limit=1):
-                return False  # deleted after Temporal's retention
+                return None  # deleted after Temporal's retention
             if wait and await is_child_start_pending(run):
                 raise WorkflowBehind(unknown) from None
             raise
-        return True
 
-    if not await retry_while_behind(is_on_server):
+    description = await retry_while_behind(describe)
+    if description is None:
         return None
     if not wait:
-        return await find_run_end(run.client.run(run.id), store, SNAPSHOT_RETRY_SECONDS)
+        return await _find_run_end(run, description, store, SNAPSHOT_RETRY_SECONDS)
     return await _wait_for_end_in_store(run, store)
 
 
 async def _wait_for_end_in_store(run: Run, store: Store) -> RunEnd | None:
-    async with background_task(wait_for_recorded_end(run, store)) as end_task:
+    async with background_task(_wait_for_recorded_end(run, store)) as end_task:
         await asyncio.wait([end_task], timeout=_STORE_CHECK_SECONDS)
         if not end_task.done():
-            await check_run_store(run, store)
+            await _check_run_store(run, store)
         return await end_task
 
 
