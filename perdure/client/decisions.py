@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InvalidInputError, PerdureError, RunClosedError
 from ..loop.approvals import build_late_error, find_repeated, read_answer, read_decision
@@ -31,23 +31,28 @@ if TYPE_CHECKING:
     from .run import Run
 
 
+class WaitRef(NamedTuple):
+    """Names the pending call that a decision or an answer is for."""
+
+    call_id: str | None
+    """None for the only pending one."""
+    hash: str | None = None
+    """That of the reviewed call or question. An approval without it applies to the call that waits at this moment."""
+    since: str | None = None
+    """When the reviewed wait began: ISO 8601, UTC."""
+
+
 async def decide_pending_call(
     run: Run,
-    call_id: str | None,
+    wait: WaitRef,
     decision: str,
     *,
     by: str | None,
     comment: str | None,
     arguments: Mapping[str, Any] | None = None,
     always: bool = False,
-    digest: str | None = None,
-    since: str | None = None,
 ) -> DecidedApproval:
-    """Decide on a call of ``run``; without an id, on the only pending one. Errors as of ``Run.approve``.
-
-    ``digest`` and ``since`` are those of the reviewed call. An approval without ``digest`` applies to the call that
-    waits under the id at this moment.
-    """
+    """Decide on a call of ``run``. Errors as of ``Run.approve``."""
     if arguments is not None and not isinstance(arguments, Mapping):
         flaw = f"arguments must be an object of names and values, not {arguments!r:.100}"
         raise InvalidInputError(flaw, hint='For instance {"amount": 3}.')
@@ -59,28 +64,18 @@ async def decide_pending_call(
         "always": always or None,
     }
     fields = {name: value for name, value in fields.items() if value is not None}
-    return await _resolve(run, fields, call_id, digest, since)
+    return await _resolve(run, wait, fields)
 
 
 async def answer_pending_call(
-    run: Run,
-    call_id: str | None,
-    value: Any,
-    *,
-    error: str | None = None,
-    by: str | None = None,
-    digest: str | None = None,
-    since: str | None = None,
+    run: Run, wait: WaitRef, value: Any, *, error: str | None = None, by: str | None = None
 ) -> DecidedApproval:
-    """Answer a call of ``run``; without an id, the only one that waits for an answer. Errors as of ``Run.answer``.
-
-    ``digest`` and ``since`` are those of the reviewed question. A long text goes into the store.
-    """
+    """Answer a call of ``run``. Errors as of ``Run.answer``. A long text goes into the store."""
     fields: dict[str, Any] = {"by": by or run.client.actor}
     if error is not None:
         if value is not None:
             raise InvalidInputError("an answer has either a value or an error", hint="Leave one of the two out.")
-        return await _resolve(run, fields | {"error": error}, call_id, digest, since)
+        return await _resolve(run, wait, fields | {"error": error})
     try:
         plain = to_plain_json(value)
     except ValueError as flaw:
@@ -90,7 +85,7 @@ async def answer_pending_call(
         fields |= {"blob": to_plain_json(ref), "store_id": store_id}
     else:
         fields["value"] = plain
-    return await _resolve(run, fields, call_id, digest, since)
+    return await _resolve(run, wait, fields)
 
 
 async def revoke_approval(run: Run, tool: str, by: str | None) -> list[StandingApproval]:
@@ -100,29 +95,25 @@ async def revoke_approval(run: Run, tool: str, by: str | None) -> list[StandingA
     return [StandingApproval.model_validate(revoked) for revoked in result["revoked"]]
 
 
-async def _resolve(
-    run: Run, fields: dict[str, Any], call_id: str | None, digest: str | None, since: str | None
-) -> DecidedApproval:
+async def _resolve(run: Run, wait: WaitRef, fields: dict[str, Any]) -> DecidedApproval:
     """Send the decision or answer in ``fields``. Raises the error that the run refuses it with, ``RunNotFoundError``;
     ``RunClosedError`` if the run has closed and no event says who decided first."""
     approval = "decision" in fields
     update = "decide_approval" if approval else "answer_call"
-    needs_lookup = call_id is None or (digest is None and fields.get("decision") == "approve")
+    needs_lookup = wait.call_id is None or (wait.hash is None and fields.get("decision") == "approve")
 
     async def attempt() -> DecidedApproval:
-        wait = (call_id, digest, since)
-        if needs_lookup:
-            wait = await _find_wait(run, call_id, digest, approval=approval)
-        payload = fields | {"call_id": wait[0]} | ({"hash": wait[1]} if wait[1] is not None else {})
+        found = await _find_wait(run, wait, approval=approval) if needs_lookup else wait
+        payload = fields | {"call_id": found.call_id} | ({"hash": found.hash} if found.hash is not None else {})
         decision: ApprovalDecision | CallAnswer
         decision = read_decision(payload, "Nothing was decided.") if approval else read_answer(payload, None)
         try:
-            result = await _send_update_once(run, update, payload, f"no answer to {update}; send it again", wait[2])
+            result = await _send_update_once(run, update, payload, f"no answer to {update}; send it again", found.since)
         except RunClosedError as closed:
             return await _find_past(run, decision, closed)
         except InvalidInputError as refused:
             unhashed = needs_lookup and decision.hash is None
-            if unhashed and (await _find_wait(run, call_id, None, approval=approval))[1] is not None:
+            if unhashed and (await _find_wait(run, WaitRef(wait.call_id), approval=approval)).hash is not None:
                 raise WorkflowBehind(refused) from None  # it began to wait in between
             raise
         return DecidedApproval.model_validate(result)
@@ -130,32 +121,30 @@ async def _resolve(
     return await retry_while_behind(attempt)
 
 
-async def _find_wait(
-    run: Run, call_id: str | None, digest: str | None, *, approval: bool
-) -> tuple[str, str | None, str | None]:
-    """Return id, hash and start of the wait of call ``call_id``, or of the only pending one.
+async def _find_wait(run: Run, wanted: WaitRef, *, approval: bool) -> WaitRef:
+    """Find the wait of call ``wanted.call_id``, or the only pending one.
 
     For a named call that is not pending, the hash is that of its last decision, or None: the run then raises the error.
     """
     status = await run.status()
     waits = [wait for wait in status.approvals if (wait.kind == "approval") == approval]
-    if call_id is not None:
-        waits = [wait for wait in waits if wait.call_id == call_id]
+    if wanted.call_id is not None:
+        waits = [wait for wait in waits if wait.call_id == wanted.call_id]
         if not waits:
-            past = next((past for past in reversed(status.decided) if past.call_id == call_id), None)
-            return call_id, past.hash or None if past is not None else None, None
+            last_hash = next((past.hash for past in reversed(status.decided) if past.call_id == wanted.call_id), "")
+            return WaitRef(wanted.call_id, last_hash or None)
     elif len(waits) != 1:
         refusal = _build_choice_error(run, status, waits, approval=approval)
         if not waits and await is_workflow_behind(run, status, approval=approval):
             raise WorkflowBehind(refusal)
         raise refusal
     wait = waits[0]
-    if digest not in (None, wait.hash):
+    if wanted.hash not in (None, wait.hash):
         raise InvalidInputError(
             f"the pending call of run {run.id!r} has changed: it is {wait.call_id} ({wait.name}) now",
             hint="Read the pending calls again and decide on that one.",
         )
-    return wait.call_id, wait.hash, wait.since
+    return WaitRef(wait.call_id, wait.hash, wait.since)
 
 
 def _build_choice_error(

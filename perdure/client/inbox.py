@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from ..errors import NoWorkerError, PerdureError, RunClosedError, RunNotFoundError
 from ..types.approvals import DecidedApproval, PendingApproval, PendingKind
 from ..types.interface import PENDING_ATTRIBUTE, WAITING_MEMO, WORKFLOW_TYPE, Status
-from .decisions import answer_pending_call, decide_pending_call
+from .decisions import WaitRef, answer_pending_call, decide_pending_call
 from .visibility import (
     MAY_WAIT_FILTER,
     attribute_of,
@@ -100,23 +100,21 @@ class PendingCall:
         always: bool = False,
     ) -> DecidedApproval:
         """See ``Run.approve``."""
-        changes: dict[str, Any] = {"arguments": arguments, "always": always}
         return await decide_pending_call(
-            self.run, self.call_id, "approve", by=by, comment=comment, **changes, **self._identity
+            self.run, self._wait, "approve", by=by, comment=comment, arguments=arguments, always=always
         )
 
     async def deny(self, *, by: str | None = None, comment: str | None = None) -> DecidedApproval:
         """See ``Run.deny``."""
-        return await decide_pending_call(self.run, self.call_id, "deny", by=by, comment=comment, **self._identity)
+        return await decide_pending_call(self.run, self._wait, "deny", by=by, comment=comment)
 
     async def answer(self, value: Any = None, *, error: str | None = None, by: str | None = None) -> DecidedApproval:
         """See ``Run.answer``."""
-        return await answer_pending_call(self.run, self.call_id, value, error=error, by=by, **self._identity)
+        return await answer_pending_call(self.run, self._wait, value, error=error, by=by)
 
     @property
-    def _identity(self) -> dict[str, Any]:
-        """Identifies this wait: a decision with it applies to no other."""
-        return {"digest": self.hash, "since": self.since.isoformat() if self.since else None}
+    def _wait(self) -> WaitRef:
+        return WaitRef(self.call_id, self.hash, self.since.isoformat() if self.since else None)
 
 
 async def list_pending_calls(client: Client, *, agent: str | None = None) -> list[PendingCall]:

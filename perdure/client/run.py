@@ -51,7 +51,7 @@ from ..types.events import Event
 from ..types.files import MessageInput
 from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, Override, Response, Status, parse_output
 from ..types.messages import FilePart, Message
-from .decisions import answer_pending_call, decide_pending_call, revoke_approval
+from .decisions import WaitRef, answer_pending_call, decide_pending_call, revoke_approval
 from .follow import follow_run, list_child_runs, wait_for_pause
 from .fork import Difference, compare_transcripts, start_fork
 from .inbox import read_pending_memo
@@ -535,8 +535,10 @@ class Run:
         first), ``ApprovalExpiredError``, ``InvalidInputError`` for a call that is not pending and for an approval by
         the requester of the call, where that is not allowed; ``RunClosedError``, ``RunNotFoundError``.
         """
-        changes: dict[str, Any] = {"arguments": arguments, "always": always}
-        return await decide_pending_call(self, call_id, "approve", by=by, comment=comment, digest=hash, **changes)
+        wait = WaitRef(call_id, hash)
+        return await decide_pending_call(
+            self, wait, "approve", by=by, comment=comment, arguments=arguments, always=always
+        )
 
     async def deny(
         self, call_id: str | None = None, *, by: str | None = None, comment: str | None = None
@@ -545,7 +547,7 @@ class Run:
 
         Also revokes the tool's standing approval. Raises as :meth:`approve`.
         """
-        return await decide_pending_call(self, call_id, "deny", by=by, comment=comment)
+        return await decide_pending_call(self, WaitRef(call_id), "deny", by=by, comment=comment)
 
     async def answer(
         self,
@@ -566,7 +568,7 @@ class Run:
         ``ApprovalExpiredError``, ``InvalidInputError`` for a call that does not wait for an answer and for a value that
         does not fit its form; ``RunClosedError``, ``RunNotFoundError``.
         """
-        return await answer_pending_call(self, call_id, value, error=error, by=by, digest=hash)
+        return await answer_pending_call(self, WaitRef(call_id, hash), value, error=error, by=by)
 
     async def revoke(self, tool: str, *, by: str | None = None) -> list[StandingApproval]:
         """Revoke the standing approval (``always``) of ``tool``: later calls wait again. Returns the revoked approvals.

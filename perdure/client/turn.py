@@ -58,14 +58,14 @@ class Turn:
         """Return the status of the turn; ``state`` is ``unknown`` for an unknown turn. Raises ``RunNotFoundError``."""
         try:
             description = await self.run.describe()
+            if build_closed_status(description) is not None:
+                return await self._read_status_of_closed_run(description)
         except ServerUnreachableError:
             return self._build_running_status()
         except RunNotFoundError:  # deleted after Temporal's retention
             if (recorded := await self._read_recorded_status()) is not None:
                 return recorded
             raise
-        if build_closed_status(description) is not None:
-            return await self._read_status_of_closed_run(description)
         try:
             status = TurnStatus.model_validate(await self.run.ask_workflow("turn", self.task_id))
         except RunClosedError:  # closed between the two requests

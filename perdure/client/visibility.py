@@ -158,19 +158,17 @@ async def create_store(store: Store, temporal: TemporalClient, task_queue: str) 
     if not config.is_new_store_allowed():
         query = f"WorkflowType = '{WORKFLOW_TYPE}' AND TaskQueue = {quote_literal(task_queue)}"
         missing = f"there is no store at {store.place}"
-        way_out = (
-            "To begin with an empty store, in which such runs cannot continue, start once with PERDURE_NEW_STORE=1."
-        )
+        way_out = "To begin with an empty store, in which such runs cannot continue, set PERDURE_NEW_STORE=1 once."
         try:
             async for execution in temporal.list_workflows(query, limit=_STORE_SEARCH_RUNS):
                 if (store_id := await _find_store_id(temporal, execution)) is not None:
                     await store.open(create=False)
                     if store.store_id:  # another worker that started at the same time has made it
                         return
+                    put_back = "Put that store back there (is its volume mounted?), or correct PERDURE_STORE_URL."
                     raise StoreError(
                         f"{missing}, and run {execution.id!r} of task queue {task_queue!r} is kept in store {store_id}",
-                        hint=f"Put that store back there (is its volume mounted?), or correct PERDURE_STORE_URL. "
-                        f"{way_out}",
+                        hint=f"{put_back} {way_out}",
                     )
         except RPCError as error:
             unknown = f"Temporal does not say whether runs of task queue {task_queue!r} are kept in one"
