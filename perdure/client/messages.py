@@ -22,6 +22,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from ..encryption import reseal_auth_token
 from ..errors import InvalidInputError, PerdureError, RunClosedError, RunError, RunNotFoundError
 from ..loop import parse_start
+from ..loop.turns import merge_overrides
 from ..ports import Blob, Commit, timestamp
 from ..temporal_service import (
     MEMO_AGENT,
@@ -222,10 +223,14 @@ async def decode_start(run: Run, first_event: HistoryEvent) -> dict[str, Any]:
     return raw
 
 
-async def reopen_run(run: Run, start: dict[str, Any], *, by: str | None = None) -> WorkflowHandle[Any, Any]:
-    """Start a run that did not complete again, from the end of its conversation, with a turn without a message."""
+async def reopen_run(run: Run, override: dict[str, Any], *, by: str | None = None) -> WorkflowHandle[Any, Any]:
+    """Start a run that did not complete again, from the end of its conversation, with a turn without a message.
+    ``override`` is merged over that of the run."""
     temporal = run.client.temporal
-    start = {**start, "message": start.get("message") or {"content": None, "by": by or run.client.actor}}
+    start = await build_reopen_start(run)
+    start["message"] = start.get("message") or {"content": None, "by": by or run.client.actor}
+    if override:
+        start["override"] = merge_overrides(start.get("override") or {}, override)
     task_queue = (await run.describe()).task_queue
     only_failed = WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY
     try:

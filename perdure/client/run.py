@@ -33,7 +33,6 @@ from ..errors import (
     build_error,
 )
 from ..loop import parse_run_limits
-from ..loop.turns import merge_overrides
 from ..ports import Store
 from ..store import Chain
 from ..store.transcripts import load_full_conversation
@@ -55,7 +54,7 @@ from .decisions import WaitRef, answer_pending_call, decide_pending_call, revoke
 from .follow import follow_run, list_child_runs, wait_for_pause
 from .fork import Difference, compare_transcripts, start_fork
 from .inbox import read_pending_memo
-from .messages import build_reopen_start, build_user_message, deliver_message, reopen_run, wait_for_closed_status
+from .messages import build_user_message, deliver_message, reopen_run, wait_for_closed_status
 from .tasks import background_task
 from .turn import ANSWER_TIMEOUT, Turn
 from .visibility import attribute_of, build_closed_status, find_agent_name, find_pending_reason, has_poller
@@ -359,7 +358,9 @@ class Run:
             task = asyncio.current_task()
             if isinstance(error, NoAnswer) and task is not None and task.cancelling():  # the SDK reports both so
                 raise asyncio.CancelledError from error
-            raise (no_answer or error) from error
+            if no_answer is None:
+                raise
+            raise no_answer from error
         except RPCError as error:
             raise translate_rpc_error(self.client.temporal, self.id, error) from error
 
@@ -453,10 +454,7 @@ class Run:
         elif closed.state == "completed":
             raise RunClosedError(f"run {self.id!r} has completed", hint="Send it a message, and it continues.")
         else:
-            start = await build_reopen_start(self)
-            if override:
-                start["override"] = merge_overrides(start.get("override") or {}, override)
-            self.handle = await reopen_run(self, start, by=by)
+            self.handle = await reopen_run(self, override, by=by)
 
     async def cancel(self, *, by: str | None = None) -> None:
         """Cancel the run: calls in progress are stopped, finished work is kept, the transcript is closed.

@@ -16,7 +16,7 @@ from tests.support.engine import Engine
 
 
 async def test_a_refused_attempt_leaves_no_unread_error_behind(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SDK keeps the error of a start for whoever asks for its handle: asyncio reports one that no caller reads."""
+    """The SDK keeps the error of a failed start in a future, and asyncio reports a future whose error is never read."""
     deliver, attempts = InProcessService._on_execute_multi_operation, []
     unread: list[Any] = []
 
