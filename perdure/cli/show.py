@@ -275,7 +275,7 @@ async def _read_run_status(run: Run) -> Status:
     try:
         return await run.status()
     except RunNotFoundError:
-        row = await (await run.store()).get_run(run.id)
+        row = await (await run.client.store()).get_run(run.id)
         if row is None:
             raise RunNotFoundError(f"there is no run {run.id!r}", hint=LIST_HINT) from None
     response = Response.model_validate_json(row.result or b"{}")

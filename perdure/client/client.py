@@ -9,9 +9,11 @@ import json
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from temporalio import client as api
 from temporalio.client import Client as TemporalClient
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import TLSConfig
@@ -22,7 +24,7 @@ from ..encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, RunExistsError, StoreError, TranscriptUnavailableError
 from ..ports import Commit, MemoryWrite, Store
 from ..store import Chain, open_store
-from ..temporal_service import start_run_workflow
+from ..temporal_service import build_schedule_action, start_run_workflow
 from ..tools.memory import (
     DEFAULT_LIST_LIMIT,
     build_memory_delete,
@@ -30,12 +32,21 @@ from ..tools.memory import (
     check_memory_list,
     check_memory_name,
 )
-from ..types.interface import Mode, Override, UserMessage
-from ..types.messages import FilePart, Message, MessageInput, decode_file_data
+from ..types.interface import Mode, Override
+from ..types.messages import FilePart, Message, MessageInput, clean_text, decode_file_data
 from .inbox import PendingCall, list_pending_calls
-from .messages import STORE_HINT, build_user_message, deliver_message
+from .messages import STORE_HINT, deliver_message
 from .run import Run
-from .schedules import ScheduleClient
+from .schedules import (
+    Overlap,
+    Schedule,
+    ScheduleStatus,
+    build_schedule_spec,
+    check_schedule_arguments,
+    create_schedule,
+    get_overlap_policy,
+    list_schedules,
+)
 from .start import History, build_start_input, check_message_input, check_run_id, encode_override, get_agent_name
 from .turn import Turn
 from .visibility import RunSummary, create_store, list_runs
@@ -74,8 +85,8 @@ class KeptMemory:
     async def list(self, namespace: str, prefix: str = "", *, limit: int = DEFAULT_LIST_LIMIT) -> dict[str, Any]:
         """Return the first ``limit`` values whose key begins with ``prefix``, by key, in the order of the keys."""
         check_memory_list(namespace, prefix, limit)
-        found = await (await self._open_existing_store()).recall_all(namespace, prefix, limit=limit)
-        return {key: json.loads(body) for key, body in found.items()}
+        rows = await (await self._open_existing_store()).recall_all(namespace, prefix, limit=limit)
+        return {key: json.loads(body) for key, body in rows.items()}
 
     async def _write(self, write: MemoryWrite) -> None:
         await (await self._store(create=True)).commit(Commit(memory=[write]))
@@ -85,11 +96,11 @@ class KeptMemory:
         written."""
         store = await self._store()
         if not store.store_id:
-            raise StoreError(f"there is no store at {store.place} yet", hint="Start a worker, which makes it.")
+            raise StoreError(f"there is no store at {store.place} yet", hint="Start a worker: it creates the store.")
         return store
 
 
-class Client(ScheduleClient):
+class Client:
     """A client for agent runs. ``temporal`` is Temporal's own client.
 
     ``store_url`` is the store of the transcripts (``PERDURE_STORE_URL``); without it everything works but reading them.
@@ -131,12 +142,7 @@ class Client(ScheduleClient):
         Raises ``ServerUnreachableError``. The embedded server comes with the store under ``PERDURE_HOME``.
         """
         target = await resolve_target(
-            address=address,
-            namespace=namespace,
-            profile=profile,
-            api_key=api_key,
-            tls=tls,
-            start=start_server,
+            address=address, namespace=namespace, profile=profile, api_key=api_key, tls=tls, start=start_server
         )
         temporal = await connect(target)
         if store_url is None and target.embedded is not None:
@@ -175,11 +181,11 @@ class Client(ScheduleClient):
         no encryption for ``auth_context``.
         """
         context_id = check_run_id(id) or f"{get_agent_name(agent)}-{uuid.uuid4().hex[:12]}"
-        sent = None if message is None else await self.build_user_message(check_message_input(agent, message), by=by)
         start = await build_start_input(
             self,
             agent,
-            sent,
+            message,
+            by=by,
             mode=mode,
             context=context,
             history=history,
@@ -255,6 +261,68 @@ class Client(ScheduleClient):
         """Return a handle of the run; sends no request. With its ``agent``, outputs have the agent's output type."""
         return Run(self, self.temporal.get_workflow_handle(id), agent)
 
+    async def schedule(
+        self,
+        agent: str | Agent,
+        message: MessageInput,
+        *,
+        id: str,
+        cron: str | Sequence[str] | None = None,
+        every: float | str | timedelta | None = None,
+        timezone: str | None = None,
+        overlap: Overlap = "skip",
+        paused: bool = False,
+        note: str | None = None,
+        if_exists: Literal["error", "replace"] = "error",
+        mode: Mode = "run",
+        context: Any = None,
+        auth_context: AuthMapping | None = None,
+        auth_ref: str | None = None,
+        history: History | None = None,
+        override: Override | Mapping[str, Any] | None = None,
+        idle_timeout: float | str | None = None,
+        max_history_events: int | None = None,
+        by: str | None = None,
+    ) -> Schedule:
+        """Start a run at certain times, by a schedule in Temporal: ``cron`` (one expression or several, in
+        ``timezone``, else in UTC), ``every`` (seconds, or text like ``"1h"``), or both.
+
+        Each run is a conversation of its own, ``<id>-<time>``. ``overlap`` applies to a run that is due while the last
+        one is open, for instance waiting for an approval: "skip" leaves it out. ``if_exists="replace"`` replaces a
+        schedule of that id; a paused one stays paused. The rest is as of :meth:`start`; but ``auth_context`` is sealed
+        for one run: use ``auth_ref``. Raises ``ScheduleExistsError``, and as :meth:`start`.
+        """
+        check_schedule_arguments(id, message, auth_context=auth_context, if_exists=if_exists, paused=paused, note=note)
+        spec = build_schedule_spec(cron, every, timezone)
+        policy = api.SchedulePolicy(overlap=get_overlap_policy(overlap))
+        start = await build_start_input(
+            self,
+            agent,
+            message,
+            by=by,
+            mode=mode,
+            context=context,
+            history=history,
+            override=override,
+            idle_timeout=idle_timeout,
+            max_history_events=max_history_events,
+            # A time that is backfilled twice, or triggered twice within its second, has the same id.
+            resume=True,
+        )
+        start |= seal_auth(self.temporal, id, None, auth_ref)
+        action = build_schedule_action(id, start, task_queue=self.task_queue)
+        state = api.ScheduleState(note=None if note is None else clean_text(note), paused=paused)
+        wanted = api.Schedule(action=action, spec=spec, policy=policy, state=state)
+        return Schedule(self, await create_schedule(self.temporal, id, wanted, if_exists))
+
+    def get_schedule(self, id: str) -> Schedule:
+        """Return a handle of the schedule; sends no request."""
+        return Schedule(self, self.temporal.get_schedule_handle(id))
+
+    async def schedules(self, *, agent: str | None = None, limit: int = 100) -> list[ScheduleStatus]:
+        """List the schedules that start agents, or only ``agent``, by their ids; a new one appears after a moment."""
+        return await list_schedules(self, agent, limit)
+
     async def list(self, *, agent: str | None = None, status: str | None = None, limit: int = 50) -> list[RunSummary]:
         """List runs, the newest first: from Temporal, and from the store those that Temporal no longer has."""
         return await list_runs(self, agent=agent, status=status, limit=limit)
@@ -272,8 +340,7 @@ class Client(ScheduleClient):
         """
         if self.store_url is None:
             raise TranscriptUnavailableError(
-                "this client has no store, so it cannot read transcripts or send long messages",
-                hint=STORE_HINT,
+                "this client has no store, so it cannot read transcripts or send long messages", hint=STORE_HINT
             )
         async with self._opening:
             store = self._store or open_store(self.store_url)
@@ -293,24 +360,11 @@ class Client(ScheduleClient):
         if part.data is not None:
             return decode_file_data(part)
         if part.blob is None:
-            raise InvalidInputError(f"the file is not kept: it is at {part.url}", hint="Fetch it from there.")
-        found = await Chain(await self.store()).load_files([Message(role="user", parts=(part,))])
-        return found[part.blob.hash]
-
-    async def build_user_message(
-        self,
-        content: MessageInput | None,
-        id: str | None = None,
-        *,
-        by: str | None = None,
-        task_id: str | None = None,
-        override: Override | Mapping[str, Any] | None = None,
-    ) -> UserMessage:
-        """Build the message to send from ``content``; long texts and files are put into the store first.
-
-        Raises ``InvalidInputError`` for an invalid message, and for a long text or a file without a store.
-        """
-        return await build_user_message(self, content, {"id": id, "by": by or self.actor, "task_id": task_id}, override)
+            raise InvalidInputError(
+                f"the store does not have the file: it is at {part.url}", hint="Fetch it from there."
+            )
+        files = await Chain(await self.store()).load_files([Message(role="user", parts=(part,))])
+        return files[part.blob.hash]
 
     @property
     def memory(self) -> KeptMemory:

@@ -6,8 +6,10 @@ Also builds the text of streamed replies from events.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jiter import from_json
@@ -24,12 +26,25 @@ from ..types.events import (
     RunEvent,
     TurnEvent,
     decode_event,
-    encode_event_body,
 )
-from ..types.messages import BlobRef
+from .tasks import background_task
 
 if TYPE_CHECKING:
     from .run import Run
+
+
+T = TypeVar("T")
+
+EVENTS_PER_PAGE = 500
+"""Events per read."""
+STORE_WAIT_SECONDS = 5.0
+"""Seconds after which the store is read even without a notification."""
+STORE_RETRY_SECONDS = 60.0
+"""Seconds that a store may be unreachable before a follower gets the error."""
+SNAPSHOT_RETRY_SECONDS = 5.0
+"""The same for a reader that does not wait for new events."""
+_LOOKBACK_EVENTS = 64
+"""Event numbers by which other events may separate the deltas of a call."""
 
 
 # ---
@@ -47,52 +62,47 @@ class LiveText:
     def __init__(self) -> None:
         self.reply = ""
         """The last complete reply."""
-        self._of: tuple[str | None, int] | None = None
+        self._reply_key: tuple[str | None, int] | None = None
         """The turn and iteration of the current reply."""
-        self._shown = ""
+        self._shown_text = ""
         """The text of the current reply shown so far, of all attempts."""
-        self._said = ""
+        self._attempt_text = ""
         """The text of the current attempt."""
-        self.restarted = False
-        """Whether the last piece began the reply again."""
 
     def feed(self, event: Event) -> str:
         """Return the text to show for ``event``; "" for nothing."""
-        self.restarted = False
         if event.path:
             return ""
-        if isinstance(event, ModelStarted | ModelDelta | ModelCompleted) and self._of != (
-            event.task_id,
-            event.iteration,
-        ):
-            self._of = event.task_id, event.iteration
-            self._shown = self._said = ""
+        if isinstance(event, ModelStarted | ModelDelta | ModelCompleted):
+            reply_key = event.task_id, event.iteration
+            if self._reply_key != reply_key:
+                self._reply_key = reply_key
+                self._shown_text = self._attempt_text = ""
         if isinstance(event, ModelStarted):
-            self._said = ""
+            self._attempt_text = ""
         elif isinstance(event, ModelRetracted) and event.reason == "Interrupted":
-            self._of = None
+            self._reply_key = None
         elif isinstance(event, ModelDelta) and event.kind == "text":
             # A follower that starts in the middle of a reply has not seen the text before.
-            self._said = self._said[: event.offset] + event.text
-            return self._take_piece()
+            self._attempt_text = self._attempt_text[: event.offset] + event.text
+            return self._take_piece(complete=False)
         elif isinstance(event, ModelCompleted):
-            self._said = self.reply = event.text
-            piece = self._take_piece(whole=True)
-            self._of = None
-            return piece
+            self._attempt_text = self.reply = event.text
+            self._reply_key = None
+            return self._take_piece(complete=True)
         return ""
 
-    def _take_piece(self, *, whole: bool = False) -> str:
-        said, shown = self._said, self._shown
-        if said.startswith(shown):
-            self._shown = said
-            return said[len(shown) :]
-        if shown.startswith(said) and not whole:
+    def _take_piece(self, *, complete: bool) -> str:
+        text, shown = self._attempt_text, self._shown_text
+        if text.startswith(shown):
+            self._shown_text = text
+            return text[len(shown) :]
+        if shown.startswith(text) and not complete:
             return ""
-        if whole and shown and said.endswith(shown):  # following began in the middle of the reply
+        if complete and shown and text.endswith(shown):  # following began in the middle of the reply
             return ""
-        self._shown, self.restarted = said, True
-        return f"\n{said}"
+        self._shown_text = text
+        return f"\n{text}"
 
 
 # ---
@@ -119,29 +129,33 @@ class PartialArguments:
             self._arguments.clear()
         if not isinstance(event, ModelDelta) or event.kind != "tool_call":
             return event
-        known: str | None = self._arguments.get(event.index, "")
-        if len(known or "") != event.offset:
-            known = join_deltas(await self._earlier(event), event)
-        if known is None:  # its beginning is deleted: the reply is complete by now, and has all the text
+        before: str | None = self._arguments.get(event.index, "")
+        if len(before or "") != event.offset:
+            before = join_deltas(await self._earlier(event), event)
+        if before is None:  # its beginning is deleted: the reply is complete by now, and has all the text
             return event
-        self._arguments[event.index] = text = known + event.text
-        found = parse_partial_json(text)
+        self._arguments[event.index] = text = before + event.text
+        arguments = parse_partial_json(text)
         if event.inside is not None:
-            found = found.get(event.inside) if isinstance(found, dict) else None
-        return event.model_copy(update={"partial": found})
+            arguments = arguments.get(event.inside) if isinstance(arguments, dict) else None
+        return event.model_copy(update={"partial": arguments})
 
 
 def join_deltas(before: list[ModelDelta], event: ModelDelta) -> str | None:
     """Join the text before ``event`` from deltas of the same call; None if some of it is missing."""
     text = ""
     for delta in before:
-        if (delta.kind, delta.index, delta.attempt) != (event.kind, event.index, event.attempt):
+        if _call_key(delta) != _call_key(event):
             continue
         if delta.offset == 0:
             text = ""
         if delta.offset == len(text):
             text += delta.text
     return text if len(text) == event.offset else None
+
+
+def _call_key(delta: ModelDelta) -> tuple[str, int, int]:
+    return delta.kind, delta.index, delta.attempt
 
 
 def parse_partial_json(text: str) -> Any:
@@ -153,70 +167,97 @@ def parse_partial_json(text: str) -> Any:
         return None
 
 
-T = TypeVar("T")
-
-EVENTS_PER_PAGE = 500
-"""Events per read."""
-STORE_WAIT_SECONDS = 5.0
-"""Seconds after which the store is read even without a notification."""
-STORE_RETRY_SECONDS = 60.0
-"""Seconds that a store may be unreachable before a follower gets the error."""
-SNAPSHOT_RETRY_SECONDS = 5.0
-"""The same for a reader that does not wait for new events."""
-_LOOKBACK_EVENTS = 64
-"""Event numbers by which other events may separate the deltas of a call."""
+# ---
+# Reads of events from the store.
 
 
+async def retry_store_read(read: Callable[[], Awaitable[T]], seconds: float = STORE_RETRY_SECONDS) -> T:
+    """Return the result of ``read()``, retried for ``seconds`` while the store is locked or unreachable.
+
+    Raises ``StoreError``.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while True:
+        try:
+            return await read()
+        except StoreError as error:
+            if not error.retryable or loop.time() >= deadline:
+                raise
+            await asyncio.sleep(0.5)
+
+
+async def iter_own_rows(
+    store: Store, context_id: str, after: int = 0, *, retry_seconds: float = STORE_RETRY_SECONDS
+) -> AsyncGenerator[EventRow]:
+    """Yield the conversation's own events after number ``after``. Raises ``StoreError``."""
+    while rows := await _read_page(store, context_id, after, retry_seconds, children=False):
+        for row in rows:
+            yield row
+        after = rows[-1].seq
+
+
+async def _read_page(
+    store: Store, context_id: str, after: int, retry_seconds: float, *, children: bool
+) -> Sequence[EventRow]:
+    read = partial(store.read_events, context_id, after=after, limit=EVENTS_PER_PAGE, children=children)
+    return await retry_store_read(read, retry_seconds)
+
+
+def decode_row(context_id: str, row: EventRow) -> Event | None:
+    """Decode a row that was read for ``context_id``; None for an event of a type that only a newer perdure knows."""
+    return decode_event(row.child or context_id, row.seq, row.task_id, row.type, row.body, row.spans, row.path)
+
+
+@dataclass
 class EventReader:
     """Reads the events of one conversation and of the runs below it, after number ``after``.
 
     With ``task_id`` only the events of that turn and of the runs that it starts; without ``children`` only the
-    conversation's own events.
+    conversation's own events. Without ``wait`` it reads the events recorded so far, and gives up on a store that is
+    unreachable for ``SNAPSHOT_RETRY_SECONDS``. Raises ``InvalidInputError`` for an ``after`` that is not an integer.
     """
 
-    def __init__(
-        self,
-        context_id: str,
-        store: Store,
-        after: int,
-        task_id: str | None = None,
-        *,
-        children: bool = True,
-        patience: float = STORE_RETRY_SECONDS,
-    ) -> None:
-        """``patience``: see :func:`retry_store_read`. Raises ``InvalidInputError`` for an ``after`` that is not an
-        integer."""
-        if not isinstance(after, int) or isinstance(after, bool):
+    context_id: str
+    store: Store
+    after: int
+    task_id: str | None = None
+    children: bool = True
+    wait: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.after, int) or isinstance(self.after, bool):
             raise InvalidInputError(
-                f"after is the number of the last event that was seen, not {after!r:.100}",
-                hint="It is event.seq; int(…) makes a number of what a header or a file has.",
+                f"after is the number of the last event that was seen, not {self.after!r:.100}",
+                hint="It is event.seq; int(…) converts a header's or a file's text.",
             )
-        self._context_id = context_id
-        self._store = store
-        self._chain = Chain(store)
-        self._after = self._seen = after
-        self._task_id = task_id
-        self._children = children
-        self._patience = patience
+        self._seen = self.after
+        self._chain = Chain(self.store)
+        self._retry_seconds = STORE_RETRY_SECONDS if self.wait else SNAPSHOT_RETRY_SECONDS
         self._partials: dict[str, PartialArguments] = {}
 
-    async def read_rows(self) -> Sequence[EventRow]:
-        """Read the next rows, empty if there are none; pass each to :meth:`build_event`."""
-        return await self._read_page(self._context_id, self._after, children=self._children)
+    async def read_until(self, end: asyncio.Future[Any]) -> AsyncGenerator[Event]:
+        """Yield events until ``end`` is done and all events recorded by then are read. Raises what ``end`` raises.
 
-    async def build_event(self, row: EventRow) -> Event | None:
-        """Build the event of the next row; None if it is not one of this reader's."""
-        self._after = row.seq
-        self._seen = max(self._seen, row.seq)
-        if self._task_id is not None and (row.path[0].task_id if row.path else row.task_id) != self._task_id:
-            return None
-        event = self._decode_row(row)
-        if event is None:
-            return None
-        partials = self._partials.setdefault(event.context_id, PartialArguments(self._read_earlier_deltas))
-        if event.type == "run" and event.state not in ("started", "waiting", "paused"):
-            del self._partials[event.context_id]  # a run may have started many others
-        return await partials.fill_partial(await self._load_long_text(event))
+        Without ``wait`` reading starts when ``end`` is done, which is soon.
+        """
+        store, context_id, seconds = self.store, self.context_id, self._retry_seconds
+        if not self.wait:
+            await asyncio.wait([end])
+        while True:
+            is_last_pass = end.done()
+            if is_last_pass:
+                end.result()
+            while rows := await _read_page(store, context_id, self.after, seconds, children=self.children):
+                for row in rows:
+                    if (event := await self._build_event(row)) is not None:
+                        yield event
+                if len(rows) < EVENTS_PER_PAGE and not is_last_pass:
+                    break
+            if is_last_pass:
+                return
+            async with background_task(self._wait_for_change()) as changed:
+                await asyncio.wait([changed, end], return_when=asyncio.FIRST_COMPLETED)
 
     async def build_unrecorded_end(self, end: RunEvent) -> RunEvent | None:
         """Return ``end`` as the event after the last one, for a run whose events do not yet have that end.
@@ -224,107 +265,76 @@ class EventReader:
         It is not stored, so a conversation that is reopened gives its number to another event. None if the events have
         the end, or if ``after`` is past it.
         """
-        latest = await self._retry_read(lambda: self._store.wait_for_event(self._context_id, 0, 0.0))
-        behind, told = max(0, latest - _LOOKBACK_EVENTS), ""
-        while rows := await self._read_page(self._context_id, behind, children=False):
-            behind = rows[-1].seq
-            told = next(
-                (event.state for row in reversed(rows) if isinstance(event := self._decode_row(row), RunEvent)), told
-            )
-        if latest + 1 <= self._after or told == end.state:
+        latest = await self._retry(lambda: self.store.wait_for_event(self.context_id, 0, 0.0))
+        recorded_state = ""
+        async for row in self._iter_own_rows(self.context_id, max(0, latest - _LOOKBACK_EVENTS)):
+            if isinstance(event := decode_row(self.context_id, row), RunEvent):
+                recorded_state = event.state
+        if latest + 1 <= self.after or recorded_state == end.state:
             return None
-        event = decode_event(self._context_id, latest + 1, None, end.type, encode_event_body(end), ())
-        return event if isinstance(event, RunEvent) else None
+        return end.model_copy(update={"context_id": self.context_id, "seq": latest + 1})
 
-    async def wait_for_more(self, over: asyncio.Future[Any]) -> None:
-        """Wait until there may be more events, or ``over`` is done."""
-        changed = asyncio.ensure_future(self._wait_for_change())
-        try:
-            await asyncio.wait([changed, over], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            changed.cancel()
-            await asyncio.gather(changed, return_exceptions=True)
+    async def _build_event(self, row: EventRow) -> Event | None:
+        """Build the event of the next row; None if it is not one of this reader's."""
+        self.after = row.seq
+        self._seen = max(self._seen, row.seq)
+        if self.task_id is not None and (row.path[0].task_id if row.path else row.task_id) != self.task_id:
+            return None
+        event = decode_row(self.context_id, row)
+        if event is None:
+            return None
+        partials = self._partials.setdefault(event.context_id, PartialArguments(self._read_earlier_deltas))
+        if event.type == "run" and event.state not in ("started", "waiting", "paused"):
+            del self._partials[event.context_id]  # a run may have started many others
+        return await partials.fill_partial(await self._load_long_text(event))
 
     async def _wait_for_change(self) -> None:
         """Wait for an event after ``_seen``: the numbers are shared with events that this reader does not read."""
         try:
-            latest = await self._store.wait_for_event(self._context_id, self._seen, STORE_WAIT_SECONDS)
+            latest = await self.store.wait_for_event(self.context_id, self._seen, STORE_WAIT_SECONDS)
             self._seen = max(latest, self._seen)
         except StoreError:  # the next read retries, or raises the error
             await asyncio.sleep(0.1)
 
-    async def _read_page(self, of: str, after: int, *, children: bool) -> Sequence[EventRow]:
-        return await self._retry_read(
-            lambda: self._store.read_events(of, after=after, limit=EVENTS_PER_PAGE, children=children)
-        )
-
-    async def _retry_read(self, ask: Callable[[], Awaitable[T]]) -> T:
-        return await retry_store_read(ask, self._patience)
-
-    def _decode_row(self, row: EventRow) -> Event | None:
-        of = row.child or self._context_id
-        return decode_event(of, row.seq, row.task_id, row.type, row.body, row.spans, row.path)
+    async def _retry(self, read: Callable[[], Awaitable[T]]) -> T:
+        return await retry_store_read(read, self._retry_seconds)
 
     async def _load_long_text(self, event: Event) -> Event:
         """Load the text of a reply or an answer that is too long for its event."""
-        if isinstance(event, ModelCompleted | TurnEvent) and event.blob is not None:
-            where = "text" if isinstance(event, ModelCompleted) else "content"
-            text = await self._load_blob(event.blob)
-            return event if text is None else event.model_copy(update={where: text, "blob": None})
-        return event
-
-    async def _load_blob(self, blob: BlobRef) -> str | None:
+        if not isinstance(event, ModelCompleted | TurnEvent) or (blob := event.blob) is None:
+            return event
         try:
-            return await self._retry_read(lambda: self._chain.resolve_blob(blob))
+            text = await self._retry(lambda: self._chain.resolve_blob(blob))
         except TranscriptCorruptedError:  # the reference stays, so that the events after it can still be read
-            return None
+            return event
+        return event.model_copy(update={"text" if event.type == "model.completed" else "content": text, "blob": None})
 
     async def _read_earlier_deltas(self, event: ModelDelta) -> list[ModelDelta]:
         """Read the deltas of the same run before ``event``, back to the beginning of its call.
 
         Each has at least one character, so they are near, unless other runs have taken numbers between them.
         """
-        back = event.offset + _LOOKBACK_EVENTS
+        lookback = event.offset + _LOOKBACK_EVENTS
         while True:
-            behind = max(0, event.seq - 1 - back)
-            found = [one async for one in self._iter_earlier_events(event, behind)]
-            begun = any(isinstance(one, ModelStarted) or _is_call_start(one, event) for one in found)
-            if begun or not behind:
-                return [one for one in found if isinstance(one, ModelDelta)]
-            back *= 4
+            after = max(0, event.seq - 1 - lookback)
+            deltas: list[ModelDelta] = []
+            has_start = False
+            async with aclosing(self._iter_own_rows(event.context_id, after)) as rows:
+                async for row in rows:
+                    if row.seq >= event.seq:
+                        break
+                    earlier = decode_row(event.context_id, row)
+                    if isinstance(earlier, ModelStarted):
+                        has_start = True
+                    elif isinstance(earlier, ModelDelta):
+                        deltas.append(earlier)
+                        has_start = has_start or (not earlier.offset and _call_key(earlier) == _call_key(event))
+            if has_start or not after:
+                return deltas
+            lookback *= 4
 
-    async def _iter_earlier_events(self, event: ModelDelta, behind: int) -> AsyncIterator[Event]:
-        """Yield the events of the same run before ``event``."""
-        of = event.context_id
-        while behind < event.seq - 1 and (rows := await self._read_page(of, behind, children=False)):
-            for row in rows:
-                read = decode_event(of, row.seq, row.task_id, row.type, row.body, row.spans)
-                if read is not None and row.seq < event.seq:
-                    yield read
-            behind = rows[-1].seq
-
-
-def _is_call_start(one: Event, event: ModelDelta) -> bool:
-    """Whether ``one`` is the first delta of the call of ``event``."""
-    if not isinstance(one, ModelDelta) or one.offset:
-        return False
-    return (one.kind, one.index, one.attempt) == (event.kind, event.index, event.attempt)
-
-
-async def retry_store_read(ask: Callable[[], Awaitable[T]], patience: float = STORE_RETRY_SECONDS) -> T:
-    """Return the result of ``ask()``, retried for ``patience`` seconds while the store is locked or unreachable.
-
-    Raises ``StoreError``.
-    """
-    loop = asyncio.get_running_loop()
-    until = loop.time() + patience
-    while True:
-        try:
-            return await ask()
-        except StoreError as error:
-            if not error.retryable or loop.time() > until:
-                raise
-            await asyncio.sleep(0.5)
+    def _iter_own_rows(self, context_id: str, after: int) -> AsyncGenerator[EventRow]:
+        return iter_own_rows(self.store, context_id, after, retry_seconds=self._retry_seconds)
 
 
 # ---

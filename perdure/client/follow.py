@@ -17,14 +17,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from temporalio.client import WorkflowExecutionDescription, WorkflowExecutionStatus, WorkflowFailureError
-from temporalio.service import RPCError
+from temporalio.client import WorkflowExecutionDescription
 
 from ..errors import NotWaitingYetError, PerdureError, RunNotFoundError, ServerUnreachableError, StoreError
-from ..ports import EventBatch, EventRow, NewEvent, Store, build_batch_token, timestamp
-from ..temporal_service import build_run_error
+from ..ports import EventBatch, NewEvent, Store, build_batch_token, timestamp
 from ..types.approvals import PendingKind
 from ..types.events import (
     ApprovalDecided,
@@ -38,29 +36,26 @@ from ..types.events import (
     ToolCompleted,
     ToolStarted,
     TurnEvent,
-    decode_event,
 )
 from ..types.interface import Status
 from .event_reader import (
-    EVENTS_PER_PAGE,
     SNAPSHOT_RETRY_SECONDS,
     STORE_RETRY_SECONDS,
     STORE_WAIT_SECONDS,
     EventReader,
+    decode_row,
+    iter_own_rows,
     retry_store_read,
 )
+from .tasks import background_task
+from .visibility import STATUS_NAMES
 
 if TYPE_CHECKING:
     from .run import Run
     from .turn import Turn
 
 
-# ---
-# Waits for the workflow to catch up with the event log.
-#
-# An activity records the event of a pending call, or of a pause; the workflow gets it as the activity ends: a
-# moment later, or after a crash some time later. A client that acts on the event waits in :func:`until_heard`.
-
+logger = logging.getLogger("perdure.client")
 
 T = TypeVar("T")
 CATCH_UP_SECONDS = 30.0
@@ -69,6 +64,19 @@ _CATCH_UP_FIRST_DELAY, _CATCH_UP_MAX_DELAY = 0.02, 1.0
 """Seconds between two attempts: the first and the longest delay."""
 _CATCH_UP_EVENTS = 500
 """Last event numbers that are read: what the workflow has not received yet is among the latest events."""
+_SERVER_RETRY_SECONDS = 1.0
+"""Seconds until an unreachable server is asked again."""
+_STORE_CHECK_SECONDS = 5.0
+"""Seconds without a row of the run in the store after which its store id is checked."""
+_TURN_POLL_FIRST_DELAY, _TURN_POLL_MAX_DELAY = 0.02, 1.0
+"""Seconds between two checks whether a turn is over whose end is recorded."""
+
+
+# ---
+# Waits for the workflow to catch up with the event log.
+#
+# An activity records the event of a pending call, or of a pause; the workflow gets it as the activity ends: a
+# moment later, or after a crash some time later. A client that acts on the event waits in :func:`retry_while_behind`.
 
 
 @dataclass(slots=True)
@@ -83,7 +91,7 @@ class EventLogState:
     """When the run paused: ISO 8601, UTC."""
 
 
-class NotHeardYet(Exception):  # noqa: N818  # not an error: it never leaves :func:`until_heard`
+class WorkflowBehind(Exception):  # noqa: N818  # not an error: it never leaves :func:`retry_while_behind`
     """The workflow is behind the event log; ``error`` is raised if it does not catch up in time."""
 
     def __init__(self, error: PerdureError) -> None:
@@ -91,16 +99,16 @@ class NotHeardYet(Exception):  # noqa: N818  # not an error: it never leaves :fu
         self.error = error
 
 
-async def until_heard(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of ``attempt``, retried for ``CATCH_UP_SECONDS`` seconds while it raises ``NotHeardYet`` or
+async def retry_while_behind(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of ``attempt``, retried for ``CATCH_UP_SECONDS`` seconds while it raises ``WorkflowBehind`` or
     ``NotWaitingYetError``. Raises that error at the end."""
-    delay, until = _CATCH_UP_FIRST_DELAY, time.monotonic() + CATCH_UP_SECONDS
+    delay, deadline = _CATCH_UP_FIRST_DELAY, time.monotonic() + CATCH_UP_SECONDS
     while True:
         try:
             return await attempt()
-        except (NotHeardYet, NotWaitingYetError) as early:
-            if time.monotonic() >= until:
-                raise (early.error if isinstance(early, NotHeardYet) else early) from None
+        except (WorkflowBehind, NotWaitingYetError) as error:
+            if time.monotonic() >= deadline:
+                raise (error.error if isinstance(error, WorkflowBehind) else error) from None
         await asyncio.sleep(delay)
         delay = min(delay * 1.5, _CATCH_UP_MAX_DELAY)
 
@@ -108,100 +116,84 @@ async def until_heard(attempt: Callable[[], Awaitable[T]]) -> T:
 async def wait_for_pause(run: Run) -> None:
     """Wait until the workflow of ``run`` has the pause that its events show, where a worker answers."""
 
-    async def look() -> None:
-        if (paused := (await _read_event_log_state(run)).paused_at) is None:
+    async def check_pause() -> None:
+        if not (paused_at := (await _read_event_log_state(run, run.id)).paused_at):
             return
         status = await run.status()
-        running = status.state == "running" and status.since is not None
-        if running and datetime.fromisoformat(paused) >= datetime.fromisoformat(str(status.since)):
-            raise NotHeardYet(PerdureError("the run has not heard of its pause"))
+        running_since = status.since if status.state == "running" else None
+        if running_since and datetime.fromisoformat(paused_at) >= datetime.fromisoformat(running_since):
+            raise WorkflowBehind(PerdureError("the workflow does not have its pause yet"))
 
     with suppress(PerdureError):  # without a worker, the signal arrives after the pause anyway
-        await until_heard(look)
+        await retry_while_behind(check_pause)
 
 
 async def is_child_start_pending(run: Run) -> bool:
     """Whether the events of the parent of ``run`` show a call that is to start it: it starts once the parent's workflow
     has the call."""
-    above = run.id.rpartition("/")[0]
-    told = await _read_event_log_state(run, above) if above else EventLogState()
-    return run.id in [child for call_id, child in told.starting_children.items() if call_id not in told.pending_calls]
+    parent_id = run.id.rpartition("/")[0]
+    if not parent_id:
+        return False
+    log_state = await _read_event_log_state(run, parent_id)
+    calls = log_state.starting_children.items()
+    return any(child == run.id and call_id not in log_state.pending_calls for call_id, child in calls)
 
 
-async def is_unheard(run: Run, status: Status, *, approval: bool) -> bool:
+async def is_workflow_behind(run: Run, status: Status, *, approval: bool) -> bool:
     """Whether the events show a call that waits for approval, or for an answer, which ``status`` does not show yet."""
     unanswered = status.doing == "nothing" and status.state in ("running", "waiting")  # no worker answers for the run
     # The model's activity reports calls that the workflow does not have at all; a call's activity its own question.
     if not unanswered and status.doing not in (("model",) if approval else ("model", "tools")):
         return False
-    known = {call.call_id for call in status.calls}
-    past = {one.call_id for one in status.decided if approval or one.state != "approved"}
-    return any(
-        (kind == "approval") == approval
-        and (unanswered or (call_id not in past and (call_id in known) == (status.doing == "tools")))
-        for call_id, kind in (await _read_event_log_state(run)).pending_calls.items()
-    )
+    known_ids = {call.call_id for call in status.calls}
+    decided_ids = {decided.call_id for decided in status.decided if approval or decided.state != "approved"}
+    pending_calls = (await _read_event_log_state(run, run.id)).pending_calls
+    waiting_ids = {call_id for call_id, kind in pending_calls.items() if (kind == "approval") == approval}
+    if unanswered:
+        return bool(waiting_ids)
+    waiting_ids -= decided_ids
+    return bool(waiting_ids & known_ids if status.doing == "tools" else waiting_ids - known_ids)
 
 
-async def _read_event_log_state(run: Run, of: str | None = None) -> EventLogState:
-    """Read the state from the last events of ``run``, or of the run ``of``. Empty if the store cannot be read: the
-    workflow's own state counts then."""
-    of = of or run.id
+async def _read_event_log_state(run: Run, context_id: str) -> EventLogState:
+    """Read the state of run ``context_id`` from its last events. Empty if the store cannot be read: the workflow's own
+    state counts then."""
     if not run.has_store:
         return EventLogState()
-    rows: list[EventRow] = []
     try:
-        store = await run.store()
-        behind = max(await store.wait_for_event(of, 0, 0.0) - _CATCH_UP_EVENTS, 0)
-        while page := await store.read_events(of, after=behind, limit=_CATCH_UP_EVENTS, children=False):
-            rows += page
-            behind = page[-1].seq
+        store = await run.client.store()
+        after = max(await store.wait_for_event(context_id, 0, 0.0) - _CATCH_UP_EVENTS, 0)
+        rows = [row async for row in iter_own_rows(store, context_id, after, retry_seconds=0.0)]
     except PerdureError:
         return EventLogState()
-    read = (decode_event(of, row.seq, row.task_id, row.type, row.body, row.spans) for row in rows)
-    return _build_event_log_state(event for event in read if event is not None)
+    return _build_event_log_state(decode_row(context_id, row) for row in rows)
 
 
-def _build_event_log_state(events: Iterable[Event]) -> EventLogState:
+def _build_event_log_state(events: Iterable[Event | None]) -> EventLogState:
     """Build the state at the end of ``events``."""
-    told = EventLogState()
+    state = EventLogState()
     for event in events:
         match event:
             case ApprovalRequested(call_id=call_id):
-                told.pending_calls[call_id] = "approval"
+                state.pending_calls[call_id] = "approval"
             case QuestionAsked(call_id=call_id, kind=kind):
-                told.pending_calls[call_id] = kind
+                state.pending_calls[call_id] = kind
             case ApprovalDecided(call_id=call_id) | QuestionAnswered(call_id=call_id) | ToolCompleted(call_id=call_id):
-                told.pending_calls.pop(call_id, None)
-                told.starting_children.pop(call_id, None)
+                state.pending_calls.pop(call_id, None)
+                state.starting_children.pop(call_id, None)
             case ToolStarted(call_id=call_id, child_context_id=str(child)):
-                told.starting_children[call_id] = child
+                state.starting_children[call_id] = child
             case RunEvent(state="paused", at=at):
-                told.paused_at = at
+                state.paused_at = at
             case ModelStarted() | RunEvent() | TurnEvent():  # all calls before it have their results
-                told = EventLogState()
+                state = EventLogState()
             case _:
                 pass
-    return told
+    return state
 
 
 # ---
 # The end of a run according to the server: an end that no worker could record is recorded by the first follower.
-
-
-logger = logging.getLogger("perdure.client")
-
-_SERVER_RETRY_SECONDS = 1.0
-"""Seconds until an unreachable server is asked again."""
-
-EndState = Literal["completed", "failed", "cancelled", "terminated", "timed_out"]
-_END_STATES: dict[WorkflowExecutionStatus, EndState] = {
-    WorkflowExecutionStatus.COMPLETED: "completed",
-    WorkflowExecutionStatus.FAILED: "failed",
-    WorkflowExecutionStatus.CANCELED: "cancelled",
-    WorkflowExecutionStatus.TERMINATED: "terminated",
-    WorkflowExecutionStatus.TIMED_OUT: "timed_out",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,27 +201,24 @@ class RunEnd:
     """The end of an execution, which the store may not have."""
 
     event: RunEvent
-    key: str
-    """The event's key, by which the store keeps it once."""
     run_id: str
 
 
-async def wait_for_recorded_end(run: Run, store: Store) -> RunEnd | None:
+async def _wait_for_recorded_end(run: Run, store: Store) -> RunEnd | None:
     """Wait until the run has ended and its events have the end. One long poll, which adds nothing to its history.
 
     Waits while the server is unreachable: events may still come from the store. Returns the end if the store did not
     accept it. Raises ``StoreMismatchError`` if the run is kept in another store.
     """
-    # Without a run id: a reopened conversation is not over.
-    latest = run.client.run(run.id)
+    latest = run.client.run(run.id)  # without a run id: a reopened conversation is not over
     while True:
         try:
-            await _wait_for_workflow_close(latest)
-            end = await find_run_end(run, store)
+            await latest.wait_for_close()
+            end = await _find_run_end(latest, await latest.describe(), store)
             if end is not None:
-                recorded = await _record_run_end(run, store, end)
+                recorded = await _record_run_end(latest, store, end)
                 # A run that was reopened meanwhile continues.
-                if (await run.describe()).run_id == end.run_id:
+                if (await latest.describe()).run_id == end.run_id:
                     return None if recorded else end
         except ServerUnreachableError:
             await asyncio.sleep(_SERVER_RETRY_SECONDS)
@@ -237,66 +226,47 @@ async def wait_for_recorded_end(run: Run, store: Store) -> RunEnd | None:
             return None
 
 
-async def find_run_end(run: Run, store: Store, patience: float = STORE_RETRY_SECONDS) -> RunEnd | None:
-    """Return how the last execution of the run ended, from the server; None if it is open. Writes nothing.
+async def _find_run_end(
+    run: Run, description: WorkflowExecutionDescription, store: Store, retry_seconds: float = STORE_RETRY_SECONDS
+) -> RunEnd | None:
+    """Return how the described execution of the run ended, from the server; None if it is open. Writes nothing.
 
-    ``patience``: see :func:`~perdure.client.event_reader.retry_store_read`. Raises ``RunNotFoundError``,
-    ``ServerUnreachableError``, ``StoreMismatchError``.
+    ``retry_seconds``: see :func:`~perdure.client.event_reader.retry_store_read`. Raises ``ServerUnreachableError``,
+    ``StoreMismatchError``.
     """
-    seen = await run.describe()
-    state = None if seen.status is None else _END_STATES.get(seen.status)
-    if state is None or seen.close_time is None:
+    if description.close_time is None or description.status is None:
         return None
-    await check_run_store(run, store, patience)
-    at = timestamp(seen.close_time)
-    event = (await _build_end_event(run, seen, state)).model_copy(update={"at": at})
-    return RunEnd(event, f"ended/{seen.run_id}/{state}", seen.run_id)
+    state = STATUS_NAMES.get(description.status, "running").replace(" ", "_")
+    if state == "running":
+        return None
+    await _check_run_store(run, store, retry_seconds)
+    fields = {"state": state, "at": timestamp(description.close_time)}
+    if state not in ("completed", "cancelled"):  # a worker records these two without an error
+        error = await run.read_end(description.run_id)
+        if isinstance(error, PerdureError):
+            fields |= {"error_type": type(error).__name__, "error": error.message}
+    return RunEnd(RunEvent.model_validate(fields), description.run_id)
 
 
 async def _record_run_end(run: Run, store: Store, end: RunEnd) -> bool:
     """Record the end, once for all followers. Tried once: a follower that cannot write still gets the event."""
-    batch = EventBatch(run.id, [NewEvent(end.event, key=end.key)], build_batch_token(end.event.at), advances=True)
+    event = NewEvent(end.event, key=f"ended/{end.run_id}/{end.event.state}")
     try:
-        await store.append(batch)
+        await store.append(EventBatch(run.id, [event], build_batch_token(end.event.at), advances=True))
     except StoreError as error:  # another follower that can write will record it
         logger.warning("the end of run %s could not be recorded: %s", run.id, error.message)
         return False
     return True
 
 
-async def check_run_store(run: Run, store: Store, patience: float = STORE_RETRY_SECONDS) -> None:
+async def _check_run_store(run: Run, store: Store, retry_seconds: float = STORE_RETRY_SECONDS) -> None:
     """Raise ``StoreMismatchError`` if the store does not have the run because it is kept in another one."""
-    if await retry_store_read(lambda: store.get_run(run.id), patience) is None:
-        run.check_store((await run.status()).store_id, store.store_id, store.place)
+    if await retry_store_read(lambda: store.get_run(run.id), retry_seconds) is None:
+        run.check_store((await run.status()).store_id, store)
 
 
-async def _wait_for_workflow_close(run: Run) -> None:
-    try:
-        await run.client.temporal.get_workflow_handle(run.id).result()
-    except WorkflowFailureError:
-        pass
-    except RPCError as error:
-        raise run.translate_rpc_error(error) from error
-
-
-async def _build_end_event(run: Run, seen: WorkflowExecutionDescription, state: EndState) -> RunEvent:
-    if state in ("completed", "cancelled"):  # as a worker records it
-        return RunEvent(state=state)
-    execution = run.client.temporal.get_workflow_handle(run.id, run_id=seen.run_id)
-    try:
-        await execution.result(follow_runs=False)
-    except WorkflowFailureError as error:
-        cause = build_run_error(run.id, error)
-        return RunEvent(state=state, error_type=type(cause).__name__, error=cause.message)
-    except RPCError as error:
-        raise run.translate_rpc_error(error) from error
-    return RunEvent(state=state)
-
-
-_STORE_CHECK_SECONDS = 5.0
-"""Seconds without a row of the run in the store after which its store id is checked."""
-_TURN_POLL_FIRST_DELAY, _TURN_POLL_MAX_DELAY = 0.02, 1.0
-"""Seconds between two checks whether a turn is over whose end is recorded."""
+# ---
+# Follows the events of a run or a turn.
 
 
 async def follow_run(run: Run, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
@@ -307,16 +277,17 @@ async def follow_run(run: Run, after: int = 0, *, wait: bool = True, children: b
     ``TranscriptUnavailableError`` where the client has no store, ``StoreMismatchError`` where it has another one than
     the run, ``StoreError``.
     """
-    store = await run.store()
-    over = asyncio.ensure_future(_find_or_wait_for_end(run, store, wait=wait))
-    reader = EventReader(
-        run.id, store, after, children=children, patience=STORE_RETRY_SECONDS if wait else SNAPSHOT_RETRY_SECONDS
-    )
-    async with aclosing(_read_events_until(over, reader, wait=wait)) as events:
+    store = await run.client.store()
+    reader = EventReader(run.id, store, after, children=children, wait=wait)
+    async with (
+        background_task(_find_or_wait_for_end(run, store, wait=wait)) as end_task,
+        aclosing(reader.read_until(end_task)) as events,
+    ):
         async for event in events:
             yield event
-    if (end := over.result()) is not None and (untold := await reader.build_unrecorded_end(end.event)) is not None:
-        yield untold
+        end = end_task.result()
+    if end is not None and (unrecorded := await reader.build_unrecorded_end(end.event)) is not None:
+        yield unrecorded
 
 
 async def follow_turn(turn: Turn, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
@@ -325,52 +296,21 @@ async def follow_turn(turn: Turn, after: int = 0, *, wait: bool = True, children
 
     Raises as :func:`follow_run`; also ``RunNotFoundError`` for an unknown turn.
     """
-    store = await turn.run.store()
+    store = await turn.run.client.store()
     if not await _resolve_task_id(turn):
         return
-    said = asyncio.Event()
-    over = asyncio.ensure_future(_wait_for_turn_end(turn, store, said, wait=wait))
-    patience = STORE_RETRY_SECONDS if wait else SNAPSHOT_RETRY_SECONDS
-    reader = EventReader(turn.run.id, store, after, turn.task_id, children=children, patience=patience)
-    async with aclosing(_read_events_until(over, reader, wait=wait)) as events:
+    reader = EventReader(turn.run.id, store, after, turn.task_id, children=children, wait=wait)
+    end_recorded = asyncio.Event()
+    async with (
+        background_task(_wait_for_turn_end(turn, store, end_recorded, wait=wait)) as end_task,
+        aclosing(reader.read_until(end_task)) as events,
+    ):
         async for event in events:
-            if event.path:  # another run's turn
-                pass
-            elif isinstance(event, TurnEvent):
-                said.set() if event.state != "started" else said.clear()
-            elif not isinstance(event, RunEvent):
-                said.clear()  # a message has extended it
+            if isinstance(event, TurnEvent) and event.state != "started" and not event.path:
+                end_recorded.set()
+            elif not isinstance(event, RunEvent) and not event.path:  # not of another run: a message has extended it
+                end_recorded.clear()
             yield event
-
-
-async def _read_events_until(over: asyncio.Future[Any], reader: EventReader, *, wait: bool) -> AsyncGenerator[Event]:
-    """Yield the events of ``reader`` until ``over`` is done and all events recorded by then are read. Raises what
-    ``over`` raises.
-
-    Without ``wait`` reading starts when ``over`` is done, which is soon.
-    """
-    try:
-        if not wait:
-            await asyncio.wait([over])
-        while True:
-            last = over.done()
-            if last:
-                over.result()
-            while rows := await reader.read_rows():
-                for row in rows:
-                    if (event := await reader.build_event(row)) is not None:
-                        yield event
-                if len(rows) < EVENTS_PER_PAGE and not last:
-                    break
-            if last:
-                return
-            await reader.wait_for_more(over)
-    finally:
-        over.cancel()
-        await asyncio.gather(over, return_exceptions=True)
-
-
-# --- when it is over
 
 
 async def _find_or_wait_for_end(run: Run, store: Store, *, wait: bool) -> RunEnd | None:
@@ -380,36 +320,30 @@ async def _find_or_wait_for_end(run: Run, store: Store, *, wait: bool) -> RunEnd
     Raises ``RunNotFoundError`` if neither the server nor the store has the run.
     """
 
-    async def look() -> bool:
+    async def describe() -> WorkflowExecutionDescription | None:
         try:
-            await run.describe()
+            return await run.describe()
         except RunNotFoundError as unknown:
             if await store.get_run(run.id) is not None or await store.read_events(run.id, limit=1):
-                return False  # deleted after Temporal's retention
+                return None  # deleted after Temporal's retention
             if wait and await is_child_start_pending(run):
-                raise NotHeardYet(unknown) from None
+                raise WorkflowBehind(unknown) from None
             raise
-        return True
 
-    if not await until_heard(look):
+    description = await retry_while_behind(describe)
+    if description is None:
         return None
-    return (
-        await _wait_for_end_in_store(run, store)
-        if wait
-        else await find_run_end(run.client.run(run.id), store, SNAPSHOT_RETRY_SECONDS)
-    )
+    if not wait:
+        return await _find_run_end(run, description, store, SNAPSHOT_RETRY_SECONDS)
+    return await _wait_for_end_in_store(run, store)
 
 
 async def _wait_for_end_in_store(run: Run, store: Store) -> RunEnd | None:
-    ended = asyncio.ensure_future(wait_for_recorded_end(run, store))
-    try:
-        await asyncio.wait([ended], timeout=_STORE_CHECK_SECONDS)
-        if not ended.done():
-            await check_run_store(run, store)
-        return await ended
-    finally:
-        ended.cancel()
-        await asyncio.gather(ended, return_exceptions=True)
+    async with background_task(_wait_for_recorded_end(run, store)) as end_task:
+        await asyncio.wait([end_task], timeout=_STORE_CHECK_SECONDS)
+        if not end_task.done():
+            await _check_run_store(run, store)
+        return await end_task
 
 
 async def _resolve_task_id(turn: Turn) -> bool:
@@ -424,33 +358,28 @@ async def _resolve_task_id(turn: Turn) -> bool:
     return True
 
 
-async def _wait_for_turn_end(turn: Turn, store: Store, said: asyncio.Event, *, wait: bool) -> None:
-    """Wait until the turn is over. Asks the workflow at first, when an end was ``said`` by the events, and now and
-    then.
+async def _wait_for_turn_end(turn: Turn, store: Store, end_recorded: asyncio.Event, *, wait: bool) -> None:
+    """Wait until the turn is over. Asks the workflow at first, when the events have an end, and now and then.
 
     The store has an end before the workflow does, and a message that arrives in between extends the turn. Raises
     ``RunNotFoundError`` for an unknown turn.
     """
     if await turn.over() or not wait:
         return
-    run = asyncio.ensure_future(_wait_for_end_in_store(turn.run, store))
-    run.add_done_callback(lambda _: said.set())
     delay = _TURN_POLL_FIRST_DELAY
-    try:
+    async with background_task(_wait_for_end_in_store(turn.run, store)) as run_end_task:
+        run_end_task.add_done_callback(lambda _: end_recorded.set())
         while not await turn.over():
-            if run.done():
-                run.result()
-            if not (said.is_set() or run.done()):
-                delay = _TURN_POLL_FIRST_DELAY
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(STORE_WAIT_SECONDS):
-                        await said.wait()
-            else:
+            if run_end_task.done():
+                run_end_task.result()
+            if end_recorded.is_set() or run_end_task.done():
                 await asyncio.sleep(delay)
                 delay = min(delay * 1.5, _TURN_POLL_MAX_DELAY)
-    finally:
-        run.cancel()
-        await asyncio.gather(run, return_exceptions=True)
+                continue
+            delay = _TURN_POLL_FIRST_DELAY
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STORE_WAIT_SECONDS):
+                    await end_recorded.wait()
 
 
 # ---
@@ -460,11 +389,11 @@ async def _wait_for_turn_end(turn: Turn, store: Store, said: asyncio.Event, *, w
 async def list_child_runs(run: Run) -> dict[str, bool]:
     """Return the ids of the child runs in their order, each with whether it runs in background. Raises as
     :func:`perdure.client.follow.follow_run`."""
-    found: dict[str, bool] = {}
+    children: dict[str, bool] = {}
     async with aclosing(follow_run(run, wait=False, children=False)) as events:
         async for event in events:
             if isinstance(event, ToolStarted) and event.child_context_id is not None:
-                found.setdefault(event.child_context_id, event.background)
+                children.setdefault(event.child_context_id, event.background)
             elif isinstance(event, BranchStarted):
-                found.setdefault(event.child_context_id, False)
-    return found
+                children.setdefault(event.child_context_id, False)
+    return children

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from ..errors import NoWorkerError, PerdureError, RunClosedError, RunNotFoundError
 from ..types.approvals import DecidedApproval, PendingApproval, PendingKind
 from ..types.interface import PENDING_ATTRIBUTE, WAITING_MEMO, WORKFLOW_TYPE, Status
-from .decisions import answer_pending_call, decide_pending_call
+from .decisions import WaitRef, answer_pending_call, decide_pending_call
 from .visibility import (
     MAY_WAIT_FILTER,
     attribute_of,
@@ -33,36 +33,34 @@ if TYPE_CHECKING:
     from .run import Run
 
 
+logger = logging.getLogger("perdure.client")
+
+_PENDING_ADAPTER = TypeAdapter(tuple[PendingApproval, ...])
+_MAX_CONCURRENT_STATUS_READS = 5
+"""Runs that are asked for their status concurrently. More are not faster where the worker has to load them."""
+
+
 # ---
 # Pending calls from a run's memo in Temporal, without a request to a worker.
 
 
-logger = logging.getLogger("perdure.client")
-
-_PENDING_ADAPTER = TypeAdapter(tuple[PendingApproval, ...])
-
-
-async def read_pending_memo(seen: WorkflowExecution) -> tuple[PendingApproval, ...] | None:
-    """Return the pending calls of the run ``seen``; None if only the run itself has them.
+async def read_pending_memo(execution: WorkflowExecution) -> tuple[PendingApproval, ...] | None:
+    """Return the pending calls of the run ``execution``; None if only the run itself has them.
 
     That is a run without the attribute of their number, or whose memo does not have them: the list is too long for it,
     or the run has just continued as new. Number and list are written together.
     """
-    pending = attribute_of(seen, PENDING_ATTRIBUTE)
-    if not isinstance(pending, int):
+    count = attribute_of(execution, PENDING_ATTRIBUTE)
+    if not isinstance(count, int):
         return None
-    if pending == 0:
+    if count == 0:
         return ()
     try:
-        found = _PENDING_ADAPTER.validate_python((await seen.memo()).get(WAITING_MEMO) or ())
+        pending = _PENDING_ADAPTER.validate_python((await execution.memo()).get(WAITING_MEMO) or ())
     except Exception as error:  # an unavailable or different codec, or a memo written by another program
-        logger.warning("what waits in run %s cannot be read from its memo: %s", seen.id, error)
+        logger.warning("the pending calls of run %s cannot be read from its memo: %s", execution.id, error)
         return None
-    return found if len(found) == pending else None
-
-
-_MAX_CONCURRENT_STATUS_READS = 5
-"""Runs that are asked for their status concurrently. More are not faster where the worker has to load them."""
+    return pending if len(pending) == count else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,98 +100,98 @@ class PendingCall:
         always: bool = False,
     ) -> DecidedApproval:
         """See ``Run.approve``."""
-        return await self._send_decision_for_call("approve", by=by, comment=comment, arguments=arguments, always=always)
+        return await decide_pending_call(
+            self.run, self._wait, "approve", by=by, comment=comment, arguments=arguments, always=always
+        )
 
     async def deny(self, *, by: str | None = None, comment: str | None = None) -> DecidedApproval:
         """See ``Run.deny``."""
-        return await self._send_decision_for_call("deny", by=by, comment=comment)
+        return await decide_pending_call(self.run, self._wait, "deny", by=by, comment=comment)
 
     async def answer(self, value: Any = None, *, error: str | None = None, by: str | None = None) -> DecidedApproval:
         """See ``Run.answer``."""
-        return await answer_pending_call(self.run, self.call_id, value, error=error, by=by, **self._looked_at())
+        return await answer_pending_call(self.run, self._wait, value, error=error, by=by)
 
-    async def _send_decision_for_call(self, decision: str, **said: Any) -> DecidedApproval:
-        return await decide_pending_call(self.run, self.call_id, decision, **self._looked_at(), **said)
-
-    def _looked_at(self) -> dict[str, Any]:
-        return {"digest": self.hash, "since": self.since.isoformat() if self.since else None}
+    @property
+    def _wait(self) -> WaitRef:
+        return WaitRef(self.call_id, self.hash, self.since.isoformat() if self.since else None)
 
 
-async def list_pending_calls(client: Client, *, agent: str | None = None, limit: int = 1000) -> list[PendingCall]:
+async def list_pending_calls(client: Client, *, agent: str | None = None) -> list[PendingCall]:
     """See ``Client.approvals``."""
-    asking = asyncio.Semaphore(_MAX_CONCURRENT_STATUS_READS)
+    slots = asyncio.Semaphore(_MAX_CONCURRENT_STATUS_READS)
 
-    async def ask(seen: WorkflowExecution) -> list[PendingCall] | None:
-        async with asking:
-            return await _read_pending_calls(client, seen, agent)
+    async def read_calls(execution: WorkflowExecution) -> list[PendingCall] | None:
+        async with slots:
+            return await _read_pending_calls(client, execution, agent)
 
     open_runs = f"WorkflowType = '{WORKFLOW_TYPE}' AND ExecutionStatus = 'Running'"
-    narrower = (MAY_WAIT_FILTER, *(() if agent is None else (build_agent_filter(agent),)))
-    runs = [seen async for seen in list_executions(client, open_runs, *narrower)]
+    filters = (MAY_WAIT_FILTER, *(() if agent is None else (build_agent_filter(agent),)))
+    runs = [execution async for execution in list_executions(client, open_runs, *filters)]
     random.shuffle(runs)  # so that concurrent clients do not ask the same run at the same moment
-    found = await asyncio.gather(*map(ask, runs))
-    silent = [seen for seen, some in zip(runs, found, strict=True) if some is None]
-    if silent and len(silent) < len(runs):  # there is a worker
-        found += (again := await asyncio.gather(*map(ask, silent)))
-        silent = [seen for seen, some in zip(silent, again, strict=True) if some is None]
-    for seen in silent:
-        logger.warning("run %s does not say what waits in it: no worker has answered", seen.id)
-    waiting = [one for some in found for one in some or ()]
-    waiting.sort(key=lambda one: (one.since.timestamp() if one.since else 0.0, one.run_id, one.call_id))
-    return waiting[:limit]
+    results = await asyncio.gather(*map(read_calls, runs))
+    unanswered = [execution for execution, calls in zip(runs, results, strict=True) if calls is None]
+    if unanswered and len(unanswered) < len(runs):  # there is a worker
+        retried = await asyncio.gather(*map(read_calls, unanswered))
+        results += retried
+        unanswered = [execution for execution, calls in zip(unanswered, retried, strict=True) if calls is None]
+    for execution in unanswered:
+        logger.warning("run %s cannot list its pending calls: no worker has answered", execution.id)
+    pending_calls = [call for calls in results for call in calls or ()]
+    return sorted(
+        pending_calls, key=lambda call: (call.since.timestamp() if call.since else 0.0, call.run_id, call.call_id)
+    )
 
 
 async def list_pending_calls_of_run(run: Run) -> list[PendingCall]:
     """List the pending calls of ``run`` and of its subagents."""
     status = await run.status()
-    waiting = [_build_inbox_call(run, status.agent, one) for one in status.approvals]
-    below = [call.context_id for call in status.calls if call.context_id is not None]
-    below += [one.context_id for one in status.background if one.state == "running"]
-    for child in dict.fromkeys(below):
+    pending_calls = [_build_inbox_call(run, status.agent, pending) for pending in status.approvals]
+    children = [call.context_id for call in status.calls if call.context_id is not None]
+    children += [child.context_id for child in status.background if child.state == "running"]
+    for child_id in dict.fromkeys(children):
         with suppress(RunNotFoundError):  # the child run has not started yet
-            waiting += await list_pending_calls_of_run(run.client.run(child))
-    return waiting
+            pending_calls += await list_pending_calls_of_run(run.client.run(child_id))
+    return pending_calls
 
 
-async def _read_pending_calls(client: Client, seen: WorkflowExecution, agent: str | None) -> list[PendingCall] | None:
-    """Read the pending calls of a run; None if no worker has answered."""
-    name = await find_agent_name(client, seen)
+async def _read_pending_calls(
+    client: Client, execution: WorkflowExecution, agent: str | None
+) -> list[PendingCall] | None:
+    """Read the pending calls of a run, none if it is not of ``agent``; None if no worker has answered."""
+    name = await find_agent_name(client, execution)
     if agent is not None and name not in ("", agent):
         return []
-    run = client.run(seen.id)
+    run = client.run(execution.id)
     try:
-        now = await run.describe()  # the listing may be a moment old
-        if build_closed_status(now) is not None:
+        description = await run.describe()  # the listing may be a moment old
+        if build_closed_status(description) is not None:
             return []
-        name = name or await find_agent_name(client, now)
-        if name and (known := await read_pending_memo(now)) is not None:
-            return [_build_inbox_call(run, name, one) for one in known if agent in (None, name)]
-        status = Status.model_validate(await run.ask_workflow("status"))
+        name = name or await find_agent_name(client, description)
+        pending = await read_pending_memo(description) if name else None
+        if pending is None:
+            status = Status.model_validate(await run.ask_workflow("status"))
+            name, pending = status.agent, status.approvals
     except NoWorkerError:
         return None
     except RunClosedError:
         return []
     except PerdureError as error:
-        logger.warning("run %s cannot say what waits in it: %s", seen.id, error)
+        logger.warning("the pending calls of run %s cannot be read: %s", execution.id, error)
         return []
-    if agent is not None and status.agent != agent:
-        return []
-    return [_build_inbox_call(run, status.agent, one) for one in status.approvals]
+    return [_build_inbox_call(run, name, call) for call in pending if agent in (None, name)]
 
 
-def _build_inbox_call(run: Run, agent: str, one: PendingApproval) -> PendingCall:
+def _build_inbox_call(run: Run, agent: str, pending: PendingApproval) -> PendingCall:
     return PendingCall(
         run=run,
         agent=agent,
-        tool=one.name,
-        since=_parse_optional_time(one.since),
-        expires=_parse_optional_time(one.expires),
-        **one.model_dump(include={"call_id", "arguments", "hash", "kind", "question", "form"}),
+        tool=pending.name,
+        since=_parse_optional_time(pending.since),
+        expires=_parse_optional_time(pending.expires),
+        **pending.model_dump(include={"call_id", "arguments", "hash", "kind", "question", "form"}),
     )
 
 
 def _parse_optional_time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
-
-
-__all__ = ["PendingCall", "list_pending_calls", "list_pending_calls_of_run"]

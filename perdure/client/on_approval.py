@@ -11,6 +11,7 @@ import select
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from datetime import datetime
 from typing import Any, Literal, TypeVar
 
 from ..agent.agent import Agent
@@ -25,88 +26,12 @@ from ..errors import (
     ServerUnreachableError,
     StoreError,
 )
-from ..ports import Toolset
 from ..terminal import escape_line
 from ..tools import CallbackTool, SubagentTool
 from ..types.forms import find_form_mismatch
 from .inbox import PendingCall, list_pending_calls_of_run
 from .run import Run
-
-# ---
-# Prompts on the terminal for a pending call: ``call(on_approval="prompt")``.
-
-
-async def prompt_for_call(one: PendingCall) -> Any:
-    """Prompt for a decision or an answer, and return it; None where the user leaves the call pending.
-
-    The whole call is shown, with control characters escaped: the model has written it.
-    """
-    return await (_prompt_for_decision(one) if one.kind == "approval" else _prompt_for_answer(one))
-
-
-def format_pending_call(one: PendingCall, most: int | None = None) -> str:
-    """Format the call in one line, with at most ``most`` characters of its arguments."""
-    said = "…" if one.arguments is None else json.dumps(one.arguments, ensure_ascii=False)
-    cut = most is not None and len(said) > most
-    return escape_line(f"{one.tool}({said[:most]}{'…' if cut else ''})")
-
-
-async def _prompt_for_decision(one: PendingCall) -> bool | None:
-    said = await _read_typed_line(f"\napprove {format_pending_call(one)}? [y/N] ")
-    return said.strip().lower() in ("y", "yes") if said else None
-
-
-async def _prompt_for_answer(one: PendingCall) -> Any:
-    """Prompt until the answer fits the form. An empty line leaves the call pending."""
-    asks = f"asks: {escape_line(one.question)}" if one.question else "is yours to run."
-    form = "" if one.form is None else f"form: {escape_line(json.dumps(one.form, ensure_ascii=False))}\n"
-    before = f"\n{format_pending_call(one)} {asks}\n{form}"
-    while True:
-        if not (said := (await _read_typed_line(f"{before}answer: ")).strip()):
-            return None
-        try:
-            value = said if one.form is None or find_form_mismatch(one.form, said) is None else json.loads(said)
-        except ValueError:
-            value = said
-        if one.form is None or (why := find_form_mismatch(one.form, value)) is None:
-            return value
-        before = f"it does not fit: {escape_line(why)}\n"
-
-
-async def _read_typed_line(text: str) -> str:
-    """Print ``text`` and read the line typed after it; empty at the end of the input. A cancelled wait leaves no thread
-    behind, neither one that delays the exit of the program nor one that consumes later input."""
-    sys.stderr.write(text)
-    sys.stderr.flush()
-    stopped, stop = os.pipe()
-    reading = asyncio.ensure_future(asyncio.to_thread(_read_stdin_line, stopped))
-    try:
-        return await asyncio.shield(reading)
-    except asyncio.CancelledError:
-        sys.stderr.write("\n")
-        raise
-    finally:
-        os.write(stop, b"\0")
-        await asyncio.wait([reading])
-        os.close(stop)
-        os.close(stopped)
-
-
-def _read_stdin_line(stopped: int) -> str:
-    """Read a line of the standard input; empty if ``stopped`` becomes readable first."""
-    try:
-        typed = [sys.stdin.fileno()] if sys.stdin.isatty() else []
-    except OSError:  # stdin is a replacement without a file descriptor
-        typed = []
-    if typed and sys.platform != "win32":  # a terminal gives a line at a time, so none is in Python's buffer
-        ready, _, _ = select.select([*typed, stopped], [], [])
-        if stopped in ready:
-            return ""
-    return sys.stdin.readline()
-
-
-__all__ = ["format_pending_call", "prompt_for_call"]
-
+from .tasks import background_task
 
 T = TypeVar("T")
 
@@ -122,107 +47,163 @@ _TRANSIENT_POLL_ERRORS = (ServerUnreachableError, StoreError, RunNotFoundError)
 """Errors after which the pending calls are read again."""
 
 
-def check_on_approval(how: Any) -> OnApproval:
+# ---
+# Prompts on the terminal for a pending call: ``call(on_approval="prompt")``.
+
+
+async def prompt_for_call(pending_call: PendingCall) -> Any:
+    """Prompt for a decision or an answer, and return it; None where the user leaves the call pending.
+
+    The whole call is shown, with control characters escaped: the model has written it.
+    """
+    call = format_pending_call(pending_call)
+    if pending_call.kind == "approval":
+        typed = await _read_typed_line(f"\napprove {call}? [y/N] ")
+        return typed.strip().lower() in ("y", "yes") if typed else None
+    question = pending_call.question
+    asks = f"asks: {escape_line(question)}" if question else "is run by you: enter its result."
+    form = pending_call.form
+    before = f"\n{call} {asks}\n"
+    if form is not None:
+        before += f"form: {escape_line(json.dumps(form, ensure_ascii=False))}\n"
+    while answer := (await _read_typed_line(f"{before}answer: ")).strip():
+        if form is None or find_form_mismatch(form, answer) is None:
+            return answer
+        value = answer
+        with suppress(ValueError):
+            value = json.loads(answer)
+        if (mismatch := find_form_mismatch(form, value)) is None:
+            return value
+        before = f"the answer does not fit: {escape_line(mismatch)}\n"
+    return None
+
+
+def format_pending_call(pending_call: PendingCall, max_chars: int | None = None) -> str:
+    """Format the call in one line, with at most ``max_chars`` characters of its arguments."""
+    arguments = pending_call.arguments
+    text = "…" if arguments is None else json.dumps(arguments, ensure_ascii=False)
+    cut = max_chars is not None and len(text) > max_chars
+    return escape_line(f"{pending_call.tool}({text[:max_chars]}{'…' if cut else ''})")
+
+
+async def _read_typed_line(text: str) -> str:
+    """Print ``text`` and read the line typed after it; empty at the end of the input. A cancelled wait leaves no thread
+    behind, neither one that delays the exit of the program nor one that consumes later input."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    stop_reader, stop_writer = os.pipe()
+    reading = asyncio.ensure_future(asyncio.to_thread(_read_stdin_line, stop_reader))
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        sys.stderr.write("\n")
+        raise
+    finally:
+        os.write(stop_writer, b"\0")
+        await asyncio.wait([reading])
+        os.close(stop_writer)
+        os.close(stop_reader)
+
+
+def _read_stdin_line(stop_reader: int) -> str:
+    """Read a line of the standard input; empty if ``stop_reader`` becomes readable first."""
+    with suppress(OSError):  # stdin may be a replacement without a file descriptor
+        # A terminal gives a line at a time, so none is in Python's buffer.
+        if sys.stdin.isatty() and sys.platform != "win32":
+            ready, _, _ = select.select([sys.stdin.fileno(), stop_reader], [], [])
+            if stop_reader in ready:
+                return ""
+    return sys.stdin.readline()
+
+
+# ---
+# Decides pending calls while the client waits.
+
+
+def check_on_approval(on_approval: Any) -> OnApproval:
     """Return ``on_approval``; None becomes ``"prompt"`` on a terminal, else ``"raise"``. Raises
     ``InvalidInputError``."""
-    if how is None:
+    if on_approval is None:
         return "prompt" if sys.stdin.isatty() and sys.stderr.isatty() else "raise"
-    if how not in _ON_APPROVAL_MODES and not callable(how):
-        raise InvalidInputError(
-            f"on_approval is {how!r:.100}", hint=f"It can be {', '.join(map(repr, _ON_APPROVAL_MODES))}, or a function."
-        )
-    return how  # type: ignore[no-any-return]  # just checked
+    if on_approval not in _ON_APPROVAL_MODES and not callable(on_approval):
+        modes = ", ".join(map(repr, _ON_APPROVAL_MODES))
+        raise InvalidInputError(f"on_approval is {on_approval!r:.100}", hint=f"It can be {modes}, or a function.")
+    return on_approval  # type: ignore[no-any-return]  # just checked
 
 
 class ApprovalHandler:
     """Decides the pending calls of ``run`` while the client waits for other work. Does not poll if no call of the agent
     can wait."""
 
-    def __init__(self, run: Run, agent: Agent, how: OnApproval) -> None:
+    def __init__(self, run: Run, agent: Agent, on_approval: OnApproval) -> None:
         self._run = run
-        self._how = how
-        self._known: set[tuple[str, str | None]] = set()
-        self._idle = how == "wait" or not _can_agent_wait(agent)
+        self._on_approval = on_approval
+        self._decided: set[tuple[str, datetime | None]] = set()
+        self._idle = on_approval == "wait" or not _can_agent_wait(agent)
 
     async def run_while_deciding(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of ``work``. Raises ``ApprovalPendingError`` for a call that this client is not to
         decide."""
         if self._idle:
             return await work
-        working, looking = asyncio.ensure_future(work), asyncio.ensure_future(self._poll_pending_calls())
-        try:
-            await asyncio.wait([working, looking], return_when=asyncio.FIRST_COMPLETED)
+        async with background_task(work) as working, background_task(self._poll_pending_calls()) as polling:
+            await asyncio.wait([working, polling], return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
-                await looking
+                await polling
             return await working
-        finally:
-            working.cancel()
-            looking.cancel()
-            await asyncio.gather(working, looking, return_exceptions=True)
 
     async def _poll_pending_calls(self) -> None:
         delay = _PENDING_POLL_FIRST_DELAY
         while True:
             with suppress(*_TRANSIENT_POLL_ERRORS):
-                for one in await list_pending_calls_of_run(self._run):
-                    if _build_pending_key(one) not in self._known:
-                        await self._decide_call(one)
-                        self._known.add(_build_pending_key(one))
+                for pending_call in await list_pending_calls_of_run(self._run):
+                    if (pending_call.hash, pending_call.since) not in self._decided:
+                        await self._decide_call(pending_call)
+                        self._decided.add((pending_call.hash, pending_call.since))
                         delay = _PENDING_POLL_FIRST_DELAY
             await asyncio.sleep(delay)
             delay = min(delay * 1.5, _PENDING_POLL_MAX_DELAY)
 
-    async def _prompt_until_decided(self, one: PendingCall) -> Any:
+    async def _prompt_until_decided(self, pending_call: PendingCall) -> Any:
         """Return the typed decision or answer; None as soon as another client has decided."""
-        asking = asyncio.ensure_future(prompt_for_call(one))
-        try:
-            while not (await asyncio.wait([asking], timeout=_PENDING_POLL_MAX_DELAY))[0]:
+        wait = pending_call.hash, pending_call.since
+        async with background_task(prompt_for_call(pending_call)) as prompting:
+            while not (await asyncio.wait([prompting], timeout=_PENDING_POLL_MAX_DELAY))[0]:
                 with suppress(*_TRANSIENT_POLL_ERRORS):
-                    if _build_pending_key(one) not in map(
-                        _build_pending_key, await list_pending_calls_of_run(self._run)
-                    ):
+                    if wait not in [(call.hash, call.since) for call in await list_pending_calls_of_run(self._run)]:
                         return None
-            return await asking
-        finally:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            return await prompting
 
-    async def _decide_call(self, one: PendingCall) -> None:
-        match self._how:
-            case "raise":
-                raise _build_approval_pending_error(one)
-            case "approve":
-                if one.kind != "approval":  # no automatic answer is possible
-                    raise _build_approval_pending_error(one)
-                said: Any = True
-            case "prompt":
-                said = await self._prompt_until_decided(one)
-            case _:
-                assert callable(self._how), "else nothing is looked at"
-                said = self._how(one)
-                said = await said if inspect.isawaitable(said) else said
-        if said is None:
+    async def _decide_call(self, pending_call: PendingCall) -> None:
+        decision: Any = True
+        is_approval = pending_call.kind == "approval"
+        if self._on_approval == "prompt":
+            decision = await self._prompt_until_decided(pending_call)
+        elif callable(self._on_approval):
+            decision = self._on_approval(pending_call)
+            decision = await decision if inspect.isawaitable(decision) else decision
+        elif self._on_approval == "raise" or not is_approval:  # "approve" has no answer to a question
+            raise _build_approval_pending_error(pending_call)
+        if decision is None:
             return
         with suppress(ApprovalDecidedError, ApprovalExpiredError, RunClosedError):  # another client decided first
-            if one.kind != "approval":
-                await one.answer(said)
-            elif said is True:
-                await one.approve()
-            elif said is False:
-                await one.deny()
+            if not is_approval:
+                await pending_call.answer(decision)
+            elif decision is True:
+                await pending_call.approve()
+            elif decision is False:
+                await pending_call.deny()
             else:
-                raise InvalidInputError(f"on_approval returned {said!r:.100}", hint="It gives True, False or None.")
-
-
-def _build_pending_key(one: PendingCall) -> tuple[str, str | None]:
-    return one.hash, one.since.isoformat() if one.since else None
+                hint = "It must return True, False or None."
+                raise InvalidInputError(f"on_approval returned {decision!r:.100}", hint=hint)
 
 
 def _can_agent_wait(agent: Agent) -> bool:
     """Whether a call of ``agent`` may wait for a person: a tool that takes the context may ask a question."""
     if agent.approvals or agent.subagents or agent.hooks.on("on_iteration"):  # a branch's calls may wait
         return True
-    if any(_can_toolset_ask(one) for one in agent.toolsets):
+    # Calls of perdure's own toolsets ask no questions.
+    if any(not type(toolset).__module__.startswith("perdure.") for toolset in agent.toolsets):
         return True
     return any(
         tool.needs_approval or tool.context_parameter is not None or isinstance(tool, SubagentTool | CallbackTool)
@@ -230,21 +211,18 @@ def _can_agent_wait(agent: Agent) -> bool:
     )
 
 
-def _can_toolset_ask(toolset: Toolset) -> bool:
-    """Whether the toolset's calls may ask a question: those of perdure's own toolsets do not."""
-    return not type(toolset).__module__.startswith("perdure.")
-
-
-def _build_approval_pending_error(one: PendingCall) -> PerdureError:
-    if one.kind != "approval":
-        asked = f"for the answer to {one.question!r:.300} of" if one.question else "for a client to run"
+def _build_approval_pending_error(pending_call: PendingCall) -> PerdureError:
+    run_id, call = pending_call.run_id, format_pending_call(pending_call, _ERROR_ARGUMENT_CHARS)
+    if pending_call.kind == "approval":
         return ApprovalPendingError(
-            f"run {one.run_id!r} waits {asked} {format_pending_call(one, _ERROR_ARGUMENT_CHARS)}",
-            hint=f"The run stays open: perdure answer {one.run_id} …. "
-            'on_approval="wait" waits for that, "prompt" asks on the terminal, a function returns the answer.',
+            f"run {run_id!r} waits for approval of {call}",
+            hint=f"The run stays open: perdure approve {run_id}, or deny. "
+            'on_approval="wait" waits for that, "approve" or a function decides.',
         )
+    question = pending_call.question
+    wanted = f"for the answer to {question!r:.300} of" if question else "for a client to run"
     return ApprovalPendingError(
-        f"run {one.run_id!r} waits for approval of {format_pending_call(one, _ERROR_ARGUMENT_CHARS)}",
-        hint=f"The run stays open: perdure approve {one.run_id}, or deny. "
-        'on_approval="wait" waits for that, "approve" or a function decides.',
+        f"run {run_id!r} waits {wanted} {call}",
+        hint=f"The run stays open: perdure answer {run_id} …. "
+        'on_approval="wait" waits for that, "prompt" asks on the terminal, a function returns the answer.',
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +14,6 @@ from temporalio.client import (
     WorkflowExecutionDescription,
     WorkflowFailureError,
     WorkflowHandle,
-    WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
 )
 from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError as NoAnswer
@@ -33,11 +33,11 @@ from ..errors import (
     build_error,
 )
 from ..loop.lifecycle import parse_run_limits
-from ..loop.turns import merge_overrides
 from ..ports import Store
 from ..store import Chain
 from ..store.transcripts import load_full_conversation
 from ..temporal_service import (
+    ACCEPTED_UPDATE_ENDED,
     build_closed_error,
     build_run_error,
     build_unreachable_error,
@@ -49,12 +49,13 @@ from ..types.approvals import DecidedApproval, StandingApproval
 from ..types.events import Event
 from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, Override, Response, Status, parse_output
 from ..types.messages import FilePart, Message, MessageInput
-from .decisions import answer_pending_call, decide_pending_call, revoke_approval
+from .decisions import WaitRef, answer_pending_call, decide_pending_call, revoke_approval
 from .follow import follow_run, list_child_runs, wait_for_pause
 from .fork import Difference, compare_transcripts, start_fork
 from .inbox import read_pending_memo
-from .messages import build_reopen_start, deliver_message, reopen_run, wait_for_closed_status
-from .turn import Turn
+from .messages import build_user_message, deliver_message, reopen_run, wait_for_closed_status
+from .tasks import background_task
+from .turn import ANSWER_TIMEOUT, Turn
 from .visibility import attribute_of, build_closed_status, find_agent_name, find_pending_reason, has_poller
 
 if TYPE_CHECKING:
@@ -69,8 +70,6 @@ NO_WORKER_SECONDS = 10.0
 _UNTAKEN_HISTORY_LENGTH = 2
 """Length of the history of a run that no worker has taken: it was started, and a task was scheduled."""
 _TAKEN_POLL_SECONDS = 0.25
-ANSWER_TIMEOUT = timedelta(seconds=5)
-"""How long a worker may take to return the workflow's status, before the run counts as waiting for a worker."""
 _INPUT_RETRY_SECONDS = 0.05
 """Seconds until a workflow that has not read its input yet is asked again."""
 _SERVER_TIMEOUT = timedelta(seconds=5)
@@ -104,15 +103,9 @@ class Run:
         ``RunNotFoundError``, or ``StoreMismatchError`` where this client has another store than the run. Logs a warning
         if no worker polls the task queue for 10 s.
         """
-        watch = asyncio.ensure_future(self.warn_without_worker())
-        try:
-            raw = await self.handle.result()
-        except WorkflowFailureError as error:
-            raise build_run_error(self.id, error) from error
-        except RPCError as error:
-            raise self.translate_rpc_error(error) from error
-        finally:
-            watch.cancel()
+        async with background_task(self.warn_without_worker()):
+            with self.temporal_errors():
+                raw = await self.handle.result()
         return await self.with_messages(Response.model_validate(raw))
 
     def events(self, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
@@ -135,21 +128,18 @@ class Run:
         """Whether this client can read transcripts."""
         return self.client.store_url is not None
 
-    async def store(self) -> Store:
-        """See :meth:`Client.store`."""
-        return await self.client.store()
-
     async def with_messages(self, response: Response) -> Response:
         """Return ``response`` with its messages and long text from the store, where this client has it. Raises
         ``StoreMismatchError``, ``ParseError``."""
-        whole = await self._load_response(response) if self.has_store else response
-        if self._read_output is None or not whole.typed or whole.blob is not None:
-            return whole
-        return whole.model_copy(update={"output": self._read_output(whole.output)})
+        if self.has_store:
+            response = await self._load_response(response)
+        if self._read_output is None or not response.typed or response.blob is not None:
+            return response
+        return response.model_copy(update={"output": self._read_output(response.output)})
 
     async def _load_response(self, response: Response) -> Response:
-        store = await self.store()
-        self.check_store(response.store_id, store.store_id, store.place)
+        store = await self.client.store()
+        self.check_store(response.store_id, store)
         chain = Chain(store)
         update: dict[str, Any] = {"messages": tuple(await chain.load(response.head))}
         if response.blob is not None:
@@ -163,14 +153,18 @@ class Run:
         Raises ``TranscriptUnavailableError`` without a store, ``StoreMismatchError`` with another one than the run's.
         """
         store = await self.client.store()
+        head = await self.read_head(store)
+        return await (load_full_conversation(store, head) if full else Chain(store).load(head))
+
+    async def read_head(self, store: Store) -> str | None:
+        """Return the conversation's current head; for one without messages of its own, the head that it was started
+        on. Raises ``StoreMismatchError``."""
         row = await store.get_run(self.id)
         if row is not None:
-            head = row.head
-        else:
-            status = await self.status()
-            self.check_store(status.store_id, store.store_id, store.place)
-            head = status.head
-        return await (load_full_conversation(store, head) if full else Chain(store).load(head))
+            return row.head
+        status = await self.status()
+        self.check_store(status.store_id, store)
+        return status.head
 
     async def file(self, part: FilePart) -> bytes:
         """Return the bytes of a file of the transcript; see :meth:`Client.file`."""
@@ -184,16 +178,15 @@ class Run:
     async def artifact(self, name: str, version: int | None = None) -> str:
         """Return the text of an artifact, by default of its last version. Raises ``InvalidInputError`` for an unknown
         one."""
-        found = await toolsets.find_artifact(self.client.memory, self.id, name, version)
-        return await toolsets.read_artifact_text(self.client.memory, self.id, found)
+        artifact = await toolsets.find_artifact(self.client.memory, self.id, name, version)
+        return await toolsets.read_artifact_text(self.client.memory, self.id, artifact)
 
-    def check_store(self, kept: str | None, ours: str, place: str = "") -> None:
-        """Raise ``StoreMismatchError`` if ``kept``, the id of the run's store, is not ``ours``, that of the store at
-        ``place``."""
-        if kept is not None and kept != ours:
-            has = f"has store {ours}" if ours else f"finds no store at {place}"
+    def check_store(self, store_id: str | None, store: Store) -> None:
+        """Raise ``StoreMismatchError`` if ``store_id``, that of the run's store, is not that of ``store``."""
+        if store_id not in (None, store.store_id):
+            has = f"has store {store.store_id}" if store.store_id else f"finds no store at {store.place}"
             raise StoreMismatchError(
-                f"run {self.id!r} is kept in store {kept}, and this client {has}",
+                f"run {self.id!r} is kept in store {store_id}, and this client {has}",
                 hint="Point PERDURE_STORE_URL (or store_url=…) at the store of the run's workers. "
                 "The result without its messages is Temporal's: await run.handle.result()",
             )
@@ -201,57 +194,69 @@ class Run:
     async def status(self) -> Status:
         """Return the run's status: what it does or waits for, and the reason where it is stuck. Raises
         ``RunNotFoundError``."""
-        seen = await self.describe()
-        if (closed := build_closed_status(seen)) is not None:
-            return closed.model_copy(update=await self._read_recorded_status() | await self._read_closed_result(closed))
-        reason = await find_pending_reason(self.client, seen)
+        description = await self.describe()
+        if (closed := build_closed_status(description)) is not None:
+            recorded = await self._read_recorded_status()
+            return closed.model_copy(update=recorded | await self._read_closed_result(closed, description.run_id))
+        reason = await find_pending_reason(self.client, description)
         try:
             status = Status.model_validate(await self.ask_workflow("status"))
         except RunClosedError:  # closed between the two requests
             return await self.status()
         except PerdureError as error:
-            return await self._build_unanswered_status(seen, reason or _describe_missing_answer(error))
+            missing = "no worker answers on its task queue" if isinstance(error, NoWorkerError) else error.message
+            return await self._build_unanswered_status(description, reason or missing)
         return status if status.reason or not reason else status.model_copy(update={"reason": reason})
 
-    async def _build_unanswered_status(self, seen: WorkflowExecutionDescription, reason: str) -> Status:
+    async def _build_unanswered_status(self, description: WorkflowExecutionDescription, reason: str) -> Status:
         """Build the status of an open run for which no worker answers, from Temporal and the store."""
-        told = attribute_of(seen, STATUS_ATTRIBUTE)
-        known: dict[str, Any] = {
-            "agent": await find_agent_name(self.client, seen),
-            "state": told if told in ("waiting", "paused") else "running",
-            "approvals": await read_pending_memo(seen) or (),
+        indexed_status = attribute_of(description, STATUS_ATTRIBUTE)
+        fields: dict[str, Any] = {
+            "context_id": self.id,
+            "reason": reason,
+            "agent": await find_agent_name(self.client, description),
+            "state": indexed_status if indexed_status in ("waiting", "paused") else "running",
+            "approvals": await read_pending_memo(description) or (),
         }
         try:
-            known |= await self._read_recorded_status()
+            fields |= await self._read_recorded_status()
         except PerdureError as error:  # the store is unavailable too
-            logger.debug("the store cannot tell of run %s: %s", self.id, error)
-        return Status.model_validate({"context_id": self.id, "reason": reason, **known})
+            logger.debug("the status of run %s cannot be read from the store: %s", self.id, error)
+        return Status.model_validate(fields)
 
     async def _read_recorded_status(self) -> dict[str, Any]:
         """Read the recorded fields of the run's status from the store."""
-        if self.client.store_url is None:
-            return {}
-        row = await (await self.client.store()).get_run(self.id)
+        row = await (await self.client.store()).get_run(self.id) if self.has_store else None
         if row is None:
             return {}
-        took = Response.model_validate_json(row.result or b"{}")
-        known: dict[str, Any] = {"head": row.head, "iteration": row.iterations, "agent": row.agent}
-        return known | {"usage": took.usage, "cost_usd": took.cost_usd, "unanswered": took.unanswered}
+        response = Response.model_validate_json(row.result or b"{}")
+        fields: dict[str, Any] = {"head": row.head, "iteration": row.iterations, "agent": row.agent}
+        return fields | {name: getattr(response, name) for name in ("usage", "cost_usd", "unanswered")}
 
-    async def _read_closed_result(self, closed: Status) -> dict[str, Any]:
+    async def _read_closed_result(self, closed: Status, run_id: str) -> dict[str, Any]:
         """Read the fields of a closed run's status that its result has and its description does not."""
         if closed.state == "cancelled" or closed.reason is not None:
             return {}
-        try:
-            last = self.client.temporal.get_workflow_handle(self.id)  # the execution that was described
-            response = Response.model_validate(await last.result(rpc_timeout=_SERVER_TIMEOUT))
-        except WorkflowFailureError as error:
-            cause = build_run_error(self.id, error)
-            return {"reason": f"{type(cause).__name__}: {cause}"}
-        except RPCError as error:
-            raise self.translate_rpc_error(error) from error
-        known = ("task_id", "head", "store_id", "usage", "cost_usd", "unanswered")
-        return {"iteration": response.iterations} | {name: getattr(response, name) for name in known}
+        end = await self.read_end(run_id)
+        if isinstance(end, PerdureError):
+            return {"reason": f"{type(end).__name__}: {end}"}
+        fields = ("task_id", "head", "store_id", "usage", "cost_usd", "unanswered")
+        return {"iteration": end.iterations} | {name: getattr(end, name) for name in fields}
+
+    async def read_end(self, run_id: str) -> Response | PerdureError:
+        """Return the response of the closed execution ``run_id``, or the error that it ended with."""
+        execution = self.client.temporal.get_workflow_handle(self.id, run_id=run_id)
+        with self.temporal_errors():
+            try:
+                return Response.model_validate(await execution.result(follow_runs=False, rpc_timeout=_SERVER_TIMEOUT))
+            except WorkflowFailureError as error:
+                return build_run_error(self.id, error)
+
+    async def wait_for_close(self, run_id: str | None = None) -> None:
+        """Wait until the run has closed, however it ends; with ``run_id`` that execution and those that continue it."""
+        execution = self.client.temporal.get_workflow_handle(self.id, run_id=run_id)
+        with self.temporal_errors(), suppress(WorkflowFailureError):
+            await execution.result()
 
     async def begun(self, within: float = NO_WORKER_SECONDS) -> None:
         """Wait until a worker has taken the run. Raises ``NoWorkerError`` if none does within ``within`` seconds and
@@ -261,26 +266,27 @@ class Run:
         """
         deadline = asyncio.get_running_loop().time() + within
         while True:
-            seen = await self.describe()
-            if build_closed_status(seen) is not None or seen.history_length > _UNTAKEN_HISTORY_LENGTH:
+            description = await self.describe()
+            queue = description.task_queue
+            if build_closed_status(description) is not None or description.history_length > _UNTAKEN_HISTORY_LENGTH:
                 return
-            if asyncio.get_running_loop().time() > deadline and not await has_poller(self.client, seen):
+            if asyncio.get_running_loop().time() > deadline and not await has_poller(self.client, description):
                 raise NoWorkerError(
-                    f"no worker has polled task queue {seen.task_queue!r} for {within:g} s",
-                    hint=f"Run {self.id!r} waits for one: perdure worker FILE --task-queue {seen.task_queue}",
+                    f"no worker has polled task queue {queue!r} for {within:g} s",
+                    hint=f"Run {self.id!r} waits for one: perdure worker FILE --task-queue {queue}",
                 )
             await asyncio.sleep(_TAKEN_POLL_SECONDS)
 
-    async def warn_without_worker(self, within: float = NO_WORKER_SECONDS) -> None:
-        """After ``within`` seconds, log a warning if no worker has polled the run's task queue lately."""
-        await asyncio.sleep(within)
+    async def warn_without_worker(self) -> None:
+        """After ``NO_WORKER_SECONDS``, log a warning if no worker has polled the run's task queue lately."""
+        await asyncio.sleep(NO_WORKER_SECONDS)
         try:
-            seen = await self.describe()
-            if build_closed_status(seen) is None and not await has_poller(self.client, seen, lately=True):
-                logger.warning(
-                    "run %s waits: no worker polls task queue %r; `perdure worker FILE --task-queue %s` serves it",
-                    *(self.id, seen.task_queue, seen.task_queue),
-                )
+            description = await self.describe()
+            queue = description.task_queue
+            closed = build_closed_status(description) is not None
+            if not closed and not await has_poller(self.client, description, lately=True):
+                missing = "run %s waits: no worker polls task queue %r; `perdure worker FILE --task-queue %s` serves it"
+                logger.warning(missing, self.id, queue, queue)
         except (PerdureError, RPCError) as error:  # the wait itself raises the error
             logger.debug("cannot tell whether a worker serves run %s: %s", self.id, error)
 
@@ -293,78 +299,69 @@ class Run:
         caller's last action. Raises ``NoWorkerError`` if no worker answers within 5 s, ``RunClosedError``,
         ``RunNotFoundError``, ``ServerUnreachableError``.
         """
-        asker, shared = uuid.uuid4().hex, False
+        # Not the run's own handle: another client may have reopened it, and the update must go to the last execution.
+        latest = self.client.temporal.get_workflow_handle(self.id)
+        payload = {"view": view, "task_id": task_id, "asker": uuid.uuid4().hex}
         loop = asyncio.get_running_loop()
-        until = loop.time() + ANSWER_TIMEOUT.total_seconds()
+        deadline = loop.time() + ANSWER_TIMEOUT.total_seconds()
+        asked_before = False
         while True:
-            cause = await self._read_update_refusal(
-                {"view": view, "task_id": task_id, "asker": asker}, until - loop.time()
-            )
-            if cause.type == READ_ERROR_TYPE and cause.details:
-                details = cause.details[0]
-                if shared or details["asker"] == asker:
+            refusal = await self._read_update_refusal(latest, payload, max(deadline - loop.time(), 0.1))
+            if refusal.type == READ_ERROR_TYPE and refusal.details:
+                details = refusal.details[0]
+                if asked_before or details["asker"] == payload["asker"]:
                     return details["answer"]
-                shared = True
-            elif cause.type != RunNotFoundError.__name__ or loop.time() > until:
-                raise build_error(cause.type, cause.message)
+                asked_before = True
+            elif refusal.type != RunNotFoundError.__name__ or loop.time() > deadline:
+                raise build_error(refusal.type, refusal.message)
             else:  # it has not read its input yet
                 await asyncio.sleep(_INPUT_RETRY_SECONDS)
 
-    async def _read_update_refusal(self, asked: dict[str, Any], within: float) -> ApplicationError:
+    async def _read_update_refusal(
+        self, latest: WorkflowHandle[Any, Any], payload: dict[str, Any], seconds: float
+    ) -> ApplicationError:
         """Send the update ``read`` and return the error that it was refused with."""
-        # Not the run's own handle: another client may have reopened it, and the update must go to the last execution.
-        latest = self.client.temporal.get_workflow_handle(self.id)
-        within = max(within, 0.1)
-        shared = f"read-{asked['view']}-{asked['task_id'] or ''}"
-        try:
-            async with asyncio.timeout(within):
-                await latest.execute_update("read", asked, id=shared, rpc_timeout=timedelta(seconds=within))
-        except WorkflowUpdateFailedError as error:
-            if isinstance(error.cause, ApplicationError):
-                return error.cause
-            raise build_error(None, str(error.cause)) from error
-        except (NoAnswer, TimeoutError) as error:
-            if (
-                task := asyncio.current_task()
-            ) is not None and task.cancelling():  # the SDK reports a cancellation as a missing answer
-                raise asyncio.CancelledError from error
-            raise NoWorkerError(
-                f"no worker answers for run {self.id!r}", hint="`perdure show` and its worker's log say more."
-            ) from error
-        except RPCError as error:
-            raise self.translate_rpc_error(error) from error
+        update_id = f"read-{payload['view']}-{payload['task_id'] or ''}"
+        hint = "`perdure show` and its worker's log say more."
+        with self.temporal_errors(NoWorkerError(f"no worker answers for run {self.id!r}", hint=hint)):
+            try:
+                async with asyncio.timeout(seconds):
+                    await latest.execute_update("read", payload, id=update_id, rpc_timeout=timedelta(seconds=seconds))
+            except WorkflowUpdateFailedError as error:
+                if isinstance(error.cause, ApplicationError):
+                    return error.cause
+                raise
         raise AssertionError("the update is never accepted")
-
-    async def query_closed_execution(self, run_id: str, view: Literal["status", "turn"], *args: Any) -> Any:
-        """Query a closed execution: it has no workflow task left that a query could wedge.
-
-        None if no worker answers. Empty if the query fails: the run had not begun, or was terminated with events that
-        no workflow task had processed.
-        """
-        try:
-            ended = self.client.temporal.get_workflow_handle(self.id, run_id=run_id)
-            return await ended.query(view, args=args, rpc_timeout=ANSWER_TIMEOUT)
-        except WorkflowQueryFailedError:
-            return {}
-        except RPCError:
-            return None
 
     async def describe(self) -> WorkflowExecutionDescription:
         """Return the server's description of the run, within ``_SERVER_TIMEOUT``: the SDK alone would try for 10 s and
         more."""
-        try:
-            async with asyncio.timeout(_SERVER_TIMEOUT.total_seconds()):
+        seconds = _SERVER_TIMEOUT.total_seconds()
+        with self.temporal_errors(build_unreachable_error(self.client.temporal, f"nothing for {seconds:g} s")):
+            async with asyncio.timeout(seconds):
                 return await self.handle.describe()
-        except TimeoutError:
-            raise build_unreachable_error(
-                self.client.temporal, f"nothing for {_SERVER_TIMEOUT.total_seconds():g} s"
-            ) from None
-        except RPCError as error:
-            raise self.translate_rpc_error(error) from error
 
-    def translate_rpc_error(self, error: RPCError) -> PerdureError:
-        """Translate Temporal's error for this run."""
-        return translate_rpc_error(self.client.temporal, self.id, error)
+    @contextmanager
+    def temporal_errors(self, no_answer: PerdureError | None = None) -> Generator[None]:
+        """Translate the errors that Temporal's client raises in the block; a timeout becomes ``no_answer``."""
+        try:
+            yield
+        except WorkflowFailureError as error:
+            raise build_run_error(self.id, error) from error
+        except WorkflowUpdateFailedError as error:
+            kind = error.cause.type if isinstance(error.cause, ApplicationError) else None
+            if kind == ACCEPTED_UPDATE_ENDED:
+                raise build_closed_error(self.id) from error
+            raise build_error(kind, getattr(error.cause, "message", str(error.cause))) from error
+        except (NoAnswer, TimeoutError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, NoAnswer) and task is not None and task.cancelling():  # the SDK reports both so
+                raise asyncio.CancelledError from error
+            if no_answer is None:
+                raise
+            raise no_answer from error
+        except RPCError as error:
+            raise translate_rpc_error(self.client.temporal, self.id, error) from error
 
     # --- steering
 
@@ -446,20 +443,17 @@ class Run:
         whose workflow task fails again and again; ``InvalidInputError`` for invalid ``limits``.
         """
         raised = parse_run_limits(limits).model_dump(mode="json", exclude_none=True) if limits else {}
+        override = {"limits": raised} if raised else {}
         closed = await wait_for_closed_status(self)
         if closed is None:
             if (failing := await find_failing_task(self.client.temporal, await self.describe())) is not None:
                 raise RunStuckError(f"run {self.id!r} is not paused: {failing}", hint=failing.way_out)
             await wait_for_pause(self)
-            said = {"limits": raised} if raised else {}
-            await self._signal("resume", {**said, "by": by or self.client.actor})
+            await self._signal("resume", {**override, "by": by or self.client.actor})
         elif closed.state == "completed":
-            raise RunClosedError(f"run {self.id!r} has completed", hint="Send it a message, and it goes on from there.")
+            raise RunClosedError(f"run {self.id!r} has completed", hint="Send it a message, and it continues.")
         else:
-            start = await build_reopen_start(self)
-            if raised:
-                start["override"] = merge_overrides(start.get("override") or {}, {"limits": raised})
-            self.handle = await reopen_run(self, start, by=by)
+            self.handle = await reopen_run(self, override, by=by)
 
     async def cancel(self, *, by: str | None = None) -> None:
         """Cancel the run: calls in progress are stopped, finished work is kept, the transcript is closed.
@@ -469,11 +463,10 @@ class Run:
         # Temporal accepts the cancellation of a closed run without an error.
         if build_closed_status(await self.describe()) is not None:
             raise build_closed_error(self.id)
-        try:
-            # The handle may be of an execution that has failed since, while another client has reopened the run.
-            await self.client.temporal.get_workflow_handle(self.id).cancel(reason=f"by {by or self.client.actor}")
-        except RPCError as error:
-            raise self.translate_rpc_error(error) from error
+        # The handle may be of an execution that has failed since, while another client has reopened the run.
+        latest = self.client.temporal.get_workflow_handle(self.id)
+        with self.temporal_errors():
+            await latest.cancel(reason=f"by {by or self.client.actor}")
 
     async def fork(
         self,
@@ -516,7 +509,7 @@ class Run:
     async def diff(self, other: Run) -> Difference:
         """Compare the transcripts of this conversation and ``other``. Raises as :meth:`transcript`."""
         if not isinstance(other, Run):
-            raise InvalidInputError(f"{other!r:.100} is no run", hint="Of one that has an id: client.run(id).")
+            raise InvalidInputError(f"diff needs a Run, not {other!r:.100}", hint="For instance client.run(id).")
         return compare_transcripts(await self.transcript(), await other.transcript())
 
     async def approve(
@@ -539,8 +532,10 @@ class Run:
         first), ``ApprovalExpiredError``, ``InvalidInputError`` for a call that is not pending and for an approval by
         the requester of the call, where that is not allowed; ``RunClosedError``, ``RunNotFoundError``.
         """
-        changes: dict[str, Any] = {"arguments": arguments, "always": always}
-        return await decide_pending_call(self, call_id, "approve", by=by, comment=comment, digest=hash, **changes)
+        wait = WaitRef(call_id, hash)
+        return await decide_pending_call(
+            self, wait, "approve", by=by, comment=comment, arguments=arguments, always=always
+        )
 
     async def deny(
         self, call_id: str | None = None, *, by: str | None = None, comment: str | None = None
@@ -549,7 +544,7 @@ class Run:
 
         Also revokes the tool's standing approval. Raises as :meth:`approve`.
         """
-        return await decide_pending_call(self, call_id, "deny", by=by, comment=comment)
+        return await decide_pending_call(self, WaitRef(call_id), "deny", by=by, comment=comment)
 
     async def answer(
         self,
@@ -570,7 +565,7 @@ class Run:
         ``ApprovalExpiredError``, ``InvalidInputError`` for a call that does not wait for an answer and for a value that
         does not fit its form; ``RunClosedError``, ``RunNotFoundError``.
         """
-        return await answer_pending_call(self, call_id, value, error=error, by=by, digest=hash)
+        return await answer_pending_call(self, WaitRef(call_id, hash), value, error=error, by=by)
 
     async def revoke(self, tool: str, *, by: str | None = None) -> list[StandingApproval]:
         """Revoke the standing approval (``always``) of ``tool``: later calls wait again. Returns the revoked approvals.
@@ -580,18 +575,11 @@ class Run:
         return await revoke_approval(self, tool, by)
 
     async def _signal_message(self, name: str, message: MessageInput, id: str | None, by: str | None) -> None:
-        sent = await self.client.build_user_message(message, id, by=by)
+        sent = await build_user_message(self.client, message, id=id, by=by)
         if sent.store_id is not None:  # a signal's refusal by the run would not reach the caller
-            self.check_store((await self.status()).store_id, sent.store_id)
+            self.check_store((await self.status()).store_id, await self.client.store())
         await self._signal(name, sent.model_dump(mode="json", exclude_none=True))
 
-    async def _signal(self, name: str, *args: Any) -> None:
-        try:
-            await self.handle.signal(name, args=args)
-        except RPCError as error:
-            raise self.translate_rpc_error(error) from error
-
-
-def _describe_missing_answer(error: PerdureError) -> str:
-    """Describe in one line why there is no answer."""
-    return "no worker answers on its task queue" if isinstance(error, NoWorkerError) else str(error.message)
+    async def _signal(self, name: str, arg: dict[str, Any]) -> None:
+        with self.temporal_errors():
+            await self.handle.signal(name, arg)

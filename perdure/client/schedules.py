@@ -1,47 +1,33 @@
-"""Schedules that start runs at given times: ``ScheduleClient`` creates and lists them, ``Schedule`` is the handle of
-one.
+"""Schedules that start runs at given times: ``Schedule`` is the handle of one.
 
-Also converts cron expressions and intervals to Temporal's spec and back to text.
+Also creates and lists schedules, and converts cron expressions and intervals to Temporal's spec and back to text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from temporalio import client as api
 from temporalio.client import Client as TemporalClient
-from temporalio.client import (
-    ScheduleActionExecutionStartWorkflow,
-    ScheduleActionStartWorkflow,
-    ScheduleBackfill,
-    ScheduleCalendarSpec,
-    ScheduleDescription,
-    ScheduleHandle,
-    ScheduleIntervalSpec,
-    ScheduleOverlapPolicy,
-    ScheduleRange,
-    ScheduleSpec,
-)
 from temporalio.service import RPCError, RPCStatusCode
 
-from ..encryption import AuthMapping, seal_auth
-from ..errors import InvalidInputError, PerdureError, ScheduleExistsError, ScheduleNotFoundError
+from ..encryption import AuthMapping
+from ..errors import InvalidInputError, ScheduleExistsError, ScheduleNotFoundError
 from ..loop.payload_limits import RUN_ID_BYTES
-from ..temporal_service import build_schedule_action, translate_rpc_error
-from ..types.interface import WORKFLOW_TYPE, Mode, Override
+from ..temporal_service import translate_rpc_error
+from ..types.interface import WORKFLOW_TYPE
 from ..types.limits import parse_seconds
 from ..types.messages import MessageInput, clean_text
 from ..types.plain_json import find_json_flaw
-from .start import History, build_start_input, check_message_input
 from .visibility import RunSummary, list_runs_of_schedule
 
 if TYPE_CHECKING:
-    from ..agent.agent import Agent
     from .client import Client
 
 
@@ -63,71 +49,68 @@ _CRON_FIELD_RANGES = {
 
 def build_schedule_spec(
     cron: str | Sequence[str] | None, every: float | str | timedelta | None, timezone: str | None
-) -> ScheduleSpec:
+) -> api.ScheduleSpec:
     """Build the union of the given times. The server validates cron expressions and time zones.
 
     Raises ``InvalidInputError``.
     """
-    listed: list[Any] = list(cron) if isinstance(cron, list | tuple) else [] if cron is None else [cron]
-    for one in listed:
-        if not isinstance(one, str) or not one.strip() or one != clean_text(one):
-            raise InvalidInputError(f"cron: {one!r:.100} is no cron expression", hint=_TIMETABLE_HINT)
-    if not listed and every is None:
-        raise InvalidInputError("a schedule needs cron or every: when is it due?", hint=_TIMETABLE_HINT)
-    if timezone is not None and not listed:
-        raise InvalidInputError("a time zone says what cron means, and there is none", hint=_TIMETABLE_HINT)
+    expressions: list[Any] = list(cron) if isinstance(cron, list | tuple) else [] if cron is None else [cron]
+    for expression in expressions:
+        if not isinstance(expression, str) or not expression.strip() or expression != clean_text(expression):
+            raise InvalidInputError(f"cron must be a cron expression, not {expression!r:.100}", hint=_TIMETABLE_HINT)
+    if not expressions and every is None:
+        raise InvalidInputError("a schedule needs cron or every", hint=_TIMETABLE_HINT)
+    if timezone is not None and not expressions:
+        raise InvalidInputError("timezone applies to cron, and the schedule has no cron", hint=_TIMETABLE_HINT)
     if timezone is not None and (not isinstance(timezone, str) or timezone != clean_text(timezone)):
-        raise InvalidInputError(f"{timezone!r:.100} is no time zone", hint=_TIMETABLE_HINT)
-    intervals = [] if every is None else [ScheduleIntervalSpec(every=_parse_interval(every))]
-    return ScheduleSpec(cron_expressions=listed, intervals=intervals, time_zone_name=timezone)
+        raise InvalidInputError(f"timezone must name a time zone, not {timezone!r:.100}", hint=_TIMETABLE_HINT)
+    intervals = [] if every is None else [api.ScheduleIntervalSpec(every=_parse_interval(every))]
+    return api.ScheduleSpec(cron_expressions=expressions, intervals=intervals, time_zone_name=timezone)
 
 
-def format_schedule_spec(spec: ScheduleSpec) -> tuple[str, ...]:
+def format_schedule_spec(spec: api.ScheduleSpec) -> tuple[str, ...]:
     """Format a spec as text: ``("0 7 * * 1-5", "every 1h")``. The server stores cron expressions as calendars."""
     return (*spec.cron_expressions, *map(_format_calendar, spec.calendars), *map(_format_interval, spec.intervals))
 
 
 def _parse_interval(every: float | str | timedelta) -> timedelta:
     try:
-        found = parse_seconds(every)
+        seconds = parse_seconds(every)
     except ValueError as error:
         raise InvalidInputError(f"every: {error}") from None
-    if found != int(found):
-        raise InvalidInputError(f"every: a schedule counts whole seconds, not {found:g}")
-    return timedelta(seconds=found)
+    if seconds != int(seconds):
+        raise InvalidInputError(f"every: a schedule counts whole seconds, not {seconds:g}")
+    return timedelta(seconds=seconds)
 
 
-def _format_calendar(calendar: ScheduleCalendarSpec) -> str:
+def _format_calendar(calendar: api.ScheduleCalendarSpec) -> str:
     """Format a calendar as five cron fields; seven if it has seconds or years."""
     fields = [_format_cron_field(getattr(calendar, name), *whole) for name, whole in _CRON_FIELD_RANGES.items()]
-    if calendar.year or [(one.start, one.end) for one in calendar.second] not in ([], [(0, 0)]):
+    if calendar.year or [(second.start, second.end) for second in calendar.second] not in ([], [(0, 0)]):
         fields = [_format_cron_field(calendar.second, 0, 59), *fields, _format_cron_field(calendar.year, -1, -1)]
     return " ".join(fields)
 
 
-def _format_cron_field(ranges: Sequence[ScheduleRange], first: int, last: int) -> str:
-    return ",".join(_format_cron_range(one, first, last) for one in ranges) or "*"
+def _format_cron_field(ranges: Sequence[api.ScheduleRange], first: int, last: int) -> str:
+    texts = []
+    for cron_range in ranges:
+        start, end = cron_range.start, max(cron_range.end, cron_range.start)
+        text = "*" if (start, end) == (first, last) else f"{start}" if start == end else f"{start}-{end}"
+        texts.append(text if cron_range.step <= 1 else f"{text}/{cron_range.step}")
+    return ",".join(texts) or "*"
 
 
-def _format_cron_range(one: ScheduleRange, first: int, last: int) -> str:
-    end = max(one.end, one.start)
-    text = "*" if (one.start, end) == (first, last) else str(one.start) if one.start == end else f"{one.start}-{end}"
-    return text if one.step <= 1 else f"{text}/{one.step}"
-
-
-def _format_interval(interval: ScheduleIntervalSpec) -> str:
+def _format_interval(interval: api.ScheduleIntervalSpec) -> str:
     text = f"every {_format_timedelta(interval.every)}"
     return f"{text} from {_format_timedelta(interval.offset)}" if interval.offset else text
 
 
 def _format_timedelta(time: timedelta) -> str:
-    def parts(left: int) -> Iterator[str]:
-        for unit, size in _DURATION_UNITS:
-            if left >= size:
-                yield f"{left // size}{unit}"
-                left %= size
-
-    return "".join(parts(int(time.total_seconds()))) or "0s"
+    seconds, text = int(time.total_seconds()), ""
+    for unit, size in _DURATION_UNITS:
+        count, seconds = divmod(seconds, size)
+        text += f"{count}{unit}" if count else ""
+    return text or "0s"
 
 
 Overlap = Literal["skip", "buffer_one", "buffer_all", "cancel_other", "terminate_other", "allow_all"]
@@ -149,7 +132,7 @@ class ScheduleStatus:
 
     id: str
     agent: str
-    """"" where this client cannot read what the schedule starts (another codec), or it is no start of a run."""
+    """"" where this client cannot read the input of the runs (another codec), or it is not that of a run."""
     when: tuple[str, ...]
     """Cron expressions and intervals, as Temporal keeps them: ``("0 7 * * 1-5", "every 1h")``."""
     timezone: str | None
@@ -173,7 +156,7 @@ class ScheduleStatus:
 class Schedule:
     """A handle of a schedule. Making one sends no request. ``handle`` is Temporal's own, with further methods."""
 
-    def __init__(self, client: Client, handle: ScheduleHandle) -> None:
+    def __init__(self, client: Client, handle: api.ScheduleHandle) -> None:
         self.client = client
         self.handle = handle
 
@@ -187,116 +170,95 @@ class Schedule:
 
     async def describe(self) -> ScheduleStatus:
         """Return the schedule's status. Raises ``ScheduleNotFoundError``, as all these methods do."""
-        try:
+        with self._temporal_errors():
             return await _build_schedule_status(self.client.temporal, await self.handle.describe())
-        except RPCError as error:
-            raise self._translate_rpc_error(error) from error
 
     async def pause(self, *, note: str | None = None, by: str | None = None) -> None:
         """Pause the schedule: it starts no run until it is resumed, unless it is triggered. ``note`` says why."""
-        try:
+        with self._temporal_errors():
             await self.handle.pause(note=self._build_note("paused", note, by))
-        except RPCError as error:
-            raise self._translate_rpc_error(error) from error
 
     async def resume(self, *, note: str | None = None, by: str | None = None) -> None:
         """Resume the schedule. Runs that were due meanwhile are not started: see :meth:`backfill`."""
-        try:
+        with self._temporal_errors():
             await self.handle.unpause(note=self._build_note("resumed", note, by))
-        except RPCError as error:
-            raise self._translate_rpc_error(error) from error
 
     async def trigger(self, *, overlap: Overlap | None = None) -> None:
         """Start a run now, also while paused. With the overlap policy "skip", while the last run is open, no run
         starts: give another ``overlap`` for this time."""
-        try:
+        with self._temporal_errors():
             await self.handle.trigger(overlap=None if overlap is None else get_overlap_policy(overlap))
-        except RPCError as error:
-            raise self._translate_rpc_error(error) from error
 
     async def backfill(self, start: datetime, end: datetime, *, overlap: Overlap = "buffer_all") -> None:
         """Start the runs that were due after ``start`` and up to ``end``; both with a time zone."""
-        if not all(isinstance(one, datetime) and one.tzinfo is not None for one in (start, end)):
+        if not all(isinstance(time, datetime) and time.tzinfo is not None for time in (start, end)):
             raise InvalidInputError(
-                "a backfill wants times with a time zone", hint="For instance datetime(2026, 1, 1, tzinfo=UTC)."
+                "a backfill needs two times with a time zone", hint="For instance datetime(2026, 1, 1, tzinfo=UTC)."
             )
         if start >= end:
-            raise InvalidInputError(f"a backfill from {start} to {end} is of no time", hint="The earlier one is first.")
-        try:
-            await self.handle.backfill(ScheduleBackfill(start, end, get_overlap_policy(overlap)))
-        except RPCError as error:
-            raise self._translate_rpc_error(error) from error
+            raise InvalidInputError(f"the start of a backfill must be before its end: {start}, {end}")
+        with self._temporal_errors():
+            await self.handle.backfill(api.ScheduleBackfill(start, end, get_overlap_policy(overlap)))
 
     async def delete(self) -> None:
         """Delete the schedule. Runs that it has started continue."""
-        try:
+        with self._temporal_errors():
             await self.handle.delete()
-        except RPCError as error:
-            raise self._translate_rpc_error(error) from error
 
     async def runs(self, *, limit: int = 50) -> list[RunSummary]:
         """List the runs that it has started, the newest first, from Temporal's visibility: a new one appears after a
         moment, and one past its retention is missing. ``describe().recent`` has the last ten at once."""
-        try:
+        with self._temporal_errors():
             return await list_runs_of_schedule(self.client, self.id, limit)
-        except RPCError as error:
-            raise self._translate_rpc_error(error) from error
 
     def _build_note(self, verb: str, note: str | None, by: str | None) -> str:
         return clean_text(f"{verb} by {by or self.client.actor}{f': {note}' if note else ''}")
 
-    def _translate_rpc_error(self, error: RPCError) -> PerdureError:
-        return translate_schedule_error(self.client.temporal, self.id, error)
+    def _temporal_errors(self) -> AbstractContextManager[None]:
+        return _temporal_errors(self.client.temporal, self.id)
 
 
-def get_overlap_policy(overlap: str) -> ScheduleOverlapPolicy:
+@contextmanager
+def _temporal_errors(temporal: TemporalClient, id: str) -> Generator[None]:
+    """Translate the errors that Temporal's client raises in the block for schedule ``id``."""
+    try:
+        yield
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND and "amespace" not in error.message:
+            hint = "`perdure schedule list` shows the schedules."
+            raise ScheduleNotFoundError(f"there is no schedule {id!r:.100}", hint=hint) from error
+        if error.status == RPCStatusCode.INVALID_ARGUMENT:
+            raise InvalidInputError(f"Temporal refuses schedule {id!r:.100}: {error.message}") from error
+        raise translate_rpc_error(temporal, id, error) from error
+
+
+def get_overlap_policy(overlap: str) -> api.ScheduleOverlapPolicy:
     """Return Temporal's policy of that name. Raises ``InvalidInputError``."""
     if overlap not in get_args(Overlap):
         raise InvalidInputError(f"overlap is one of {', '.join(get_args(Overlap))}, not {overlap!r:.100}")
-    return ScheduleOverlapPolicy[overlap.upper()]
+    return api.ScheduleOverlapPolicy[overlap.upper()]
 
 
-def check_schedule_note(note: str | None) -> str | None:
-    """Return the note as it can be stored. Raises ``InvalidInputError``."""
-    if note is not None and not isinstance(note, str):
-        raise InvalidInputError(f"a schedule's note is text, not {note!r:.100}")
-    return None if note is None else clean_text(note)
-
-
-def translate_schedule_error(temporal: TemporalClient, id: str, error: RPCError) -> PerdureError:
-    """Translate Temporal's error for schedule ``id``."""
-    if error.status == RPCStatusCode.NOT_FOUND and "amespace" not in error.message:
-        return ScheduleNotFoundError(
-            f"there is no schedule {id!r:.100}", hint="`perdure schedule list` shows the schedules there are."
-        )
-    if error.status == RPCStatusCode.INVALID_ARGUMENT:
-        return InvalidInputError(f"Temporal refuses schedule {id!r:.100}: {error.message}")
-    return translate_rpc_error(temporal, id, error)
-
-
-def is_agent_schedule(seen: ScheduleDescription) -> bool:
-    """Whether it starts runs of agents, and not another workflow."""
-    action = seen.schedule.action
-    return isinstance(action, ScheduleActionStartWorkflow) and action.workflow == WORKFLOW_TYPE
-
-
-async def _build_schedule_status(temporal: TemporalClient, seen: ScheduleDescription) -> ScheduleStatus:
-    if not is_agent_schedule(seen):
-        raise InvalidInputError(f"schedule {seen.id!r} starts no agent: it is somebody's own")
-    spec, info, state = seen.schedule.spec, seen.info, seen.schedule.state
-    start = await _decode_schedule_start(temporal, seen)
+async def _build_schedule_status(temporal: TemporalClient, description: api.ScheduleDescription) -> ScheduleStatus:
+    action = _find_start_action(description)
+    if action is None:
+        raise InvalidInputError(f"schedule {description.id!r} starts another workflow, not an agent")
+    spec, info, state = description.schedule.spec, description.info, description.schedule.state
+    start = await _decode_schedule_start(temporal, action)
     recent = [
-        ScheduledRun(one.action.workflow_id, one.scheduled_at, one.started_at)
-        for one in info.recent_actions
-        if isinstance(one.action, ScheduleActionExecutionStartWorkflow)
+        ScheduledRun(result.action.workflow_id, result.scheduled_at, result.started_at)
+        for result in info.recent_actions
+        if isinstance(result.action, api.ScheduleActionExecutionStartWorkflow)
     ]
-    running = [one.workflow_id for one in info.running_actions if isinstance(one, ScheduleActionExecutionStartWorkflow)]
+    running = [
+        run.workflow_id for run in info.running_actions if isinstance(run, api.ScheduleActionExecutionStartWorkflow)
+    ]
     return ScheduleStatus(
-        id=seen.id,
+        id=description.id,
         agent=str(start.get("agent", "")),
         when=format_schedule_spec(spec),
         timezone=spec.time_zone_name,
-        overlap=seen.schedule.policy.overlap.name.lower(),
+        overlap=description.schedule.policy.overlap.name.lower(),
         paused=state.paused,
         note=state.note,
         next=tuple(info.next_action_times),
@@ -308,25 +270,31 @@ async def _build_schedule_status(temporal: TemporalClient, seen: ScheduleDescrip
     )
 
 
-async def _decode_schedule_start(temporal: TemporalClient, seen: ScheduleDescription) -> dict[str, Any]:
-    action = seen.schedule.action
-    assert isinstance(action, ScheduleActionStartWorkflow), "asked before"
+def _find_start_action(description: api.ScheduleDescription) -> api.ScheduleActionStartWorkflow | None:
+    """Return the action of a schedule that starts agents; None for another workflow's."""
+    action = description.schedule.action
+    if isinstance(action, api.ScheduleActionStartWorkflow) and action.workflow == WORKFLOW_TYPE:
+        return action
+    return None
+
+
+async def _decode_schedule_start(temporal: TemporalClient, action: api.ScheduleActionStartWorkflow) -> dict[str, Any]:
+    """Decode the input of a schedule's runs; empty if it cannot be read, or no run could be started with it."""
     try:
-        found = await temporal.data_converter.decode(list(action.args))
+        values = await temporal.data_converter.decode(list(action.args))
     except Exception:  # written with another codec
         return {}
-    start = found[0] if found else None
-    if not isinstance(start, dict):
+    if not values or not isinstance(values[0], dict):
         return {}
     try:
-        read: dict[str, Any] = json.loads(clean_text(json.dumps(start, ensure_ascii=False)))
+        start: dict[str, Any] = json.loads(clean_text(json.dumps(values[0], ensure_ascii=False)))
     except RecursionError:
         return {}
-    return {} if find_json_flaw(read) else read  # no run would start with it
+    return {} if find_json_flaw(start) else start
 
 
 # ---
-# The client's methods for schedules: create, list and find them. Part of :class:`perdure.client.Client`.
+# Creates and lists schedules, for the methods of :class:`perdure.Client`.
 
 
 MAX_SCHEDULE_ID_BYTES = RUN_ID_BYTES - 100
@@ -334,115 +302,14 @@ MAX_SCHEDULE_ID_BYTES = RUN_ID_BYTES - 100
 _MAX_CONCURRENT_DESCRIBES = 10
 
 
-class ScheduleClient:
-    """The methods of :class:`perdure.client.Client` for schedules."""
-
-    temporal: TemporalClient
-
-    async def schedule(
-        self,
-        agent: str | Agent,
-        message: MessageInput,
-        *,
-        id: str,
-        cron: str | Sequence[str] | None = None,
-        every: float | str | timedelta | None = None,
-        timezone: str | None = None,
-        overlap: Overlap = "skip",
-        paused: bool = False,
-        note: str | None = None,
-        if_exists: Literal["error", "replace"] = "error",
-        mode: Mode = "run",
-        context: Any = None,
-        auth_context: AuthMapping | None = None,
-        auth_ref: str | None = None,
-        history: History | None = None,
-        override: Override | Mapping[str, Any] | None = None,
-        idle_timeout: float | str | None = None,
-        max_history_events: int | None = None,
-        by: str | None = None,
-    ) -> Schedule:
-        """Start a run at certain times, by a schedule in Temporal: ``cron`` (one expression or several, in
-        ``timezone``, else in UTC), ``every`` (seconds, or text like ``"1h"``), or both.
-
-        Each run is a conversation of its own, ``<id>-<time>``. ``overlap`` applies to a run that is due while the last
-        one is open, for instance waiting for an approval: "skip" leaves it out. ``if_exists="replace"`` replaces a
-        schedule of that id; a paused one stays paused. The rest is as of :meth:`start`; but ``auth_context`` is sealed
-        for one run: use ``auth_ref``. Raises ``ScheduleExistsError``, and as :meth:`start`.
-        """
-        client = cast("Client", self)
-        _check_schedule_arguments(id, message, auth_context, if_exists)
-        note, paused = check_schedule_note(note), _check_schedule_paused(paused)
-        spec = build_schedule_spec(cron, every, timezone)
-        policy = api.SchedulePolicy(overlap=get_overlap_policy(overlap))
-        start = await build_start_input(
-            client,
-            agent,
-            await client.build_user_message(check_message_input(agent, message), by=by),
-            mode=mode,
-            context=context,
-            history=history,
-            override=override,
-            idle_timeout=idle_timeout,
-            max_history_events=max_history_events,
-            # A time that is backfilled twice, or triggered twice within its second, has the same id.
-            resume=True,
-        )
-        start |= seal_auth(client.temporal, id, None, auth_ref)
-        wanted = api.Schedule(
-            action=build_schedule_action(id, start, task_queue=client.task_queue),
-            spec=spec,
-            policy=policy,
-            state=api.ScheduleState(note=note, paused=paused),
-        )
-        return Schedule(client, await _create_schedule(client.temporal, id, wanted, if_exists))
-
-    def get_schedule(self, id: str) -> Schedule:
-        """Return a handle of the schedule; sends no request."""
-        return Schedule(cast("Client", self), self.temporal.get_schedule_handle(id))
-
-    async def schedules(self, *, agent: str | None = None, limit: int = 100) -> list[ScheduleStatus]:
-        """List the schedules that start agents, or only ``agent``, by their ids; a new one appears after a moment."""
-        found: list[ScheduleStatus] = []
-        one_of, each = asyncio.Semaphore(_MAX_CONCURRENT_DESCRIBES), max(1, limit)
-
-        async def see(id: str) -> ScheduleStatus | None:
-            async with one_of:
-                try:
-                    return await self.get_schedule(id).describe()
-                except (
-                    ScheduleNotFoundError,
-                    InvalidInputError,
-                ):  # deleted meanwhile, or replaced by one of another workflow
-                    return None
-
-        ours = await list_schedule_ids(self.temporal)
-        for at in range(0, len(ours), each):
-            if len(found) >= limit:
-                break
-            seen = await asyncio.gather(*map(see, ours[at : at + each]))
-            found += [one for one in seen if one is not None and agent in (None, one.agent)]
-        return found[: max(0, limit)]
-
-
-async def list_schedule_ids(temporal: TemporalClient, prefix: str = "") -> list[str]:
-    """List the ids of all schedules that start agents and begin with ``prefix``, sorted."""
-    try:
-        listed = [one async for one in await temporal.list_schedules()]
-    except RPCError as error:
-        raise translate_schedule_error(temporal, "", error) from error
-    return sorted(
-        one.id for one in listed if _get_scheduled_workflow(one) == WORKFLOW_TYPE and one.id.startswith(prefix)
-    )
-
-
-def _get_scheduled_workflow(listed: api.ScheduleListDescription) -> str | None:
-    action = listed.schedule.action if listed.schedule else None
-    return action.workflow if isinstance(action, api.ScheduleListActionStartWorkflow) else None
-
-
-def _check_schedule_arguments(
-    id: str, message: MessageInput | None, auth_context: AuthMapping | None, if_exists: str
+def check_schedule_arguments(
+    id: str,
+    message: MessageInput | None,
+    *,
+    auth_context: AuthMapping | None,
+    if_exists: str,
+    paused: bool,
+    note: str | None,
 ) -> None:
     """Raises ``InvalidInputError``."""
     if not isinstance(id, str) or not id or id != clean_text(id) or len(id.encode()) > MAX_SCHEDULE_ID_BYTES:
@@ -450,50 +317,74 @@ def _check_schedule_arguments(
             f"the id of a schedule is a text of 1 to {MAX_SCHEDULE_ID_BYTES} bytes, not {id!r:.100}"
         )
     if message is None:
-        raise InvalidInputError("a scheduled run needs a message: without one it would wait for somebody")
+        raise InvalidInputError("a scheduled run needs a message: without one it would only wait for one")
     if auth_context is not None:
         raise InvalidInputError(
-            "an auth_context is sealed for one run, and a schedule begins many",
+            "an auth_context is sealed for one run, and a schedule starts many",
             hint="Give an auth_ref, which the worker resolves at each run: Worker(resolve_auth=…).",
         )
     if if_exists not in ("error", "replace"):
         raise InvalidInputError(f'if_exists is "error" or "replace", not {if_exists!r:.100}')
-
-
-def _check_schedule_paused(paused: bool) -> bool:
+    if note is not None and not isinstance(note, str):
+        raise InvalidInputError(f"a schedule's note is text, not {note!r:.100}")
     if not isinstance(paused, bool):
         raise InvalidInputError(f"paused is True or False, not {paused!r:.100}")
-    return paused
 
 
-async def _create_schedule(
-    temporal: TemporalClient, id: str, wanted: api.Schedule, if_exists: str
+async def create_schedule(
+    temporal: TemporalClient, id: str, schedule: api.Schedule, if_exists: str
 ) -> api.ScheduleHandle:
-    try:
-        return await temporal.create_schedule(id, wanted)
-    except api.ScheduleAlreadyRunningError:
-        if if_exists == "error":
-            raise ScheduleExistsError(
-                f"there is a schedule {id!r} already",
-                hint='Give this one another id, or put it in its place with if_exists="replace".',
-            ) from None
-    except RPCError as error:
-        raise translate_schedule_error(temporal, id, error) from error
+    """Create the schedule, or replace the one with that id. Raises ``ScheduleExistsError``; ``InvalidInputError`` for
+    one that starts another workflow."""
+    with _temporal_errors(temporal, id):
+        try:
+            return await temporal.create_schedule(id, schedule)
+        except api.ScheduleAlreadyRunningError:
+            if if_exists == "error":
+                raise ScheduleExistsError(
+                    f"there is a schedule {id!r} already",
+                    hint='Give this one another id, or replace that one with if_exists="replace".',
+                ) from None
 
-    def renewed(given: api.ScheduleUpdateInput) -> api.ScheduleUpdate:
-        if not is_agent_schedule(given.description):
-            raise InvalidInputError(
-                f"schedule {id!r} starts no agent: it is somebody's own", hint="Give this one another id."
-            )
-        before = given.description.schedule.state
-        if not before.paused:
-            return api.ScheduleUpdate(wanted)
-        note = wanted.state.note or before.note
-        return api.ScheduleUpdate(replace(wanted, state=replace(wanted.state, paused=True, note=note)))
+        def build_update(update_input: api.ScheduleUpdateInput) -> api.ScheduleUpdate:
+            if _find_start_action(update_input.description) is None:
+                other = f"schedule {id!r} starts another workflow, not an agent"
+                raise InvalidInputError(other, hint="Give this one another id.")
+            before = update_input.description.schedule.state
+            if not before.paused:
+                return api.ScheduleUpdate(schedule)
+            state = replace(schedule.state, paused=True, note=schedule.state.note or before.note)
+            return api.ScheduleUpdate(replace(schedule, state=state))
 
-    handle = temporal.get_schedule_handle(id)
-    try:
-        await handle.update(renewed)
-    except RPCError as error:
-        raise translate_schedule_error(temporal, id, error) from error
-    return handle
+        handle = temporal.get_schedule_handle(id)
+        await handle.update(build_update)
+        return handle
+
+
+async def list_schedules(client: Client, agent: str | None, limit: int) -> list[ScheduleStatus]:
+    """See ``Client.schedules``."""
+    schedules: list[ScheduleStatus] = []
+    slots, batch = asyncio.Semaphore(_MAX_CONCURRENT_DESCRIBES), max(1, limit)
+
+    async def describe(id: str) -> ScheduleStatus | None:
+        async with slots:
+            # It may have been deleted meanwhile, or replaced by one of another workflow.
+            with suppress(ScheduleNotFoundError, InvalidInputError):
+                return await client.get_schedule(id).describe()
+        return None
+
+    ids = await list_schedule_ids(client.temporal)
+    for first in range(0, len(ids), batch):
+        if len(schedules) >= limit:
+            break
+        statuses = await asyncio.gather(*map(describe, ids[first : first + batch]))
+        schedules += [status for status in statuses if status is not None and agent in (None, status.agent)]
+    return schedules[: max(0, limit)]
+
+
+async def list_schedule_ids(temporal: TemporalClient, prefix: str = "") -> list[str]:
+    """List the ids of all schedules that start agents and begin with ``prefix``, sorted."""
+    with _temporal_errors(temporal, ""):
+        listed = [schedule async for schedule in await temporal.list_schedules() if schedule.id.startswith(prefix)]
+    actions = {entry.id: entry.schedule.action for entry in listed if entry.schedule is not None}
+    return sorted(name for name, action in actions.items() if getattr(action, "workflow", None) == WORKFLOW_TYPE)

@@ -14,10 +14,11 @@ from ..loop.payload_limits import RUN_ID_BYTES
 from ..loop.transcript import list_open_calls
 from ..ports import Commit
 from ..store import Chain
-from ..types.interface import Mode, Override, Response, UserMessage
+from ..tools.context_type import validate_plain_context
+from ..types.interface import Mode, Override, Response
 from ..types.messages import Dataclass, File, Message, MessageInput, clean_text, find_file_flaw, iter_file_parts
-from ..types.plain_json import find_json_flaw
 from ..types.session_form import from_session
+from .messages import build_user_message
 from .run import Run
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ _HEAD_PATTERN = re.compile(r"[0-9a-f]{64}")
 async def build_start_input(
     client: Client,
     agent: str | Agent,
-    message: UserMessage | None,
+    message: MessageInput | None,
     *,
+    by: str | None = None,
     mode: Mode,
     context: Any = None,
     history: History | None = None,
@@ -49,24 +51,27 @@ async def build_start_input(
 
     Raises ``InvalidInputError``, ``DefinitionError``, ``TranscriptUnavailableError``.
     """
+    user_message = None
+    if message is not None:
+        user_message = await build_user_message(client, check_message_input(agent, message), by=by)
     if mode not in get_args(Mode):
         raise InvalidInputError(f"the mode of a run is one of {', '.join(get_args(Mode))}, not {mode!r:.100}")
     head, store_id = await _resolve_history(client, history)
     start = {
         "agent": get_agent_name(agent),
-        "message": message.model_dump(mode="json", exclude_none=True) if message else None,
+        "message": user_message.model_dump(mode="json", exclude_none=True) if user_message else None,
         "mode": mode,
         "context": encode_start_context(agent, context),
         "history": head,
         "resume": resume,
         "idle_timeout": idle_timeout,
         "override": encode_override(agent, override),
-        "store_id": (message.store_id if message else None) or store_id,
+        "store_id": (user_message.store_id if user_message else None) or store_id,
         "max_history_events": max_history_events,
     }
     plain = parse_start(start).model_dump(mode="json", exclude_defaults=True)
     # The type of a part is a default, and must be included.
-    return plain | ({"message": start["message"]} if message else {})
+    return plain | ({"message": start["message"]} if user_message else {})
 
 
 def get_agent_name(agent: str | Agent) -> str:
@@ -76,14 +81,12 @@ def get_agent_name(agent: str | Agent) -> str:
 
 def check_run_id(id: str | None) -> str | None:
     """Return ``id``. Raises ``InvalidInputError`` for an invalid run id."""
-    if id is not None and (
-        not isinstance(id, str) or not id or id != clean_text(id) or len(id.encode()) > RUN_ID_BYTES
-    ):
-        raise InvalidInputError(
-            f"the id of a run is a text of 1 to {RUN_ID_BYTES:,} bytes, not {id!r:.100}",
-            hint="Leave it out, and the run gets one.",
-        )
-    return id
+    if id is None or (isinstance(id, str) and id == clean_text(id) and 0 < len(id.encode()) <= RUN_ID_BYTES):
+        return id
+    raise InvalidInputError(
+        f"the id of a run is a text of 1 to {RUN_ID_BYTES:,} bytes, not {id!r:.100}",
+        hint="Leave it out, and the run gets one.",
+    )
 
 
 def check_message_input(agent: str | Agent, message: MessageInput | None) -> MessageInput | None:
@@ -102,19 +105,8 @@ def encode_start_context(agent: str | Agent, context: Any) -> dict[str, Any] | N
         return agent.check_context(context) or None
     if not context:
         return None
-    if hasattr(context, "model_dump"):
-        context = context.model_dump(mode="json")
-    try:
-        given = dict(context)
-        why = find_json_flaw(given)
-    except (TypeError, ValueError) as error:
-        why = str(error)
-    if why:
-        raise InvalidInputError(
-            f"the context of a run is a dictionary of plain JSON: {why}",
-            hint="Give ids, numbers and texts; tools load the rest.",
-        )
-    return given
+    plain = context.model_dump(mode="json") if hasattr(context, "model_dump") else context
+    return validate_plain_context(get_agent_name(agent), plain)
 
 
 def encode_override(agent: str | Agent, override: Override | Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -124,9 +116,7 @@ def encode_override(agent: str | Agent, override: Override | Mapping[str, Any] |
         return None
     if hasattr(agent, "overridden"):
         agent.overridden(override)
-    if isinstance(override, Override):
-        return override.model_dump(mode="json", exclude_unset=True)
-    return dict(override)
+    return override.model_dump(mode="json", exclude_unset=True) if isinstance(override, Override) else dict(override)
 
 
 async def _resolve_history(client: Client, history: History | None) -> tuple[str | None, str | None]:
@@ -154,22 +144,24 @@ async def _write_history(
     client: Client, history: Sequence[Message] | Sequence[Mapping[str, Any]]
 ) -> tuple[str | None, str | None]:
     messages = _parse_history_messages(history)
-    if missing := list_open_calls(messages):
+    if open_calls := list_open_calls(messages):
         raise InvalidInputError(
-            f"history: tool call {missing[0].id!r} of {missing[0].name} has no result, and no provider takes that",
+            f"history: tool call {open_calls[0].id!r} of {open_calls[0].name} has no result, which no provider accepts",
             hint="Add a message with its tool result, or leave the call out.",
         )
     if not messages:
         return None, None
     for part in iter_file_parts(messages):
-        if why := find_file_flaw(part):
-            raise InvalidInputError(f"history: {why}")
+        if flaw := find_file_flaw(part):
+            raise InvalidInputError(f"history: {flaw}")
     store = await client.store(create=True)
     chain = Chain(store)
     try:
         await chain.load_files(messages)
     except TranscriptCorruptedError as error:
-        raise InvalidInputError(f"history: a file of it: {error.message}", hint="Give its bytes: File(data).") from None
+        raise InvalidInputError(
+            f"history: one of its files: {error.message}", hint="Give its bytes: File(data)."
+        ) from None
     # The messages that a summary replaces belong to another conversation, possibly in another store.
     messages = [message.model_copy(update={"replaces": None}) if message.replaces else message for message in messages]
     node, blobs = chain.extend(None, messages)
@@ -178,16 +170,16 @@ async def _write_history(
 
 
 def _parse_history_messages(history: Sequence[Message] | Sequence[Mapping[str, Any]]) -> list[Message]:
-    given = list(history)
-    messages = [one for one in given if isinstance(one, Message)]
-    if len(messages) == len(given):
+    entries = list(history)
+    messages = [entry for entry in entries if isinstance(entry, Message)]
+    if len(messages) == len(entries):
         return messages
-    entries = [one for one in given if isinstance(one, Mapping)]
-    if len(entries) == len(given):
-        return from_session(entries)
-    stranger = next((one for one in given if not isinstance(one, Message | Mapping)), given[0])
+    mappings = [entry for entry in entries if isinstance(entry, Mapping)]
+    if len(mappings) == len(entries):
+        return from_session(mappings)
+    others = [type(entry).__name__ for entry in entries if not isinstance(entry, Message | Mapping)]
     raise InvalidInputError(
-        "history: a list of Message, or of the dictionaries of a session, is expected, "
-        + (f"not of {type(stranger).__name__}" if not isinstance(stranger, Message | Mapping) else "not of both"),
+        "history: a list of Message, or of the dictionaries of a session, is expected, not of "
+        + (others[0] if others else "both"),
         hint='For instance [Message.user("hi"), Message.assistant("Hello.")].',
     )

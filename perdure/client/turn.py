@@ -1,15 +1,15 @@
-"""``Turn``: a handle for one turn of a conversation, with its status, result and events; and turns found in the
-store."""
+"""``Turn``: a handle for one turn of a conversation, with its status, result and events."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from temporalio.client import WorkflowExecutionDescription, WorkflowFailureError, WorkflowHandle
+from temporalio.client import WorkflowExecutionDescription, WorkflowQueryFailedError
+from temporalio.service import RPCError
 
 from ..errors import (
     PerdureError,
@@ -19,58 +19,18 @@ from ..errors import (
     ServerUnreachableError,
     build_error,
 )
-from ..ports import EventRow, Store, TurnRow
-from ..temporal_service import build_run_error, has_unhandled_events
+from ..ports import TurnRow
+from ..temporal_service import has_unhandled_events
 from ..types.events import Event
 from ..types.interface import Response, TurnStatus
 from ..types.messages import MessageInput
-from .event_reader import EVENTS_PER_PAGE, retry_store_read
+from .event_reader import iter_own_rows, retry_store_read
 from .follow import follow_turn
+from .tasks import background_task
 from .visibility import build_closed_status
 
 if TYPE_CHECKING:
     from .run import Run
-
-
-# ---
-# The turns of a run by its events, for a workflow that no worker answers for, or that no longer has the turn.
-
-
-async def find_last_turn(store: Store, seen: WorkflowExecutionDescription) -> str | None:
-    """Return the ``task_id`` of the run's last turn; None if it has none, or only turns from before it was reopened."""
-    row = await retry_store_read(lambda: store.get_run(seen.id))
-    began = seen.raw_description.workflow_execution_info.first_run_id
-    if row is not None and not row.scope.startswith(began):  # nothing was recorded since
-        return None
-    last = None
-    async for task_id in _iter_turn_ids(store, seen.id):
-        last = task_id
-    return last
-
-
-async def has_turn(store: Store, context_id: str, task_id: str) -> bool:
-    """Whether the events have the turn, also if nothing but its start was recorded."""
-    async with aclosing(_iter_turn_ids(store, context_id)) as turns:
-        async for one in turns:
-            if one == task_id:
-                return True
-    return False
-
-
-async def _iter_turn_ids(store: Store, context_id: str) -> AsyncGenerator[str | None]:
-    """Yield the ``task_id`` of every turn event."""
-    after = 0
-    while rows := await _read_own_events(store, context_id, after):
-        for row in rows:
-            if row.type == "turn":
-                yield row.task_id
-        after = rows[-1].seq
-
-
-async def _read_own_events(store: Store, context_id: str, after: int) -> Sequence[EventRow]:
-    return await retry_store_read(
-        lambda: store.read_events(context_id, after=after, limit=EVENTS_PER_PAGE, children=False)
-    )
 
 
 _STORE_POLL_FIRST_DELAY, _STORE_POLL_MAX_DELAY = 0.02, 0.2
@@ -79,6 +39,9 @@ _WORKFLOW_POLL_SECONDS = 2.0
 """Seconds between two requests to the workflow, while the store has no change."""
 _WORKFLOW_POLL_FIRST_DELAY, _WORKFLOW_POLL_MAX_DELAY = 0.05, 1.0
 """The same delays for a client without the store."""
+
+ANSWER_TIMEOUT = timedelta(seconds=5)
+"""How long a worker may take to return the workflow's status, before the run counts as waiting for a worker."""
 
 
 class Turn:
@@ -94,15 +57,15 @@ class Turn:
     async def status(self) -> TurnStatus:
         """Return the status of the turn; ``state`` is ``unknown`` for an unknown turn. Raises ``RunNotFoundError``."""
         try:
-            seen = await self.run.describe()
+            description = await self.run.describe()
+            if build_closed_status(description) is not None:
+                return await self._read_status_of_closed_run(description)
         except ServerUnreachableError:
             return self._build_running_status()
         except RunNotFoundError:  # deleted after Temporal's retention
             if (recorded := await self._read_recorded_status()) is not None:
                 return recorded
             raise
-        if build_closed_status(seen) is not None:
-            return await self._read_status_of_closed_run(seen)
         try:
             status = TurnStatus.model_validate(await self.run.ask_workflow("turn", self.task_id))
         except RunClosedError:  # closed between the two requests
@@ -120,11 +83,8 @@ class Turn:
         Raises the turn's error; ``RunCancelledError``; ``RunNotFoundError`` for an unknown turn. Logs a warning if no
         worker polls the task queue for 10 s.
         """
-        watch = asyncio.ensure_future(self.run.warn_without_worker())
-        try:
+        async with background_task(self.run.warn_without_worker()):
             return await self._wait_for_response()
-        finally:
-            watch.cancel()
 
     def events(self, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
         """Yield the events of the turn after number ``after`` until it has ended; without ``wait`` only those recorded
@@ -166,14 +126,15 @@ class Turn:
         if status.state == "failed":
             raise build_error(status.error_type, status.error or "the turn failed")
         if status.state == "cancelled":
-            why = f"run {self.run.id!r} was cancelled before this turn had its answer"
-            raise RunCancelledError(status.error or why)
+            raise RunCancelledError(
+                status.error or f"run {self.run.id!r} was cancelled before this turn had its answer"
+            )
         raise self._build_unknown_turn_error(status)
 
     def _build_unknown_turn_error(self, status: TurnStatus) -> RunNotFoundError:
         hint = f"perdure events {self.run.id} shows the turns that it had."
         if not self.run.has_store:
-            hint = "A turn of long ago is in the store: give this client store_url=…."
+            hint = "The store also has turns of long ago: give this client store_url=…."
         return RunNotFoundError(f"run {self.run.id!r} has no turn {status.task_id!r}", hint=hint)
 
     def _build_running_status(self) -> TurnStatus:
@@ -187,59 +148,87 @@ class Turn:
         """
         if (recorded := await self._read_recorded_status()) is None:
             return self._build_running_status()
-        seen = await self.run.describe()  # after the store was read: by now the call that wrote it may be pending
-        busy = seen.raw_description.pending_activities or await has_unhandled_events(self.run.client.temporal, seen)
+        now = await self.run.describe()  # after the store was read: by now the call that wrote it may be pending
+        busy = now.raw_description.pending_activities or await has_unhandled_events(self.run.client.temporal, now)
         return self._build_running_status() if busy else recorded
 
-    async def _read_status_of_closed_run(self, seen: WorkflowExecutionDescription) -> TurnStatus:
+    async def _read_status_of_closed_run(self, description: WorkflowExecutionDescription) -> TurnStatus:
         """Return the status of a turn of a closed run. If nothing is recorded of the turn (terminated, timed out,
         refused), it ended as the run did."""
         if (recorded := await self._read_recorded_status()) is not None:
             return recorded
-        latest = await find_last_turn(await self.run.store(), seen) if self.run.has_store else None
+        last_turn = await self._find_last_turn(description)
         if self.task_id is None:
-            self.task_id = latest
+            self.task_id = last_turn
             if (recorded := await self._read_recorded_status()) is not None:
                 return recorded
-        known, said = latest is not None and self.task_id == latest, None
-        if not known:
-            said = await self.run.query_closed_execution(
-                str(seen.run_id), "turn", *([self.task_id] if self.task_id else [])
-            )
-        if said and (status := TurnStatus.model_validate(said)).state != "running":
+        answer = None
+        if last_turn is None or self.task_id != last_turn:
+            answer = await self._query_closed_workflow(description.run_id)
+        if answer and (status := TurnStatus.model_validate(answer)).state != "running":
             if status.state == "unknown":
                 return await self._build_abandoned_status(status)
             self.task_id = self.task_id or status.task_id
             return status
-        last = self.run.client.temporal.get_workflow_handle(self.run.id, run_id=seen.run_id)
-        over = await self._build_status_from_run_end(last, self._build_running_status())
+        status = await self._build_status_from_run_end(description.run_id)
         if not self.run.has_store:  # without a worker it is unknown whether the turn had its answer before a failure
-            return over if over.state == "completed" or said is not None else self._build_running_status()
-        return (
-            over
-            if over.state != "running"
-            else await self._build_abandoned_status(over.model_copy(update={"state": "unknown"}))
-        )
-
-    async def _build_status_from_run_end(self, last: WorkflowHandle[Any, Any], status: TurnStatus) -> TurnStatus:
-        """Return ``status``, or a status built from the end of the run, if that ended the turn or the turn was the last
-        one."""
-        try:
-            response = Response.model_validate(await last.result(follow_runs=False))
-        except WorkflowFailureError as error:
-            why = build_run_error(self.run.id, error)
-            state = "cancelled" if isinstance(why, RunCancelledError) else "failed"
-            over = {"task_id": status.task_id, "state": state, "error_type": type(why).__name__, "error": why.message}
-            return TurnStatus.model_validate(over)
-        if not response.task_id or status.task_id not in ("", response.task_id):
+            return status if status.state == "completed" or answer is not None else self._build_running_status()
+        if status.state != "running":
             return status
-        self.task_id = response.task_id
-        return TurnStatus(task_id=response.task_id, state="completed", response=response)
+        return await self._build_abandoned_status(status.model_copy(update={"state": "unknown"}))
+
+    async def _query_closed_workflow(self, run_id: str) -> Any:
+        """Query a closed execution for the turn: it has no workflow task left that a query could wedge.
+
+        None if no worker answers. Empty if the query fails: the run had not begun, or was terminated with events that
+        no workflow task had processed.
+        """
+        execution = self.run.client.temporal.get_workflow_handle(self.run.id, run_id=run_id)
+        args = [self.task_id] if self.task_id else []
+        try:
+            return await execution.query("turn", args=args, rpc_timeout=ANSWER_TIMEOUT)
+        except WorkflowQueryFailedError:
+            return {}
+        except RPCError:
+            return None
+
+    async def _find_last_turn(self, description: WorkflowExecutionDescription) -> str | None:
+        """Return the ``task_id`` of the run's last turn by its events; None without a store, and for a run without a
+        turn since it was reopened."""
+        if not self.run.has_store:
+            return None
+        store = await self.run.client.store()
+        row = await retry_store_read(lambda: store.get_run(self.run.id))
+        execution = description.raw_description.workflow_execution_info
+        if row is not None and not row.scope.startswith(execution.first_run_id):  # nothing was recorded since
+            return None
+        return (await self._read_turn_ids() or [None])[-1]
+
+    async def _read_turn_ids(self) -> list[str | None]:
+        """Read the ``task_id`` of every turn event of the run."""
+        rows = iter_own_rows(await self.run.client.store(), self.run.id)
+        return [row.task_id async for row in rows if row.type == "turn"]
+
+    async def _build_status_from_run_end(self, run_id: str) -> TurnStatus:
+        """Build the status of the turn from the end of execution ``run_id``: that of a failed run is the turn's, that
+        of a completed one only if this was the last turn. Otherwise ``running``."""
+        end = await self.run.read_end(run_id)
+        if isinstance(end, PerdureError):
+            state = "cancelled" if isinstance(end, RunCancelledError) else "failed"
+            fields = {"task_id": self.task_id or "", "state": state, "error_type": type(end).__name__}
+            return TurnStatus.model_validate(fields | {"error": end.message})
+        if not end.task_id or (self.task_id and self.task_id != end.task_id):
+            return self._build_running_status()
+        self.task_id = end.task_id
+        return TurnStatus(task_id=end.task_id, state="completed", response=end)
 
     async def _build_abandoned_status(self, status: TurnStatus) -> TurnStatus:
         """Build the status of a turn that the store has and that its execution never ended; ``status`` if the store has
         no such turn."""
-        if not await self._is_turn_recorded():
+        if self.task_id is None or not self.run.has_store:
+            return status
+        # A turn that was cut off in its first model call has events, but no row.
+        if await self._read_turn_row() is None and self.task_id not in await self._read_turn_ids():
             return status
         why = f"run {self.run.id!r} was ended before this turn had its answer, and has been opened again since"
         return TurnStatus(task_id=status.task_id, state="cancelled", error=why)
@@ -249,9 +238,9 @@ class Turn:
 
         Polling the store costs the workers nothing. The workflow's state is decisive: a message may extend the turn.
         """
-        until = asyncio.get_running_loop().time() + _WORKFLOW_POLL_SECONDS
+        deadline = asyncio.get_running_loop().time() + _WORKFLOW_POLL_SECONDS
         delay = _STORE_POLL_FIRST_DELAY
-        while asyncio.get_running_loop().time() < until:
+        while asyncio.get_running_loop().time() < deadline:
             row = await self._read_turn_row()
             if row is not None and row.status != "running":
                 return True
@@ -262,25 +251,17 @@ class Turn:
     async def _read_turn_row(self) -> TurnRow | None:
         if self.task_id is None or not self.run.has_store:
             return None
-        return await (await self.run.store()).get_turn(self.run.id, self.task_id)
-
-    async def _is_turn_recorded(self) -> bool:
-        """Whether the store has the turn, also one without a row because it was cut off in its first model call."""
-        if self.task_id is None or not self.run.has_store:
-            return False
-        return await self._read_turn_row() is not None or await has_turn(
-            await self.run.store(), self.run.id, self.task_id
-        )
+        return await (await self.run.client.store()).get_turn(self.run.id, self.task_id)
 
     async def _read_recorded_status(self) -> TurnStatus | None:
         """Read the recorded status of an ended turn; None if there is none."""
         row = await self._read_turn_row()
         if row is None or row.status == "running":
             return None
-        said: dict[str, Any] = {"task_id": row.task_id, "state": row.status}
+        fields: dict[str, Any] = {"task_id": row.task_id, "state": row.status}
         result = row.result or b"{}"
         if row.status == "completed":
-            said["response"] = Response.model_validate_json(result)
+            fields["response"] = Response.model_validate_json(result)
         else:
-            said |= {name: why for name, why in json.loads(result).items() if name in ("error_type", "error")}
-        return TurnStatus.model_validate(said)
+            fields |= {name: text for name, text in json.loads(result).items() if name in ("error_type", "error")}
+        return TurnStatus.model_validate(fields)

@@ -6,7 +6,7 @@ Also creates the store, unless runs of the task queue are kept in one that is mi
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -33,70 +33,14 @@ if TYPE_CHECKING:
     from .client import Client
 
 
-# ---
-# Queries of Temporal's visibility, by search attributes where the namespace has them.
-
-
 MAY_WAIT_FILTER = f"({PENDING_ATTRIBUTE} > 0 OR {PENDING_ATTRIBUTE} IS NULL)"
 """Runs that may have pending calls. A run without the attribute is included and must be asked: it may have begun to
 wait a moment ago, or none of its workers can set the attribute."""
-
-
-def build_agent_filter(agent: str) -> str:
-    """Build the filter for runs of ``agent``, and for runs without the agent attribute."""
-    quoted = agent.replace("\\", "\\\\").replace("'", "\\'")
-    return f"({AGENT_ATTRIBUTE} = '{quoted}' OR {AGENT_ATTRIBUTE} IS NULL)"
-
-
-async def list_executions(client: Client, query: str, *narrower: str) -> AsyncIterator[WorkflowExecution]:
-    """Yield the executions of ``query``, filtered by ``narrower`` where the namespace has the attributes that it
-    uses."""
-    found = _iter_executions(client, " AND ".join((query, *narrower)))
-    try:
-        first = await anext(found, None)
-    except RPCError as error:
-        if not narrower or not is_missing_attribute(error):
-            raise
-        found = _iter_executions(client, query)
-        first = await anext(found, None)
-    if first is not None:
-        yield first
-        async for seen in found:
-            yield seen
-
-
-async def list_executions_of_status(client: Client, query: str, status: str) -> AsyncIterator[WorkflowExecution]:
-    """Yield the executions of ``query`` with that ``PerdureStatus``. Raises ``InvalidInputError`` if the namespace does
-    not have the attribute."""
-    try:
-        async for seen in _iter_executions(client, f"{query} AND {STATUS_ATTRIBUTE} = '{status}'"):
-            yield seen
-    except RPCError as error:
-        if not is_missing_attribute(error):
-            raise
-        raise InvalidInputError(
-            f"the namespace has no search attribute {STATUS_ATTRIBUTE}, so it cannot tell which runs are {status}",
-            hint="`perdure server setup` registers it. Without: `perdure approvals` asks every open run.",
-        ) from None
-
-
-def attribute_of(seen: WorkflowExecution, name: str) -> Any:
-    """Return the value of a run's search attribute; None if the run has not set it."""
-    return next((pair.value for pair in seen.typed_search_attributes if pair.key.name == name), None)
-
-
-async def _iter_executions(client: Client, query: str) -> AsyncIterator[WorkflowExecution]:
-    async for seen in client.temporal.list_workflows(query):
-        yield seen
-
-
-logger = logging.getLogger("perdure.client")
-
 _STORE_SEARCH_RUNS, _STORE_SEARCH_EVENTS = 100, 50
 """Runs, and the last events of each, that are searched for a store id before a store is made."""
 _MAX_POLLER_AGE = timedelta(seconds=70)
 """Longest time between two polls of a worker, and a little more."""
-_STATUS_NAMES = {
+STATUS_NAMES = {
     WorkflowExecutionStatus.RUNNING: "running",
     WorkflowExecutionStatus.COMPLETED: "completed",
     WorkflowExecutionStatus.FAILED: "failed",
@@ -105,10 +49,61 @@ _STATUS_NAMES = {
     WorkflowExecutionStatus.CONTINUED_AS_NEW: "running",
     WorkflowExecutionStatus.TIMED_OUT: "timed out",
 }
-
-
 _OPEN_STATUSES = ("waiting", "paused")
 """States of an open run other than running, as its search attribute has them."""
+
+
+# ---
+# Queries of Temporal's visibility, by search attributes where the namespace has them.
+
+
+def build_agent_filter(agent: str) -> str:
+    """Build the filter for runs of ``agent``, and for runs without the agent attribute."""
+    return f"({AGENT_ATTRIBUTE} = {quote_literal(agent)} OR {AGENT_ATTRIBUTE} IS NULL)"
+
+
+def quote_literal(text: str) -> str:
+    """Quote a text for a query."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+async def list_executions(
+    client: Client, query: str, *filters: str, status: str | None = None
+) -> AsyncGenerator[WorkflowExecution]:
+    """Yield the executions of ``query``, filtered by ``filters`` where the namespace has the attributes that they use.
+
+    With ``status`` only those with that ``PerdureStatus``, and ``InvalidInputError`` if the namespace does not have the
+    attribute.
+    """
+    if status is not None:
+        filters = (*filters, f"{STATUS_ATTRIBUTE} = {quote_literal(status)}")
+    executions = client.temporal.list_workflows(" AND ".join((query, *filters)))
+    try:
+        first = await anext(executions, None)
+    except RPCError as error:
+        if not filters or not is_missing_attribute(error):
+            raise
+        if status is not None:
+            raise InvalidInputError(
+                f"the namespace has no search attribute {STATUS_ATTRIBUTE}, so it cannot tell which runs are {status}",
+                hint="`perdure server setup` registers it. Without it, `perdure approvals` asks every open run.",
+            ) from None
+        executions = client.temporal.list_workflows(query)
+        first = await anext(executions, None)
+    if first is not None:
+        yield first
+        async for execution in executions:
+            yield execution
+
+
+def attribute_of(execution: WorkflowExecution, name: str) -> Any:
+    """Return the value of a run's search attribute; None if the run has not set it."""
+    return next((pair.value for pair in execution.typed_search_attributes if pair.key.name == name), None)
+
+
+# ---
+# Lists of runs.
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,27 +125,27 @@ async def list_runs(
 
     Raises ``InvalidInputError`` for a ``status`` that needs search attributes that the namespace does not have.
     """
-    found: dict[str, RunSummary] = {}
-    known: set[str] = set()
+    summaries: dict[str, RunSummary] = {}
+    seen_ids: set[str] = set()
     # Temporal lists all open runs before any closed one, and takes no other order.
-    for listing in _build_run_listings(client, agent, status):
-        matched = 0
-        async for seen in listing:
-            if seen.id in known:
+    for executions in _build_run_listings(client, agent, status):
+        matches = 0
+        async for execution in executions:
+            if execution.id in seen_ids:
                 continue
-            known.add(seen.id)
-            summary = await _build_run_summary(client, seen)
+            seen_ids.add(execution.id)
+            summary = await _build_run_summary(client, execution)
             if _has_agent_and_status(summary, agent, status):
-                found[seen.id] = summary
-                matched += 1
-            if matched >= limit:
+                summaries[execution.id] = summary
+                matches += 1
+            if matches >= limit:
                 break
-    if client.store_url is not None and len(found) < limit and status not in _OPEN_STATUSES:
+    if client.store_url is not None and len(summaries) < limit and status not in _OPEN_STATUSES:
         for row in await (await client.store()).list_runs(agent=agent, status=status, limit=limit):
             started = datetime.fromisoformat(row.created_at)
-            if row.context_id not in known:  # Temporal takes precedence: a terminated run does not write to the store
-                found[row.context_id] = RunSummary(row.context_id, row.agent, row.status, started)
-    newest = sorted(found.values(), key=lambda run: run.started or datetime.min.replace(tzinfo=UTC), reverse=True)
+            if row.context_id not in seen_ids:  # Temporal's status counts: a terminated run does not write to the store
+                summaries[row.context_id] = RunSummary(row.context_id, row.agent, row.status, started)
+    newest = sorted(summaries.values(), key=lambda run: run.started or datetime.min.replace(tzinfo=UTC), reverse=True)
     return newest[:limit]
 
 
@@ -161,26 +156,24 @@ async def create_store(store: Store, temporal: TemporalClient, task_queue: str) 
     Temporal is queried once in a store's life. Raises ``StoreError``.
     """
     if not config.is_new_store_allowed():
-        quoted = task_queue.replace("\\", "\\\\").replace("'", "\\'")
-        query = f"WorkflowType = '{WORKFLOW_TYPE}' AND TaskQueue = '{quoted}'"
-        way_out = "To begin with an empty store, in which such runs cannot go on, start once with PERDURE_NEW_STORE=1."
+        query = f"WorkflowType = '{WORKFLOW_TYPE}' AND TaskQueue = {quote_literal(task_queue)}"
+        missing = f"there is no store at {store.place}"
+        way_out = "To begin with an empty store, in which such runs cannot continue, set PERDURE_NEW_STORE=1 once."
         try:
-            async for seen in temporal.list_workflows(query, limit=_STORE_SEARCH_RUNS):
-                if (store_id := await _find_store_id(temporal, seen)) is not None:
+            async for execution in temporal.list_workflows(query, limit=_STORE_SEARCH_RUNS):
+                if (store_id := await _find_store_id(temporal, execution)) is not None:
                     await store.open(create=False)
                     if store.store_id:  # another worker that started at the same time has made it
                         return
+                    put_back = "Put that store back there (is its volume mounted?), or correct PERDURE_STORE_URL."
                     raise StoreError(
-                        f"there is no store at {store.place}, and run {seen.id!r} of task queue {task_queue!r} is kept "
-                        f"in store {store_id}",
-                        hint=f"Put that store back there (is its volume mounted?), or correct PERDURE_STORE_URL. "
-                        f"{way_out}",
+                        f"{missing}, and run {execution.id!r} of task queue {task_queue!r} is kept in store {store_id}",
+                        hint=f"{put_back} {way_out}",
                     )
         except RPCError as error:
+            unknown = f"Temporal does not say whether runs of task queue {task_queue!r} are kept in one"
             raise StoreError(
-                f"there is no store at {store.place}, and Temporal does not say whether runs of task queue "
-                f"{task_queue!r} are kept in one: {error.message}",
-                hint=f"Let this client list and read workflows. {way_out}",
+                f"{missing}, and {unknown}: {error.message}", hint=f"Let this client list and read workflows. {way_out}"
             ) from error
     await store.open()
     logging.getLogger("perdure.store").info(
@@ -188,82 +181,82 @@ async def create_store(store: Store, temporal: TemporalClient, task_queue: str) 
     )
 
 
-async def _find_store_id(temporal: TemporalClient, seen: WorkflowExecution) -> str | None:
+async def _find_store_id(temporal: TemporalClient, execution: WorkflowExecution) -> str | None:
     """Return the ``store_id`` in the last events of a run; None if it has used no store yet."""
     request = GetWorkflowExecutionHistoryReverseRequest(
         namespace=temporal.namespace,
-        execution=ExecutionMessage(workflow_id=seen.id, run_id=seen.run_id),
+        execution=ExecutionMessage(workflow_id=execution.id, run_id=execution.run_id),
         maximum_page_size=_STORE_SEARCH_EVENTS,
     )
     try:
-        answer = await temporal.workflow_service.get_workflow_execution_history_reverse(request)
+        response = await temporal.workflow_service.get_workflow_execution_history_reverse(request)
     except RPCError as error:
         if error.status == RPCStatusCode.NOT_FOUND:
             return None
         raise
-    for event in answer.history.events:
-        carried = (
+    for event in response.history.events:
+        values = (
             event.activity_task_scheduled_event_attributes.input,
             event.activity_task_completed_event_attributes.result,
             event.workflow_execution_started_event_attributes.input,
             event.workflow_execution_completed_event_attributes.result,
         )
-        for payload in (payload for payloads in carried for payload in payloads.payloads):
+        for payload in (payload for payloads in values for payload in payloads.payloads):
             try:
                 [value] = await temporal.data_converter.decode([payload])
             except Exception:  # noqa: S112  # written with another client's codec or converter
                 continue
-            if isinstance(value, dict):
-                state = value.get("state")
-                for facts in (value, state if isinstance(state, dict) else {}):
-                    if isinstance(store_id := facts.get("store_id"), str) and store_id:
-                        return store_id
+            for fields in (value, value.get("state")) if isinstance(value, dict) else ():
+                store_id = fields.get("store_id") if isinstance(fields, dict) else None
+                if isinstance(store_id, str) and store_id:
+                    return store_id
     return None
 
 
 async def list_runs_of_schedule(client: Client, id: str, limit: int) -> list[RunSummary]:
     """List the runs that schedule ``id`` has started, the newest first."""
-    quoted = id.replace("\\", "\\\\").replace("'", "\\'")
     ours = f"WorkflowType = '{WORKFLOW_TYPE}' AND ExecutionStatus != 'ContinuedAsNew'"
-    query = f"{ours} AND TemporalScheduledById = '{quoted}'"
-    seen = [one async for one in client.temporal.list_workflows(query)]
-    newest = sorted(seen, key=lambda one: one.start_time, reverse=True)[:limit]
-    return [await _build_run_summary(client, one) for one in newest]
+    query = f"{ours} AND TemporalScheduledById = {quote_literal(id)}"
+    executions = [execution async for execution in client.temporal.list_workflows(query)]
+    newest = sorted(executions, key=lambda execution: execution.start_time, reverse=True)[:limit]
+    return [await _build_run_summary(client, execution) for execution in newest]
 
 
 def _build_run_listings(
     client: Client, agent: str | None, status: str | None
-) -> list[AsyncIterator[WorkflowExecution]]:
-    query = f"WorkflowType = '{WORKFLOW_TYPE}' AND ExecutionStatus "
+) -> list[AsyncGenerator[WorkflowExecution]]:
+    query = f"WorkflowType = '{WORKFLOW_TYPE}' AND ExecutionStatus"
     if status in _OPEN_STATUSES:
-        return [list_executions_of_status(client, f"{query} = 'Running'", status)]
-    narrower = () if agent is None else (build_agent_filter(agent),)
+        return [list_executions(client, f"{query} = 'Running'", status=status)]
+    filters = () if agent is None else (build_agent_filter(agent),)
     which = ("= 'Running'", "!= 'Running' AND ExecutionStatus != 'ContinuedAsNew'")
-    return [list_executions(client, query + each, *narrower) for each in which]
+    return [list_executions(client, f"{query} {each}", *filters) for each in which]
 
 
-async def _build_run_summary(client: Client, seen: WorkflowExecution) -> RunSummary:
-    state = _STATUS_NAMES.get(seen.status, "unknown") if seen.status is not None else "unknown"
-    if state == "running" and (told := attribute_of(seen, STATUS_ATTRIBUTE)) in _OPEN_STATUSES:
-        state = told
-    return RunSummary(seen.id, await find_agent_name(client, seen), state, seen.start_time, seen.close_time)
+async def _build_run_summary(client: Client, execution: WorkflowExecution) -> RunSummary:
+    status = "unknown" if execution.status is None else STATUS_NAMES.get(execution.status, "unknown")
+    indexed_status = attribute_of(execution, STATUS_ATTRIBUTE)
+    if status == "running" and indexed_status in _OPEN_STATUSES:
+        status = indexed_status
+    name = await find_agent_name(client, execution)
+    return RunSummary(execution.id, name, status, execution.start_time, execution.close_time)
 
 
-async def find_agent_name(client: Client, seen: WorkflowExecution) -> str:
+async def find_agent_name(client: Client, execution: WorkflowExecution) -> str:
     """Return the agent's name of a run from Temporal, or from the store for a run that a plain Temporal client started.
 
     "" if neither has it: a list of runs does not fail for a missing name.
     """
-    if named := attribute_of(seen, AGENT_ATTRIBUTE):
-        return str(named)
+    if name := attribute_of(execution, AGENT_ATTRIBUTE):
+        return str(name)
     try:
-        named = str((await seen.memo()).get("agent", ""))
+        name = str((await execution.memo()).get("agent", ""))
     except Exception:  # written with another codec
-        named = ""
-    if named or client.store_url is None:
-        return named
+        name = ""
+    if name or client.store_url is None:
+        return name
     try:
-        row = await (await client.store()).get_run(seen.id)
+        row = await (await client.store()).get_run(execution.id)
     except StoreError:
         return ""
     return row.agent if row is not None else ""
@@ -275,22 +268,27 @@ def _has_agent_and_status(run: RunSummary, agent: str | None, status: str | None
     return status in (None, run.status) or (status == "running" and run.status in _OPEN_STATUSES)
 
 
-def build_closed_status(seen: WorkflowExecutionDescription) -> Status | None:
+def build_closed_status(description: WorkflowExecutionDescription) -> Status | None:
     """Build the status of a closed run; None while it is open."""
-    if seen.status is None or seen.status == WorkflowExecutionStatus.RUNNING:
+    if description.status is None or description.status == WorkflowExecutionStatus.RUNNING:
         return None
-    said = _STATUS_NAMES.get(seen.status, "failed")
-    state = said if said in ("completed", "cancelled") else "failed"
-    reason = None if said in ("completed", "cancelled", "failed") else said
-    since = seen.close_time.isoformat() if seen.close_time else None
-    return Status.model_validate({"state": state, "agent": "", "context_id": seen.id, "since": since, "reason": reason})
+    name = STATUS_NAMES.get(description.status, "failed")
+    return Status.model_validate(
+        {
+            "state": name if name in ("completed", "cancelled") else "failed",
+            "agent": "",
+            "context_id": description.id,
+            "since": description.close_time.isoformat() if description.close_time else None,
+            "reason": None if name in ("completed", "cancelled", "failed") else name,
+        }
+    )
 
 
-async def find_pending_reason(client: Client, seen: WorkflowExecutionDescription) -> str | None:
+async def find_pending_reason(client: Client, description: WorkflowExecutionDescription) -> str | None:
     """Return in one line why the run does not progress: what its activities wait for or failed with."""
-    if (failing := await find_failing_task(client.temporal, seen)) is not None:
+    if (failing := await find_failing_task(client.temporal, description)) is not None:
         return f"{failing}. {failing.way_out}"
-    raw = seen.raw_description
+    raw = description.raw_description
     converter = client.temporal.data_converter
     for pending in raw.pending_activities:
         name = pending.activity_type.name
@@ -299,13 +297,13 @@ async def find_pending_reason(client: Client, seen: WorkflowExecutionDescription
         if begun and (waiting := await _read_heartbeat_wait(converter, pending.heartbeat_details.payloads)):
             return f"{name} waits: {_join_reason_lines(waiting)}"
         if pending.HasField("last_failure"):
-            failed = (
-                f"{name}, attempt {pending.attempt}: {await _format_attempt_failure(converter, pending.last_failure)}"
-            )
+            failure = await _format_attempt_failure(converter, pending.last_failure)
+            reason = f"{name}, attempt {pending.attempt}: {failure}"
+            if begun or not pending.HasField("next_attempt_schedule_time"):
+                return reason
             # A provider may ask for an hour (Retry-After).
-            due = pending.next_attempt_schedule_time.ToDatetime(UTC) if not begun else None
-            waits = due is not None and pending.HasField("next_attempt_schedule_time")
-            return f"{failed} (next attempt at {due:%Y-%m-%d %H:%M:%S} UTC)" if waits else failed
+            due = pending.next_attempt_schedule_time.ToDatetime(UTC)
+            return f"{reason} (next attempt at {due:%Y-%m-%d %H:%M:%S} UTC)"
         if not begun:
             return f"{name} waits for a worker"
     if raw.HasField("pending_workflow_task") and raw.pending_workflow_task.attempt > 1:
@@ -317,12 +315,13 @@ async def _format_attempt_failure(converter: DataConverter, failure: Failure) ->
     """Format the class and message of an attempt's failure."""
     try:
         error = await converter.decode_failure(failure)
-    except Exception as unreadable:  # a codec is third-party code, often a server, which may be unavailable
-        return f"{failure.message} (it cannot be decoded: {_join_reason_lines(str(unreadable))})"
-    if isinstance(error, FailureError):
-        kind = error.type if isinstance(error, ApplicationError) else type(error).__name__
-        return f"{kind or 'Failure'}: {_join_reason_lines(error.message)}"
-    return f"{type(error).__name__}: {_join_reason_lines(str(error))}"
+    except Exception as flaw:  # a codec is third-party code, often a server, which may be unavailable
+        return f"{failure.message} (it cannot be decoded: {_join_reason_lines(str(flaw))})"
+    kind = type(error).__name__
+    if isinstance(error, ApplicationError):
+        kind = error.type or "Failure"
+    text = error.message if isinstance(error, FailureError) else str(error)
+    return f"{kind}: {_join_reason_lines(text)}"
 
 
 def _join_reason_lines(message: str) -> str:
@@ -343,9 +342,8 @@ async def has_poller(client: Client, run: WorkflowExecutionDescription, *, latel
         task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
     )
     described = await client.temporal.workflow_service.describe_task_queue(request, retry=True)
-    seen = (poller.last_access_time.ToDatetime(UTC) for poller in described.pollers)
     since = max(run.start_time, datetime.now(UTC) - _MAX_POLLER_AGE) if lately else run.start_time
-    return any(moment >= since for moment in seen)
+    return any(poller.last_access_time.ToDatetime(UTC) >= since for poller in described.pollers)
 
 
 async def _read_heartbeat_wait(converter: DataConverter, payloads: Sequence[Payload]) -> str | None:

@@ -36,6 +36,15 @@ UNFIT = [
 ]
 
 
+async def test_arguments_that_are_no_object() -> None:
+    async with scripted(Agent("support", "openai:gpt-5-mini"), ["Done."]) as script:
+        run = await script.client.start("support", "Go.")
+        given: Any = ["what"]
+        with pytest.raises(InvalidInputError, match=r"arguments must be an object of names and values, not \['what'\]"):
+            await run.approve("c", arguments=given)
+        await run.result()
+
+
 @pytest.mark.parametrize(("arguments", "why"), UNFIT, ids=["deep", "nan", "surrogate", "surrogate-name"])
 async def test_arguments_that_are_no_plain_json(arguments: dict[str, Any], why: str) -> None:
     agent = Agent("support", "openai:gpt-5-mini", tools=[pay])

@@ -141,7 +141,7 @@ async def test_what_is_no_decision_is_said_in_a_line_and_what_has_ended_too() ->
         wrong: list[tuple[dict[str, Any], str]] = [
             ({"by": "x" * 300}, r"^by: .*at most 200 characters\n"),
             ({"comment": "x" * 3000}, r"^comment: .*at most 2000 characters\n"),
-            ({"arguments": [("order", "7")]}, r"^arguments: .* is no object"),
+            ({"arguments": [("order", "7")]}, r"^arguments must be an object"),
         ]
         for given, match in wrong:
             with pytest.raises(InvalidInputError, match=match):
@@ -162,14 +162,14 @@ async def test_a_fork_names_an_iteration_and_a_difference_a_run() -> None:
         run = await script.client.start(support, "Go.")
         await run.result()
         wrong: list[tuple[dict[str, Any], str]] = [
-            ({"at": "1"}, "at: '1' is no iteration"),
-            ({"at": True}, "at: True is no iteration"),
-            ({"results": ["x"]}, "no texts by call id"),
+            ({"at": "1"}, "at must be the number of an iteration, not '1'"),
+            ({"at": True}, "at must be the number of an iteration, not True"),
+            ({"results": ["x"]}, "texts by call id, not"),
         ]
         for given, match in wrong:
             with pytest.raises(InvalidInputError, match=match):
                 await run.fork("Again.", **given)
-        with pytest.raises(InvalidInputError, match="'other' is no run"):
+        with pytest.raises(InvalidInputError, match="diff needs a Run, not 'other'"):
             await run.diff("other")  # type: ignore[arg-type]  # the mistake that is shown
 
 

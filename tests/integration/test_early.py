@@ -13,8 +13,7 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 from temporalio.worker import Worker as TemporalWorker
 
 from perdure import Agent, Client, PerdurePlugin, Run, ToolContext, callback_tool, tool
-from perdure.client import decisions
-from perdure.client import follow as told_early
+from perdure.client import decisions, follow
 from perdure.client.inbox import list_pending_calls_of_run
 from perdure.errors import ApprovalDecidedError, InvalidInputError, NotWaitingYetError
 from perdure.ports import ModelRequest
@@ -232,7 +231,7 @@ async def test_who_repeats_himself_while_the_model_is_asked_for_more_is_answered
 async def test_a_call_that_never_waits_is_refused_in_the_end(
     engine: Engine, refused: list[NotWaitingYetError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(told_early, "CATCH_UP_SECONDS", 0.1)
+    monkeypatch.setattr(follow, "CATCH_UP_SECONDS", 0.1)
     held = Held("perdure.model")
     async with served(engine, held, [call("read"), "Done."]) as client:
         run = await client.start("clerk", "Go.")
@@ -251,7 +250,7 @@ async def test_a_call_that_never_waits_is_refused_in_the_end(
 
 
 async def test_the_worker_is_killed_before_it_has_told_the_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(told_early, "CATCH_UP_SECONDS", 120)  # as long as another worker may take to come
+    monkeypatch.setattr(follow, "CATCH_UP_SECONDS", 120)  # as long as another worker may take to come
     doomed = await engine.process("asking", TEST_KILL_AT="model.recorded")
     client = await engine.client()
     run = await client.start("clerk", "Go.")

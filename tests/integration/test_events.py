@@ -182,8 +182,7 @@ async def test_long_replies_are_filled_in(engine: Engine) -> None:
 
 
 async def test_pages_are_read_to_their_end(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("follow", "event_reader"):
-        monkeypatch.setattr(f"perdure.client.{module}.EVENTS_PER_PAGE", 3)
+    monkeypatch.setattr("perdure.client.event_reader.EVENTS_PER_PAGE", 3)
     async with engine.served(Agent("busy", ScriptedProvider(calls_then(5, "look")), tools=[look])) as client:
         run = await client.start("busy", "Go.")
         live = await all_of(run.events())

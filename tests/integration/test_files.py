@@ -96,7 +96,7 @@ async def test_a_conversation_with_files_goes_on_elsewhere(engine: Engine) -> No
             again = await (await client.start("looker", "Again.", history=history)).result()
             assert again.content == "cat.png:10248"
         strange = FilePart.model_validate({"media_type": "image/png", "blob": {"hash": "0" * 64, "size": 1}})
-        with pytest.raises(InvalidInputError, match="history: a file of it"):
+        with pytest.raises(InvalidInputError, match="history: one of its files"):
             await client.start("looker", "Again.", history=[Message(role="user", parts=(strange,))])
         bad = FilePart(media_type="image/png", data="?")
         with pytest.raises(InvalidInputError, match="history: data is not base64"):

@@ -9,8 +9,10 @@ import pytest
 
 from perdure import Agent, Run, ToolContext, callback_tool, tool
 from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, QuestionDeclinedError, RunClosedError
+from perdure.ports import EventBatch, NewEvent
 from perdure.testing import ScriptedProvider, call
 from perdure.types.approvals import DecidedApproval
+from perdure.types.events import QuestionAsked, ToolCompleted
 from tests.support.engine import Engine
 from tests.support.wait import eventually
 
@@ -100,6 +102,17 @@ async def test_who_comes_after_the_time_and_the_end_of_the_run_is_told_so(engine
             await run.answer(asked.call_id, 1)
         with pytest.raises(RunClosedError):
             await (await engine.client(store=False)).run(run.id).answer(asked.call_id, 1)
+
+
+async def test_an_event_without_a_time_says_of_no_call_that_its_time_is_over(engine: Engine) -> None:
+    async with engine.served(Agent("clerk", ScriptedProvider(["Done."]))) as client:
+        run = await client.start("clerk", "Go.")
+        await run.result()
+        asked = QuestionAsked(call_id="c", name="quick", at="2026-01-02T03:04:05+00:00", expires_in=1)
+        events = [NewEvent(asked), NewEvent(ToolCompleted(call_id="c", name="quick", content="late"))]
+        assert await (await client.store()).append(EventBatch(run.id, events))
+        with pytest.raises(RunClosedError):
+            await run.answer("c", 1)
 
 
 @pytest.mark.parametrize("asks", [call("refund", amount=5), call("pay"), call("read")])

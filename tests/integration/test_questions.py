@@ -105,7 +105,7 @@ async def test_questions_come_one_after_the_other(engine: Engine) -> None:
         await run.answer(value={"a": None}, by="ana")
         (second,) = await asked(run, question="Second?")
         assert (first.call_id, first.hash != second.hash) == (second.call_id, True)
-        with pytest.raises(InvalidInputError, match="is not what was looked at"):
+        with pytest.raises(InvalidInputError, match="has changed: it is"):
             await run.answer(value=1, hash=first.hash)
         with pytest.raises(ApprovalDecidedError, match="already answered by ana"):
             await first.answer("late", by="bea")

@@ -89,5 +89,5 @@ def test_the_terminal_asks_until_the_answer_fits(monkeypatch: pytest.MonkeyPatch
     assert results(response.messages) == ["paid 2.5", "as it stands"]
     shown = said.getvalue()
     assert "pay({}) asks: How much?" in shown
-    assert 'it does not fit: "much" is no number' in shown
-    assert "read({}) is yours to run." in shown
+    assert 'the answer does not fit: "much" is no number' in shown
+    assert "read({}) is run by you: enter its result." in shown

@@ -72,9 +72,9 @@ async def test_what_is_no_schedule_is_refused_before_one_is_made(engine: Engine,
         ({}, "needs cron or every"),
         ({"cron": "every day"}, "CronString does not have 5-7 fields"),
         ({"cron": "61 7 * * *"}, "Minute is not in range"),
-        ({"cron": [YEARLY, ""]}, "is no cron expression"),
+        ({"cron": [YEARLY, ""]}, "must be a cron expression, not"),
         ({"cron": YEARLY, "timezone": "Mars/Base"}, "unknown time zone Mars/Base"),
-        ({"every": "1h", "timezone": "Europe/Lisbon"}, "time zone says what cron means"),
+        ({"every": "1h", "timezone": "Europe/Lisbon"}, "timezone applies to cron"),
         ({"every": "often"}, "every: 'often' is not a duration"),
         ({"every": 1.5}, "whole seconds"),
         ({"cron": YEARLY, "overlap": "maybe"}, "overlap is one of skip, "),
@@ -85,8 +85,8 @@ async def test_what_is_no_schedule_is_refused_before_one_is_made(engine: Engine,
         ({"cron": YEARLY, "auth_ref": ""}, "auth_ref"),
         ({"cron": YEARLY, "if_exists": "attach"}, "if_exists"),
         ({"cron": YEARLY, "message": None}, "needs a message"),
-        ({"cron": 7}, "cron: 7 is no cron expression"),
-        ({"cron": YEARLY, "timezone": "\udcff"}, "is no time zone"),
+        ({"cron": 7}, "cron must be a cron expression, not 7"),
+        ({"cron": YEARLY, "timezone": "\udcff"}, "must name a time zone, not"),
         ({"cron": YEARLY, "note": 7}, "note is text, not 7"),
         ({"cron": YEARLY, "paused": "no"}, "paused is True or False, not 'no'"),
         ({"cron": YEARLY, "id": 7}, "id of a schedule is a text of 1 to 900 bytes, not 7"),
@@ -111,7 +111,7 @@ async def test_notes_and_times_of_any_kind(engine: Engine, name: str) -> None:
     assert (await made.describe()).note == "paused by a\ufffd: \ufffd"
     with pytest.raises(InvalidInputError, match="times with a time zone"):
         await made.backfill("2026-01-01", datetime(2026, 1, 2, tzinfo=UTC))  # type: ignore[arg-type]  # a mistake
-    with pytest.raises(InvalidInputError, match="is of no time"):
+    with pytest.raises(InvalidInputError, match="start of a backfill must be before its end"):
         await made.backfill(datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC))
     assert await client.schedules(limit=0) == []
     await made.delete()

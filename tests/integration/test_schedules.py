@@ -253,9 +253,9 @@ async def test_schedules_are_listed_and_those_of_others_are_not(engine: Engine, 
     ]
     assert len(await client.schedules(limit=1)) == 1
     assert own.id not in [one.id for one in await client.schedules()]
-    with pytest.raises(InvalidInputError, match="starts no agent"):
+    with pytest.raises(InvalidInputError, match="starts another workflow, not an agent"):
         await client.get_schedule(own.id).describe()
-    with pytest.raises(InvalidInputError, match="somebody's own"):
+    with pytest.raises(InvalidInputError, match="starts another workflow, not an agent"):
         await client.schedule(agent, "Go", id=own.id, every="1h", if_exists="replace")
     left = (await own.describe()).schedule.action
     assert isinstance(left, ScheduleActionStartWorkflow)
