@@ -23,17 +23,17 @@ UsedAmounts = dict[str, float]
 
 def list_limit_uses(state: RunState) -> list[LimitUse]:
     """List every limit that is set with its use, those of the run first; ``max_iterations`` of the turn last."""
-    found = []
+    uses = []
     for scope, bounds, raised, used in _iter_limit_scopes(state):
-        found += [
+        uses += [
             LimitUse(name=name, scope=scope, used=used[name], allowed=max(bound, getattr(raised, name, None) or 0))
             for name in BUDGET_NAMES
             if (bound := bounds[name]) is not None
         ]
     turn = state.turn
     used_up = turn.iteration if turn else 0
-    found.append(LimitUse(name="max_iterations", scope="turn", used=used_up, allowed=get_max_iterations(state)))
-    return found
+    uses.append(LimitUse(name="max_iterations", scope="turn", used=used_up, allowed=get_max_iterations(state)))
+    return uses
 
 
 def get_max_iterations(state: RunState) -> int:
