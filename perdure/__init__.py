@@ -1,6 +1,6 @@
 """perdure: durable agents on Temporal.
 
-Names are loaded when first used, so ``import perdure`` is quick and loads no SDK and no database driver.
+Names are loaded when they are first used, so ``import perdure`` is quick and loads no SDK and no database driver.
 """
 
 from __future__ import annotations
@@ -38,54 +38,35 @@ if TYPE_CHECKING:
     )
     from .tools.context import RunFacts
     from .types.compaction import Compaction
-    from .types.files import File
     from .types.interface import Response, Status
     from .types.limits import Limits, RateLimit
-    from .types.messages import Message
+    from .types.messages import File, Message
     from .worker import PerdurePlugin, Worker
 
 
-_HOME = {
-    "Abort": "errors",
-    "Agent": "agent.agent",
-    "Approval": "tools",
-    "Client": "client.client",
-    "Compaction": "types.compaction",
-    "File": "types.files",
-    "HookSet": "hooks",
-    "Limits": "types.limits",
-    "Memory": "tools",
-    "Message": "types.messages",
-    "ModelRetry": "errors",
-    "PerdurePlugin": "worker",
-    "RateLimit": "types.limits",
-    "Response": "types.interface",
-    "Run": "client.run",
-    "RunContext": "tools",
-    "RunFacts": "tools.context",
-    "Schedule": "client.schedules",
-    "Status": "types.interface",
-    "Step": "hooks",
-    "Tool": "tools",
-    "ToolContext": "tools",
-    "Toolset": "ports",
-    "Turn": "client.turn",
-    "Veto": "hooks",
-    "Worker": "worker",
-    "allow": "tools",
-    "ask": "tools",
-    "background": "tools",
-    "callback_tool": "tools",
-    "delegate": "tools",
-    "deny": "tools",
-    "hook": "hooks",
-    "load_agent": "agent.agent_file",
-    "local": "local_engine",
-    "register_price": "providers.pricing",
-    "register_provider": "providers.registry",
-    "remote_tool": "tools",
-    "tool": "tools",
+_NAMES_BY_MODULE = {
+    "agent.agent": "Agent",
+    "agent.agent_file": "load_agent",
+    "client.client": "Client",
+    "client.run": "Run",
+    "client.schedules": "Schedule",
+    "client.turn": "Turn",
+    "errors": "Abort ModelRetry",
+    "hooks": "HookSet Step Veto hook",
+    "local_engine": "local",
+    "ports": "Toolset",
+    "providers.pricing": "register_price",
+    "providers.registry": "register_provider",
+    "tools": "Approval Memory RunContext Tool ToolContext allow ask background callback_tool delegate deny remote_tool "
+    "tool",
+    "tools.context": "RunFacts",
+    "types.compaction": "Compaction",
+    "types.interface": "Response Status",
+    "types.limits": "Limits RateLimit",
+    "types.messages": "File Message",
+    "worker": "PerdurePlugin Worker",
 }
+_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
 __all__ = [
     "Abort",
@@ -133,9 +114,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in ("errors", "workflow"):
         return import_module(f".{name}", __name__)
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
     globals()[name] = value
     return value
 

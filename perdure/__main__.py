@@ -1,4 +1,4 @@
-"""``python -m perdure`` is the command ``perdure``."""
+"""``python -m perdure`` runs the command ``perdure``."""
 
 from .cli import main
 

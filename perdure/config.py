@@ -11,32 +11,32 @@ DEFAULT_TASK_QUEUE = "perdure"
 
 
 def resolve_task_queue(given: str | None = None) -> str:
-    """The argument, then ``PERDURE_TASK_QUEUE``, then ``perdure``."""
+    """Return the argument, then ``PERDURE_TASK_QUEUE``, then ``perdure``."""
     return named_task_queue(given) or DEFAULT_TASK_QUEUE
 
 
 def named_task_queue(given: str | None = None) -> str | None:
-    """The argument, then ``PERDURE_TASK_QUEUE``; None when neither names a task queue."""
+    """Return the argument, then ``PERDURE_TASK_QUEUE``; None if neither names a task queue."""
     return given or os.environ.get("PERDURE_TASK_QUEUE") or None
 
 
 def resolve_store_url(given: str | None = None) -> str | None:
-    """The argument, then ``PERDURE_STORE_URL``; None when neither names a store."""
+    """Return the argument, then ``PERDURE_STORE_URL``; None if neither names a store."""
     return given or named_store()
 
 
 def is_new_store_allowed() -> bool:
-    """Whether ``PERDURE_NEW_STORE`` lets a store be made although runs are kept in another one."""
+    """Whether ``PERDURE_NEW_STORE`` allows a new store although runs are kept in another one."""
     return os.environ.get("PERDURE_NEW_STORE", "") not in ("", "0")
 
 
 def get_home_store_url() -> str:
-    """The store under ``PERDURE_HOME``, which is what the embedded engine uses."""
+    """Return the store under ``PERDURE_HOME``, which the embedded engine uses."""
     return f"sqlite:///{current_home().store_db}"
 
 
 def resolve_user(given: str | None = None) -> str:
-    """Who acts: the argument, then ``PERDURE_USER``, then the user of the operating system."""
+    """Return the acting user: the argument, then ``PERDURE_USER``, then the user of the operating system."""
     named = given or os.environ.get("PERDURE_USER")
     if named:
         return named

@@ -1,7 +1,7 @@
-"""What may not be readable in Temporal's history, sealed: AES-256-GCM under keys that Temporal never sees.
+"""Encrypts ``auth_context`` for Temporal's history with AES-256-GCM; Temporal never has the keys.
 
 ``PERDURE_ENCRYPTION_KEYS`` is ``id:base64,…``: the first key encrypts, all of them decrypt, so that keys can be changed
-while runs go on. On a machine's own embedded server a key is made under ``PERDURE_HOME`` where none is given.
+while runs are open. For a machine's own embedded server, a key is created under ``PERDURE_HOME`` if none is given.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _HOME_KEY_ID = "home"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EncryptionKey:
-    """A key under its id. It is never shown."""
+    """A key with its id. It is never printed."""
 
     id: str
     secret: bytes
@@ -51,19 +51,18 @@ class EncryptionKey:
 
     @property
     def fingerprint(self) -> str:
-        """Tells two keys of one id apart, so that a worker with the wrong one waits for the right one."""
+        """Distinguishes two keys of one id, so that a worker with the wrong key waits for the right one."""
         return hashlib.sha256(b"perdure key\n" + self.secret).hexdigest()[:8]
 
     def seal(self, plain: bytes, about: str) -> str:
-        """``plain`` as a token that opens with this key, for the same ``about`` alone."""
+        """Encrypt ``plain`` into a token that only this key opens, and only for the same ``about``."""
         nonce = os.urandom(_NONCE_BYTES)
         sealed = _build_cipher(self).encrypt(nonce, plain, self._build_associated_data(about))
-        return ":".join(
-            (AUTH_TOKEN_PREFIX, self.id, self.fingerprint, base64.urlsafe_b64encode(nonce + sealed).decode())
-        )
+        body = base64.urlsafe_b64encode(nonce + sealed).decode()
+        return f"{AUTH_TOKEN_PREFIX}:{self.id}:{self.fingerprint}:{body}"
 
     def open(self, body: str, abouts: Iterable[str]) -> bytes | None:
-        """What was sealed for one of ``abouts``; None where it was not, or was changed."""
+        """Decrypt what was sealed for one of ``abouts``; None if it was sealed for another, or was changed."""
         from cryptography.exceptions import InvalidTag
 
         try:
@@ -72,13 +71,9 @@ class EncryptionKey:
             return None
         cipher = _build_cipher(self)
         for about in abouts:
-            try:
-                plain: bytes = cipher.decrypt(
-                    raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], self._build_associated_data(about)
-                )
-            except (InvalidTag, ValueError):
-                continue
-            return plain
+            associated_data = self._build_associated_data(about)
+            with suppress(InvalidTag, ValueError):
+                return bytes(cipher.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], associated_data))
         return None
 
     def _build_associated_data(self, about: str) -> bytes:
@@ -86,23 +81,24 @@ class EncryptionKey:
 
 
 class KeyRing:
-    """Keys by their ids, the first of which encrypts."""
+    """Keys by their ids; the first encrypts."""
 
     def __init__(self, keys: Iterable[EncryptionKey] = ()) -> None:
         self._keys = {key.id: key for key in keys}
 
     @classmethod
     def from_environment(cls) -> KeyRing:
-        """Those of ``PERDURE_ENCRYPTION_KEYS``. Raises ``RuntimeSetupError`` that names the one which is wrong."""
-        return cls(_parse_keys(os.environ.get("PERDURE_ENCRYPTION_KEYS", ""), KEYS_VARIABLE))
+        """Parse ``PERDURE_ENCRYPTION_KEYS``. Raises ``RuntimeSetupError`` that names the invalid key."""
+        return cls(_parse_keys(os.environ.get(KEYS_VARIABLE, ""), KEYS_VARIABLE))
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Of the keys, the one that encrypts first."""
+        """Ids of the keys, the encrypting key first."""
         return tuple(self._keys)
 
     def get_encryption_key(self, address: str) -> EncryptionKey:
-        """The key that encrypts for the server at ``address``. Raises ``AuthContextUnavailableError`` without one."""
+        """Return the key that encrypts for the server at ``address``. Raises ``AuthContextUnavailableError`` if there
+        is none."""
         if self._keys:
             return next(iter(self._keys.values()))
         if address == IN_PROCESS_ADDRESS:
@@ -111,38 +107,37 @@ class KeyRing:
         if record is not None and record.address == address:
             return _read_home_key() or _create_home_key()
         raise AuthContextUnavailableError(
-            f"auth_context would stand readable in the history of the Temporal server at {address}, "
-            f"and {KEYS_VARIABLE} gives no key to encrypt it with",
+            f"auth_context would be readable in the history of the Temporal server at {address}: "
+            f"{KEYS_VARIABLE} has no key to encrypt it",
             hint=f"{MAKE_KEY_HINT} Or send an auth_ref, which the worker resolves.",
         )
 
     def open(self, token: str, abouts: Iterable[str]) -> bytes:
-        """What ``token`` was made of, for one of ``abouts``.
+        """Decrypt ``token`` for one of ``abouts``.
 
-        Raises ``AuthContextUnavailableError`` where its key is not here, ``AuthContextError`` for a token that was
-        changed, or made for something else.
+        Raises ``AuthContextUnavailableError`` if its key is not here, ``AuthContextError`` for a token that was
+        changed, or was made for something else.
         """
-        form, key_id, mark, body = token.split(":") if token.count(":") == 3 else ("", "", "", "")
-        if form != AUTH_TOKEN_PREFIX:
-            raise AuthContextError("the run's auth_context is of a form that this engine does not know")
-        key = self._find_key(key_id, mark)
-        plain = key.open(body, abouts)
+        prefix, key_id, fingerprint, body = token.split(":") if token.count(":") == 3 else ("", "", "", "")
+        if prefix != AUTH_TOKEN_PREFIX:
+            raise AuthContextError("the run's auth_context has a format that this engine does not support")
+        plain = self._find_key(key_id, fingerprint).open(body, abouts)
         if plain is None:
             raise AuthContextError(
                 "the run's auth_context was made for another run, or was changed",
-                hint="It is good for the conversation that it was sent to: give each its own.",
+                hint="A token is valid for one conversation: send each its own auth_context.",
             )
         return plain
 
-    def _find_key(self, key_id: str, mark: str) -> EncryptionKey:
-        found = [self._keys.get(key_id), _PROCESS_KEY, _read_home_key() if key_id == _HOME_KEY_ID else None]
-        for key in found:
-            if key is not None and (key.id, key.fingerprint) == (key_id, mark):
+    def _find_key(self, key_id: str, fingerprint: str) -> EncryptionKey:
+        candidates = [self._keys.get(key_id), _PROCESS_KEY, _read_home_key() if key_id == _HOME_KEY_ID else None]
+        for key in candidates:
+            if key is not None and (key.id, key.fingerprint) == (key_id, fingerprint):
                 return key
-        here = ", ".join(self._keys) or "none"
-        what = "has another key under that id" if found[0] is not None else f"does not have it (it has: {here})"
+        known = ", ".join(self._keys) or "none"
+        problem = f"does not have it (it has: {known})" if candidates[0] is None else "has another key with that id"
         raise AuthContextUnavailableError(
-            f"the run's auth_context was encrypted with key {key_id!r:.70}, and this worker {what}",
+            f"the run's auth_context was encrypted with key {key_id!r:.70}, and this worker {problem}",
             hint=f"Add the key to {KEYS_VARIABLE} of every worker; the run waits for it.",
         )
 
@@ -162,11 +157,9 @@ def _build_cipher(key: EncryptionKey) -> Any:
 
 def _parse_keys(text: str, where: str) -> list[EncryptionKey]:
     keys: dict[str, EncryptionKey] = {}
-    for number, one in enumerate((part.strip() for part in text.split(",") if part.strip()), 1):
-        key_id, _, secret = one.partition(":")
-        if (
-            not _KEY_ID.fullmatch(key_id) or not secret
-        ):  # what stands there may be a key without its id: it is not shown
+    for number, entry in enumerate((part.strip() for part in text.split(",") if part.strip()), 1):
+        key_id, _, secret = entry.partition(":")
+        if not _KEY_ID.fullmatch(key_id) or not secret:  # not shown: it may be a key without its id
             raise RuntimeSetupError(f"{where}: key {number} is not of the form id:base64", hint=MAKE_KEY_HINT)
         if key_id in keys:
             raise RuntimeSetupError(f"{where}: two keys have the id {key_id!r}", hint="Give each key an id of its own.")
@@ -191,7 +184,7 @@ def _get_home_key_path() -> Path:
 
 
 def _read_home_key() -> EncryptionKey | None:
-    """This machine's own key, if it has been made."""
+    """Read this machine's own key; None if there is none yet."""
     try:
         text = _get_home_key_path().read_text()
     except FileNotFoundError:
@@ -200,17 +193,15 @@ def _read_home_key() -> EncryptionKey | None:
         raise RuntimeSetupError(
             f"{_get_home_key_path()} cannot be read: {error.strerror}", hint="Make it readable."
         ) from None
-    keys: Mapping[str, EncryptionKey] = {key.id: key for key in _parse_keys(text, str(_get_home_key_path()))}
-    return keys.get(_HOME_KEY_ID)
+    return next((key for key in _parse_keys(text, str(_get_home_key_path())) if key.id == _HOME_KEY_ID), None)
 
 
 def _create_home_key() -> EncryptionKey:
-    """Make it, readable by its owner alone, whole from the first moment, and once: of two programs the first counts."""
+    """Create this machine's key, readable by its owner only and complete from the first moment. If two programs do it
+    at the same time, both use the first key."""
     home = current_home().create()
-    with (
-        home.translate_errors(),
-        tempfile.NamedTemporaryFile("w", dir=home.root, prefix=".key-") as fresh,
-    ):  # its mode is 0600
+    # A temporary file has the mode 0600.
+    with home.translate_errors(), tempfile.NamedTemporaryFile("w", dir=home.root, prefix=".key-") as fresh:
         fresh.write(f"{_HOME_KEY_ID}:{base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()}\n")
         fresh.flush()
         os.fsync(fresh.fileno())
@@ -219,17 +210,17 @@ def _create_home_key() -> EncryptionKey:
     key = _read_home_key()
     if key is None:
         raise RuntimeSetupError(
-            f"{_get_home_key_path()} has no key {_HOME_KEY_ID!r}", hint="Remove the file, and a key is made anew."
+            f"{_get_home_key_path()} has no key {_HOME_KEY_ID!r}", hint="Remove the file: then a new key is created."
         )
     return key
 
 
 # ---
-# ``auth_context`` as it is sent: encrypted, for one conversation.
+# ``auth_context`` as sent: encrypted, for one conversation.
 
 
 AUTH_BYTES = 8 * 1024
-"""Of an ``auth_context`` as JSON. Every step of the run is told it, encrypted."""
+"""Most bytes of an ``auth_context`` as JSON. Every step of the run gets it, encrypted."""
 
 AuthMapping = Mapping[str, Any]
 
@@ -237,12 +228,13 @@ AuthMapping = Mapping[str, Any]
 def seal_auth(
     temporal: TemporalClient, context_id: str, auth_context: AuthMapping | None, auth_ref: str | None
 ) -> dict[str, str]:
-    """The fields of a start or a message that say on whose behalf conversation ``context_id`` acts; none without any.
+    """Return the fields of a start or a message with the identity on whose behalf conversation ``context_id`` acts;
+    empty without an identity.
 
-    Raises ``InvalidInputError`` for what cannot be sent, ``AuthContextUnavailableError`` where there is no key.
+    Raises ``InvalidInputError`` for a value that cannot be sent, ``AuthContextUnavailableError`` if there is no key.
     """
     if auth_context is not None and auth_ref is not None:
-        raise InvalidInputError("there is auth_context or auth_ref, not both", hint="Leave one out.")
+        raise InvalidInputError("give auth_context or auth_ref, not both", hint="Leave one out.")
     if auth_ref is not None:
         if not isinstance(auth_ref, str) or not 0 < len(auth_ref) <= AUTH_REF_CHARS:
             raise InvalidInputError(f"an auth_ref is a text of 1 to {AUTH_REF_CHARS:,} characters")
@@ -255,9 +247,10 @@ def seal_auth(
 
 
 def reseal_auth_token(temporal: TemporalClient, token: str, parent_id: str, context_id: str) -> str:
-    """``token`` of a subagent's run, which may be sealed for a run above it, for its conversation ``context_id`` alone.
+    """Encrypt ``token`` of a subagent's run, which may be sealed for a run above it, for its conversation
+    ``context_id`` only.
 
-    ``parent_id`` is the run that started it, as Temporal's history says. Raises ``AuthContextUnavailableError`` where
+    ``parent_id`` is the run that started it, according to Temporal's history. Raises ``AuthContextUnavailableError`` if
     the key is not here, ``AuthContextError``.
     """
     above = [parent_id[:end] for end, character in enumerate(parent_id) if character == "/"]
@@ -267,19 +260,19 @@ def reseal_auth_token(temporal: TemporalClient, token: str, parent_id: str, cont
 
 
 def _encode_auth_context(auth_context: AuthMapping) -> bytes:
-    """Its JSON. What is wrong is said without its values."""
-    wants = "Give names and plain values: what the tools need to act for the user."
+    """Encode it as JSON. Errors do not show its values."""
+    hint = "Give names and plain values: what the tools need to act for the user."
     if not isinstance(auth_context, Mapping) or not all(isinstance(name, str) for name in auth_context):
-        raise InvalidInputError("an auth_context is a dictionary of plain JSON", hint=wants)
+        raise InvalidInputError("an auth_context is a dictionary of plain JSON", hint=hint)
     try:
         plain = json.dumps(dict(auth_context), allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInputError(
-            f"an auth_context is a dictionary of plain JSON: {type(error).__name__} in one of its values", hint=wants
+            f"an auth_context is a dictionary of plain JSON: {type(error).__name__} in one of its values", hint=hint
         ) from None
     if len(plain) > AUTH_BYTES:
         raise InvalidInputError(
             f"the auth_context has {len(plain):,} bytes as JSON; it may have {AUTH_BYTES:,}",
-            hint="Keep it elsewhere and send an auth_ref, which the worker resolves.",
+            hint="Store it elsewhere and send an auth_ref, which the worker resolves.",
         )
     return plain

@@ -3,24 +3,26 @@
     PerdureError
     ├── DefinitionError (also TypeError)         an agent or tool is defined wrongly; raised where it is defined
     │   └── SettingsError (also ValueError)      a setting that the provider does not have
-    ├── InvalidInputError (also ValueError)      a run was started or steered with a badly shaped argument
-    │   └── NotWaitingYetError                   the call may come to wait for somebody; retryable
+    ├── InvalidInputError (also ValueError)      a run was started or steered with an invalid argument
+    │   ├── NotWaitingYetError                   the call does not wait for it yet; retryable
+    │   └── NewerStateError                      a newer engine wrote the run's state
     ├── RunError                                 a run ended without an answer
     │   ├── LimitError
     │   │   ├── MaxIterationsError
     │   │   └── BudgetExceededError
-    │   ├── ParseError                           the model never gave valid typed output
+    │   ├── ParseError                           the model gave no valid typed output
     │   ├── HookError                            an author's hook failed
     │   ├── BranchError                          a branch of a step ended without an answer
     │   ├── AbortError                           an author's hook or tool ended the run
     │   ├── RunCancelledError
     │   ├── RunPausedError                       the run waits for an operator; it is not lost
-    │   ├── AgentNotFoundError                   no worker on the task queue knows the agent
-    │   ├── ToolsetError                         a toolset cannot say which tools it has; retryable
+    │   ├── EngineError                          the engine failed unexpectedly
+    │   ├── AgentNotFoundError                   no worker on the task queue has the agent; retryable
+    │   ├── ToolsetError                         a toolset cannot list its tools; retryable
     │   └── AuthContextError                     the run's auth_context was changed, or made for another run
-    │       └── AuthContextUnavailableError      it cannot be had for now (a key is missing); retryable
+    │       └── AuthContextUnavailableError      it is not available now (a key is missing); retryable
     ├── ToolError                                what a tool's exception becomes for the model
-    │   └── QuestionDeclinedError                a person would not answer what the tool asks
+    │   └── QuestionDeclinedError                the question of a tool was declined
     ├── RunNotFoundError · RunExistsError · RunClosedError · RunStuckError
     ├── ScheduleNotFoundError · ScheduleExistsError
     ├── ApprovalPendingError · ApprovalExpiredError · ApprovalDecidedError
@@ -30,7 +32,7 @@
     │   └── RateLimitError · OverloadedError · ProviderServerError · ProviderConnectionError
     │       · ProviderTimeoutError · TruncatedStreamError · MalformedReplyError          (all retryable)
     ├── StoreError                               the store cannot be read or written; retryable
-    │   ├── MemoryChangedError                   somebody else changed what a call has read and changes
+    │   ├── MemoryChangedError                   another call changed values that a call has read and changes
     │   ├── StoreMismatchError                   a store answers, but it is not the run's; retryable
     │   ├── StoreVersionError                    the store's schema is newer than this program
     │   ├── TranscriptCorruptedError             a node is missing or altered; the run pauses
@@ -39,10 +41,10 @@
         ├── ServerNotFoundError · ServerStartError
         ├── ServerUnreachableError (also ConnectionError)
         ├── ThreadsLostError                     authors' functions that never return hold a worker's threads
-        └── NoWorkerError                        nobody polls the task queue
+        └── NoWorkerError                        no worker polls the task queue
 
-An error that crosses Temporal keeps its class: it travels as ``ApplicationError(type=<class name>)`` and
-:func:`build_error` finds the class again.
+An error that crosses Temporal keeps its class: it travels as ``ApplicationError(type=<class name>)``, and
+:func:`build_error` restores the class.
 """
 
 from __future__ import annotations
@@ -52,10 +54,10 @@ import sys
 
 
 class PerdureError(Exception):
-    """Base of all errors here. ``hint`` is the way out, where there is one."""
+    """Base class of all errors of perdure. ``hint`` is the way out, if there is one."""
 
     retryable = False
-    """Whether the same attempt may succeed later without anybody changing the request."""
+    """Whether the same request may succeed later, unchanged."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -75,13 +77,17 @@ class SettingsError(DefinitionError, ValueError):
 
 
 class InvalidInputError(PerdureError, ValueError):
-    """A run was started or steered with an argument of the wrong shape or size."""
+    """An argument of a start or of a later request has a wrong shape or size."""
 
 
 class NotWaitingYetError(InvalidInputError):
-    """An approval or an answer came before the run has heard that its call waits, if it is ever to wait."""
+    """An approval or an answer arrived before the run knows that its call waits, if it ever will."""
 
     retryable = True
+
+
+class NewerStateError(InvalidInputError):
+    """A newer engine wrote the state of the run. Workers of the newer engine can continue the run; this one cannot."""
 
 
 class RunError(PerdureError):
@@ -93,7 +99,7 @@ class LimitError(RunError):
 
 
 class MaxIterationsError(LimitError):
-    """The turn used all its iterations and ``on_limit="error"``."""
+    """The turn used all its iterations, and ``on_limit`` is ``"error"``."""
 
 
 class BudgetExceededError(LimitError):
@@ -101,11 +107,11 @@ class BudgetExceededError(LimitError):
 
 
 class ParseError(RunError):
-    """The model never gave output of the asked type."""
+    """The model gave no valid value of the output type."""
 
 
 class HookError(RunError):
-    """An author's hook failed, and was not to be logged only."""
+    """An author's hook failed, and ``on_error`` is not ``"log"``."""
 
 
 class BranchError(RunError):
@@ -116,32 +122,32 @@ class AbortError(RunError):
     """An author's hook, step policy or tool ended the run on purpose."""
 
     def plain(self) -> AbortError:
-        """Itself, of a subclass of the author's without what only that has: it is told apart by its name."""
+        """Convert an author's subclass into an ``AbortError``: errors are identified by class name."""
         return AbortError(self.message, hint=self.hint)
 
 
 Abort = AbortError
-"""``raise Abort("…")``: as authors write it."""
+"""The name for authors: ``raise Abort("…")``."""
 
 
-class ModelRetry(Exception):  # noqa: N818  # it is no error of the run: the model is told, and tries again
-    """Raised by an output validator: the model is told why its answer will not do, and is to give another."""
+class ModelRetry(Exception):  # noqa: N818  # not an error of the run: the model tries again
+    """Raised by an output validator: the message goes to the model, which answers again."""
 
 
 class RunCancelledError(RunError):
-    """Somebody cancelled the run."""
+    """The run was cancelled."""
 
 
 class RunPausedError(RunError):
-    """The run waits for an operator; nothing is lost, and it goes on after ``resume``."""
+    """The run waits for an operator; nothing is lost, and it continues after ``resume``."""
 
 
 class EngineError(RunError):
-    """The engine failed unexpectedly. Nothing of the change was kept; the run goes on, or is paused and says so."""
+    """The engine failed unexpectedly. The change was dropped; the run continues, or is paused with the reason."""
 
 
 class AgentNotFoundError(RunError):
-    """No worker on the task queue knows the agent."""
+    """No worker on the task queue has the agent."""
 
     retryable = True
 
@@ -151,7 +157,8 @@ class AuthContextError(RunError):
 
 
 class AuthContextUnavailableError(AuthContextError):
-    """The run's ``auth_context`` cannot be had for now: its key is not here, or nobody can resolve its ``auth_ref``."""
+    """The run's ``auth_context`` is not available now: its key is missing, or no worker can resolve its
+    ``auth_ref``."""
 
     retryable = True
 
@@ -163,31 +170,31 @@ class ToolsetError(RunError):
 
 
 class ToolError(PerdureError):
-    """A tool failed; the model is told ``Type: message``."""
+    """A tool failed; the model gets ``Type: message``."""
 
 
 class QuestionDeclinedError(ToolError):
-    """A person was asked by a tool (``ctx.ask``), and would not or could not answer."""
+    """The question of a tool (``ctx.ask``) was declined."""
 
 
 class RunNotFoundError(PerdureError):
-    """There is no run of that id."""
+    """No run has that id."""
 
 
-LIST_HINT = "`perdure list` shows the runs there are."
-"""The way out of errors about a run that is not found."""
+LIST_HINT = "`perdure list` shows all runs."
+"""Hint of errors about a run that is not found."""
 
 
 class RunStuckError(PerdureError):
-    """The run's workflow task fails again and again; the hint says how to get the run going."""
+    """The run's workflow task fails repeatedly; the hint says how to repair the run."""
 
 
 class RunExistsError(PerdureError):
-    """A run of that id exists already."""
+    """A run with that id exists."""
 
 
 class RunClosedError(PerdureError):
-    """The run has ended and takes no more messages."""
+    """The run has ended and accepts no more messages."""
 
 
 class ScheduleNotFoundError(PerdureError):
@@ -199,35 +206,30 @@ class ScheduleExistsError(PerdureError):
 
 
 class ApprovalPendingError(PerdureError):
-    """The run waits for a person's approval or answer; it stays open."""
+    """The run waits for an approval or an answer; it stays open."""
 
 
 class ApprovalExpiredError(PerdureError):
-    """Nobody decided, or answered, in time."""
+    """The request expired before a decision or an answer."""
 
 
 class ApprovalDecidedError(PerdureError):
-    """Somebody has decided, or answered, already."""
+    """The call was already decided or answered."""
 
 
 class ProviderError(PerdureError):
-    """A model's API failed. ``retry_after`` is in seconds, where the API said it; None for what is not a number from 0
+    """A model's API failed. ``retry_after`` is in seconds, if the API gave it; None for anything but a number from 0
     up. ``Limits(retry_wait=…)`` bounds it."""
 
     fallback = True
-    """Whether the next model of a chain is asked. Not where it would be refused for the same reason."""
+    """Whether the next model of a chain is called; false if it would be refused for the same reason."""
     place: str | None = None
-    """The part of the request that the API named, in its own words: ``messages.3.content.1.image.source``."""
+    """The part of the request that the API named, in its own terms: ``messages.3.content.1.image.source``."""
     refused: frozenset[str] | None = None
-    """SHA-256 of each text and file at ``place``; empty where no message is to blame, None where that is not known."""
+    """SHA-256 of each text and file at ``place``; empty if no message is the cause, None if the cause is unknown."""
 
     def __init__(
-        self,
-        message: str,
-        *,
-        hint: str | None = None,
-        retry_after: float | None = None,
-        status: int | None = None,
+        self, message: str, *, hint: str | None = None, retry_after: float | None = None, status: int | None = None
     ) -> None:
         super().__init__(message, hint=hint)
         self.retry_after = retry_after
@@ -254,7 +256,7 @@ class AuthenticationError(ProviderError):
 
 
 class PermissionDeniedError(ProviderError):
-    """The key may not do this."""
+    """The key has no permission for this request."""
 
 
 class ModelNotFoundError(ProviderError):
@@ -262,17 +264,17 @@ class ModelNotFoundError(ProviderError):
 
 
 class BadRequestError(ProviderError):
-    """The API refuses the request as it stands."""
+    """The API refuses the request."""
 
     fallback = False
 
 
 class ContextLengthError(BadRequestError):
-    """The conversation is longer than the model takes."""
+    """The conversation is longer than the model accepts."""
 
-    fallback = True  # another model may take more
+    fallback = True  # another model may accept more
     ways: tuple[str, ...] = ()
-    """Ways of the agent's (``Agent(compaction=…)``) by which the same call may be made shorter: those that are left."""
+    """The remaining compactions of the agent (``Agent(compaction=…)``) that can shorten the same call."""
 
 
 class ContentFilterError(ProviderError):
@@ -280,7 +282,7 @@ class ContentFilterError(ProviderError):
 
 
 class RateLimitError(ProviderError):
-    """Too many requests or tokens for now."""
+    """Too many requests or tokens at present."""
 
     retryable = True
 
@@ -304,7 +306,7 @@ class ProviderConnectionError(ProviderError):
 
 
 class ProviderTimeoutError(ProviderError):
-    """The provider did not answer, or fell silent in the middle of a reply."""
+    """The provider did not answer, or stopped sending in the middle of a reply."""
 
     retryable = True
 
@@ -316,25 +318,25 @@ class TruncatedStreamError(ProviderError):
 
 
 class MalformedReplyError(ProviderError):
-    """The reply is not of the wire format."""
+    """The reply does not have the wire format."""
 
     retryable = True
 
 
 class StoreError(PerdureError):
-    """The store cannot be read or written for now (locked, full, read-only, unreachable)."""
+    """The store cannot be read or written at present (locked, full, read-only, unreachable)."""
 
     retryable = True
 
 
 class MemoryChangedError(StoreError):
-    """Somebody else has changed what a call has read and changes: the call runs once more, on what is there now."""
+    """Another call has changed values that this call has read and changes: the call runs again with the new values."""
 
     retryable = False
 
 
 class StoreMismatchError(StoreError):
-    """A store answers, but it is not the one that holds this run."""
+    """A store answers, but it is not the store of this run."""
 
 
 class StoreVersionError(StoreError):
@@ -356,7 +358,7 @@ class TranscriptUnavailableError(StoreError):
 
 
 class RuntimeSetupError(PerdureError):
-    """What a run needs to run is not there."""
+    """Something that a run needs is missing."""
 
 
 class ServerNotFoundError(RuntimeSetupError):
@@ -380,14 +382,14 @@ class NoWorkerError(RuntimeSetupError):
 
 
 def _collect_error_classes(root: type[PerdureError]) -> dict[str, type[PerdureError]]:
-    found = {root.__name__: root}
+    classes = {root.__name__: root}
     for child in root.__subclasses__():
-        found |= _collect_error_classes(child)
-    return found
+        classes |= _collect_error_classes(child)
+    return classes
 
 
 def build_error(name: str | None, message: str, hint: str | None = None) -> PerdureError:
-    """The error of class ``name`` again, as it was before it crossed Temporal; ``RunError`` for a stranger."""
+    """Restore the error of class ``name`` that crossed Temporal; ``RunError`` for an unknown class."""
     cls = _collect_error_classes(PerdureError).get(name or "")
     if cls is None:
         return RunError(f"{name}: {message}" if name else message, hint=hint)

@@ -1,4 +1,5 @@
-"""The search attributes of a namespace: which of perdure's it has, and how it gets them."""
+"""Calls to the Temporal frontend: search attributes, error translation, workflow starts, namespaces, failing workflow
+tasks."""
 
 from __future__ import annotations
 
@@ -53,59 +54,59 @@ from .errors import (
 from .types.interface import AGENT_ATTRIBUTE, SEARCH_ATTRIBUTES, WORKFLOW_TYPE
 
 RECHECK_SECONDS = 60.0
-"""Seconds after which a namespace is asked again what it has: so long does ``perdure server setup`` take to be seen."""
+"""Seconds after which a namespace's attributes are queried again: the delay until ``perdure server setup`` takes
+effect."""
 _RPC_TIMEOUT = timedelta(seconds=2)
-"""A start, or a model call's reply, does not wait longer for a server that is slow to say what it has."""
+"""A start, or a model call's reply, does not wait longer for a slow server."""
 _DENIED_STATUSES = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.UNIMPLEMENTED)
-"""What a server says whose operator service is not for everybody: Temporal Cloud's, for instance."""
+"""Statuses of a server whose operator service is not open to every client: Temporal Cloud's, for instance."""
 _ALIAS_COLUMN = re.compile(r"(?:Custom)?([A-Za-z]+?)(?:\d+|Field)")
-"""The column behind an attribute of a namespace, which says its type: ``Keyword01``, ``Int03``."""
+"""The column of a namespace's attribute, which gives its type: ``Keyword01``, ``Int03``."""
 _CLOUD_HINT = "On Temporal Cloud: tcld namespace search-attributes add, or the namespace's page."
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceAttributes:
-    """What a namespace has of :data:`SEARCH_ATTRIBUTES`."""
+    """The attributes of :data:`SEARCH_ATTRIBUTES` in a namespace."""
 
     names: tuple[str, ...]
-    """Those that are there with their types."""
+    """Attributes with the right type."""
     mistyped: Mapping[str, str]
-    """Those of another type, and which."""
+    """Attributes of another type, with that type."""
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Those that are not there, in any type."""
+        """Attributes that are missing in any type."""
         return tuple(name for name in SEARCH_ATTRIBUTES if name not in self.names and name not in self.mistyped)
 
     def __str__(self) -> str:
-        """What is wrong, in a line; "" where all are there."""
-        said = [f"missing: {', '.join(self.missing)}"] if self.missing else []
-        said += [
-            f"{name} is of type {kind} and must be {SEARCH_ATTRIBUTES[name]}" for name, kind in self.mistyped.items()
-        ]
-        return "; ".join(said)
+        """The problems, in a line; "" if all attributes exist."""
+        problems = [f"missing: {', '.join(self.missing)}"] if self.missing else []
+        for name, kind in self.mistyped.items():
+            problems.append(f"{name} is of type {kind} and must be {SEARCH_ATTRIBUTES[name]}")
+        return "; ".join(problems)
 
 
 async def find_search_attributes(service: ServiceClient, namespace: str) -> NamespaceAttributes:
-    """What ``namespace`` has. Raises ``RPCError``."""
+    """Query the search attributes of ``namespace``. Raises ``RPCError``."""
     try:
-        asked = ListSearchAttributesRequest(namespace=namespace)
-        listed = await service.operator_service.list_search_attributes(asked, timeout=_RPC_TIMEOUT)
+        request = ListSearchAttributesRequest(namespace=namespace)
+        response = await service.operator_service.list_search_attributes(request, timeout=_RPC_TIMEOUT)
     except RPCError as error:
         if error.status not in _DENIED_STATUSES:
             raise
         types = await _read_aliases(service, namespace)
     else:
-        types = {name: _format_attribute_type(kind) for name, kind in listed.custom_attributes.items()}
-    here = {name: types[name] for name in SEARCH_ATTRIBUTES if name in types}
+        types = {name: _format_attribute_type(kind) for name, kind in response.custom_attributes.items()}
+    present_types = {name: types[name] for name in SEARCH_ATTRIBUTES if name in types}
     return NamespaceAttributes(
-        tuple(name for name, kind in here.items() if kind == SEARCH_ATTRIBUTES[name]),
-        {name: kind for name, kind in here.items() if kind != SEARCH_ATTRIBUTES[name]},
+        tuple(name for name, kind in present_types.items() if kind == SEARCH_ATTRIBUTES[name]),
+        {name: kind for name, kind in present_types.items() if kind != SEARCH_ATTRIBUTES[name]},
     )
 
 
 async def _read_aliases(service: ServiceClient, namespace: str) -> dict[str, str]:
-    """The same from the namespace's description, which every client may read."""
+    """Read the same from the namespace's description, which every client may read."""
     request = DescribeNamespaceRequest(namespace=namespace)
     described = await service.workflow_service.describe_namespace(request, timeout=_RPC_TIMEOUT)
     columns = described.config.custom_search_attribute_aliases
@@ -113,41 +114,41 @@ async def _read_aliases(service: ServiceClient, namespace: str) -> dict[str, str
 
 
 async def register_search_attributes(service: ServiceClient, namespace: str) -> tuple[str, ...]:
-    """Give ``namespace`` the attributes that it lacks, and say which. Raises ``RuntimeSetupError``."""
+    """Register the missing attributes in ``namespace``, and return their names. Raises ``RuntimeSetupError``."""
     try:
-        found = await find_search_attributes(service, namespace)
-        if found.mistyped:
+        attributes = await find_search_attributes(service, namespace)
+        if attributes.mistyped:
             raise RuntimeSetupError(
-                f"namespace {namespace!r} has another search attribute of that name: {found}",
-                hint="Remove or rename it. Until then runs are served without; the inbox asks every open run.",
+                f"namespace {namespace!r} has another search attribute of that name: {attributes}",
+                hint="Remove or rename it. Until then runs have no such attributes; the inbox queries every open run.",
             )
-        if found.missing:
-            wanted = {name: parse_attribute_type(SEARCH_ATTRIBUTES[name]) for name in found.missing}
-            request = AddSearchAttributesRequest(namespace=namespace, search_attributes=wanted)
+        if attributes.missing:
+            types = {name: parse_attribute_type(SEARCH_ATTRIBUTES[name]) for name in attributes.missing}
+            request = AddSearchAttributesRequest(namespace=namespace, search_attributes=types)
             await service.operator_service.add_search_attributes(request)
     except RPCError as error:
         raise _build_registration_error(namespace, error) from error
-    return found.missing
+    return attributes.missing
 
 
 def _build_registration_error(namespace: str, error: RPCError) -> RuntimeSetupError:
     if error.status in _DENIED_STATUSES:
-        wanted = " ".join(f'--search-attribute "{name}={kind}"' for name, kind in SEARCH_ATTRIBUTES.items())
+        options = " ".join(f'--search-attribute "{name}={kind}"' for name, kind in SEARCH_ATTRIBUTES.items())
         return RuntimeSetupError(
-            f"you may not register search attributes in namespace {namespace!r}: {error.message}",
-            hint=f"Have an administrator do it. {_CLOUD_HINT} They are: {wanted}",
+            f"no permission to register search attributes in namespace {namespace!r}: {error.message}",
+            hint=f"Have an administrator do it. {_CLOUD_HINT} They are: {options}",
         )
     if error.status is RPCStatusCode.NOT_FOUND:
-        way_out = "Name another one (--namespace), or create it: temporal operator namespace create."
-        return RuntimeSetupError(f"there is no namespace {namespace!r}: {error.message}", hint=way_out)
-    return RuntimeSetupError(f"namespace {namespace!r} does not take the search attributes: {error.message}")
+        hint = "Name another one (--namespace), or create it: temporal operator namespace create."
+        return RuntimeSetupError(f"there is no namespace {namespace!r}: {error.message}", hint=hint)
+    return RuntimeSetupError(f"namespace {namespace!r} refuses the search attributes: {error.message}")
 
 
 @dataclass(slots=True)
 class _AttributesEntry:
     attributes: NamespaceAttributes | None = None
     expires_at: float = 0.0
-    """When it is to be asked for again: ``time.monotonic()``."""
+    """Time of the next query, of ``time.monotonic()``."""
     is_refreshing: bool = False
 
 
@@ -155,9 +156,9 @@ _attributes_cache: WeakKeyDictionary[TemporalClient, _AttributesEntry] = WeakKey
 
 
 async def get_search_attributes(temporal: TemporalClient) -> NamespaceAttributes | None:
-    """What the client's namespace has, as it was seen last; asked for now and then. None where it cannot be told.
+    """Return the attributes of the client's namespace, cached for ``RECHECK_SECONDS``. None if they are unknown.
 
-    Never raises: nothing depends on it but how quickly runs are found.
+    Never raises: they only make finding runs quicker.
     """
     entry = _attributes_cache.setdefault(temporal, _AttributesEntry())
     if time.monotonic() < entry.expires_at or (entry.is_refreshing and entry.attributes is not None):
@@ -165,7 +166,7 @@ async def get_search_attributes(temporal: TemporalClient) -> NamespaceAttributes
     entry.is_refreshing = True
     try:
         entry.attributes = await find_search_attributes(temporal.service_client, temporal.namespace)
-    except RPCError:  # it stays as it was: a server that is away has lost nothing
+    except RPCError:  # the cached value stays: an unreachable server has lost nothing
         pass
     finally:
         entry.is_refreshing, entry.expires_at = False, time.monotonic() + RECHECK_SECONDS
@@ -173,20 +174,20 @@ async def get_search_attributes(temporal: TemporalClient) -> NamespaceAttributes
 
 
 def forget_search_attributes(temporal: TemporalClient) -> None:
-    """What was known is wrong: the next one asks."""
+    """Drop the cached attributes: the next call queries them."""
     _attributes_cache.pop(temporal, None)
 
 
 async def build_start_attributes(temporal: TemporalClient, agent: str) -> TypedSearchAttributes:
-    """What a run of ``agent`` is started with: its name, where the namespace has an attribute for it."""
-    found = await get_search_attributes(temporal)
-    if found is None or AGENT_ATTRIBUTE not in found.names:
+    """Return the attributes of a new run of ``agent``: its name, if the namespace has an attribute for it."""
+    attributes = await get_search_attributes(temporal)
+    if attributes is None or AGENT_ATTRIBUTE not in attributes.names:
         return TypedSearchAttributes.empty
     return build_search_attributes({AGENT_ATTRIBUTE: agent})
 
 
 def build_search_attributes(values: Mapping[str, object]) -> TypedSearchAttributes:
-    """Texts are keywords, numbers are whole."""
+    """Build attributes from values: texts are keywords, numbers are integers."""
     return TypedSearchAttributes(
         [
             SearchAttributePair(SearchAttributeKey.for_int(name), value)
@@ -198,12 +199,12 @@ def build_search_attributes(values: Mapping[str, object]) -> TypedSearchAttribut
 
 
 def is_missing_attribute(error: RPCError) -> bool:
-    """Whether the server refuses a start, or a query, for want of a search attribute."""
+    """Whether the server refuses a start, or a query, because a search attribute is missing."""
     return error.status is RPCStatusCode.INVALID_ARGUMENT and "search attribute" in error.message
 
 
 def parse_attribute_type(name: str) -> IndexedValueType.ValueType:
-    """``"Keyword"`` as Temporal's interface has it."""
+    """Convert ``"Keyword"`` into Temporal's value."""
     return IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{name.upper()}")
 
 
@@ -213,14 +214,14 @@ def _format_attribute_type(kind: IndexedValueType.ValueType) -> str:
 
 
 # ---
-# What Temporal's refusals and failures mean for a run.
+# Translation of Temporal's errors.
 
 ACCEPTED_UPDATE_ENDED = "AcceptedUpdateCompletedWorkflow"
-"""Temporal's type of the error of an update that a workflow has accepted and then ended without completing."""
+"""Temporal's error type for an update that a workflow accepted, and then ended without completing it."""
 
 
 def translate_rpc_error(temporal: TemporalClient, id: str, error: RPCError) -> PerdureError:
-    """What Temporal's refusal means for run ``id``."""
+    """Translate Temporal's refusal for run ``id``."""
     if error.status in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED):
         return build_unreachable_error(temporal, error.message)
     if error.status == RPCStatusCode.INVALID_ARGUMENT:
@@ -231,28 +232,28 @@ def translate_rpc_error(temporal: TemporalClient, id: str, error: RPCError) -> P
         return RuntimeSetupError(
             f"Temporal: {error.message}", hint="Create the namespace, or name another one: TEMPORAL_NAMESPACE."
         )
-    if "already completed" in error.message or "closing workflow" in error.message:  # an update in that very moment
+    if "already completed" in error.message or "closing workflow" in error.message:  # an update at that moment
         return build_closed_error(id)
     return RunNotFoundError(f"there is no run {id!r}", hint=LIST_HINT)
 
 
 def build_unreachable_error(temporal: TemporalClient, why: str) -> ServerUnreachableError:
-    """The server does not answer."""
+    """Build the error for a server that does not answer."""
     return ServerUnreachableError(
         f"the Temporal server at {temporal.service_client.config.target_host} does not answer: {why}",
-        hint="Runs are kept there and go on when the server is back.",
+        hint="Its runs are stored, and continue when the server is back.",
     )
 
 
 def build_closed_error(id: str) -> RunClosedError:
-    """The run is over."""
+    """Build the error for a run that has ended."""
     return RunClosedError(
-        f"run {id!r} has ended", hint="Send it a message and it goes on from where it ended; or start another one."
+        f"run {id!r} has ended", hint="Send it a message, and it continues from its end; or start another run."
     )
 
 
 def build_run_error(id: str, error: WorkflowFailureError) -> PerdureError:
-    """The error that the run ended with."""
+    """Build the error with which the run ended."""
     cause = error.cause
     if isinstance(cause, temporal.ApplicationError):
         return build_error(cause.type, cause.message)
@@ -261,19 +262,19 @@ def build_run_error(id: str, error: WorkflowFailureError) -> PerdureError:
     if isinstance(cause, temporal.TerminatedError):
         return RunCancelledError(f"run {id!r} was terminated: {cause.message}")
     if isinstance(cause, temporal.TimeoutError):
-        return RunError(f"run {id!r} ran into its workflow timeout")
+        return RunError(f"run {id!r} reached its workflow timeout")
     return RunError(f"run {id!r} failed: {cause}")
 
 
 # ---
-# How perdure's clients start workflows.
+# Starts of workflows by perdure's clients.
 
 
 TASK_TIMEOUT = timedelta(seconds=5)
-"""Of one workflow task: how long a run stands still whose worker was killed in the middle of one. Temporal's own
+"""Timeout of one workflow task: the time that a run stands still after its worker was killed in a task. Temporal's
 default is 10 s; a task here takes milliseconds, and a replay of the longest history about two seconds."""
 MEMO_AGENT = "agent"
-"""Key of the memo that names the agent, so that a list of runs needs no store."""
+"""Key of the memo with the agent's name, so that a list of runs needs no store."""
 
 
 async def start_run_workflow(
@@ -285,39 +286,36 @@ async def start_run_workflow(
     reuse: WorkflowIDReusePolicy = WorkflowIDReusePolicy.REJECT_DUPLICATE,
     memo: dict[str, Any] | None = None,
 ) -> WorkflowHandle[Any, Any]:
-    """Start a run with the input ``start``; ``memo`` besides the agent's name.
+    """Start a run with the input ``start``. ``memo`` is added to the agent's name.
 
-    Raises the SDK's ``WorkflowAlreadyStartedError``, which means another thing to each caller; else a ``PerdureError``.
+    Raises the SDK's ``WorkflowAlreadyStartedError``, which has a different meaning for each caller; else a
+    ``PerdureError``.
     """
 
-    async def started(attributes: TypedSearchAttributes) -> WorkflowHandle[Any, Any]:
-        return await temporal.start_workflow(
-            WORKFLOW_TYPE,
-            start,
-            id=id,
-            task_queue=task_queue,
-            task_timeout=TASK_TIMEOUT,
-            id_reuse_policy=reuse,
-            memo={MEMO_AGENT: start["agent"], **(memo or {})},
-            search_attributes=attributes,
-        )
-
-    try:
+    attributes = await build_start_attributes(temporal, start["agent"])
+    while True:
         try:
-            return await started(await build_start_attributes(temporal, start["agent"]))
+            return await temporal.start_workflow(
+                WORKFLOW_TYPE,
+                start,
+                id=id,
+                task_queue=task_queue,
+                task_timeout=TASK_TIMEOUT,
+                id_reuse_policy=reuse,
+                memo={MEMO_AGENT: start["agent"], **(memo or {})},
+                search_attributes=attributes,
+            )
         except RPCError as error:
-            if not is_missing_attribute(error):
-                raise
-            forget_search_attributes(temporal)  # it was there a minute ago
-            return await started(TypedSearchAttributes.empty)
-    except RPCError as error:
-        raise translate_rpc_error(temporal, id, error) from error
+            if not attributes or not is_missing_attribute(error):
+                raise translate_rpc_error(temporal, id, error) from error
+            forget_search_attributes(temporal)  # the attribute was removed since the check
+            attributes = TypedSearchAttributes.empty
 
 
 def build_schedule_action(id: str, start: dict[str, Any], *, task_queue: str) -> ScheduleActionStartWorkflow:
-    """The same for a schedule: what it does each time. ``id`` is the beginning of its runs' ids.
+    """Build the action of a schedule, which starts a run each time. ``id`` is the prefix of its runs' ids.
 
-    Without search attributes, which the run gives itself: in a namespace that has lost one no run would begin any more.
+    It has no search attributes, which the run sets itself: in a namespace that has lost one, no run would start.
     """
     return ScheduleActionStartWorkflow(
         WORKFLOW_TYPE, start, id=id, task_queue=task_queue, task_timeout=TASK_TIMEOUT, memo={MEMO_AGENT: start["agent"]}
@@ -325,20 +323,23 @@ def build_schedule_action(id: str, start: dict[str, Any], *, task_queue: str) ->
 
 
 # ---
-# The few calls to a Temporal frontend that tell which server it is and set it up.
+# Identity and setup of a server.
 
 
 RETENTION = timedelta(days=3650)
-"""How long closed runs are kept in Temporal: the dev server's own 24 hours would lose them over a weekend."""
+"""How long Temporal keeps closed runs: the dev server's default of 24 hours would lose them over a weekend."""
+
+
+_RETENTION_MESSAGE = Duration(seconds=int(RETENTION.total_seconds()))
 
 
 async def read_cluster_id(address: str, *, seconds: float) -> str | None:
-    """The id of the Temporal cluster that answers at ``address`` and serves its default namespace, if any."""
+    """Return the id of the Temporal cluster at ``address`` that serves its default namespace; None if there is none."""
     try:
         async with asyncio.timeout(seconds):
             service = await _connect_service(address)
             info = await service.workflow_service.get_cluster_info(GetClusterInfoRequest())
-            # The frontend answers before it can serve; a described namespace says that it can.
+            # The frontend answers before it can serve; when it describes a namespace, it can.
             await service.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
     except (TimeoutError, RuntimeError, RPCError):
         return None
@@ -346,10 +347,10 @@ async def read_cluster_id(address: str, *, seconds: float) -> str | None:
 
 
 async def keep_closed_runs(address: str) -> bool:
-    """Raise the default namespace's retention to :data:`RETENTION`, start-dev having no flag for it.
+    """Raise the default namespace's retention to :data:`RETENTION`, since start-dev has no flag for it.
 
     Returns:
-        Whether it was less before.
+        Whether it was shorter before.
 
     Raises:
         ServerStartError: the server refuses.
@@ -359,7 +360,7 @@ async def keep_closed_runs(address: str) -> bool:
         current = await service.describe_namespace(DescribeNamespaceRequest(namespace="default"), retry=True)
         if current.config.workflow_execution_retention_ttl.seconds >= RETENTION.total_seconds():
             return False
-        config = NamespaceConfig(workflow_execution_retention_ttl=_build_duration_message(RETENTION))
+        config = NamespaceConfig(workflow_execution_retention_ttl=_RETENTION_MESSAGE)
         await service.update_namespace(UpdateNamespaceRequest(namespace="default", config=config), retry=True)
     except (RuntimeError, RPCError) as error:
         raise ServerStartError(f"the Temporal dev server cannot be set up: {error}") from error
@@ -367,21 +368,19 @@ async def keep_closed_runs(address: str) -> bool:
 
 
 async def index_runs(address: str, namespace: str = "default") -> None:
-    """Give ``namespace`` the search attributes by which runs are found. Without them everything works all the same, so
-    it raises nothing: ``perdure doctor`` says what is missing, and ``perdure server setup`` why."""
+    """Register the search attributes by which runs are found. They are optional, so this raises nothing: ``perdure
+    doctor`` reports what is missing, and ``perdure server setup`` the reason."""
     with suppress(RuntimeError, RuntimeSetupError):
         await register_search_attributes(await _connect_service(address), namespace)
 
 
 async def ensure_namespace(address: str, namespace: str) -> None:
-    """Register ``namespace`` with the embedded server unless it has it.
+    """Register ``namespace`` with the embedded server if it is missing.
 
     Raises:
-        RuntimeSetupError: the server refuses; the name is not a valid one, say.
+        RuntimeSetupError: the server refuses, for instance an invalid name.
     """
-    request = RegisterNamespaceRequest(
-        namespace=namespace, workflow_execution_retention_period=_build_duration_message(RETENTION)
-    )
+    request = RegisterNamespaceRequest(namespace=namespace, workflow_execution_retention_period=_RETENTION_MESSAGE)
     try:
         await (await _connect_service(address)).workflow_service.register_namespace(request)
     except RPCError as error:
@@ -390,89 +389,83 @@ async def ensure_namespace(address: str, namespace: str) -> None:
     await index_runs(address, namespace)
 
 
-def _build_duration_message(delta: timedelta) -> Duration:
-    duration = Duration()
-    duration.FromTimedelta(delta)
-    return duration
-
-
 async def _connect_service(address: str) -> ServiceClient:
     return await ServiceClient.connect(ConnectConfig(target_host=address))
 
 
 # ---
-# Workflow tasks of an open run, as its history has them: the one that fails again and again, and news without one.
+# Workflow tasks of an open run in its history: a task that fails repeatedly, and events without a task.
 
 
 _HISTORY_PAGE = 50
-"""Events that are read at once, from a history's end."""
+"""Events per page, read from a history's end."""
 _MAX_HISTORY_EVENTS = 500
-"""Events among which the task before a failing one is looked for."""
+"""Most events that are searched for the task before a failing one."""
 _MAX_ERROR_CHARS = 300
 _ORDINARY_CAUSES = (
     WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_RESET_WORKFLOW,
     WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND,
     WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_FORCE_CLOSE_COMMAND,
 )
-"""Causes for which a task is given out again in the ordinary course of things."""
+"""Causes for which a task is repeated in normal operation."""
 _REPLAY_EVENT = re.compile(r"HistoryEvent\(id: (\d+)")
-"""How the SDK names the event of a history that it cannot replay."""
+"""The SDK's text for the event of a history that it cannot replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailingTask:
-    """A workflow task that workers fail again and again: the run stands still."""
+    """A workflow task that fails repeatedly: the run stands still."""
 
     run_id: str
     attempt: int
     error: str
     reset_to: int | None
-    """The task to which a reset of the run helps: a WorkflowTaskCompleted. None where none was found."""
+    """Event id of the task to which a reset helps: a WorkflowTaskCompleted. None if none was found."""
 
     def __str__(self) -> str:
         return f"its workflow task fails, attempt {self.attempt}: {self.error}"
 
     @property
     def way_out(self) -> str:
-        """What an operator does."""
+        """The way out, for an operator."""
         reset = f"temporal workflow reset --workflow-id {self.run_id} --event-id {self.reset_to} --reason stuck"
-        named = f", or reset it to before the task that fails: {reset}" if self.reset_to else ""
-        return f"Run workers of the version that began it{named}"
+        reset_hint = f", or reset it to before the task that fails: {reset}" if self.reset_to else ""
+        return f"Run workers of the version that began it{reset_hint}"
 
 
-async def find_failing_task(temporal: TemporalClient, seen: WorkflowExecutionDescription) -> FailingTask | None:
-    """The workflow task that fails again and again; None where none does, as far as the last events say."""
-    task = seen.raw_description.pending_workflow_task
-    if not seen.raw_description.HasField("pending_workflow_task") or task.attempt < 2:
+async def find_failing_task(temporal: TemporalClient, run: WorkflowExecutionDescription) -> FailingTask | None:
+    """Find the workflow task that fails repeatedly; None if none does, according to the last events."""
+    task = run.raw_description.pending_workflow_task
+    if task.attempt < 2:
         return None
     failed = None
-    async for event in _read_last_events(temporal, seen):
+    async for event in _read_last_events(temporal, run):
         if event.HasField("workflow_task_completed_event_attributes"):
             if failed is None:
-                return None  # it was lost with its worker, and did not fail
-            named = _REPLAY_EVENT.search(failed)
-            if named is None or event.event_id < int(named[1]):
-                return FailingTask(seen.id, task.attempt, failed[:_MAX_ERROR_CHARS], event.event_id)
+                return None  # the task was lost with its worker, and did not fail
+            event_match = _REPLAY_EVENT.search(failed)
+            if event_match is None or event.event_id < int(event_match[1]):
+                return FailingTask(run.id, task.attempt, failed[:_MAX_ERROR_CHARS], event.event_id)
         elif failed is None and event.HasField("workflow_task_failed_event_attributes"):
             attributes = event.workflow_task_failed_event_attributes
             if attributes.cause in _ORDINARY_CAUSES:
                 return None
             failed = await _decode_failure_message(temporal, attributes.failure)
-    return None if failed is None else FailingTask(seen.id, task.attempt, failed[:_MAX_ERROR_CHARS], None)
+    return None if failed is None else FailingTask(run.id, task.attempt, failed[:_MAX_ERROR_CHARS], None)
 
 
-async def has_unhandled_events(temporal: TemporalClient, seen: WorkflowExecutionDescription) -> bool:
-    """Whether something has come, or may have come, for an open run that no workflow task has given to it yet.
+async def has_unhandled_events(temporal: TemporalClient, run: WorkflowExecutionDescription) -> bool:
+    """Whether an open run has, or may have, an event that no workflow task has handled yet.
 
-    A task that is pending need not mean that: it may be there only because a client asked for the run's status.
+    A pending task does not prove it: the cause may be a client's query of the run's status.
     """
-    if not seen.raw_description.HasField("pending_workflow_task"):
+    if not run.raw_description.HasField("pending_workflow_task"):
         return False
-    if seen.raw_description.pending_workflow_task.state == PendingWorkflowTaskState.PENDING_WORKFLOW_TASK_STATE_STARTED:
-        return True  # what comes meanwhile is in no history until the task ends, or its worker is found to be lost
-    async for event in _read_last_events(temporal, seen):
-        if event.event_id > seen.history_length:
-            return True  # the run has got on since it was described
+    if run.raw_description.pending_workflow_task.state == PendingWorkflowTaskState.PENDING_WORKFLOW_TASK_STATE_STARTED:
+        return True  # new events enter the history when the task ends, or its worker is found to be lost
+    async for event in _read_last_events(temporal, run):
+        if event.event_id > run.history_length:
+            return True  # the run has continued since it was described
         if event.HasField("workflow_task_completed_event_attributes"):
             return False
         name = event.WhichOneof("attributes") or ""
@@ -482,27 +475,25 @@ async def has_unhandled_events(temporal: TemporalClient, seen: WorkflowExecution
     return True
 
 
-async def _read_last_events(
-    temporal: TemporalClient, seen: WorkflowExecutionDescription
-) -> AsyncIterator[HistoryEvent]:
-    """The latest first."""
+async def _read_last_events(temporal: TemporalClient, run: WorkflowExecutionDescription) -> AsyncIterator[HistoryEvent]:
+    """Iterate over the last events, the latest first."""
     request = GetWorkflowExecutionHistoryReverseRequest(
         namespace=temporal.namespace,
-        execution=ExecutionMessage(workflow_id=seen.id, run_id=seen.run_id or ""),
+        execution=ExecutionMessage(workflow_id=run.id, run_id=run.run_id or ""),
         maximum_page_size=_HISTORY_PAGE,
     )
     for _ in range(_MAX_HISTORY_EVENTS // _HISTORY_PAGE):
-        answer = await temporal.workflow_service.get_workflow_execution_history_reverse(request, retry=True)
-        for event in answer.history.events:
+        page = await temporal.workflow_service.get_workflow_execution_history_reverse(request, retry=True)
+        for event in page.history.events:
             yield event
-        if not answer.next_page_token:
+        if not page.next_page_token:
             return
-        request.next_page_token = answer.next_page_token
+        request.next_page_token = page.next_page_token
 
 
 async def _decode_failure_message(temporal: TemporalClient, failure: Failure) -> str:
     try:
         error = await temporal.data_converter.decode_failure(failure)
-    except Exception:  # a codec that is away
+    except Exception:  # an unreachable codec
         return " ".join(failure.message.split())
     return " ".join(str(getattr(error, "message", error)).split())

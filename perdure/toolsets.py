@@ -1,13 +1,13 @@
-"""Artifacts: named texts that an agent writes beside its conversation, in versions.
+"""The toolset ``Artifacts``: named texts that an agent writes beside its conversation, in versions.
 
-They are kept in the store's memory, in a namespace of the conversation, and so are part of the outcome of the call
-that wrote them. A text is kept in pieces, which never change; a version says of which pieces it is. So an append
-stores what is new, and an old version costs nothing.
+They are stored in the shared memory, in a namespace of the conversation, and so are part of the outcome of the call
+that wrote them. A text is stored in pieces, which never change; a version lists its pieces. So an append stores only
+the new text, and old versions share their pieces with newer ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from .errors import InvalidInputError
@@ -15,26 +15,28 @@ from .ports import Toolset
 from .tools import RunContext, Tool, ToolContext, tool
 from .types.messages import Data, clean_text
 
+__all__ = ["Artifact", "Artifacts"]
+
 PIECE_CHARS = 40_000
-"""Of one piece: as JSON it has at most 6 bytes for each, and a value of memory may have 256 KiB."""
+"""Size limit of one piece: a character has at most 6 bytes as JSON, and a value of memory may have 256 KiB."""
 MIN_PIECE_CHARS = 4_000
-"""A last piece that is shorter is written anew with what is added: a text of many small additions has few pieces."""
+"""A shorter last piece is written again together with an addition: a text of many small additions has few pieces."""
 DEFAULT_READ_CHARS = 20_000
-"""That a read gives unless it is told otherwise."""
+"""Default length of a read."""
 ARTIFACT_NAME_CHARS = 100
 MAX_PIECES = 4000
-"""Of one version."""
+"""Limit of pieces in one version."""
 
 
 class MemoryReader(Protocol):
-    """What memory is read with: ``ctx.memory``, or ``client.memory``."""
+    """The reading methods of ``ctx.memory`` and ``client.memory``."""
 
     async def get(self, namespace: str, key: str, default: Any = None) -> Any:
-        """One value."""
+        """Read one value."""
         ...
 
     async def list(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, Any]:
-        """Values by their keys."""
+        """Read values by their keys."""
         ...
 
 
@@ -43,7 +45,7 @@ class Artifact(Data):
 
     name: str
     version: int
-    """From 1; every change makes another."""
+    """From 1; every change makes a new version."""
     chars: int
     """Length of the text."""
     pieces: tuple[str, ...] = ()
@@ -54,47 +56,47 @@ class Artifact(Data):
 
 
 def build_artifact_namespace(run_id: str) -> str:
-    """Of the artifacts of a conversation."""
+    """Build the memory namespace of a conversation's artifacts."""
     return f"artifacts:{run_id}"
 
 
 async def list_artifacts(memory: MemoryReader, run_id: str, limit: int = 1000) -> list[Artifact]:
-    """The last version of each artifact of a conversation, by name."""
-    found = await memory.list(build_artifact_namespace(run_id), "last:", limit=limit)
-    return [Artifact.model_validate(one) for one in found.values()]
+    """List the last version of each artifact of a conversation, by name."""
+    versions = await memory.list(build_artifact_namespace(run_id), "last:", limit=limit)
+    return [Artifact.model_validate(version) for version in versions.values()]
 
 
 async def find_artifact(memory: MemoryReader, run_id: str, name: str, version: int | None = None) -> Artifact:
-    """An artifact, its last version unless told otherwise. Raises ``InvalidInputError`` where there is none."""
+    """Find an artifact, by default its last version. Raises ``InvalidInputError`` if there is none."""
     key = f"last:{name}" if version is None else f"version:{name}:{version:06}"
-    kept = await memory.get(build_artifact_namespace(run_id), key) if 0 < len(name) <= ARTIFACT_NAME_CHARS else None
-    if kept is None:
-        there = ", ".join(one.name for one in await list_artifacts(memory, run_id, 50)) or "none"
-        what = f"no artifact {name!r:.120}" if version is None else f"no version {version} of artifact {name!r:.120}"
-        raise InvalidInputError(what, hint=f"There is: {there}.")
-    return Artifact.model_validate(kept)
+    stored = await memory.get(build_artifact_namespace(run_id), key) if 0 < len(name) <= ARTIFACT_NAME_CHARS else None
+    if stored is None:
+        names = ", ".join(artifact.name for artifact in await list_artifacts(memory, run_id, 50)) or "none"
+        prefix = "no" if version is None else f"no version {version} of"
+        raise InvalidInputError(f"{prefix} artifact {name!r:.120}", hint=f"The artifacts are: {names}.")
+    return Artifact.model_validate(stored)
 
 
 async def read_artifact_text(
     memory: MemoryReader, run_id: str, artifact: Artifact, begin: int = 0, end: int | None = None
 ) -> str:
-    """The text of ``artifact``, or the characters from ``begin`` to before ``end``."""
+    """Read the text of ``artifact``, or its characters from ``begin`` to before ``end``."""
     end = artifact.chars if end is None else min(end, artifact.chars)
-    said: list[str] = []
-    at = 0
+    texts: list[str] = []
+    position = 0
     for key in artifact.pieces:
         length = _get_piece_length(key)
-        if at < end and at + length > begin:
+        if position < end and position + length > begin:
             piece: str = await memory.get(build_artifact_namespace(run_id), key, "")
-            said.append(piece[max(0, begin - at) : end - at])
-        at += length
-    return "".join(said)
+            texts.append(piece[max(0, begin - position) : end - position])
+        position += length
+    return "".join(texts)
 
 
 class Artifacts(Toolset):
     """Tools by which an agent writes texts beside its conversation: create, append, read and list.
 
-    Their names begin with ``artifact_``. Whoever has the run reads them too: ``await run.artifacts()``. They belong to
+    The names of the tools begin with ``artifact_``. Clients read the texts by ``await run.artifacts()``. They belong to
     the conversation, and stay when it goes on under the same id.
     """
 
@@ -102,13 +104,12 @@ class Artifacts(Toolset):
 
     def __init__(self, *, prefix: str = "artifact_") -> None:
         self.prefix = prefix
-        functions: dict[str, Callable[..., Any]] = {
-            "create": _create_artifact,
-            "append": _append_to_artifact,
-            "read": _read_artifact,
-            "list": _list_artifacts,
-        }
-        self._tools = [tool(fn, name=name, inline=True) for name, fn in functions.items()]
+        self._tools: list[Tool] = [
+            tool(_create_artifact, name="create", inline=True),
+            tool(_append_to_artifact, name="append", inline=True),
+            tool(_read_artifact, name="read", inline=True),
+            tool(_list_artifacts, name="list", inline=True),
+        ]
 
     async def list(self, ctx: RunContext[Any]) -> Sequence[Tool]:
         """See base class."""
@@ -123,9 +124,9 @@ async def _create_artifact(ctx: ToolContext, name: str, content: str) -> str:
         content: The whole text.
     """
     _check_artifact_name(name)
-    before = await ctx.memory.get(build_artifact_namespace(ctx.run_id), f"last:{name}")
-    version = Artifact.model_validate(before).version + 1 if before else 1
-    return await _store_version(ctx, Artifact(name=name, version=version, chars=0), content, before)
+    last = await ctx.memory.get(build_artifact_namespace(ctx.run_id), f"last:{name}")
+    version = Artifact.model_validate(last).version + 1 if last else 1
+    return await _store_version(ctx, Artifact(name=name, version=version, chars=0), content, last)
 
 
 async def _append_to_artifact(ctx: ToolContext, name: str, content: str) -> str:
@@ -136,14 +137,12 @@ async def _append_to_artifact(ctx: ToolContext, name: str, content: str) -> str:
         content: The text to add.
     """
     last = await find_artifact(ctx.memory, ctx.run_id, name)
-    read = last.model_dump(mode="json")
-    pieces, kept = last.pieces, last.chars
+    pieces, chars = last.pieces, last.chars
     if pieces and (length := _get_piece_length(pieces[-1])) < MIN_PIECE_CHARS:
-        content = await read_artifact_text(ctx.memory, ctx.run_id, last, kept - length) + content
-        pieces, kept = pieces[:-1], kept - length
-    return await _store_version(
-        ctx, Artifact(name=name, version=last.version + 1, chars=kept, pieces=pieces), content, read
-    )
+        content = await read_artifact_text(ctx.memory, ctx.run_id, last, chars - length) + content
+        pieces, chars = pieces[:-1], chars - length
+    begun = Artifact(name=name, version=last.version + 1, chars=chars, pieces=pieces)
+    return await _store_version(ctx, begun, content, last.model_dump(mode="json"))
 
 
 async def _read_artifact(
@@ -159,53 +158,43 @@ async def _read_artifact(
     """
     begin, length = max(0, begin), max(0, length)
     artifact = await find_artifact(ctx.memory, ctx.run_id, name, version)
-    said = await read_artifact_text(ctx.memory, ctx.run_id, artifact, begin, begin + length)
-    if begin + len(said) < artifact.chars:
-        said += f"\n[characters {begin} to {begin + len(said)} of {artifact.chars}]"
-    return said
+    text = await read_artifact_text(ctx.memory, ctx.run_id, artifact, begin, begin + length)
+    if begin + len(text) < artifact.chars:
+        text += f"\n[characters {begin} to {begin + len(text)} of {artifact.chars}]"
+    return text
 
 
 async def _list_artifacts(ctx: ToolContext) -> str:
     """List the artifacts: name, version and length of each."""
-    there = await list_artifacts(ctx.memory, ctx.run_id)
-    return "\n".join(map(str, there)) or "none yet"
+    return "\n".join(map(str, await list_artifacts(ctx.memory, ctx.run_id))) or "none yet"
 
 
-async def _store_version(ctx: ToolContext, before: Artifact, content: str, last: Any) -> str:
-    """Keep ``before`` with ``content`` behind it as that version; ``last`` is what was read as the last one."""
+async def _store_version(ctx: ToolContext, begun: Artifact, content: str, last: Any) -> str:
+    """Store the version ``begun`` with ``content`` added at its end; ``last`` is the last version as it was read."""
     content = clean_text(content)
-    place, name, version = build_artifact_namespace(ctx.run_id), before.name, before.version
-    pieces = list(before.pieces)
+    namespace, name = build_artifact_namespace(ctx.run_id), begun.name
+    pieces = list(begun.pieces)
     for begin in range(0, len(content), PIECE_CHARS):
         piece = content[begin : begin + PIECE_CHARS]
         # The call's own key: two versions of one number, of calls at the same time, must not mix their texts.
         pieces.append(f"piece:{ctx.idempotency_key[:16]}:{begin // PIECE_CHARS}:{len(piece)}")
-        await ctx.memory.put(place, pieces[-1], piece)
+        await ctx.memory.put(namespace, pieces[-1], piece)
     if len(pieces) > MAX_PIECES:
         raise InvalidInputError(f"artifact {name!r} would be too long", hint="Begin another one.")
-    kept = before.model_copy(update={"chars": before.chars + len(content), "pieces": tuple(pieces)})
-    plain = kept.model_dump(mode="json")
-    await ctx.memory.put(place, f"version:{name}:{version:06}", plain)
+    artifact = begun.model_copy(update={"chars": begun.chars + len(content), "pieces": tuple(pieces)})
+    plain = artifact.model_dump(mode="json")
+    await ctx.memory.put(namespace, f"version:{name}:{begun.version:06}", plain)
     # Another call may change it at the same time, in this worker or another: the later of the two runs once more.
-    await ctx.memory._put_if_unchanged(place, f"last:{name}", last, plain)
-    return str(kept)
+    await ctx.memory._put_if_unchanged(namespace, f"last:{name}", last, plain)
+    return str(artifact)
 
 
 def _get_piece_length(piece: str) -> int:
-    """Of a piece, as its key says."""
+    """Read the length of a piece from its key."""
     return int(piece.rpartition(":")[2])
 
 
 def _check_artifact_name(name: str) -> None:
     if not 0 < len(name) <= ARTIFACT_NAME_CHARS or not name.isprintable():
-        raise InvalidInputError(
-            f"{name!r:.120} is no name of an artifact",
-            hint=f"It has 1 to {ARTIFACT_NAME_CHARS} printable characters, for instance report.md.",
-        )
-
-
-# ---
-# Toolsets that come with perdure.
-
-
-__all__ = ["Artifact", "Artifacts"]
+        hint = f"A name has 1 to {ARTIFACT_NAME_CHARS} printable characters, for instance report.md."
+        raise InvalidInputError(f"{name!r:.120} is not a name of an artifact", hint=hint)

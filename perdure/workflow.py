@@ -1,4 +1,4 @@
-"""Agents from inside one's own Temporal workflows: ``from perdure.workflow import run_agent``.
+"""Runs agents from your own Temporal workflows: ``from perdure.workflow import run_agent``.
 
 In a sandboxed workflow, import it with ``workflow.unsafe.imports_passed_through()``.
 """
@@ -29,16 +29,16 @@ async def run_agent(
     task_queue: str | None = None,
     **options: Any,
 ) -> Response:
-    """Run an agent as a child workflow, to its answer. Several at once: ``asyncio.gather``.
+    """Run an agent as a child workflow, and return its answer. For several at once: ``asyncio.gather``.
 
-    ``message`` is text, or for an agent with an input type its fields. ``id`` is the run's, by default the workflow's
-    with the agent's name and a number; ``task_queue`` that of a worker which serves the agent, by default the
-    workflow's own. ``context``, ``auth_ref`` and ``override`` are as of ``Client.start``, in plain JSON; ``options``
-    are Temporal's for a child workflow. Cancelled with the workflow, the run closes its transcript first.
+    ``message`` is text, or the fields of an agent's input type. ``id`` is the run's id, by default the workflow's with
+    the agent's name and a number; ``task_queue`` is that of a worker which serves the agent, by default the workflow's
+    own. ``context``, ``auth_ref`` and ``override`` are as in ``Client.start``, as plain JSON; ``options`` are
+    Temporal's for a child workflow. If the workflow is cancelled, the run closes its transcript first.
 
-    The response is without ``messages``, and a long answer is in ``blob`` alone: a client with the store has both.
-    Raises ``temporalio.exceptions.ChildWorkflowError``; the ``type`` of its ``cause`` is the class of the error.
-    ``InvalidInputError`` where ``message`` is neither text nor fields.
+    The response has no ``messages``, and a long answer is only in ``blob``: a client with the store has both. Raises
+    ``temporalio.exceptions.ChildWorkflowError``; the ``type`` of its ``cause`` is the class of the error. Raises
+    ``InvalidInputError`` if ``message`` is neither text nor fields.
     """
     if not isinstance(message, str | Mapping):
         raise InvalidInputError(
@@ -53,7 +53,7 @@ async def run_agent(
         "auth_ref": auth_ref,
         "override": None if override is None else dict(override),
     }
-    given: dict[str, Any] = {
+    child_options: dict[str, Any] = {
         "cancellation_type": workflow.ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
         "parent_close_policy": workflow.ParentClosePolicy.REQUEST_CANCEL,
         "memo": {"agent": name},
@@ -64,6 +64,6 @@ async def run_agent(
         {field: value for field, value in start.items() if value is not None},
         id=id or f"{workflow.info().workflow_id}/{name}-{workflow.uuid4().hex[:12]}",
         task_queue=task_queue,
-        **given,
+        **child_options,
     )
     return Response.model_validate_json(json.dumps(raw))

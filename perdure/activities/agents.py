@@ -27,18 +27,18 @@ class Agents:
     def add(self, agent: Agent) -> None:
         """Serve ``agent`` too, and its subagents; adding the same object again has no effect. Raises
         ``DefinitionError``, and then changes nothing."""
-        self.replace_agents(come=[agent])
+        self.replace_agents(add=[agent])
 
-    def replace_agents(self, gone: Iterable[str] = (), come: Iterable[Agent] = ()) -> None:
-        """Remove the agents named in ``gone`` and add ``come``, all at once; raises as :meth:`add`.
+    def replace_agents(self, remove: Iterable[str] = (), add: Iterable[Agent] = ()) -> None:
+        """Remove the agents named in ``remove`` and add ``add``, all at once; raises as :meth:`add`.
 
         A call in progress ends with the agent that it began with.
         """
         before = self._agents
-        leaving = set(gone)
+        leaving = set(remove)
         self._agents = {name: agent for name, agent in before.items() if name not in leaving}
         try:
-            for agent in come:
+            for agent in add:
                 self._add_with_subagents(agent)
             check_subagents(self._agents)
         except BaseException:
@@ -50,10 +50,10 @@ class Agents:
             raise DefinitionError(
                 f"a worker serves agents, not {agent!r:.100}", hint='Make one: Agent("name", "openai:gpt-5", …).'
             )
-        known = self._agents.get(agent.name)
-        if known is agent:
+        present = self._agents.get(agent.name)
+        if present is agent:
             return
-        if known is not None:
+        if present is not None:
             raise DefinitionError(
                 f"two agents are called {agent.name!r}",
                 hint="Agents of one worker need different names: rename one.",
@@ -96,7 +96,7 @@ def check_hook_agents(hooks: Iterable[Hook], agents: Agents) -> None:
             if agents.find(name) is None:
                 here = ", ".join(sorted(agent.name for agent in agents)) or "none"
                 raise DefinitionError(
-                    f"the hook {hook.name} of the worker asks agent {name!r}, which this worker does not serve",
+                    f"the hook {hook.name} of the worker calls agent {name!r}, which this worker does not serve",
                     hint=f"Pass it to the worker too, or correct the name; it serves: {here}.",
                 )
 
@@ -110,9 +110,9 @@ def check_subagents(agents: Mapping[str, Agent]) -> None:
     for name, agent in agents.items():
         for subagent in map(_read_agent_name, _iter_callable_agents(agent)):
             if subagent not in below:
-                asked = any(subagent == _read_agent_name(one) for hook in agent.hooks for one in hook.agents)
+                of_hook = any(subagent == _read_agent_name(one) for hook in agent.hooks for one in hook.agents)
                 raise DefinitionError(
-                    f"agent {name!r} has a {'hook that asks' if asked else 'subagent'} {subagent!r}, "
+                    f"agent {name!r} has a {'hook that calls' if of_hook else 'subagent'} {subagent!r}, "
                     "which this worker does not serve",
                     hint=f"Pass it to the worker too, or correct the name; it serves: {', '.join(sorted(below))}.",
                 )
@@ -120,7 +120,7 @@ def check_subagents(agents: Mapping[str, Agent]) -> None:
         if cycle := _find_cycle(name, below, ()):
             raise DefinitionError(
                 f"a cycle of subagents: {' → '.join(cycle)}",
-                hint=f"They would call each other without end: take {cycle[1]!r} out of the subagents of {cycle[0]!r}.",
+                hint=f"They would call each other forever: remove {cycle[1]!r} from the subagents of {cycle[0]!r}.",
             )
 
 

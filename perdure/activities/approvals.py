@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..agent.agent import Agent
-from ..ports import NextTool, ToolCall
+from ..stages.stage import NextTool, ToolCall
 from ..tools import RunContext, Tool
 from ..tools.approvals import UNKNOWN_ARGUMENT, Approval, CallArguments, combine_approvals, find_rule, to_plain_data
 from ..types.approvals import ApprovalOutcome, ApprovalTerms, hash_arguments
@@ -30,7 +30,7 @@ from ..types.tool_calls import (
     RemoteCall,
     SubagentCall,
 )
-from ..types.wire import ToolOutput
+from ..types.wire import ToolInput, ToolOutput
 from .author_loop import AuthorLoop
 
 logger = logging.getLogger("perdure.worker")
@@ -62,88 +62,62 @@ class ApprovalGate:
         """``find`` returns an agent that this worker serves, by its name, or None."""
         self._author, self._find = author, find
 
-    async def plan_approval(self, agent: Agent, call: Call, told: RunContext[Any], lineage: Lineage | None) -> Call:
+    async def plan_approval(self, agent: Agent, call: Call, ctx: RunContext[Any], lineage: Lineage | None) -> Call:
         """Return ``call``, marked to wait for an approval or refused, if a rule or its tool requires so."""
-        how = call.disposition
-        if not isinstance(how, ActivityCall | RemoteCall | SubagentCall | CollectCall | TellCall | CallbackCall):
+        disposition = call.disposition
+        if not isinstance(
+            disposition, ActivityCall | RemoteCall | SubagentCall | CollectCall | TellCall | CallbackCall
+        ):
             return call
         arguments = call.arguments or {}
         part = ToolCallPart(id=call.id, name=call.name, arguments=arguments)
-        terms = await self._find_terms(agent, agent.toolbox.get(call.name), part, told, lineage)
+        terms = await self._find_terms(agent, agent.toolbox.get(call.name), part, ctx, lineage)
         if terms is None:
             return call
         if isinstance(terms, Denial):
             return call.model_copy(update={"disposition": RefusedCall(text=terms.build_text(call.name))})
-        asks = ApprovalTerms(
+        approval = ApprovalTerms(
             hash=hash_arguments(call.id, call.name, arguments),
             expires=None if terms.expires is None else parse_seconds(terms.expires),
             on_expiry=terms.on_expiry,
             separate=terms.separate,
             remind=None if terms.remind is None else parse_seconds(terms.remind),
         )
-        if isinstance(how, ActivityCall):  # it cannot run inside the model's activity any more
-            how = how.model_copy(update={"inline": False})
-        return call.model_copy(update={"approval": asks, "disposition": how})
+        if isinstance(disposition, ActivityCall):  # it cannot run inside the model's activity any more
+            disposition = disposition.model_copy(update={"inline": False})
+        return call.model_copy(update={"approval": approval, "disposition": disposition})
 
     async def run_tool(
-        self, agent: Agent, tool: Tool | None, call: ToolCall, next: NextTool, told: Callable[[], Awaitable[Any]]
+        self,
+        agent: Agent,
+        tool: Tool | None,
+        call: ToolCall,
+        next: NextTool,
+        build_context: Callable[[], Awaitable[Any]],
     ) -> ToolOutput:
         """Run ``call``, if it may; else return a result for the model that says why not."""
-        task, given = call.input, call.input.approval
+        task, approval = call.input, call.input.approval
         if isinstance(task.side, AfterExternalCall):  # it has run
             return await next(call)
-        if given is not None and given.hash != hash_arguments(task.call_id, task.name, call.arguments):
+        if approval is not None and approval.hash != hash_arguments(task.call_id, task.name, call.arguments):
             return _build_refusal(call, f"{task.name} was approved with other arguments; it was not run")
         ruled = bool(agent.approvals or task.lineage is not None or (tool is not None and tool.needs_approval))
-        if ruled:
-            refused = await self._refuse_by_current_rules(agent, tool, call, told)
-            if refused is not None:
-                return _build_refusal(call, refused)
-        if given is not None or ruled:
-            call.check_arguments = functools.partial(self._refuse_changed_arguments, agent, tool, call, told)
-        return _add_argument_notice(await next(call), given)
-
-    async def _refuse_changed_arguments(
-        self, agent: Agent, tool: Tool | None, call: ToolCall, told: Callable[[], Awaitable[Any]]
-    ) -> ToolOutput | None:
-        """Return the refusal of a call whose arguments, as changed by a hook, are not approved or not allowed; None if
-        the call may run."""
-        task, given = call.input, call.input.approval
-        how = f"the hook {call.changed_by.name} changed its arguments; it was not run"
-        if given is not None and given.standing is None:
-            same = given.hash == hash_arguments(task.call_id, task.name, call.arguments)
-            return None if same else _build_refusal(call, f"{task.name} was approved with other arguments: {how}")
-        terms = await self._find_current_terms(agent, tool, call, told)
-        if isinstance(terms, Denial):
-            return _build_refusal(call, f"{terms.build_text(task.name)}: {how}")
-        if terms is not None and (given is None or terms.separate):
-            return _build_refusal(
-                call, f"{task.name} needs a person's approval, which these arguments do not have: {how}"
-            )
-        return None
-
-    async def _refuse_by_current_rules(
-        self, agent: Agent, tool: Tool | None, call: ToolCall, told: Callable[[], Awaitable[Any]]
-    ) -> str | None:
-        """Return why the call may not run by the present rules; None if it may."""
-        task = call.input
-        terms = await self._find_current_terms(agent, tool, call, told)
-        if isinstance(terms, Denial):
-            return terms.build_text(task.name)
-        if terms is not None and task.approval is None:
-            text = f"{task.name} needs a person's approval since it was called; it was not run"
-            return f"{text}. Call it again to request approval."
-        return None
+        find_terms = functools.partial(self._find_current_terms, agent, tool, call, build_context)
+        if ruled and (reason := _describe_refusal(task, await find_terms())) is not None:
+            return _build_refusal(call, reason)
+        if approval is not None or ruled:
+            call.check_arguments = functools.partial(_refuse_changed_arguments, call, find_terms)
+        return _add_argument_notice(await next(call), approval)
 
     async def _find_current_terms(
-        self, agent: Agent, tool: Tool | None, call: ToolCall, told: Callable[[], Awaitable[Any]]
+        self, agent: Agent, tool: Tool | None, call: ToolCall, build_context: Callable[[], Awaitable[Any]]
     ) -> Approval | Denial | None:
-        task, given = call.input, call.input.approval
-        asks = given is None and tool is not None and callable(tool.needs_approval)
-        context = await told() if asks else None
+        task, approval = call.input, call.input.approval
+        runs_policy = approval is None and tool is not None and callable(tool.needs_approval)
+        context = await build_context() if runs_policy else None
         part = ToolCallPart(id=task.call_id, name=task.name, arguments=dict(call.arguments))
         try:
-            return await self._find_terms(agent, tool, part, context, task.lineage, policy=asks)
+            return await self._find_terms(agent, tool, part, context, task.lineage, policy=runs_policy)
         finally:
             if context is not None:
                 context.memory.close()
@@ -153,49 +127,51 @@ class ApprovalGate:
         agent: Agent,
         tool: Tool | None,
         call: ToolCallPart,
-        told: Any,
+        ctx: Any,
         lineage: Lineage | None,
         *,
         policy: bool = True,
     ) -> Approval | Denial | None:
         """Return an ``Approval`` if the call needs one, a ``Denial``, or None if it may run."""
-        above = [found for one in (lineage.ancestors if lineage is not None else ()) if (found := self._find(one))]
-        asked = tool.needs_approval if tool is not None else False
-        narrow = {name for one in (agent, *above) for rule in one.approvals for name in rule.arguments}
-        seen = (
-            await self._resolve_arguments(tool, call, narrow)
-            if narrow or callable(asked)
-            else CallArguments(call.arguments)
-        )
-        terms = await self._find_own_terms(agent, asked, call, seen, told, policy=policy)
-        for one in above:  # their "deny" and "ask" apply to their subagents too; their "allow" grants nothing
-            rule = find_rule(one.approvals, call.name, seen)
+        names = lineage.ancestors if lineage is not None else ()
+        ancestors = [ancestor for name in names if (ancestor := self._find(name)) is not None]
+        needs_approval = tool.needs_approval if tool is not None else False
+        in_rules = {name for each in (agent, *ancestors) for rule in each.approvals for name in rule.arguments}
+        arguments = CallArguments(call.arguments)
+        if in_rules or callable(needs_approval):
+            arguments = await self._resolve_arguments(tool, call, in_rules)
+        terms = await self._find_own_terms(agent, needs_approval, call, arguments, ctx, policy=policy)
+        for ancestor in ancestors:  # their "deny" and "ask" apply to their subagents too; their "allow" grants nothing
+            rule = find_rule(ancestor.approvals, call.name, arguments)
             if isinstance(terms, Denial) or rule is None or rule.action == "allow":
                 continue
-            terms = Denial(one.name) if rule.action == "deny" else combine_approvals(terms, rule.approval or Approval())
+            if rule.action == "deny":
+                terms = Denial(ancestor.name)
+            else:
+                terms = combine_approvals(terms, rule.approval or Approval())
         return terms
 
     async def _find_own_terms(
-        self, agent: Agent, asked: Any, call: ToolCallPart, seen: CallArguments, told: Any, *, policy: bool
+        self, agent: Agent, needs_approval: Any, call: ToolCallPart, known: CallArguments, ctx: Any, *, policy: bool
     ) -> Approval | Denial | None:
-        """Apply only the rules of the call's own agent. ``asked`` is ``needs_approval`` of the tool."""
-        rule = find_rule(agent.approvals, call.name, seen)
+        """Apply only the rules of the call's own agent. ``needs_approval`` is ``needs_approval`` of the tool."""
+        rule = find_rule(agent.approvals, call.name, known)
         if rule is not None and rule.action != "ask":
             return Denial(agent.name) if rule.action == "deny" else None
         terms = rule.approval if rule is not None else None
         if rule is not None and terms is not None and not rule.is_uncertain:
             return terms
-        if callable(asked):
+        if callable(needs_approval):
             given = {
                 name: call.arguments.get(name) if of is UNKNOWN_ARGUMENT else of
-                for name, of in seen.arguments.items()
-                if of is not UNKNOWN_ARGUMENT or name in call.arguments or not seen.is_unvalidated
+                for name, of in known.arguments.items()
+                if of is not UNKNOWN_ARGUMENT or name in call.arguments or not known.is_unvalidated
             }
             part = call.model_copy(update={"arguments": given})
-            asked = await self._run_policy(agent, asked, part, told) if policy else True
-        if isinstance(asked, Approval):
-            return combine_approvals(terms, asked)
-        return terms or (Approval() if asked or rule is not None else None)
+            needs_approval = await self._run_policy(agent, needs_approval, part, ctx) if policy else True
+        if isinstance(needs_approval, Approval):
+            return combine_approvals(terms, needs_approval)
+        return terms or (Approval() if needs_approval or rule is not None else None)
 
     async def _resolve_arguments(self, tool: Tool | None, call: ToolCallPart, names: Collection[str]) -> CallArguments:
         """Return the validated arguments of the call; where they are not known here, the model's arguments and the
@@ -218,23 +194,61 @@ class ApprovalGate:
         listed = schema.get("properties")
         known: dict[str, Any] = listed if isinstance(listed, dict) else {}
         missing = names if schema.keys() & _COMPOSED_SCHEMA_KEYS else [name for name in names if name in known]
-        defaults = {name: of["default"] for name, of in known.items() if isinstance(of, dict) and "default" in of}
+        defaults = {
+            name: schema_of["default"]
+            for name, schema_of in known.items()
+            if isinstance(schema_of, dict) and "default" in schema_of
+        }
         return CallArguments(
             {**dict.fromkeys(missing, UNKNOWN_ARGUMENT), **defaults, **call.arguments}, is_unvalidated=True
         )
 
-    async def _run_policy(self, agent: Agent, policy: Any, part: ToolCallPart, told: Any) -> Any:
+    async def _run_policy(self, agent: Agent, policy: Any, part: ToolCallPart, ctx: Any) -> Any:
         """Return the author's policy's decision; True (an approval is needed) if the policy fails."""
         name = f"approval policy of {part.name}, agent {agent.name}"
         try:
-            said = await self._author.run(name, policy, part, told, timeout=POLICY_TIMEOUT)
+            decision = await self._author.run(name, policy, part, ctx, timeout=POLICY_TIMEOUT)
         except Exception as error:
-            logger.warning("the %s failed, so a person is asked: %s: %s", name, type(error).__name__, error)
+            logger.warning("the %s failed, so the call waits for approval: %s: %s", name, type(error).__name__, error)
             return True
-        if said is None or isinstance(said, bool | Approval):
-            return said
-        logger.warning("the %s returned %r, so a person is asked: it gives True, False or Approval(…)", name, said)
+        if decision is None or isinstance(decision, bool | Approval):
+            return decision
+        logger.warning(
+            "the %s returned %r, so the call waits for approval: it must return True, False or Approval(…)",
+            name,
+            decision,
+        )
         return True
+
+
+def _describe_refusal(task: ToolInput, terms: Approval | Denial | None) -> str | None:
+    """Return why the call may not run by the present rules; None if it may."""
+    if isinstance(terms, Denial):
+        return terms.build_text(task.name)
+    if terms is not None and task.approval is None:
+        text = f"{task.name} needs a person's approval since it was called; it was not run"
+        return f"{text}. Call it again to request approval."
+    return None
+
+
+async def _refuse_changed_arguments(
+    call: ToolCall, find_terms: Callable[[], Awaitable[Approval | Denial | None]], hook: str
+) -> ToolOutput | None:
+    """Return the refusal of a call whose arguments, as the hook of that name changed them, are not approved or not
+    allowed; None if the call may run."""
+    task, approval = call.input, call.input.approval
+    reason = f"the hook {hook} changed its arguments; it was not run"
+    if approval is not None and approval.standing is None:
+        same = approval.hash == hash_arguments(task.call_id, task.name, call.arguments)
+        return None if same else _build_refusal(call, f"{task.name} was approved with other arguments: {reason}")
+    terms = await find_terms()
+    if isinstance(terms, Denial):
+        return _build_refusal(call, f"{terms.build_text(task.name)}: {reason}")
+    if terms is not None and (approval is None or terms.separate):
+        return _build_refusal(
+            call, f"{task.name} needs a person's approval, which these arguments do not have: {reason}"
+        )
+    return None
 
 
 def _dump_or_unknown(value: Any) -> Any:
@@ -244,13 +258,13 @@ def _dump_or_unknown(value: Any) -> Any:
         return UNKNOWN_ARGUMENT
 
 
-def _add_argument_notice(output: ToolOutput, given: ApprovalOutcome | None) -> ToolOutput:
+def _add_argument_notice(output: ToolOutput, approval: ApprovalOutcome | None) -> ToolOutput:
     """Return ``output`` with a notice for the model, if the approver changed the arguments."""
-    if given is None or given.arguments is None or output.content is None or output.status == "aborted":
+    if approval is None or approval.arguments is None or output.content is None or output.status == "aborted":
         return output
-    changed = json.dumps(given.arguments, sort_keys=True, ensure_ascii=False)
-    said = f"({given.by or 'somebody'} changed the arguments: {changed})\n{output.content}"
-    return output.model_copy(update={"content": said})
+    changed = json.dumps(approval.arguments, sort_keys=True, ensure_ascii=False)
+    content = f"({approval.by or 'the approver'} changed the arguments: {changed})\n{output.content}"
+    return output.model_copy(update={"content": content})
 
 
 def _build_refusal(call: ToolCall, text: str) -> ToolOutput:

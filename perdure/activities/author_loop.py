@@ -264,7 +264,7 @@ class AuthorLoop:
         elif lost >= 8 and not lost & (lost - 1):
             logger.warning(
                 "%d abandoned functions still run in threads of this worker, the last is %s; at %d the worker stops. "
-                "Give what they wait for a timeout.",
+                "Give blocking calls a timeout.",
                 lost,
                 name,
                 MAX_LOST_THREADS,
@@ -304,7 +304,7 @@ class AuthorLoop:
             loop.call_soon_threadsafe(lambda: tasks[0].cancel())
             await asyncio.wait([ending], timeout=CANCEL_TIMEOUT)
             if not ending.done():
-                logger.warning("%s was cancelled %g s ago and still runs; nobody waits for it", name, CANCEL_TIMEOUT)
+                logger.warning("%s was cancelled %g s ago and still runs; its result is dropped", name, CANCEL_TIMEOUT)
                 raise
             if ending.exception() is not None:
                 raise
@@ -386,7 +386,7 @@ def _name_running_function(loop: asyncio.AbstractEventLoop) -> str:
 def _copy_task_result(ended: Future[Any], task: asyncio.Task[Any], coroutine: Coroutine[Any, Any, Any]) -> None:
     coroutine.close()  # cancelled before it began, it would be reported as never awaited
     if task.cancelled():
-        ended.set_exception(RuntimeError("the function ended with CancelledError, and nobody had cancelled it"))
+        ended.set_exception(RuntimeError("the function ended with CancelledError, but was not cancelled"))
     elif (error := task.exception()) is not None:
         ended.set_exception(error)
     else:

@@ -16,12 +16,11 @@ from ..agent.output import OutputError, OutputValidator
 from ..errors import AbortError, HookError, ModelRetry, ParseError, PerdureError
 from ..loop.finish import NO_ANSWER_REASONS, extract_answer, extract_forced_answer
 from ..loop.transcript import build_malformed_arguments_text
-from ..ports import ModelCall
 from ..tools import RunContext, truncate_error_text
 from ..types.interface import FINISH_TOOL
 from ..types.messages import Message, ToolCallPart, clean_text
 from ..types.tool_calls import AnsweredCall, RefusedCall
-from ..types.wire import FinalAnswer, ReplyFailure
+from ..types.wire import FinalAnswer, ModelInput, ReplyFailure
 from .author_loop import AuthorLoop, OverdueError
 from .step_policy import StepResult
 
@@ -56,132 +55,129 @@ class ReplyOutcome:
 
 
 class AnswerReader:
-    """Reads the answers of replies. The author's code runs on the author's side."""
+    """Reads the answer of one iteration. The author's code runs on the author's side."""
 
-    def __init__(self, author: AuthorLoop) -> None:
+    def __init__(self, author: AuthorLoop, agent: Agent, task: ModelInput, ctx: RunContext[Any]) -> None:
         self._author = author
+        self._agent = agent
+        self._task = task
+        self._ctx = ctx
+        self._is_forced = task.purpose == "force_finish"
 
-    async def read_reply(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ReplyOutcome:
+    async def read_reply(self, message: Message) -> ReplyOutcome:
         """Return the outcome of ``message`` for the turn. Raises errors that a retry may avoid (store unavailable)."""
         try:
-            if agent.finish == "tool":
-                return await self._read_tool_reply(agent, call, message, told)
-            return await self._read_text_reply(agent, call, message, told)
+            if self._agent.finish == "tool":
+                return await self._read_tool_reply(message)
+            return await self._read_text_reply(message)
         except _AuthorCodeError as error:
             return build_failed_outcome(message, error.error)
 
-    async def accept_step_answer(self, agent: Agent, stepped: StepResult, told: RunContext[Any]) -> FinalAnswer:
+    async def accept_step_answer(self, stepped: StepResult) -> FinalAnswer:
         """Return a step policy's answer after the output validators. Raises ``HookError``, ``AbortError``."""
         finish = stepped.finish
         assert finish is not None, "it has finished"
-        if not agent.output_validators:
+        if not self._agent.output_validators:
             return finish
         try:
-            value = await self._run_validators(agent, stepped.value, told)
-            made: FinalAnswer = await self._run_output_type(agent, agent.output_type.build_finish, value)
+            value = await self._run_validators(stepped.value)
+            made: FinalAnswer = await self._run_output_type(self._agent.output_type.build_finish, value)
         except (OutputError, ModelRetry) as error:
             raise HookError(
-                f"step.finish: the answer of agent {agent.name!r} was not accepted: "
+                f"step.finish: the answer of agent {self._agent.name!r} was not accepted: "
                 f"{_truncate_error(clean_text(str(error)))}",
-                hint="There is no model to tell it: finish with another answer, or let the model give one.",
+                hint="No model sees this error: finish with another answer, or let the model give one.",
             ) from error
         except _AuthorCodeError as error:
             raise error.error from error
         return made.model_copy(update={"called": finish.called})
 
-    async def _read_text_reply(
-        self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]
-    ) -> ReplyOutcome:
+    async def _read_text_reply(self, message: Message) -> ReplyOutcome:
         reason = message.finish_reason or "stop"
-        finish = extract_answer(agent.finish, message, reason)
-        if call.input.purpose == "force_finish":
-            finish = extract_forced_answer(agent.finish, message.text)
-        if finish is None or not agent.output_validators or reason in NO_ANSWER_REASONS:
+        finish = extract_answer(self._agent.finish, message, reason)
+        if self._is_forced:
+            finish = extract_forced_answer(self._agent.finish, message.text)
+        if finish is None or not self._agent.output_validators or reason in NO_ANSWER_REASONS:
             return ReplyOutcome(finish)
         try:
-            content = clean_text(await self._run_validators(agent, finish.content, told))
+            content = clean_text(await self._run_validators(finish.content))
             return ReplyOutcome(finish.model_copy(update={"content": content}))
         except (OutputError, ModelRetry) as error:
-            return _reject_reply(agent, call, message, _describe_rejection(error), {})
+            return self._reject_reply(message, _describe_rejection(error), {})
 
-    async def _read_tool_reply(
-        self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]
-    ) -> ReplyOutcome:
+    async def _read_tool_reply(self, message: Message) -> ReplyOutcome:
         if not message.tool_calls and (message.finish_reason or "stop") in NO_ANSWER_REASONS:
             return ReplyOutcome(FinalAnswer(content=message.text))
-        forcing = call.input.purpose == "force_finish"
-        given = [part for part in message.tool_calls if part.name == FINISH_TOOL]
+        finish_calls = [part for part in message.tool_calls if part.name == FINISH_TOOL]
         if not message.tool_calls:
-            return await self._read_xml_reply(agent, call, message, told)
+            return await self._read_xml_reply(message)
         problems: dict[str, str] = {}
-        for part in given:
+        for part in finish_calls:
             try:
-                finish = await self._accept_finish_call(agent, part, told)
+                finish = await self._accept_finish_call(part)
             except (OutputError, ModelRetry) as error:
                 problems[part.id] = _describe_rejection(error)
             else:
                 others = {one.id: AnsweredCall(text=_NOT_RUN_FINISHED, is_error=True) for one in message.tool_calls}
                 return ReplyOutcome(finish, answered=others | {part.id: AnsweredCall(text=_ACCEPTED_TEXT)})
         if problems:
-            beside = dict.fromkeys((part.id for part in message.tool_calls if forcing), _NOT_RUN_FORCED)
-            return _reject_reply(agent, call, message, next(iter(problems.values())), beside | problems)
-        if forcing:
-            asked = dict.fromkeys((part.id for part in message.tool_calls), _NOT_RUN_FORCED)
-            return _reject_reply(agent, call, message, f"it called other tools, not {FINISH_TOOL}", asked)
+            not_run = dict.fromkeys((part.id for part in message.tool_calls if self._is_forced), _NOT_RUN_FORCED)
+            return self._reject_reply(message, next(iter(problems.values())), not_run | problems)
+        if self._is_forced:
+            results = dict.fromkeys((part.id for part in message.tool_calls), _NOT_RUN_FORCED)
+            return self._reject_reply(message, f"it called other tools, not {FINISH_TOOL}", results)
         return ReplyOutcome()
 
-    async def _read_xml_reply(
-        self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]
-    ) -> ReplyOutcome:
+    async def _read_xml_reply(self, message: Message) -> ReplyOutcome:
         """Read a reply without tool calls, whose text may have the answer as XML."""
-        arguments = agent.output_type.read_xml(message.text)
+        arguments = self._agent.output_type.read_xml(message.text)
         if arguments is None:
-            if call.input.purpose != "force_finish":
+            if not self._is_forced:
                 return ReplyOutcome()
-            return _reject_reply(agent, call, message, f"your reply has no call of {FINISH_TOOL}", {})
+            return self._reject_reply(message, f"your reply has no call of {FINISH_TOOL}", {})
         try:
-            return ReplyOutcome(await self._accept_arguments(agent, arguments, told))
+            return ReplyOutcome(await self._accept_arguments(arguments))
         except (OutputError, ModelRetry) as error:
-            return _reject_reply(agent, call, message, _describe_rejection(error), {})
+            return self._reject_reply(message, _describe_rejection(error), {})
 
-    async def _accept_finish_call(self, agent: Agent, part: ToolCallPart, told: RunContext[Any]) -> FinalAnswer:
+    async def _accept_finish_call(self, part: ToolCallPart) -> FinalAnswer:
         if part.malformed is not None:
             raise OutputError(build_malformed_arguments_text(part))
-        return await self._accept_arguments(agent, part.arguments, told)
+        return await self._accept_arguments(part.arguments)
 
-    async def _accept_arguments(self, agent: Agent, arguments: Mapping[str, Any], told: RunContext[Any]) -> FinalAnswer:
+    async def _accept_arguments(self, arguments: Mapping[str, Any]) -> FinalAnswer:
         """Build the answer of these arguments. Raises ``OutputError`` and ``ModelRetry`` with the text for the
         model."""
-        kind = agent.output_type
-        value = await self._run_output_type(agent, kind.read_arguments, arguments)
-        value = await self._run_validators(agent, value, told)
-        finish: FinalAnswer = await self._run_output_type(agent, kind.build_finish, value)
+        kind = self._agent.output_type
+        value = await self._run_output_type(kind.read_arguments, arguments)
+        value = await self._run_validators(value)
+        finish: FinalAnswer = await self._run_output_type(kind.build_finish, value)
         return finish
 
-    async def _run_output_type(self, agent: Agent, fn: Callable[[Any], Any], value: Any) -> Any:
+    async def _run_output_type(self, fn: Callable[[Any], Any], value: Any) -> Any:
         """Call ``fn`` of the output type; on the author's side, if it runs the author's code."""
-        if not agent.output_type.runs_code:
+        if not self._agent.output_type.runs_code:
             return fn(value)
-        return await self._author.run(f"validators of the output of agent {agent.name}", fn, value)
+        return await self._author.run(f"validators of the output of agent {self._agent.name}", fn, value)
 
-    async def _run_validators(self, agent: Agent, value: Any, told: RunContext[Any]) -> Any:
+    async def _run_validators(self, value: Any) -> Any:
         """Run the agent's validators on ``value`` in order; return the value that they leave."""
-        for validator in agent.output_validators:
-            changed = await self._run_validator(agent, validator, value, told)
+        for validator in self._agent.output_validators:
+            changed = await self._run_validator(validator, value)
             if changed is None or changed is value:
                 continue
             try:
-                value = await self._run_output_type(agent, agent.output_type.validate_value, changed)
+                value = await self._run_output_type(self._agent.output_type.validate_value, changed)
             except OutputError as error:
-                why = f"the output validator {validator.name} gave what is not of the output type: {error}"
-                raise _AuthorCodeError(HookError(f"agent {agent.name!r}: {why}")) from error
+                why = f"the output validator {validator.name} returned a value that is not of the output type: {error}"
+                raise _AuthorCodeError(HookError(f"agent {self._agent.name!r}: {why}")) from error
         return value
 
-    async def _run_validator(self, agent: Agent, validator: OutputValidator, value: Any, told: RunContext[Any]) -> Any:
-        name = f"the output validator {validator.name} of agent {agent.name!r}"
+    async def _run_validator(self, validator: OutputValidator, value: Any) -> Any:
+        name = f"the output validator {validator.name} of agent {self._agent.name!r}"
         try:
             return await self._author.run(
-                name, validator.fn, *validator.build_arguments(value, told), timeout=VALIDATOR_TIMEOUT
+                name, validator.fn, *validator.build_arguments(value, self._ctx), timeout=VALIDATOR_TIMEOUT
             )
         except ModelRetry:
             raise
@@ -197,6 +193,34 @@ class AnswerReader:
                 why = f"it did not return within {VALIDATOR_TIMEOUT:g} s"
             raise _AuthorCodeError(HookError(f"{name} failed: {why}")) from error
 
+    def _reject_reply(self, message: Message, why: str, calls: Mapping[str, str]) -> ReplyOutcome:
+        """Build the outcome of a rejected reply: the model tries again, or the run fails. ``calls``: result texts for
+        the model, by call id."""
+        count = (self._task.rejected or 0) + 1
+        if count <= self._agent.parse_retries:
+            results = {call_id: RefusedCall(text=text) for call_id, text in calls.items()}
+            again = f"call {FINISH_TOOL} again" if self._agent.finish == "tool" else "give another one"
+            return ReplyOutcome(rejected=True, reminder=None if calls else f"{why}\nPlease {again}.", answered=results)
+        finish_calls = [part for part in message.tool_calls if part.id in calls]
+        answer = (
+            json.dumps(finish_calls[0].arguments, ensure_ascii=False)
+            if finish_calls and not finish_calls[0].malformed
+            else ""
+        )
+        answer = answer or (finish_calls[0].malformed if finish_calls else None) or message.text
+        times = "1 attempt" if count == 1 else f"{count} attempts"
+        text = (
+            f"agent {self._agent.name!r} gave no valid output in {times}: {_truncate_error(why)}\n"
+            f"The model said: {_truncate_error(answer)}"
+        )
+        ended = {
+            part.id: AnsweredCall(text=calls.get(part.id, _NOT_RUN_FAILED), is_error=True)
+            for part in message.tool_calls
+        }
+        return ReplyOutcome(
+            rejected=True, failed=ReplyFailure(type=ParseError.__name__, message=clean_text(text)), answered=ended
+        )
+
 
 def build_failed_outcome(message: Message, error: PerdureError) -> ReplyOutcome:
     """Build the outcome of a run that fails with ``error``; the reply is recorded, and none of its calls runs."""
@@ -211,30 +235,6 @@ def _describe_rejection(error: OutputError | ModelRetry) -> str:
     if isinstance(error, ModelRetry):
         return truncate_error_text(f"The answer was not accepted: {error}")
     return truncate_error_text(str(error))
-
-
-def _reject_reply(agent: Agent, call: ModelCall, message: Message, why: str, calls: Mapping[str, str]) -> ReplyOutcome:
-    """Build the outcome of a rejected reply: the model tries again, or the run fails. ``calls``: result texts for the
-    model, by call id."""
-    count = (call.input.rejected or 0) + 1
-    if count <= agent.parse_retries:
-        results = {call_id: RefusedCall(text=text) for call_id, text in calls.items()}
-        again = f"call {FINISH_TOOL} again" if agent.finish == "tool" else "give another one"
-        return ReplyOutcome(rejected=True, reminder=None if calls else f"{why}\nPlease {again}.", answered=results)
-    given = [part for part in message.tool_calls if part.id in calls]
-    said = json.dumps(given[0].arguments, ensure_ascii=False) if given and not given[0].malformed else ""
-    said = said or (given[0].malformed if given else None) or message.text
-    times = "1 attempt" if count == 1 else f"{count} attempts"
-    text = (
-        f"agent {agent.name!r} gave no output that will do in {times}: {_truncate_error(why)}\n"
-        f"The model said: {_truncate_error(said)}"
-    )
-    ended = {
-        part.id: AnsweredCall(text=calls.get(part.id, _NOT_RUN_FAILED), is_error=True) for part in message.tool_calls
-    }
-    return ReplyOutcome(
-        rejected=True, failed=ReplyFailure(type=ParseError.__name__, message=clean_text(text)), answered=ended
-    )
 
 
 def _truncate_error(text: str) -> str:

@@ -11,7 +11,17 @@ from ..errors import DefinitionError, InvalidInputError, ToolError
 from ..hooks import HookSet
 from ..loop.finish import REMINDER_ID, TAG_PROMPT
 from ..loop.transcript import build_malformed_arguments_text, build_unknown_tool_text
-from ..ports import ModelCall, ModelReply, ModelRequest, NextModel, NextTool, ToolCall
+from ..ports import ModelRequest
+from ..stages.stage import (
+    ConversationCall,
+    ModelCall,
+    ModelReply,
+    NextRequest,
+    NextTool,
+    RequestCall,
+    ToolCall,
+    share_fields,
+)
 from ..tools import CallbackTool, Memory, RemoteTool, RunContext, SubagentTool, Tool, truncate_error_text
 from ..tools.memory import MemoryWrites
 from ..types.interface import FINISH_TOOL
@@ -22,9 +32,8 @@ from .agents import Agents
 from .approvals import ApprovalGate
 from .author_loop import AuthorLoop, OverdueError
 from .finish import AnswerReader, ReplyOutcome, build_failed_outcome
-from .hooks import HookRunner, SubagentHooks
-from .step_policy import BranchWait, StepPolicy, StepResult
-from .tools import add_hook_plans
+from .hooks import HookRunner
+from .step_policy import BranchWait, StepPolicy
 from .toolsets import Toolsets
 
 # ---
@@ -43,16 +52,16 @@ class RequestBuilder:
         self._author = author
         self._can_force_tool = forces
 
-    async def build_request(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> ModelRequest:
+    async def build_request(self, agent: Agent, call: ConversationCall, ctx: RunContext[Any]) -> ModelRequest:
         """Build the request of a model call. Raises ``InvalidInputError`` for a conversation without messages."""
         forcing = call.input.purpose == "force_finish"
         if forcing and agent.finish == "tool" and not self._can_force_tool(agent):
             call.new_messages = add_answer_template(call.new_messages, agent.output_type.template)
-        said = _select_request_messages(call)
+        messages = _select_request_messages(call)
         return ModelRequest(
             model=agent.model_name,
-            messages=said,
-            system=await self._build_system_prompt(agent, told),
+            messages=messages,
+            system=await self._build_system_prompt(agent, ctx),
             # With a typed answer the tools stay as they are: other tools would invalidate the provider's cache.
             tools=() if forcing and agent.finish != "tool" else agent.specs,
             tool_choice=FINISH_TOOL if forcing and agent.finish == "tool" else None,
@@ -61,48 +70,48 @@ class RequestBuilder:
             files=call.files,
         )
 
-    async def _build_system_prompt(self, agent: Agent, told: RunContext[Any]) -> str | None:
+    async def _build_system_prompt(self, agent: Agent, ctx: RunContext[Any]) -> str | None:
         instructions = agent.instructions
         if callable(instructions):
-            instructions = await self._run_instructions(agent, instructions, told)
+            instructions = await self._run_instructions(agent, instructions, ctx)
         if agent.finish == "tag":
             return f"{instructions}\n\n{TAG_PROMPT}" if instructions else TAG_PROMPT
         return instructions or None
 
-    async def _run_instructions(self, agent: Agent, fn: Callable[..., Any], told: RunContext[Any]) -> str | None:
+    async def _run_instructions(self, agent: Agent, fn: Callable[..., Any], ctx: RunContext[Any]) -> str | None:
         name = f"instructions of agent {agent.name}"
         try:
-            said = await self._author.run(name, fn, told, timeout=INSTRUCTIONS_TIMEOUT)
+            prompt = await self._author.run(name, fn, ctx, timeout=INSTRUCTIONS_TIMEOUT)
         except OverdueError as error:
             raise TimeoutError(f"the {error}") from None
-        if said is not None and not isinstance(said, str):
+        if prompt is not None and not isinstance(prompt, str):
             raise DefinitionError(
-                f"the {name} returned {type(said).__name__}", hint="Return the system prompt as text, or None."
+                f"the {name} returned {type(prompt).__name__}", hint="Return the system prompt as text, or None."
             )
-        return said and clean_text(said)
+        return prompt and clean_text(prompt)
 
 
-def add_answer_template(fresh: Sequence[Message], template: str) -> list[Message]:
-    """Return ``fresh`` with the answer template in the engine's order to finish, for models that cannot be forced to
-    call the tool."""
+def add_answer_template(new_messages: Sequence[Message], template: str) -> list[Message]:
+    """Return ``new_messages`` with the answer template in the engine's order to finish, for models that cannot be
+    forced to call the tool."""
     order = f"If you cannot call {FINISH_TOOL}, write your answer into this template, and nothing else:\n{template}"
-    place = max((at for at, message in enumerate(fresh) if message.id == REMINDER_ID), default=None)
-    if place is None:
-        return [*fresh, Message.user(order, id=REMINDER_ID)]
-    told = Message.user(f"{fresh[place].text}\n{order}", id=REMINDER_ID)
-    return [*fresh[:place], told, *fresh[place + 1 :]]
+    index = max((index for index, message in enumerate(new_messages) if message.id == REMINDER_ID), default=None)
+    if index is None:
+        return [*new_messages, Message.user(order, id=REMINDER_ID)]
+    ctx = Message.user(f"{new_messages[index].text}\n{order}", id=REMINDER_ID)
+    return [*new_messages[:index], ctx, *new_messages[index + 1 :]]
 
 
-def _select_request_messages(call: ModelCall) -> list[Message]:
+def _select_request_messages(call: ConversationCall) -> list[Message]:
     """Return the conversation without system prompts, which a request has separately. Raises ``InvalidInputError`` if
     it is empty."""
-    said = [message for message in (*call.prefix, *call.new_messages) if message.role != "system"]
-    if not said:
+    messages = [message for message in (*call.prefix, *call.new_messages) if message.role != "system"]
+    if not messages:
         raise InvalidInputError(
-            "there is nothing to answer: the conversation has no messages, and the turn brought none",
+            "there is nothing to answer: the conversation has no messages, and the turn has none",
             hint="Send a message, or go on from a conversation that has some (history, or the id of an earlier one).",
         )
-    return said
+    return messages
 
 
 # ---
@@ -143,10 +152,10 @@ def find_missing_usage(
 
 def check_summary_price(agent: Agent, summary: ModelReply, *, inherited: bool = False) -> ModelReply:
     """Return ``summary``. Raises ``DefinitionError`` if it has no price: another model may have written it."""
-    made = summary.output
-    said = Message(role="assistant", model=made.model or None, usage=made.usage, cost_usd=made.cost_usd)
-    if (wrong := find_missing_price(agent, said, inherited=inherited)) is not None:
-        raise wrong
+    output = summary.output
+    message = Message(role="assistant", model=output.model or None, usage=output.usage, cost_usd=output.cost_usd)
+    if (error := find_missing_price(agent, message, inherited=inherited)) is not None:
+        raise error
     return summary
 
 
@@ -159,41 +168,36 @@ class ReplyReader:
 
     def __init__(self, author: AuthorLoop, approving: ApprovalGate) -> None:
         self._author, self._approving = author, approving
-        self._answer_reader = AnswerReader(author)
 
-    async def build_output(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ModelOutput:
+    async def build_output(self, agent: Agent, call: ModelCall, message: Message, ctx: RunContext[Any]) -> ModelOutput:
         """Build the output of ``message`` for the loop."""
         task = call.input
-        wrong = find_missing_price(agent, message, inherited=task.cost_limited)
-        wrong = wrong or find_missing_usage(agent, message, task.used, inherited=task.cost_limited)
-        ending = (
-            await self._answer_reader.read_reply(agent, call, message, told)
-            if wrong is None
-            else build_failed_outcome(message, wrong)
+        error = find_missing_price(agent, message, inherited=task.cost_limited)
+        error = error or find_missing_usage(agent, message, task.used, inherited=task.cost_limited)
+        outcome = (
+            await AnswerReader(self._author, agent, task, ctx).read_reply(message)
+            if error is None
+            else build_failed_outcome(message, error)
         )
         return ModelOutput(
             text=message.text,
             calls=tuple(
                 [
-                    await self._approving.plan_approval(agent, one, told, task.lineage)
-                    for one in await self._plan_calls(agent, message, ending.answered)
+                    await self._approving.plan_approval(agent, planned, ctx, task.lineage)
+                    for planned in await self._plan_calls(agent, message, outcome.answered)
                 ]
             ),
-            finish=ending.finish,
-            rejected=ending.rejected,
-            reminder=ending.reminder,
-            failed=ending.failed,
-            finish_reason=_choose_finish_reason(message, ending),
+            finish=outcome.finish,
+            rejected=outcome.rejected,
+            reminder=outcome.reminder,
+            failed=outcome.failed,
+            finish_reason=_choose_finish_reason(message, outcome),
             usage=message.usage or Usage(),
             cost_usd=message.cost_usd,
             model=message.model or "",
             unasked=message.finish_reason == "veto",
             limits=_build_agent_limits(agent),
         )
-
-    async def accept_step_answer(self, agent: Agent, stepped: StepResult, told: RunContext[Any]) -> FinalAnswer:
-        """Return the answer of a step policy (:meth:`AnswerReader.accept_step_answer`)."""
-        return await self._answer_reader.accept_step_answer(agent, stepped, told)
 
     async def _plan_calls(
         self, agent: Agent, message: Message, answered: Mapping[str, Disposition]
@@ -210,8 +214,8 @@ class ReplyReader:
 
 def build_step_reply(agent: Agent, finish: FinalAnswer) -> ModelReply:
     """Build the reply of a step policy that answers in the model's place, without cost."""
-    said = (TextPart(text=finish.content),) if finish.content else ()
-    message = Message(role="assistant", parts=said, finish_reason="stop", usage=Usage(), cost_usd=0.0)
+    parts = (TextPart(text=finish.content),) if finish.content else ()
+    message = Message(role="assistant", parts=parts, finish_reason="stop", usage=Usage(), cost_usd=0.0)
     return ModelReply(
         ModelOutput(text=message.text, finish=finish, cost_usd=0.0, unasked=True, limits=_build_agent_limits(agent)),
         message,
@@ -229,10 +233,10 @@ def _build_agent_limits(agent: Agent) -> AgentLimits:
     )
 
 
-def _choose_finish_reason(message: Message, ending: ReplyOutcome) -> FinishReason:
+def _choose_finish_reason(message: Message, outcome: ReplyOutcome) -> FinishReason:
     """Return the reply's finish reason; a reply whose answer is a call of the finish tool has "stop"."""
     reason = message.finish_reason or "stop"
-    return "stop" if ending.finish is not None and reason == "tool_calls" else reason
+    return "stop" if outcome.finish is not None and reason == "tool_calls" else reason
 
 
 def _plan_reply_calls(agent: Agent, message: Message, answered: Mapping[str, Disposition]) -> tuple[Call, ...]:
@@ -311,13 +315,12 @@ class IterationStage:
         self._resources = resources
         self._memory = memory
         self._hook_runner = HookRunner(author, HookSet() if hooks is None else hooks)
-        self._subagent_hooks = SubagentHooks(author, self._hook_runner.find_hooks)
         self._step_policy = StepPolicy(author, agents, self._hook_runner)
         self._request_builder = RequestBuilder(author, forces)
         self._approval_gate = ApprovalGate(author, agents.find)
         self._reply_reader = ReplyReader(author, self._approval_gate)
 
-    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+    async def model(self, call: ConversationCall, next: NextRequest) -> ModelReply:
         """Around a model call; for an ending (``purpose="close"``) or a reminder (``"remind"``) only hooks run.
 
         Raises ``InvalidInputError`` for a context that does not fit the agent, and for a conversation without messages;
@@ -331,68 +334,78 @@ class IterationStage:
         if call.input.purpose == "remind":
             await self._run_reminder(call)
             return ModelReply(ModelOutput(), message=None)
-        call.base_agent = call.agent = self._agents.get(call.input.agent)
-        call.run_context = await self._build_run_context(call.agent, call)
+        base = agent = self._agents.get(call.input.agent)
+        pinned = None
+        ctx = await self._build_run_context(agent, call)
         try:
             if self._toolsets is not None:
-                call.base_agent = await self._toolsets.add_offered_tools(call.base_agent, call, call.run_context)
-            call.agent = call.base_agent.overridden(call.input.overrides, self._agents.tools)
-            reply = await self._run_iteration(call.agent, call, call.run_context, next)
+                base, pinned = await self._toolsets.add_offered_tools(agent, call, ctx)
+            agent = base.overridden(call.input.overrides, self._agents.tools)
+            reply = await self._run_iteration(base, agent, call, ctx, next)
         except Exception as error:
-            await self._hook_runner.run_error_hooks(call.agent, call, call.run_context, error)
+            await self._hook_runner.run_error_hooks(agent, call, ctx, error)
             raise
         else:
-            if call.pinned is not None:
-                reply.output = reply.output.model_copy(update={"pinned": call.pinned})
+            if pinned is not None:
+                reply.output = reply.output.model_copy(update={"pinned": pinned})
             return reply
         finally:
-            call.run_context.memory.close()
+            ctx.memory.close()
 
-    async def _run_reminder(self, call: ModelCall) -> None:
+    async def _run_reminder(self, call: ConversationCall) -> None:
         agent = self._agents.get(call.input.agent)
-        told = await self._build_run_context(agent, call)
+        ctx = await self._build_run_context(agent, call)
         try:
-            await self._hook_runner.run_reminder_hooks(agent, call, told)
+            await self._hook_runner.run_reminder_hooks(agent, call, ctx)
         finally:
-            told.memory.close()
+            ctx.memory.close()
 
-    async def _run_iteration(self, agent: Agent, call: ModelCall, told: RunContext[Any], next: NextModel) -> ModelReply:
+    async def _run_iteration(
+        self, base: Agent, agent: Agent, call: ConversationCall, ctx: RunContext[Any], next: NextRequest
+    ) -> ModelReply:
         if call.input.purpose == "compact":
-            call.request = await self._request_builder.build_request(agent, call, told)
-            return check_summary_price(agent, await next(call), inherited=call.input.cost_limited)
-        await self._hook_runner.run_message_hooks(agent, call, told)
-        await self._subagent_hooks.run_after_subagent(agent, call, told)
-        stepped = await self._step_policy.run_policy(agent, call, told)
+            request_call = await self._build_request_call(agent, call, ctx)
+            return check_summary_price(agent, await next(request_call), inherited=call.input.cost_limited)
+        await self._hook_runner.run_message_hooks(agent, call, ctx)
+        await self._hook_runner.run_after_subagent(agent, call, ctx)
+        stepped = await self._step_policy.run_policy(base, agent, call, ctx)
         if isinstance(stepped, BranchWait):
             return stepped.build_reply(call)
         if stepped is not None:
-            call.agent = agent = stepped.agent
+            agent = stepped.agent
         if stepped is not None and stepped.finish is not None:
-            reply = build_step_reply(agent, await self._reply_reader.accept_step_answer(agent, stepped, told))
+            answers = AnswerReader(self._author, agent, call.input, ctx)
+            reply = build_step_reply(agent, await answers.accept_step_answer(stepped))
         else:
-            reply = await self._ask_model(agent, call, told, next)
+            edited = stepped is not None and stepped.replaced is not None
+            reply = await self._ask_model(await self._build_request_call(agent, call, ctx, edited=edited), next)
         assert reply.message is not None, "a model says something"
-        reply.output = await self._hook_runner.run_finish_hooks(agent, call, told, reply.message, reply.output)
+        reply.output = await self._hook_runner.run_finish_hooks(agent, call, ctx, reply.message, reply.output)
         if stepped is not None:
             stepped.add_to_reply(reply, call)
         return reply
 
-    async def _ask_model(self, agent: Agent, call: ModelCall, told: RunContext[Any], next: NextModel) -> ModelReply:
-        call.request = request = await self._request_builder.build_request(agent, call, told)
+    async def _build_request_call(
+        self, agent: Agent, call: ConversationCall, ctx: RunContext[Any], *, edited: bool = False
+    ) -> RequestCall:
+        request = await self._request_builder.build_request(agent, call, ctx)
+        return RequestCall(**share_fields(call), agent=agent, run_context=ctx, request=request, edited=edited)
+
+    async def _ask_model(self, call: RequestCall, next: NextRequest) -> ModelReply:
+        agent, ctx, system = call.agent, call.run_context, call.request.system
         reply = await next(call)
         assert reply.message is not None, "a model says something"
-        output = await self._reply_reader.build_output(agent, call, reply.message, told)
-        reply.output = add_hook_plans(
-            agent, await self._subagent_hooks.run_before_subagent(agent, told, output), self._hook_runner.find_hooks
-        )
-        await self._hook_runner.run_approval_hooks(agent, told, reply.output)
-        reply.system = request.system  # hooks changed the prompt of this request only, not the agent's
+        output = await self._reply_reader.build_output(agent, call, reply.message, ctx)
+        output = await self._hook_runner.run_before_subagent(agent, ctx, output)
+        reply.output = self._hook_runner.plan_external_hooks(agent, output)
+        await self._hook_runner.run_approval_hooks(agent, ctx, reply.output)
+        reply.system = system  # hooks changed the prompt of this request only, not the agent's
         return reply
 
     async def render_input(self, agent: str, plain: Mapping[str, Any]) -> str:
         """Render a typed input of ``agent`` as text for the model. Raises ``InvalidInputError``."""
-        found = self._agents.get(agent)
-        rendered: str = await self._author.run(f"input of agent {agent}", found.render_input, plain)
+        served = self._agents.get(agent)
+        rendered: str = await self._author.run(f"input of agent {agent}", served.render_input, plain)
         return rendered
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
@@ -406,7 +419,7 @@ class IterationStage:
             agent, call, output, lambda: self._build_run_context(agent, call)
         )
 
-    async def _build_run_context(self, agent: Agent | None, call: ModelCall | ToolCall) -> RunContext[Any]:
+    async def _build_run_context(self, agent: Agent | None, call: ConversationCall | ToolCall) -> RunContext[Any]:
         task = call.input
         context: Any = task.context
         if agent is not None and agent.has_context:

@@ -12,9 +12,9 @@ from temporalio import activity
 from ..agent.agent import Agent
 from ..errors import ContentFilterError, MalformedReplyError, ProviderError, TruncatedStreamError
 from ..loop.refused_content import ContentWithholder, filter_present_withheld, find_last_withheld
-from ..loop.transcript import CallIds, sanitize_parts
-from ..ports import Completed, ModelCall, ModelReply, ModelRequest, Provider, Restarted, StreamEvent, ToolCallDelta
-from ..types.events import StepTaken
+from ..loop.transcript import sanitize_parts
+from ..ports import Completed, ModelRequest, Provider, Restarted, StreamEvent, ToolCallDelta
+from ..stages.stage import ModelReply, RequestCall
 from ..types.messages import Message, Part, ToolCallPart, Usage, Withheld, clean_text
 from ..types.wire import MODEL_ACTIVITY, ModelOutput
 
@@ -33,21 +33,20 @@ class ModelActivity:
 
     @activity.defn(name=MODEL_ACTIVITY)
     async def model(self, call: Any) -> Any:
-        """The activity. The stages between it and Temporal pass it a ``ModelCall``, never the JSON."""
+        """The activity. The stages between it and Temporal pass it a ``RequestCall``, never the JSON."""
         return await self.call(call)
 
-    async def call(self, call: ModelCall) -> ModelReply:
+    async def call(self, call: RequestCall) -> ModelReply:
         """Send ``call.request`` to the model. Raises ``ProviderError``."""
         agent, request = call.agent, call.request
-        assert request is not None, "the iteration stage makes the request"
         completed, withheld = await self._call_with_containment(agent, call, request)
         provider = completed.provider or agent.provider_name  # of a chain, the one that answered
         parts = call.call_ids.assign_reply_ids(
             (part for part in completed.parts if not _is_cut_off(part, completed)), completed.origin
         )
         # The API may return another name of the model than the one with a price.
-        model, asked = completed.model or agent.model_name, _find_requested_model(agent, provider)
-        cost = self._compute_cost(provider, model, completed.usage, asked)
+        model, requested = completed.model or agent.model_name, _find_requested_model(agent, provider)
+        cost = self._compute_cost(provider, model, completed.usage, requested)
         message = Message(
             role="assistant",
             parts=sanitize_parts(parts),
@@ -62,7 +61,7 @@ class ModelActivity:
         return ModelReply(ModelOutput(), message)
 
     async def _call_with_containment(
-        self, agent: Agent, call: ModelCall, request: ModelRequest
+        self, agent: Agent, call: RequestCall, request: ModelRequest
     ) -> tuple[Completed, tuple[Withheld, ...]]:
         """Call the model; after each refusal by the API, call it again without the refused content. Return the reply
         and the withheld content.
@@ -71,31 +70,31 @@ class ModelActivity:
         with the first try again. The withheld content is recorded with the reply, or not at all.
         """
         conversation = [*call.prefix, *call.new_messages]
-        before = filter_present_withheld(find_last_withheld(conversation), (*conversation, *request.messages))
+        known = filter_present_withheld(find_last_withheld(conversation), (*conversation, *request.messages))
         texts = call.input.purpose != "compact"  # the summary prompt is no part of the conversation
-        contained = ContentWithholder(request.messages, before, resend=call.input.resend, texts=texts)
+        withholder = ContentWithholder(request.messages, known, resend=call.input.resend, texts=texts)
         refused: ProviderError | None = None
         call.report_model(agent.model)
         while True:
-            call.request = replace(request, messages=contained.messages)
+            call.request = replace(request, messages=withholder.messages)
             try:
-                return await self._read_stream(agent, call, call.request), contained.withheld
+                return await self._read_stream(agent, call, call.request), withholder.withheld
             except ProviderError as error:
                 refused = refused or error
-                if not contained.withhold(error):
+                if not withholder.withhold(error):
                     if type(error) is type(refused):
                         raise refused from None
                     raise
-                left_out = ", ".join(one.what for one in contained.withheld)
+                left_out = ", ".join(content.what for content in withholder.withheld)
                 logger.warning(
                     "%s refused a request of run %s: %s", agent.model, call.input.context_id, clean_text(error.message)
                 )
-                logger.warning("run %s asks again without: %s", call.input.context_id, left_out)
+                logger.warning("run %s calls it again without: %s", call.input.context_id, left_out)
                 call.emit(Restarted(agent.model, type(error).__name__, error.message))
 
-    async def _read_stream(self, agent: Agent, call: ModelCall, request: ModelRequest) -> Completed:
+    async def _read_stream(self, agent: Agent, call: RequestCall, request: ModelRequest) -> Completed:
         """Read the stream to its end. Raises ``TruncatedStreamError`` for a stream without ``Completed``."""
-        call.call_ids = ids = _build_call_ids(call)
+        ids = call.renew_call_ids()
         events = self._provider(agent).stream(request)
         last: StreamEvent | None = None
         try:
@@ -119,14 +118,9 @@ class ModelActivity:
         return last
 
 
-def _build_call_ids(call: ModelCall) -> CallIds:
-    edited = any(isinstance(step, StepTaken) and step.edited for step in call.step_events)
-    return CallIds([*call.prefix, *call.new_messages], call.input.scope, call.input.op, edited=edited)
-
-
 def _find_requested_model(agent: Agent, provider: str) -> str | None:
     """Return the name by which ``agent`` requested the model; None if it may be one of several."""
-    names = [one.name for one in agent.chain if len(agent.chain) == 1 or one.provider == provider]
+    names = [model.name for model in agent.chain if len(agent.chain) == 1 or model.provider == provider]
     return names[0] if len(names) == 1 else None
 
 

@@ -61,12 +61,12 @@ class AuthResolver:
     async def _resolve_reference(self, ref: str, task: CallFacts) -> Mapping[str, Any]:
         if self._resolve is None:
             raise AuthContextUnavailableError(
-                "the run was started with an auth_ref, and this worker has nothing to resolve it with",
+                "the run was started with an auth_ref, and this worker has no resolve_auth",
                 hint="Give every worker of the task queue resolve_auth=…; the run waits for it.",
             )
         facts = RunFacts(task.context_id, task.task_id, task.agent, task.context, self._resources())
         try:
-            found = await self._author.run("resolve_auth", self._resolve, ref, facts, timeout=RESOLVE_AUTH_TIMEOUT)
+            resolved = await self._author.run("resolve_auth", self._resolve, ref, facts, timeout=RESOLVE_AUTH_TIMEOUT)
         except OverdueError:
             raise _build_auth_error(f"it did not return within {RESOLVE_AUTH_TIMEOUT:g} s") from None
         except AbortError as error:
@@ -77,9 +77,9 @@ class AuthResolver:
             # The text may contain a credential: history gets only the class, the worker's log the text.
             logger.exception("resolve_auth failed for run %s", task.context_id)
             raise _build_auth_error(f"it raised {type(error).__name__}, see the worker's log") from None
-        if not isinstance(found, Mapping):
-            raise _build_auth_error(f"it returned {type(found).__name__} and no mapping")
-        return found
+        if not isinstance(resolved, Mapping):
+            raise _build_auth_error(f"it returned {type(resolved).__name__}, not a mapping")
+        return resolved
 
 
 def iter_bound_contexts(task: CallFacts) -> Iterator[str]:
@@ -99,7 +99,7 @@ def iter_bound_contexts(task: CallFacts) -> Iterator[str]:
 def _build_auth_error(why: str) -> AuthContextUnavailableError:
     return AuthContextUnavailableError(
         f"resolve_auth failed: {why}",
-        hint="It is asked again, and the run waits; to end the run instead, let it raise AbortError.",
+        hint="It is retried, and the run waits; to end the run instead, let it raise AbortError.",
     )
 
 
@@ -161,7 +161,7 @@ class _StoreReader:
         try:
             while True:
                 try:
-                    found = await read()
+                    value = await read()
                 except StoreError as error:
                     if not error.retryable:
                         raise
@@ -173,6 +173,6 @@ class _StoreReader:
                 else:
                     if waited:
                         self._report_waiting("")
-                    return found
+                    return value
         finally:
             self.waiting_reads -= waited

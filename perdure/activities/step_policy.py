@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ..agent.agent import Agent
-from ..agent.overrides import apply_override
 from ..errors import BranchError, DefinitionError, PerdureError, build_error
 from ..hooks import Hook, HookArguments, run_hooks
 from ..hooks.branch import Branch, Branches, LeftError
@@ -23,7 +22,8 @@ from ..loop.finish import REMINDER_ID
 from ..loop.payload_limits import OVERRIDE_BYTES
 from ..loop.transcript import adopt_edited_messages, find_conversation_problem
 from ..loop.turns import merge_overrides
-from ..ports import Blob, BranchConversation, ModelCall, ModelReply
+from ..ports import Blob
+from ..stages.stage import BranchConversation, ConversationCall, ModelReply
 from ..tools import RunContext, read_result
 from ..tools.subagents import agent_name
 from ..types.events import MessageInjected, StepTaken
@@ -31,7 +31,7 @@ from ..types.interface import OVERRIDE_DURATIONS, LastingOverrides, parse_output
 from ..types.messages import FilePart, Message, Replaced, ToolResultPart, clean_text
 from ..types.plain_json import measure_json
 from ..types.subagents import BRANCH_LABEL_CHARS, BRANCH_MODEL_BYTES, MAX_BRANCHES, BranchOutcome, BranchRequest
-from ..types.wire import INLINE_BYTES, FinalAnswer, ModelOutput
+from ..types.wire import FinalAnswer, ModelOutput, is_large_text
 from .agents import Agents
 from .author_loop import AuthorLoop
 from .hooks import HookRunner
@@ -51,7 +51,7 @@ class BranchWait:
     forks: tuple[BranchConversation | None, ...]
     blobs: tuple[Blob, ...]
 
-    def build_reply(self, call: ModelCall) -> ModelReply:
+    def build_reply(self, call: ConversationCall) -> ModelReply:
         """Build the reply, without the attempt's memory writes: the policy, and the hooks before it, run again."""
         call.memory_writes.clear()
         call.blobs += self.blobs
@@ -61,7 +61,7 @@ class BranchWait:
 class StepBranches:
     """The branches of one attempt of a policy."""
 
-    def __init__(self, agents: Agents, call: ModelCall, known: Sequence[Message], recorded: int) -> None:
+    def __init__(self, agents: Agents, call: ConversationCall, known: Sequence[Message], recorded: int) -> None:
         """``known``: the conversation, whose first ``recorded`` messages are in the transcript already."""
         self._agents = agents
         self._call = call
@@ -73,19 +73,19 @@ class StepBranches:
 
     def begin_branch(self, step: Step, agent: Any, message: Any, model: Any, messages: Any) -> Branch:
         """Implement ``step.branch``. Raises ``DefinitionError``, ``AgentNotFoundError``, ``InvalidInputError``."""
-        found = self._agents.get(_read_branch_agent(agent))
+        target = self._agents.get(_read_branch_agent(agent))
         if messages not in get_args(BranchMessages):
             raise DefinitionError(f'step.branch(messages=…) is "all" or "none", not {messages!r:.100}')
-        models = self._read_models(found, model)
-        text, typed = _read_branch_message(found, message)
+        models = self._read_models(target, model)
+        text, typed = _read_branch_message(target, message)
         if text is None and messages == "none":
             raise DefinitionError(
-                f"a branch to agent {found.name!r} without the conversation has nothing to answer",
+                f"a branch to agent {target.name!r} without the conversation needs a message",
                 hint='Give it a message, or messages="all".',
             )
         fork, blobs = self._build_fork(step, text) if messages == "all" else (None, [])
-        asked = _build_branch_request(found.name, text, typed, models, messages)
-        branch = self.branches.begin_branch(asked)
+        request = _build_branch_request(target.name, text, typed, models, messages)
+        branch = self.branches.begin_branch(request)
         if not branch.is_awaited:
             self._forks[id(branch)] = fork, blobs
             self._check_count()
@@ -112,10 +112,10 @@ class StepBranches:
         if model is None:
             return ()
         given = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else model
-        apply_override(agent, {"model": given})  # raises for an invalid model now
-        if (found := measure_json(given)) > BRANCH_MODEL_BYTES:
+        agent.overridden({"model": given})  # raises for an invalid model now
+        if (size := measure_json(given)) > BRANCH_MODEL_BYTES:
             raise DefinitionError(
-                f"step.branch(model=…) has {found:,} bytes as JSON and may have {BRANCH_MODEL_BYTES:,}",
+                f"step.branch(model=…) has {size:,} bytes as JSON and may have {BRANCH_MODEL_BYTES:,}",
                 hint="Give the name of a model, or a short list of names.",
             )
         return (given,) if isinstance(given, str) else tuple(given)
@@ -123,19 +123,19 @@ class StepBranches:
     def _build_fork(self, step: Step, text: str | None) -> tuple[BranchConversation | None, list[Blob]]:
         """Build the conversation as the policy has it now: on the transcript's head, where its messages are unchanged,
         else a new conversation. Return it with the blobs to write."""
-        call, known = self._call, self._conversation
-        now = self._drop_finish_order(step.messages)
-        if len(now) == len(known) and all(a is b for a, b in zip(now, known, strict=True)):
-            return BranchConversation(call.head, tuple(known[self._recorded_count :])), []
-        sent = [*now, *([] if text is None else [Message.user(text)])]
+        call, conversation = self._call, self._conversation
+        messages = self._drop_finish_order(step.messages)
+        if len(messages) == len(conversation) and all(a is b for a, b in zip(messages, conversation, strict=True)):
+            return BranchConversation(call.head, tuple(conversation[self._recorded_count :])), []
+        sent = [*messages, *([] if text is None else [Message.user(text)])]
         if (why := find_conversation_problem(sent)) is not None:
             raise DefinitionError(
                 f"step.messages cannot be sent to another agent: {why}",
                 hint="A call and its result go together; step.trim(keep=20) shortens a conversation so.",
             )
-        edited, blobs = extract_file_blobs(adopt_edited_messages(now, known))
+        edited, blobs = extract_file_blobs(adopt_edited_messages(messages, conversation))
         unchanged = len(edited) >= self._recorded_count and all(
-            a is b or a == b for a, b in zip(edited, known[: self._recorded_count], strict=False)
+            a is b or a == b for a, b in zip(edited, conversation[: self._recorded_count], strict=False)
         )
         return (
             BranchConversation(call.head, tuple(edited[self._recorded_count :]))
@@ -194,7 +194,7 @@ def _read_branch_message(agent: Agent, message: Any) -> tuple[str | None, bool]:
             f"a branch to agent {agent.name!r} is given text"
             + (", or a value of its input type" if agent.takes_input else "")
             + f", not {message!r:.100}",
-            hint="What the conversation has in it, files too, it sees by itself.",
+            hint="The branch sees the conversation, files included.",
         )
     return clean_text(json.dumps(agent.check_input(message), ensure_ascii=False)), True
 
@@ -203,10 +203,10 @@ def _build_branch_request(
     agent: str, text: str | None, typed: bool, models: tuple[str, ...], messages: str
 ) -> BranchRequest:
     plain = json.dumps([agent, text, typed, models, messages])
-    said = agent if text is None else f"{agent}: {text}"
+    label = agent if text is None else f"{agent}: {text}"
     return BranchRequest(
         key=hashlib.sha256(plain.encode()).hexdigest()[:32],
-        said=repr(said if len(said) <= BRANCH_LABEL_CHARS else said[:BRANCH_LABEL_CHARS] + "…"),
+        said=repr(label if len(label) <= BRANCH_LABEL_CHARS else label[:BRANCH_LABEL_CHARS] + "…"),
         agent=agent,
         message=text,
         typed=typed,
@@ -225,11 +225,14 @@ class StepResult:
     kept: LastingOverrides | None
     replaced: Replaced | None
     """The replaced conversation, where ``call.new_messages`` is a whole new one that does not follow the head."""
-    value: Any = None
+    value: Any
     """The answer before it becomes text: the argument of output validators."""
+    events: Sequence[StepTaken | MessageInjected]
+    """The policy's changes and messages as events."""
 
-    def add_to_reply(self, reply: ModelReply, call: ModelCall) -> None:
-        """Add to ``reply`` the lasting overrides and the rewritten conversation."""
+    def add_to_reply(self, reply: ModelReply, call: ConversationCall) -> None:
+        """Add to ``reply`` the events, the lasting overrides and the rewritten conversation."""
+        reply.step_events = self.events
         if self.kept is not None:
             reply.output = reply.output.model_copy(update={"overrides": self.kept})
         if self.replaced is not None:
@@ -247,20 +250,28 @@ class StepPolicy:
         self._agents = agents
         self._hook_runner = firing
 
-    async def run_policy(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> StepResult | BranchWait | None:
-        """Let the policy change ``call``; None if it changes nothing. Raises ``HookError``, ``AbortError``."""
+    async def run_policy(
+        self, base_agent: Agent, agent: Agent, call: ConversationCall, ctx: RunContext[Any]
+    ) -> StepResult | BranchWait | None:
+        """Let the policy change ``call``; None if it changes nothing. ``base_agent`` is ``agent`` without overrides.
+
+        Raises ``HookError``, ``AbortError``.
+        """
         task = call.input
         if task.iteration <= 1 or task.purpose not in ("call", "force_finish"):
             return None
         hooks = self._hook_runner.find_hooks("on_iteration", agent)
-        return await _PolicyAttempt(self._agents, agent, call).run(self._author, hooks, told) if hooks else None
+        return (
+            await _PolicyAttempt(self._agents, base_agent, agent, call).run(self._author, hooks, ctx) if hooks else None
+        )
 
 
 class _PolicyAttempt:
     """One run of the policy."""
 
-    def __init__(self, agents: Agents, agent: Agent, call: ModelCall) -> None:
+    def __init__(self, agents: Agents, base: Agent, agent: Agent, call: ConversationCall) -> None:
         self._agents = agents
+        self._base_agent = base
         self._agent = agent
         self._call = call
         self._recorded = [message for message in call.prefix if message.role != "system"]
@@ -270,13 +281,13 @@ class _PolicyAttempt:
         self._inside = ArgumentsSnapshot(self._conversation)
 
     async def run(
-        self, author: AuthorLoop, hooks: Sequence[Hook], told: RunContext[Any]
+        self, author: AuthorLoop, hooks: Sequence[Hook], ctx: RunContext[Any]
     ) -> StepResult | BranchWait | None:
         step = Step(self._build_facts())
         try:
-            for some in _group_hooks(hooks):
-                trial = step if some[0].on_error == "fail" else step.copy()
-                if await self._fire_hooks(author, some, trial, told):
+            for group in _group_hooks(hooks):
+                trial = step if group[0].on_error == "fail" else step.copy()
+                if await self._fire_hooks(author, group, trial, ctx):
                     step = trial
                 if step.finished is not None:
                     break
@@ -288,7 +299,7 @@ class _PolicyAttempt:
 
     def _build_facts(self) -> StepFacts:
         task, agent = self._call.input, self._agent
-        own = self._call.base_agent.toolbox
+        own = self._base_agent.toolbox
         instructions = agent.instructions
         return StepFacts(
             iteration=task.iteration - 1,
@@ -305,7 +316,7 @@ class _PolicyAttempt:
             begin_branch=self._step_branches.begin_branch,
         )
 
-    async def _fire_hooks(self, author: AuthorLoop, hooks: Sequence[Hook], step: Step, told: RunContext[Any]) -> bool:
+    async def _fire_hooks(self, author: AuthorLoop, hooks: Sequence[Hook], step: Step, ctx: RunContext[Any]) -> bool:
         """Run the hooks. Return False if a hook with ``on_error="log"`` has failed."""
         done: list[Hook] = []
 
@@ -321,7 +332,7 @@ class _PolicyAttempt:
             return step.finished is not None
 
         run = self._step_branches.branches.wrap_runner(author.run)
-        await run_hooks(run, hooks, show({"step": step, "iteration": step.iteration, "ctx": told}), take)
+        await run_hooks(run, hooks, show({"step": step, "iteration": step.iteration, "ctx": ctx}), take)
         if not done:  # its failure was only logged
             self._step_branches.branches.discard_new_branches()
         return bool(done)
@@ -329,20 +340,18 @@ class _PolicyAttempt:
     def _check_step(self, step: Step) -> None:
         """Raise ``DefinitionError`` for changes that cannot be carried out, so that the error names the hook."""
         self._inside.check_unchanged("step.messages[i]")
-        base, before = self._call.base_agent, self._call.input.overrides or {}
+        before = self._call.input.overrides or {}
         changes = step.build_changes()
-        for some in (changes, *step.kept_changes.values()):
-            if some:
-                apply_override(base, merge_overrides(before, some), self._agents.tools)
-        if (found := measure_json(step.kept_changes)) > OVERRIDE_BYTES:
+        for changed in (changes, *step.kept_changes.values()):
+            if changed:
+                self._base_agent.overridden(merge_overrides(before, changed), self._agents.tools)
+        if (size := measure_json(step.kept_changes)) > OVERRIDE_BYTES:
             raise DefinitionError(
-                f"step.keep: what is to hold from now on has {found:,} bytes as JSON and may have {OVERRIDE_BYTES:,}",
+                f"step.keep: the lasting overrides have {size:,} bytes as JSON and may have {OVERRIDE_BYTES:,}",
                 hint="Say it in a message, or set it before each call.",
             )
-        if not all(isinstance(one, Message) for one in step.messages):
-            raise DefinitionError(
-                "step.messages has something in it that is no Message", hint="For instance Message.user('…')."
-            )
+        if not all(isinstance(message, Message) for message in step.messages):
+            raise DefinitionError("step.messages may hold only Message objects", hint="For instance Message.user('…').")
         if (
             not _has_same_messages(step.messages, self._conversation)
             and (why := find_conversation_problem(step.messages)) is not None
@@ -361,7 +370,7 @@ class _PolicyAttempt:
         try:
             finish = kind.build_finish(kind.validate_value(step.finished[0]))
         except ValueError as error:
-            raise DefinitionError(f"step.finish was given what the output cannot be: {error}") from error
+            raise DefinitionError(f"step.finish: the value is not of the output type: {error}") from error
         # Under finish="tool" a text is an output only if it was given as one, which is so here.
         return finish.model_copy(update={"called": kind.is_text and self._agent.finish == "tool"})
 
@@ -380,8 +389,8 @@ class _PolicyAttempt:
             text, files, is_error = result.text, tuple(file.part for file in result.files), before.is_error
         (message,), blobs = extract_file_blobs([Message(role="tool", parts=files)])
         self._blobs += blobs
-        kept = tuple(part for part in message.parts if isinstance(part, FilePart))
-        return before.model_copy(update={"content": text, "files": kept, "is_error": is_error})
+        file_parts = tuple(part for part in message.parts if isinstance(part, FilePart))
+        return before.model_copy(update={"content": text, "files": file_parts, "is_error": is_error})
 
     # --- afterwards
 
@@ -391,12 +400,12 @@ class _PolicyAttempt:
         if same and not changes and not kept and finish is None:
             return None
         replaced = None if same else self._apply_edit(step)
-        taken = self._build_step_event(step, changes, replaced)
-        self._call.step_events = [taken, *map(_build_injected_event, step.injected_messages)]
+        step_event = self._build_step_event(step, changes, replaced)
+        events: list[StepTaken | MessageInjected] = [step_event, *map(_build_injected_event, step.injected_messages)]
         overrides = merge_overrides(self._call.input.overrides or {}, changes)
-        agent = self._call.base_agent.overridden(overrides, self._agents.tools) if changes else self._agent
+        agent = self._base_agent.overridden(overrides, self._agents.tools) if changes else self._agent
         value = None if step.finished is None else agent.output_type.validate_value(step.finished[0])
-        return StepResult(agent, finish, LastingOverrides(**kept) if kept else None, replaced, value)
+        return StepResult(agent, finish, LastingOverrides(**kept) if kept else None, replaced, value, events)
 
     def _apply_edit(self, step: Step) -> Replaced | None:
         """Put the edited conversation into the call. Return the conversation that it replaces, if that was recorded
@@ -433,23 +442,23 @@ class _PolicyAttempt:
     def _list_changed_results(self, step: Step) -> tuple[str, ...]:
         """List the ids of the last reply's calls whose results were changed."""
         before = {part.call_id: part for part in Step(self._build_facts()).results}
-        return tuple(one.call_id for one in step.results if before.get(one.call_id, one) != one)
+        return tuple(result.call_id for result in step.results if before.get(result.call_id, result) != result)
 
 
 def _group_hooks(hooks: Sequence[Hook]) -> Iterator[list[Hook]]:
     """Group adjacent hooks that fail the run; a hook whose failure is only logged is alone, so that it can be
     undone."""
-    some: list[Hook] = []
+    group: list[Hook] = []
     for hook in hooks:
         if hook.on_error == "fail":
-            some.append(hook)
+            group.append(hook)
             continue
-        if some:
-            yield some
+        if group:
+            yield group
         yield [hook]
-        some = []
-    if some:
-        yield some
+        group = []
+    if group:
+        yield group
 
 
 def _has_same_messages(messages: Sequence[Message], others: Sequence[Message]) -> bool:
@@ -458,7 +467,7 @@ def _has_same_messages(messages: Sequence[Message], others: Sequence[Message]) -
 
 def _build_injected_event(message: Message) -> MessageInjected:
     text, blob = message.text, None
-    if len(text) * 4 > INLINE_BYTES and len(text.encode()) > INLINE_BYTES:
+    if is_large_text(text):
         text, blob = "", Blob.from_content(text).ref  # the blob is recorded with the transcript
     files = tuple(part for part in extract_file_blobs([message])[0][0].parts if isinstance(part, FilePart))
     return MessageInjected(by=message.by, content=text, blob=blob, files=files)

@@ -18,10 +18,10 @@ from temporalio.common import RawValue
 
 from ..agent.agent import Agent
 from ..errors import AbortError, PerdureError, ToolError
-from ..hooks import Hook, HookEvent
 from ..hooks.dispatch import is_same_json
 from ..loop.transcript import build_unknown_tool_text
-from ..ports import Blob, ToolCall
+from ..ports import Blob
+from ..stages.stage import ToolCall
 from ..tools import (
     ArgumentsError,
     CallbackTool,
@@ -34,21 +34,16 @@ from ..tools import (
     read_result,
 )
 from ..tools.memory import MemoryWrites
-from ..types.files import File
-from ..types.messages import FilePart
+from ..types.messages import File, FilePart
 from ..types.plain_json import find_json_flaw, measure_json
 from ..types.tool_calls import (
     MAX_QUESTIONS,
     AfterExternalCall,
     BeforeExternalCall,
-    Call,
-    CallbackCall,
     Clearance,
-    ExternalCallHooks,
     Question,
-    RemoteCall,
 )
-from ..types.wire import REMOTE_BYTES, ModelOutput, ToolOutput
+from ..types.wire import REMOTE_BYTES, ToolOutput
 from .agents import Agents
 from .author_loop import AuthorLoop, OverdueError
 from .toolsets import Toolsets
@@ -106,42 +101,16 @@ def get_cancellation() -> Cancellation:
 
 
 # ---
-# External calls (remote and callback) on the worker's side: the plan of their hooks, and the checks before them.
+# External calls (remote and callback) on the worker's side: the checks before them.
 #
 # Hooks and rules run around the activities before and after the call as around any tool's: the stages see a call and
 # its outcome.
 
 
-FindHooks = Callable[[HookEvent, Agent], tuple[Hook, ...]]
-"""Returns the hooks of the worker, then those of the agent."""
-
-
-def add_hook_plans(agent: Agent, output: ModelOutput, on: FindHooks) -> ModelOutput:
-    """Return ``output`` with the hook plans of its external calls."""
-    if not any(isinstance(call.disposition, RemoteCall | CallbackCall) for call in output.calls):
-        return output
-    return output.model_copy(update={"calls": tuple(_add_hook_plan(agent, call, on) for call in output.calls)})
-
-
-def _add_hook_plan(agent: Agent, call: Call, on: FindHooks) -> Call:
-    how = call.disposition
-    if not isinstance(how, RemoteCall | CallbackCall):
-        return call
-    tool = agent.toolbox.get(call.name)
-
-    def there(event: HookEvent) -> bool:
-        return bool(on(event, agent) or (tool is not None and tool.hooks.on(event)))
-
-    around = ExternalCallHooks(
-        before=there("before_tool_call"), after=there("after_tool_call"), errors=there("on_error")
-    )
-    return call.model_copy(update={"disposition": how.model_copy(update={"around": around})})
-
-
 async def clear_external_call(author: AuthorLoop, tool: Tool, call: ToolCall, side: BeforeExternalCall) -> ToolOutput:
     """Clear the call for handover, with its arguments as the hooks have changed them. Raises ``ToolError``."""
     if not isinstance(tool, CallbackTool if side.client else RemoteTool):
-        raise ToolError(f"{call.input.name} is run in another way now: call it again")
+        raise ToolError(f"{call.input.name} is now another kind of tool; retry the call")
     arguments = dict(call.arguments)
     _check_external_arguments(call.input.name, arguments)
     await author.run(f"validators of tool {tool.name}", tool.build_disposition, arguments)
@@ -158,11 +127,11 @@ def build_returned_output(call: ToolCall, side: AfterExternalCall) -> ToolOutput
 
 def _check_external_arguments(name: str, arguments: dict[str, Any]) -> None:
     """Raise ``ArgumentsError`` for arguments that are not plain JSON or larger than ``REMOTE_BYTES``."""
-    wrong = f"the arguments of {name} are not valid"
-    if why := find_json_flaw(arguments):
-        raise ArgumentsError(f"{wrong}: they must be plain JSON: {why}")
-    if (found := measure_json(arguments)) > REMOTE_BYTES:
-        raise ArgumentsError(f"{wrong}: they have {found:,} bytes and may have {REMOTE_BYTES:,}")
+    problem = f"the arguments of {name} are not valid"
+    if flaw := find_json_flaw(arguments):
+        raise ArgumentsError(f"{problem}: they must be plain JSON: {flaw}")
+    if (size := measure_json(arguments)) > REMOTE_BYTES:
+        raise ArgumentsError(f"{problem}: they have {size:,} bytes and may have {REMOTE_BYTES:,}")
 
 
 class ToolActivity:
@@ -240,7 +209,7 @@ class ToolActivity:
         """Find the tool: of the agent's toolsets, of the agent, or of the worker. Raises ``ToolError`` for a tool of a
         toolset that has changed."""
 
-        async def told() -> ToolContext[Any]:
+        async def build_context() -> ToolContext[Any]:
             if not agent.has_context:
                 return context
             typed = copy.copy(context)
@@ -249,8 +218,8 @@ class ToolActivity:
             )
             return typed
 
-        found = await self._toolsets.find_tool(agent, call, told) if self._toolsets is not None else None
-        return found or self._agents.find_tool(call.input.agent, call.input.name)
+        of_toolset = await self._toolsets.find_tool(agent, call, build_context) if self._toolsets is not None else None
+        return of_toolset or self._agents.find_tool(call.input.agent, call.input.name)
 
     async def _execute_tool(self, call: ToolCall, tool: Tool, work: Callable[[], Any]) -> ToolOutput:
         name = f"tool {tool.name} of agent {call.input.agent}"

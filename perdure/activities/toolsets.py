@@ -14,9 +14,9 @@ from time import monotonic
 from typing import Any
 
 from ..agent.agent import Agent
-from ..agent.overrides import copy_with_tools
 from ..errors import DefinitionError, PerdureError, ToolError, ToolsetError
-from ..ports import Blob, Cache, ModelCall, ToolCall, Toolset
+from ..ports import Blob, Cache, Toolset
+from ..stages.stage import ConversationCall, ToolCall
 from ..tools import RunContext, Tool, format_error
 from ..tools.tool import ToolsetTool, pin_tool
 from ..types.interface import FINISH_TOOL
@@ -71,50 +71,54 @@ class Toolsets:
         self._lists: dict[tuple[int, Hashable], _ToolList] = {}
         self._list_cache = taken
 
-    async def add_offered_tools(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> Agent:
-        """Return ``agent`` with the tools of its toolsets. A list that the run pins with this call is put into the
-        call.
+    async def add_offered_tools(
+        self, agent: Agent, call: ConversationCall, ctx: RunContext[Any]
+    ) -> tuple[Agent, BlobRef | None]:
+        """Return ``agent`` with the tools of its toolsets, and the list that the run pins with this call, if any; its
+        blob is put into the call.
 
         Raises ``ToolsetError`` for a toolset that cannot be listed, ``DefinitionError`` for names that clash.
         """
         if not agent.toolsets:
-            return agent
-        before = call.input.pinned
-        rows = await self._load_list(before) if before is not None else None
-        if rows is None or any(one.on_change == "refresh" for one in agent.toolsets):
-            rows = await self._choose_lists(agent, rows, told)
+            return agent, None
+        recorded, pinned = call.input.pinned, None
+        rows = await self._load_list(recorded) if recorded is not None else None
+        if rows is None or any(toolset.on_change == "refresh" for toolset in agent.toolsets):
+            rows = await self._choose_lists(agent, rows, ctx)
             blob = Blob.from_content(encode_pinned_tools(rows))
-            if before is None or blob.hash != before.hash:
+            if recorded is None or blob.hash != recorded.hash:
                 call.blobs.append(blob)
-                call.pinned = blob.ref
+                pinned = blob.ref
                 self._cache_list(blob.ref, rows)
-        ref = call.pinned or before
+        ref = pinned or recorded
         assert ref is not None, "a list is taken or was"
-        return copy_with_tools(agent, ref.hash, lambda: map(ToolsetTool, rows))
+        return agent.with_tools(ref.hash, lambda: map(ToolsetTool, rows)), pinned
 
     async def _choose_lists(
-        self, agent: Agent, before: tuple[PinnedTool, ...] | None, told: RunContext[Any]
+        self, agent: Agent, recorded: tuple[PinnedTool, ...] | None, ctx: RunContext[Any]
     ) -> tuple[PinnedTool, ...]:
         """Return all lists together. A run with pinned lists renews only those of toolsets with
         ``on_change="refresh"``, and keeps its own if these cannot be listed or clash."""
         rows: list[PinnedTool] = []
         for toolset in agent.toolsets:
-            if before is None:
-                rows += (await self._fetch_current(toolset, told)).rows
+            if recorded is None:
+                rows += (await self._fetch_current(toolset, ctx)).rows
                 continue
-            had = [row for row in before if row.toolset == toolset.name]
+            recorded_rows = [row for row in recorded if row.toolset == toolset.name]
             try:
-                rows += (await self._fetch_current(toolset, told)).rows if toolset.on_change == "refresh" else had
+                rows += (
+                    (await self._fetch_current(toolset, ctx)).rows if toolset.on_change == "refresh" else recorded_rows
+                )
             except (ToolsetError, DefinitionError) as error:  # the run has a list; it need not wait for another
                 logger.warning("a run of agent %s keeps its list of tools: %s", agent.name, error)
-                rows += had
+                rows += recorded_rows
         try:
             _check_tool_names(agent, rows)
         except DefinitionError as error:
-            if before is None:
+            if recorded is None:
                 raise
             logger.warning("a run of agent %s keeps its lists of tools: %s", agent.name, error)
-            return before
+            return recorded
         return tuple(rows)
 
     async def find_tool(self, agent: Agent, call: ToolCall, context: MakeContext) -> Tool | None:
@@ -125,20 +129,19 @@ class Toolsets:
         name, wanted = call.input.name, call.input.toolset
         if wanted is None:
             return None
-        toolset = next((one for one in agent.toolsets if one.name == wanted), None)
+        toolset = next((toolset_ for toolset_ in agent.toolsets if toolset_.name == wanted), None)
         if toolset is None:
-            raise ToolError(f"{name} was not called: agent {agent.name!r} has no toolset {wanted!r} any more")
+            raise ToolError(f"{name} was not called: agent {agent.name!r} no longer has toolset {wanted!r}")
         try:
             present = await self._fetch_current(toolset, await context())
         except PerdureError as error:
             raise ToolError(f"{name} was not called: {error.message}") from error
         row = next((row for row in present.rows if row.name == name), None)
         if row is None:
-            raise ToolError(f"{name} was not called: toolset {wanted!r} has it no more")
+            raise ToolError(f"{name} was not called: toolset {wanted!r} no longer has it")
         if row.definition != call.input.definition:
             raise ToolError(
-                f"{name} was not called: its definition in toolset {wanted!r} is another now than the one that you "
-                "were shown"
+                f"{name} was not called: its definition in toolset {wanted!r} has changed since you were shown it"
             )
         return present.tools[name]
 
@@ -153,8 +156,8 @@ class Toolsets:
 
     # --- present lists
 
-    async def _fetch_current(self, toolset: Toolset, told: RunContext[Any]) -> _ToolList:
-        key = (id(toolset), await self._fetch_audience(toolset, told))
+    async def _fetch_current(self, toolset: Toolset, ctx: RunContext[Any]) -> _ToolList:
+        key = (id(toolset), await self._fetch_audience(toolset, ctx))
         present = self._lists.pop(key, None) or _ToolList(toolset)
         self._lists[key] = present
         while len(self._lists) > MAX_LISTS:
@@ -166,38 +169,38 @@ class Toolsets:
             ):  # failed while this call waited: a retry by each waiter would delay them all
                 raise ToolsetError(failed.message, hint=failed.hint)
             if present.changes != toolset.changes or self._clock() >= present.until:
-                await self._list_tools(present, told)
+                await self._list_tools(present, ctx)
         return present
 
-    async def _fetch_audience(self, toolset: Toolset, told: RunContext[Any]) -> Hashable:
+    async def _fetch_audience(self, toolset: Toolset, ctx: RunContext[Any]) -> Hashable:
         if type(toolset).audience is Toolset.audience:
             return None
         try:
             name = f"audience of toolset {toolset.name}"
-            audience: Hashable = await self._author.run(name, toolset.audience, told, timeout=TOOLSET_TIMEOUT)
+            audience: Hashable = await self._author.run(name, toolset.audience, ctx, timeout=TOOLSET_TIMEOUT)
             hash(audience)
         except Exception as error:
             raise ToolsetError(
-                f"toolset {toolset.name!r} cannot say whom it is for: {_describe_toolset_error(error)}"
+                f"toolset {toolset.name!r} could not determine its audience: {_describe_toolset_error(error)}"
             ) from error
         return audience
 
-    async def _list_tools(self, present: _ToolList, told: RunContext[Any]) -> None:
+    async def _list_tools(self, present: _ToolList, ctx: RunContext[Any]) -> None:
         toolset, changes = present.toolset, present.toolset.changes
         try:
             name = f"list of toolset {toolset.name}"
-            listed = list(await self._author.run(name, toolset.list, told, timeout=TOOLSET_TIMEOUT))
+            listed = list(await self._author.run(name, toolset.list, ctx, timeout=TOOLSET_TIMEOUT))
         except Exception as error:
             present.asked += 1
             present.failed = ToolsetError(
                 f"toolset {toolset.name!r} could not list its tools: {_describe_toolset_error(error)}"
             )
             raise present.failed from error
-        rows = tuple(pin_tool(toolset, one) for one in listed)
+        rows = tuple(pin_tool(toolset, listed_tool) for listed_tool in listed)
         present.asked, present.failed = present.asked + 1, None
         tools: dict[str, ToolsetTool | Tool] = {
-            row.name: one if isinstance(one, Tool) else ToolsetTool(row, toolset.call)
-            for row, one in zip(rows, listed, strict=True)
+            row.name: listed_tool if isinstance(listed_tool, Tool) else ToolsetTool(row, toolset.call)
+            for row, listed_tool in zip(rows, listed, strict=True)
         }
         present.rows, present.tools = rows, tools
         present.changes, present.until = changes, self._clock() + toolset.recheck
@@ -205,18 +208,18 @@ class Toolsets:
     # --- pinned lists
 
     async def _load_list(self, ref: BlobRef) -> tuple[PinnedTool, ...]:
-        found = self._list_cache.get(ref.hash)
-        if found is None:
-            found = decode_pinned_tools(await self._load(ref))
-            self._cache_list(ref, found)
-        return found
+        rows = self._list_cache.get(ref.hash)
+        if rows is None:
+            rows = decode_pinned_tools(await self._load(ref))
+            self._cache_list(ref, rows)
+        return rows
 
     def _cache_list(self, ref: BlobRef, rows: tuple[PinnedTool, ...]) -> None:
         self._list_cache.put(ref.hash, rows, _PARSED_FACTOR * ref.size)
 
 
 def _describe_toolset_error(error: Exception) -> str:
-    return f"it did not within {TOOLSET_TIMEOUT:g} s" if isinstance(error, OverdueError) else format_error(error)
+    return f"it did not return within {TOOLSET_TIMEOUT:g} s" if isinstance(error, OverdueError) else format_error(error)
 
 
 def _check_tool_names(agent: Agent, rows: Sequence[PinnedTool]) -> None:

@@ -1,27 +1,35 @@
-"""``Agent``: a name, a model, instructions and tools. Everything that can be wrong with it is said when it is made."""
+"""``Agent``: a name, a model, instructions and tools. Its whole definition is checked when it is made."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+import copy
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from ..errors import DefinitionError
+from pydantic import ValidationError
+
+from ..errors import DefinitionError, InvalidInputError
 from ..hooks import Hook, HookSet, validate_hooks
 from ..hooks.hook import add_hook_compaction, validate_hook_list
 from ..ports import Provider, Toolset, ToolSpec
 from ..tools import Rule, RunContext, SubagentTool, Tool, Toolbox
 from ..tools.approvals import validate_rules
 from ..tools.context_type import ContextType, validate_plain_context
+from ..tools.json_schema import PlainSchema, remove_titles
 from ..tools.subagents import build_subagent_tool
 from ..types.compaction import Compaction
-from ..types.interface import FinishProtocol, OnLimit, Override
+from ..types.interface import FinishProtocol, OnLimit, Override, StepOverride
 from ..types.limits import Limits
-from .output import DEFAULT_PARSE_RETRIES, Typed
-from .overrides import OverrideCache, check_agent_settings, get_overridden_agent
+from ..types.validation_errors import describe_validation_error
+from .output import OutputType, OutputValidator, build_output_validator, build_output_validators
 from .validation import (
+    DEFAULT_PARSE_RETRIES,
+    check_model_settings,
     check_prices,
+    resolve_finish_protocol,
     resolve_max_iterations,
     validate_agent_limits,
     validate_agent_name,
@@ -31,42 +39,49 @@ from .validation import (
     validate_list,
     validate_mapping,
     validate_models,
+    validate_parse_retries,
     validate_toolsets,
 )
+from .xml import to_xml
 
 if TYPE_CHECKING:
     from ..client.client import Client
     from ..client.on_approval import OnApproval
     from ..client.start import History
-    from ..types.files import MessageInput
     from ..types.interface import Response
+    from ..types.messages import MessageInput
 
+logger = logging.getLogger("perdure.worker")
 
 Instructions = str | Callable[[RunContext[Any]], Any] | None
+ValidatorT = TypeVar("ValidatorT", bound=Callable[..., Any])
+
+_MAX_CACHED_COPIES = 64
+"""Most overridden copies that an agent caches: overrides come from outside."""
 
 
-class Agent(Typed):
-    """What runs: a model with instructions and tools, under a name that workers and clients know it by.
+class Agent:
+    """A model with instructions and tools, under a name by which workers and clients refer to it.
 
-    ``model`` is ``"<provider>:<model>"``, or a ``Provider`` object; or a list of them, a chain: where one fails, the
-    next is asked at once. ``instructions`` is the system prompt, or a sync or async function of a ``RunContext`` that
-    gives it. ``context`` is the type of the run's own data (a pydantic model, a dataclass, a TypedDict): it is checked
-    when a run starts, and ``ctx.context`` is of it. ``input`` and ``output`` are types of what it is asked and answers;
-    text without. ``finish="text"``: a reply with text and no tool calls is the answer; ``"tag"``: the answer stands in
-    ``<finish>…</finish>``; ``"tool"``, which every other output than text has: it is the arguments of the tool
-    ``__finish__``. What is not of the type, or what ``output_validators`` refuse, goes back to the model
-    ``parse_retries`` times. ``limits`` is what a run and its turns may use, and what a model call may take. At one of
-    them, and at ``max_iterations`` model calls in a turn (50), ``on_limit`` says whether the model is asked for its
-    answer (``"finish"``), the last text is returned (``"return"``), ``MaxIterationsError`` or ``BudgetExceededError``
-    is raised (``"error"``), or the run waits for somebody to raise the limit (``"pause"``).
+    ``model`` is ``"<provider>:<model>"`` or a ``Provider`` object, or a list of them, the fallback chain: when one
+    fails, the next is called at once. ``instructions`` is the system prompt, or a sync or async function of a
+    ``RunContext`` that returns it. ``context`` is the type of the run's own data (a pydantic model, a dataclass, a
+    TypedDict): it is validated when a run starts, and ``ctx.context`` is an instance of it. ``input`` and ``output``
+    are the types of the run's input and answer; text by default. ``finish="text"``: a reply with text and no tool calls
+    is the answer; ``"tag"``: the answer is inside ``<finish>…</finish>``; ``"tool"``, the default for every output type
+    but text: the arguments of the tool ``__finish__`` are the answer. An answer that does not fit the type, or that
+    ``output_validators`` reject, goes back to the model up to ``parse_retries`` times. ``limits`` bounds what a run,
+    its turns and a model call may use. At a limit, and at ``max_iterations`` model calls in a turn (50), ``on_limit``
+    decides: ask the model for its answer (``"finish"``), return the last text (``"return"``), raise
+    ``MaxIterationsError`` or ``BudgetExceededError`` (``"error"``), or wait until the limit is raised (``"pause"``).
 
-    ``compaction`` keeps long conversations short: a ``Compaction``, or a list of several. ``toolsets`` are asked for
-    their tools when a run begins: MCP servers, ``Artifacts``, or one's own (``Toolset``). ``subagents`` are agents, or
-    names of agents of the same worker: each is a tool ``call_NAME``, and a call of it a run of its own. ``approvals``
-    are rules on calls, of which the first that matches counts: ``[allow("read_*"), deny("rm", path="/etc/*"),
-    ask("*")]``; where none does, a tool's own ``needs_approval``.
+    ``compaction`` keeps long conversations short: a ``Compaction``, or a list of several. ``toolsets`` list their tools
+    when a run begins: MCP servers, ``Artifacts``, or custom ones (``Toolset``). ``subagents`` are agents, or names of
+    agents of the same worker: each is a tool ``call_NAME``, and each call of it is a run of its own. ``approvals`` are
+    rules on calls; the first that matches decides: ``[allow("read_*"), deny("rm", path="/etc/*"), ask("*")]``. Where
+    none matches, the tool's own ``needs_approval`` decides.
 
-    Raises ``DefinitionError`` (or ``SettingsError``) that names what is wrong and the way out.
+    Raises ``DefinitionError`` (or ``SettingsError``) that names the problem and the way out.
     """
 
     def __init__(
@@ -96,89 +111,102 @@ class Agent(Typed):
     ) -> None:
         self.name = validate_agent_name(name)
         self.chain = validate_models(name, model)
-        """Its models, in the order in which they are asked."""
+        """The agent's models, in the order in which they are tried."""
         self.description = description
         self.instructions: Instructions = validate_instructions(name, instructions)
         self.context = context
-        """The declared type of ``ctx.context``; None without one."""
+        """The declared type of ``ctx.context``; None if none is declared."""
         self._context_type = None if context is None else ContextType(name, context)
-        given = validate_list(name, "tools", tools, "[search, refund]")
-        called = [one for one in given if isinstance(one, SubagentTool) and not one.is_chosen_by_model]
-        own = tuple(_validate_subagents(name, subagents))
-        self.toolbox = Toolbox([*given, *map(build_subagent_tool, own)])
+        listed_tools = validate_list(name, "tools", tools, "[search, refund]")
+        subagent_tools = [tool for tool in listed_tools if isinstance(tool, SubagentTool)]
+        own_subagents = _validate_subagents(name, subagents)
+        self.toolbox = Toolbox([*listed_tools, *map(build_subagent_tool, own_subagents)])
         self.toolsets = validate_toolsets(name, toolsets)
-        """Tools that are known when a run begins."""
-        self.subagents = (*own, *(agent for one in called for agent in one.agents))
-        """Agents, or names of agents that the same worker serves, that a tool each calls: see ``Agents``."""
+        """Sources of tools that are listed when a run begins."""
+        called = (agent for tool in subagent_tools if not tool.is_chosen_by_model for agent in tool.agents)
+        self.subagents = (*own_subagents, *called)
+        """Agents, or names of agents of the same worker, each called by a tool of its own: see ``Agents``."""
         self.settings = validate_mapping(name, "settings", settings)
         self.provider_options = validate_mapping(name, "provider_options", provider_options)
-        check_agent_settings(self)
+        check_model_settings(self.chain, self.settings, self.provider_options)
         self._set_types(input, output, finish, parse_retries, output_validators)
         self.on_limit: OnLimit = validate_choice(name, "on_limit", on_limit, get_args(OnLimit))
         self.limits = validate_agent_limits(name, limits)
         hooks = validate_hook_list(f"agent {name!r}", hooks)
         self.hooks = HookSet(validate_hooks(f"agent {name!r}", hooks, of_agent=True))
         self.compaction = validate_compaction(name, add_hook_compaction(compaction, hooks))
-        """How its conversations are kept short; None where they are not."""
+        """How the agent's conversations are compacted; None if they are not."""
         check_prices(name, self.chain, self.limits, self.compaction)
         self.max_iterations = resolve_max_iterations(name, max_iterations, self.limits)
         self.approvals = validate_rules(name, approvals)
-        """Which calls run unasked, wait for a person, or are denied: the first rule that matches."""
-        self._overridden = OverrideCache()
+        """Which calls run without approval, wait for approval, or are denied: the first matching rule decides."""
+        self._copies: dict[str, Agent] = {}
+
+    def _set_types(self, input: Any, output: Any, finish: Any, parse_retries: Any, validators: Any) -> None:
+        self.input = input
+        """The declared type of a run's input; ``str`` is text and files."""
+        self._input_type = None if input is str else ContextType(self.name, input, "input")
+        self.output = output
+        """The declared type of the answers."""
+        self.output_type = OutputType(self.name, output)
+        self.finish: FinishProtocol = resolve_finish_protocol(self.name, self.output_type.is_text, finish)
+        self.parse_retries = validate_parse_retries(self.name, parse_retries)
+        """How often an answer that does not fit the type goes back to the model before the run fails."""
+        self.output_validators: tuple[OutputValidator, ...] = build_output_validators(self.name, validators)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A changed agent makes its overridden copies anew."""
+        """Set an attribute, and drop the cached overridden copies of the agent."""
         super().__setattr__(name, value)
-        self.__dict__.get("_overridden", {}).clear()
+        self.__dict__.get("_copies", {}).clear()
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools as the model sees them: the same at every call, ``__finish__`` the last."""
+        """The tools as the model sees them: the same for every call, ``__finish__`` last."""
         return (*self.toolbox.specs, self.output_type.spec) if self.finish == "tool" else self.toolbox.specs
 
     @property
     def model(self) -> str:
-        """``"<provider>:<model>"``; of a chain, the first."""
+        """``"<provider>:<model>"``; of the first model of a chain."""
         return str(self.chain[0])
 
     @property
     def models(self) -> tuple[str, ...]:
-        """``"<provider>:<model>"`` of each model, in the order in which they are asked."""
+        """``"<provider>:<model>"`` of each model, in the order in which they are tried."""
         return tuple(map(str, self.chain))
 
     @property
     def provider_name(self) -> str:
-        """Of the first model: the registered name of its provider, or the class of its object."""
+        """Provider of the first model: its registered name, or the class name of the object."""
         return self.chain[0].provider
 
     @property
     def model_name(self) -> str:
-        """Of the first model: its name at the provider."""
+        """The first model's name at its provider."""
         return self.chain[0].name
 
     @property
     def provider(self) -> Provider | None:
-        """The object that is the first model, where the agent was given one."""
+        """The first model's ``Provider`` object, if the agent was given one."""
         return self.chain[0].own
 
     @provider.setter
     def provider(self, provider: Provider | None) -> None:
-        """Put another in its place; the names stay."""
+        """Replace the provider object; the names stay."""
         self.chain = (replace(self.chain[0], own=provider), *self.chain[1:])
 
     def __repr__(self) -> str:
         return f"<Agent {self.name} on {', then '.join(self.models)}>"
 
     def as_tool(self, name: str | None = None, description: str | None = None) -> Tool:
-        """A tool for other agents, by which they call this one: ``tools=[researcher.as_tool("research", "…")]``.
+        """Return a tool by which other agents call this one: ``tools=[researcher.as_tool("research", "…")]``.
 
-        It takes a task as text, or the fields of the agent's input type. Without a name it is ``call_NAME``. Raises
+        It takes a task as text, or the fields of the agent's input type. The default name is ``call_NAME``. Raises
         ``DefinitionError``.
         """
         return build_subagent_tool(self, name, description)
 
     def check_context(self, context: Any) -> dict[str, Any]:
-        """``context``, a mapping or an instance of the agent's context type, as the plain JSON that a run is given.
+        """Return ``context``, a mapping or an instance of the agent's context type, as the plain JSON that a run takes.
 
         Raises ``InvalidInputError`` that names the field.
         """
@@ -187,25 +215,179 @@ class Agent(Typed):
         return {} if context is None else validate_plain_context(self.name, context)
 
     def read_context(self, context: Mapping[str, Any] | None) -> Any:
-        """What ``ctx.context`` is: the validated object, or the plain data where the agent declares no type.
+        """Return the value of ``ctx.context``: the validated object, or the plain data if the agent declares no type.
 
-        Raises ``InvalidInputError``. Validators of the author's run in it.
+        Runs the author's validators. Raises ``InvalidInputError``.
         """
         return context if self._context_type is None else self._context_type.read(context)
 
     @property
     def has_context(self) -> bool:
-        """Whether it declares a context type."""
+        """Whether the agent declares a context type."""
         return self._context_type is not None
 
-    def overridden(self, override: Override | Mapping[str, Any] | None, worker: Toolbox | None = None) -> Agent:
-        """The agent with what ``override`` changes, checked as a definition is; itself where nothing changes.
+    def output_validator(self, fn: ValidatorT) -> ValidatorT:
+        """``@agent.output_validator``: a function of the output, or of the output and a ``RunContext``, sync or async.
 
-        ``settings`` and ``provider_options`` are merged over the agent's, and a setting of None is taken away;
-        ``tools`` are names of the agent's own, the others are not offered. What a step keeps may name tools of the
-        ``worker`` besides. Raises ``DefinitionError`` or ``SettingsError`` that names the field.
+        It returns the output, changed if need be, or raises ``ModelRetry("why")``: the reason goes to the model, which
+        answers again. This counts as an answer that does not fit the type. Raises ``DefinitionError``.
         """
-        return get_overridden_agent(self, override, worker) if override else self
+        self.output_validators = (*self.output_validators, build_output_validator(self.name, fn))
+        return fn
+
+    @property
+    def takes_input(self) -> bool:
+        """Whether the agent declares an input type."""
+        return self._input_type is not None
+
+    def check_input(self, value: Any) -> dict[str, Any]:
+        """Return ``value``, a mapping or an instance of the agent's input type, as the plain JSON that a run takes.
+
+        Raises ``InvalidInputError`` that names the field.
+        """
+        if self._input_type is None:
+            raise InvalidInputError(
+                f"agent {self.name!r} takes text and files, not {value!r:.100}",
+                hint=f"Declare what it takes: Agent({self.name!r}, …, input={type(value).__name__}).",
+            )
+        return self._input_type.check(value)
+
+    def render_input(self, plain: Mapping[str, Any]) -> str:
+        """Render an input for the model: the value with its defaults, as XML. Runs the author's validators. Raises
+        ``InvalidInputError``."""
+        if self._input_type is None:
+            raise InvalidInputError(
+                f"agent {self.name!r} declares no input type, and was given one",
+                hint="Send it a message: text, or texts and files.",
+            )
+        adapter = self._input_type.adapter
+        value = adapter.dump_python(self._input_type.read(plain), mode="json", by_alias=True, round_trip=True)
+        return to_xml(value, adapter.json_schema())
+
+    def input_schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of the input type: an object."""
+        assert self._input_type is not None, "an agent with an input type"
+        schema: dict[str, Any] = remove_titles(self._input_type.adapter.json_schema(schema_generator=PlainSchema))
+        return {"type": "object", "properties": {}, **schema}
+
+    def read_output(self, plain: Any) -> Any:
+        """Convert a ``Response.output`` as plain JSON (of ``client.run(id)``, or of another language) into a value of
+        the agent's output type. Raises ``ParseError``."""
+        return self.output_type.load_value(plain)
+
+    def overridden(self, override: Override | Mapping[str, Any] | None, worker: Toolbox | None = None) -> Agent:
+        """Return the agent with the changes of ``override``, checked like a definition; itself if nothing changes.
+
+        ``settings`` and ``provider_options`` are merged over the agent's, and a setting of None is removed; ``tools``
+        are names of the agent's own tools, and the others are not offered. The changes of a step may also name tools of
+        the ``worker``. Raises ``DefinitionError`` or ``SettingsError`` that names the field.
+        """
+        if not override:
+            return self
+        plain = override.model_dump() if isinstance(override, Override) else override
+        try:
+            key = json.dumps(plain, sort_keys=True, default=repr)
+            if worker is not None and (added := plain.get("add_tools")):
+                key += repr([id(worker.get(name)) for name in added])  # a copy keeps its tools alive, and so their ids
+        except (TypeError, ValueError, RecursionError):  # invalid: the error names the field
+            return self._apply_override(override, worker)
+        return self._get_or_create_copy(key, lambda: self._apply_override(override, worker))
+
+    def with_tools(self, key: str, tools: Callable[[], Iterable[Tool]]) -> Agent:
+        """Return a copy that has ``tools`` in place of the toolsets; the same copy for the same ``key``.
+
+        If the agent's code has a tool of the same name by now, the code's tool is used.
+        """
+
+        def create() -> Agent:
+            agent = self._copy()
+            agent.toolbox = Toolbox([*self.toolbox, *(tool for tool in tools() if tool.name not in self.toolbox)])
+            agent.toolsets = ()
+            return agent
+
+        return self._get_or_create_copy(key, create)
+
+    def _get_or_create_copy(self, key: str, create: Callable[[], Agent]) -> Agent:
+        agent = self._copies.get(key)
+        if agent is None:
+            agent = create()
+            while len(self._copies) >= _MAX_CACHED_COPIES:
+                self._copies.pop(next(iter(self._copies)), None)
+            self._copies[key] = agent
+        return agent
+
+    def _copy(self) -> Agent:
+        """Copy the agent, with an empty cache of copies."""
+        agent = copy.copy(self)
+        agent._copies = {}
+        return agent
+
+    def _apply_override(self, override: Override | Mapping[str, Any], worker: Toolbox | None) -> Agent:
+        """Return a copy with the changes. Errors are reported as for a definition."""
+        try:
+            step_override = override if isinstance(override, Override) else StepOverride.model_validate(override)
+            changes = {field: value for field, value in step_override if value is not None}
+            return self._apply_changes(changes, worker) if changes else self
+        except ValidationError as error:
+            raise DefinitionError(
+                f"the override of agent {self.name!r}: {describe_validation_error(error, 'it')}",
+                hint=f"It can change: {', '.join(Override.model_fields)}.",
+            ) from None
+        except DefinitionError as error:
+            why = error.message.removeprefix(f"agent {self.name!r}: ")
+            raise type(error)(f"the override of agent {self.name!r}: {why}", hint=error.hint) from None
+
+    def _apply_changes(self, changes: dict[str, Any], worker: Toolbox | None) -> Agent:
+        agent = self._copy()
+        if (model := changes.pop("model", None)) is not None:
+            agent.chain = validate_models(self.name, list(model) if isinstance(model, tuple) else model)
+        if (tools := changes.pop("tools", None)) is not None:
+            agent.toolbox = self._select_tools(tools)
+        added, removed = changes.pop("add_tools", ()), changes.pop("remove_tools", ())
+        if added or removed:
+            agent.toolbox = self._apply_step_tools(agent.toolbox, added, removed, worker)
+        if "settings" in changes:
+            merged = self.settings | changes["settings"]
+            unset = {name for name, value in changes["settings"].items() if value is None}
+            changes["settings"] = {name: value for name, value in merged.items() if name not in unset}
+        if "provider_options" in changes:
+            changes["provider_options"] = self.provider_options | changes["provider_options"]
+        if (limits := changes.get("limits")) is not None:  # merged one by one; the turn's iterations are max_iterations
+            changes["limits"] = self.limits.changed(limits)
+            if limits.turn is not None and limits.turn.iterations is not None:
+                iterations = resolve_max_iterations(self.name, changes.get("max_iterations"), changes["limits"])
+                changes["max_iterations"] = iterations
+        if "finish" in changes:
+            resolve_finish_protocol(self.name, self.output_type.is_text, changes["finish"])
+        for field, value in changes.items():
+            setattr(agent, field, value)
+        check_model_settings(agent.chain, agent.settings, agent.provider_options)
+        return agent
+
+    def _select_tools(self, names: Sequence[str]) -> Toolbox:
+        """Return the tools of those names in the agent's order, so that the model sees the same list each time."""
+        for name in names:
+            if name not in self.toolbox and not self.toolsets:  # the tools of toolsets are not known yet
+                known = ", ".join(tool.name for tool in self.toolbox) or "none"
+                raise DefinitionError(
+                    f"agent {self.name!r}: tools names {name!r}, which the agent does not have",
+                    hint=f"Its tools are: {known}.",
+                )
+        return Toolbox([tool for tool in self.toolbox if tool.name in names])
+
+    def _apply_step_tools(
+        self, offered: Toolbox, added: Sequence[str], removed: Sequence[str], worker: Toolbox | None
+    ) -> Toolbox:
+        """Return ``offered`` with the changes of steps, added tools last. A tool that no longer exists is left out:
+        code may change under a run."""
+        tools = [tool for tool in offered if tool.name not in removed and tool.name not in added]
+        for name in added:
+            tool = self.toolbox.get(name) or (worker.get(name) if worker is not None else None)
+            if tool is not None:
+                tools.append(tool)
+            else:
+                logger.warning("agent %s: a step added the tool %r, which this worker does not have", self.name, name)
+        return Toolbox(tools)
 
     async def call(
         self,
@@ -222,29 +404,27 @@ class Agent(Typed):
         """Run and wait for the answer to ``message`` (text, or a list of texts and ``File``): on this machine (an
         embedded server, and a worker in this process), or by the workers of ``client``.
 
-        With ``id``, a run of that id that is there already is attached to, also one that has ended. ``context`` is the
-        run's own data, a mapping or an instance of the agent's context type; ``auth_context`` on whose behalf it acts
-        (see ``Client.start``); ``history`` the conversation to go on from: messages (or a session in the flat form of
-        ``types.session_form``), or a run, a response, a head; ``override`` what this run changes of the agent. Several
-        calls, also of different agents, may be made at once.
+        With an ``id``, an existing run of that id is attached to, also one that has ended. ``context`` is the run's own
+        data, a mapping or an instance of the agent's context type; ``auth_context`` is the identity on whose behalf it
+        acts (see ``Client.start``); ``history`` is the conversation to continue: messages (or a session in the flat
+        form of ``types.session_form``), or a run, a response, a head; ``override`` changes the agent for this run.
+        Several calls, also of different agents, may run at the same time.
 
-        ``on_approval`` says what becomes of a call that waits for a person: ``"prompt"`` asks on the terminal, which it
-        does by default where there is one; ``"raise"``, the default elsewhere, raises ``ApprovalPendingError``, and the
-        run stays open; ``"wait"`` waits until somebody decides; ``"approve"`` approves; a function is given the call
-        and returns True, False, or None for somebody else.
+        ``on_approval`` decides on a call that waits for approval: ``"prompt"``, the default on a terminal, prompts
+        there; ``"raise"``, the default elsewhere, raises ``ApprovalPendingError`` and leaves the run open; ``"wait"``
+        waits for a decision; ``"approve"`` approves; a function takes the call and returns True, False, or None to
+        leave the decision to another approver.
 
-        A call that is cancelled (Ctrl-C) cancels its run, unless it has an ``id``: then the run stays, and the same
-        call goes on with it. Raises the run's error; ``InvalidInputError`` and ``DefinitionError`` for wrong
-        arguments; ``NoWorkerError`` where no worker of ``client`` takes the run for 10 s.
+        Cancelling the call (Ctrl-C) cancels its run, unless it has an ``id``: then the run stays, and the same call
+        continues it. Raises the run's error; ``InvalidInputError`` and ``DefinitionError`` for wrong arguments;
+        ``NoWorkerError`` if no worker of ``client`` takes the run for 10 s.
         """
         from ..local_engine import call_agent
 
-        given = self.check_context(context)
-        self.overridden(override)
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
-        return await call_agent(self, message, id=id, client=client, on_approval=on_approval, context=given, **options)
+        return await call_agent(self, message, id, client, on_approval, context=context, **options)
 
-    async def stream(
+    def stream(
         self,
         message: MessageInput,
         *,
@@ -256,22 +436,18 @@ class Agent(Typed):
         client: Client | None = None,
         on_approval: OnApproval | None = None,
     ) -> AsyncGenerator[str]:
-        """:meth:`call`, and the text of the replies as it is written: ``async for text in agent.stream("…")``.
+        """Do the same as :meth:`call`, and yield the text of the replies as it arrives: ``async for text in
+        agent.stream("…")``.
 
-        A reply behind another one begins on a new line. One that is cut off is written again by another attempt: what
-        it says in the same words is not repeated; if it says something else, it begins on a new line too. Whoever has
-        to tell such things apart follows ``run.events()``. Left before its end, it cancels its run, unless it has an
-        ``id``. Raises as :meth:`call`, at its end.
+        Each further reply begins on a new line. A reply that is cut off is generated again by another attempt: text
+        that repeats it is not yielded again; text that differs begins on a new line. To tell these cases apart, follow
+        ``run.events()``. Closing the stream before its end cancels the run, unless it has an ``id``. Raises as
+        :meth:`call`, at its end.
         """
         from ..local_engine import stream_agent
 
-        given = self.check_context(context)
-        self.overridden(override)
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
-        pieces = stream_agent(self, message, id=id, client=client, on_approval=on_approval, context=given, **options)
-        async with aclosing(pieces):
-            async for piece in pieces:
-                yield piece
+        return stream_agent(self, message, id, client, on_approval, context=context, **options)
 
     def call_sync(
         self,
@@ -285,19 +461,19 @@ class Agent(Typed):
         client: Client | None = None,
         on_approval: OnApproval | None = None,
     ) -> Response:
-        """:meth:`call` for code without an event loop. Raises ``RuntimeError`` inside a running one."""
-        from ..local_engine import run_sync
+        """Do the same as :meth:`call` in code without an event loop. Raises ``RuntimeError`` inside a running one."""
+        from ..local_engine import call_agent, run_sync
 
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
-        options |= {"context": context, "client": client, "on_approval": on_approval}
-        return run_sync(lambda: self.call(message, id=id, **options))
+        return run_sync(lambda: call_agent(self, message, id, client, on_approval, context=context, **options))
 
 
-def _validate_subagents(name: str, subagents: Sequence[Agent | str]) -> Iterator[Agent | str]:
-    for one in validate_list(name, "subagents", subagents, "[researcher]"):
-        if not isinstance(one, Agent | str):
+def _validate_subagents(name: str, subagents: Any) -> list[Agent | str]:
+    listed = validate_list(name, "subagents", subagents, "[researcher]")
+    for subagent in listed:
+        if not isinstance(subagent, Agent | str):
             raise DefinitionError(
-                f"agent {name!r}: a subagent is an Agent or the name of one, not {one!r:.100}",
+                f"agent {name!r}: a subagent is an Agent or the name of one, not {subagent!r:.100}",
                 hint="A function goes into tools=[…].",
             )
-        yield one
+    return listed

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from functools import reduce
 from importlib import import_module
+from operator import or_
 from pathlib import Path
 from stat import S_ISREG
+from types import NoneType
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
 from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
@@ -20,7 +23,7 @@ from ..errors import DefinitionError, RuntimeSetupError
 from ..ports import Toolset
 from ..tools import Rule, Tool, Toolbox
 from ..tools.approvals import parse_rule
-from ..types.compaction import Compaction
+from ..types.compaction import COMPACTION_KINDS, Compaction
 from ..types.interface import FinishProtocol, OnLimit, StrictInput
 from ..types.limits import Limits
 from ..types.validation_errors import describe_validation_error
@@ -32,7 +35,7 @@ from .agent import Agent
 # An object becomes a ``TypedDict``: its values are plain dictionaries.
 
 
-_SCALAR_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
+_SCALAR_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "null": NoneType}
 _FIELD_CONSTRAINTS = {
     "minimum": "ge",
     "maximum": "le",
@@ -45,128 +48,118 @@ _FIELD_CONSTRAINTS = {
     "minItems": "min_length",
     "maxItems": "max_length",
 }
-_TYPE_KEYWORDS = {
+_NUMBER_KEYWORDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+_TYPE_KEYWORDS: dict[str, set[str]] = {
     "string": {"minLength", "maxLength", "pattern"},
-    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
-    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+    "integer": _NUMBER_KEYWORDS,
+    "number": _NUMBER_KEYWORDS,
+    "boolean": set(),
+    "null": set(),
     "array": {"items", "minItems", "maxItems"},
     "object": {"properties", "required", "additionalProperties"},
 }
+_ALL_TYPE_KEYWORDS = set().union(*_TYPE_KEYWORDS.values())
 _COMMON_KEYWORDS = {"type", "description", "title", "examples", "$schema"}
-MAX_SCHEMA_DEPTH = 20
+_MAX_SCHEMA_DEPTH = 20
 _make_typed_dict: Any = TypedDict  # called with names that are known only at run time
 
 
-def build_type_from_schema(schema: Any, where: str) -> Any:
+def build_type_from_schema(schema: Any, where: str, depth: int = 0) -> Any:
     """Build a type that pydantic accepts and that the values of ``schema`` fit. ``where`` names it in errors.
 
     Raises ``DefinitionError`` that names the place and the keyword.
     """
-    return _build_schema_type(schema, where, 0)
-
-
-def _build_schema_type(schema: Any, where: str, depth: int) -> Any:
     if not isinstance(schema, Mapping):
-        raise _build_schema_type_error(
-            where, f"a JSON Schema is an object, not {schema!r:.60}", 'For instance {"type": "string"}.'
-        )
-    if depth > MAX_SCHEMA_DEPTH:
-        raise _build_schema_type_error(
-            where,
-            f"it is more than {MAX_SCHEMA_DEPTH} levels deep",
-            "Make it flatter: models fill in flat ones better.",
-        )
-    said = {"description": schema["description"]} if isinstance(schema.get("description"), str) else {}
+        why = f"a JSON Schema is an object, not {schema!r:.60}"
+        raise DefinitionError(f"{where}: {why}", hint='For instance {"type": "string"}.')
+    if depth > _MAX_SCHEMA_DEPTH:
+        why = f"it is more than {_MAX_SCHEMA_DEPTH} levels deep"
+        raise DefinitionError(f"{where}: {why}", hint="Make it flatter: models fill in flat ones better.")
+    field_options = {"description": schema["description"]} if isinstance(schema.get("description"), str) else {}
+    kind = schema.get("type")
+    schema_type: Any
     if "enum" in schema or "const" in schema:
-        return _annotate_type(_build_literal_type(schema, where), said)
-    kinds = schema.get("type")
-    if isinstance(kinds, list) and kinds:
-        found: Any = None
-        for number, kind in enumerate(kinds):
-            one = _build_schema_type({**_select_type_keywords(schema, kind), "type": kind}, where, depth)
-            found = one if number == 0 else found | one
-        return _annotate_type(found, said)
-    if kinds is None and (strange := sorted(schema.keys() - _COMMON_KEYWORDS - set().union(*_TYPE_KEYWORDS.values()))):
-        raise _build_schema_type_error(
-            where, f"{strange[0]!r} is not supported", "Say the type of each value, and what it consists of."
-        )
-    if kinds not in (*_SCALAR_TYPES, "array", "object"):
-        raise _build_schema_type_error(
-            f"{where}.type",
-            f"{kinds!r:.60} is none of {', '.join([*_SCALAR_TYPES, 'array', 'object'])}, or a list of them",
-            "Say the type of each value.",
-        )
-    if unknown := sorted(schema.keys() - _COMMON_KEYWORDS - _TYPE_KEYWORDS.get(kinds, set())):
-        known = ", ".join(sorted(_COMMON_KEYWORDS | _TYPE_KEYWORDS.get(kinds, set())))
-        raise _build_schema_type_error(
-            where, f"{unknown[0]!r} of {kinds} is not supported", f"There is: {known}; and enum, const."
-        )
-    bounds = {_FIELD_CONSTRAINTS[name]: schema[name] for name in schema if name in _FIELD_CONSTRAINTS}
-    _check_constraints(where, list if kinds == "array" else _SCALAR_TYPES.get(kinds), bounds)
-    if kinds == "array":
-        items: Any = _build_schema_type(schema.get("items", {}), f"{where}.items", depth + 1)
-        return _annotate_type(list[items], said | bounds)
-    return _annotate_type(
-        _build_object_type(schema, where, depth) if kinds == "object" else _SCALAR_TYPES[kinds], said | bounds
-    )
+        schema_type = _build_literal_type(schema, where)
+    elif isinstance(kind, list) and kind:
+        members = [{**_select_type_keywords(schema, member), "type": member} for member in kind]
+        schema_type = reduce(or_, (build_type_from_schema(member, where, depth) for member in members))
+    else:
+        kind = _check_keywords(schema, kind, where)
+        constraints = {_FIELD_CONSTRAINTS[name]: schema[name] for name in schema if name in _FIELD_CONSTRAINTS}
+        _check_constraints(where, list if kind == "array" else _SCALAR_TYPES.get(kind), constraints)
+        field_options |= constraints
+        if kind == "array":
+            items: Any = build_type_from_schema(schema.get("items", {}), f"{where}.items", depth + 1)
+            schema_type = list[items]
+        else:
+            schema_type = _build_object_type(schema, where, depth) if kind == "object" else _SCALAR_TYPES[kind]
+    return Annotated[schema_type, Field(**field_options)] if field_options else schema_type
 
 
-def _check_constraints(where: str, kind: Any, bounds: Mapping[str, Any]) -> None:
+def _check_keywords(schema: Mapping[str, Any], kind: Any, where: str) -> str:
+    """Return ``kind``, the type of ``schema``. Raises ``DefinitionError`` for types and keywords without support."""
+    if kind is None and (unknown := sorted(schema.keys() - _COMMON_KEYWORDS - _ALL_TYPE_KEYWORDS)):
+        raise DefinitionError(
+            f"{where}: {unknown[0]!r} is not supported", hint="Give each value's type, and its items or properties."
+        )
+    if not isinstance(kind, str) or kind not in _TYPE_KEYWORDS:
+        raise DefinitionError(
+            f"{where}.type: {kind!r:.60} is not one of {', '.join(_TYPE_KEYWORDS)}, or a list of them",
+            hint="Give the type of each value.",
+        )
+    if unknown := sorted(schema.keys() - _COMMON_KEYWORDS - _TYPE_KEYWORDS[kind]):
+        known = ", ".join(sorted(_COMMON_KEYWORDS | _TYPE_KEYWORDS[kind]))
+        raise DefinitionError(
+            f"{where}: {unknown[0]!r} of {kind} is not supported", hint=f"There is: {known}; and enum, const."
+        )
+    return kind
+
+
+def _check_constraints(where: str, kind: Any, constraints: Mapping[str, Any]) -> None:
     """Raise ``DefinitionError`` for an invalid pattern and for a bound that is not a number."""
-    if bounds:
+    if constraints:
         try:
-            TypeAdapter(Annotated[kind, Field(**bounds)])
+            TypeAdapter(Annotated[kind, Field(**constraints)])
         except (SchemaError, TypeError) as error:
             why = str(error).strip().rpartition("\n")[2].strip()
-            raise _build_schema_type_error(
-                where, why, "Bounds are numbers, and a pattern is a regular expression."
-            ) from None
+            hint = "Bounds are numbers, and a pattern is a regular expression."
+            raise DefinitionError(f"{where}: {why}", hint=hint) from None
 
 
 def _build_object_type(schema: Mapping[str, Any], where: str, depth: int) -> Any:
-    given, required = schema.get("properties"), schema.get("required", ())
-    if not isinstance(given, Mapping) or not given:
-        raise _build_schema_type_error(
-            where, "an object has properties", 'For instance {"properties": {"answer": {"type": "string"}}}.'
-        )
+    properties, required = schema.get("properties"), schema.get("required", ())
+    if not isinstance(properties, Mapping) or not properties:
+        hint = 'For instance {"properties": {"answer": {"type": "string"}}}.'
+        raise DefinitionError(f"{where}: an object has properties", hint=hint)
     if schema.get("additionalProperties", False) is not False:
-        raise _build_schema_type_error(
-            f"{where}.additionalProperties", "it can be false alone", "Name the properties that there may be."
-        )
-    if not isinstance(required, Sequence) or isinstance(required, str) or not all(one in given for one in required):
-        raise _build_schema_type_error(
-            f"{where}.required", f"{required!r:.60} is no list of its properties", "List their names."
-        )
-    fields = {name: _build_schema_type(one, f"{where}.properties.{name}", depth + 1) for name, one in given.items()}
-    kinds = {name: kind if name in required else NotRequired[kind] for name, kind in fields.items()}
+        hint = "List all properties."
+        raise DefinitionError(f"{where}.additionalProperties: it can only be false", hint=hint)
+    is_list = isinstance(required, Sequence) and not isinstance(required, str)
+    if not is_list or not all(name in properties for name in required):
+        why = f"{required!r:.60} is not a list of its properties"
+        raise DefinitionError(f"{where}.required: {why}", hint="List their names.")
+    fields: dict[str, Any] = {}
+    for name, property_schema in properties.items():
+        field_type = build_type_from_schema(property_schema, f"{where}.properties.{name}", depth + 1)
+        fields[name] = field_type if name in required else NotRequired[field_type]
     title = schema.get("title")
-    made = _make_typed_dict(title if isinstance(title, str) and title.isidentifier() else "Object", kinds)
-    made.__pydantic_config__ = ConfigDict(extra="forbid")
-    return made
+    typed_dict = _make_typed_dict(title if isinstance(title, str) and title.isidentifier() else "Object", fields)
+    typed_dict.__pydantic_config__ = ConfigDict(extra="forbid")
+    return typed_dict
 
 
 def _build_literal_type(schema: Mapping[str, Any], where: str) -> Any:
     values = schema["enum"] if "enum" in schema else [schema["const"]]
-    plain = isinstance(values, list) and all(isinstance(one, str | int | bool | None) for one in values)
-    if not plain or not values:
-        raise _build_schema_type_error(
-            f"{where}.enum", "it lists texts, whole numbers, true, false or null", 'For instance ["a", "b"].'
-        )
+    if not isinstance(values, list) or not values or not all(isinstance(v, str | int | bool | None) for v in values):
+        why = "it lists texts, whole numbers, true, false or null"
+        raise DefinitionError(f"{where}.enum: {why}", hint='For instance ["a", "b"].')
     return Literal[tuple(values)]
 
 
 def _select_type_keywords(schema: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     """Return the keywords of ``schema`` that apply to type ``kind``."""
-    others = set().union(*_TYPE_KEYWORDS.values()) - _TYPE_KEYWORDS.get(kind, set()) if isinstance(kind, str) else set()
+    others = _ALL_TYPE_KEYWORDS - _TYPE_KEYWORDS.get(kind, set()) if isinstance(kind, str) else set()
     return {name: value for name, value in schema.items() if name not in others | {"description", "title"}}
-
-
-def _annotate_type(kind: Any, facts: Mapping[str, Any]) -> Any:
-    return Annotated[kind, Field(**facts)] if facts else kind
-
-
-def _build_schema_type_error(where: str, why: str, hint: str) -> DefinitionError:
-    return DefinitionError(f"{where}: {why}", hint=hint)
 
 
 MAX_AGENT_FILE_BYTES = 1024 * 1024
@@ -178,7 +171,7 @@ JsonFields = dict[str, JsonValue]
 
 
 class AgentSpec(StrictInput):
-    """What an agent file may say. As in ``Agent``; only what refers to code is a name."""
+    """The fields of an agent file, as in ``Agent``; tools and toolsets are given by name."""
 
     name: str
     model: str | list[str]
@@ -203,7 +196,7 @@ class AgentSpec(StrictInput):
     approvals: list[JsonFields] = Field(default=[])
     """Rules: ``[{"allow": "read_*"}, {"ask": "refund", "arguments": {"amount": 5}, "expires": "7d"}]``."""
     compaction: dict[str, JsonFields] = Field(default={})
-    """As ``Compaction``, by way: ``{"window": {"tokens": 100000}}``."""
+    """As ``Compaction``, by kind: ``{"window": {"tokens": 100000}}``."""
 
 
 def load_agent(
@@ -219,75 +212,55 @@ def load_agent(
     installed.
     """
     if isinstance(source, Mapping):
-        where, given = "the agent", dict(source)
+        where, fields = "the agent", dict(source)
     else:
         path = Path(source)
-        where, given = str(source), {"name": path.stem, **_read_agent_file(path)}
+        where, fields = str(source), {"name": path.stem, **_read_agent_file(path)}
     try:
-        spec = AgentSpec.model_validate(given)
+        spec = AgentSpec.model_validate(fields)
     except ValidationError as error:
-        problems = _use_json_terms(describe_validation_error(error, "it", most=10))
+        problems = describe_validation_error(error, "it", max_problems=10)
+        problems = problems.replace("a valid tuple", "a list").replace("a valid dictionary", "an object")
         known = ", ".join(AgentSpec.model_fields)
         raise DefinitionError(f"{where}: {problems[:1000]}", hint=f"An agent has: {known}.") from None
     try:
-        return _build_agent(spec, Toolbox(tools), {one.name: one for one in toolsets})
+        return _build_agent(spec, Toolbox(tools), {toolset.name: toolset for toolset in toolsets})
     except DefinitionError as error:
         raise type(error)(f"{where}: {error.message}", hint=error.hint) from error
 
 
-def _use_json_terms(message: str) -> str:
-    """Rewrite pydantic's message in the terms of JSON, for authors of files."""
-    return message.replace("a valid tuple", "a list").replace("a valid dictionary", "an object")
-
-
-_COPIED_FIELDS = {
-    "description",
-    "instructions",
-    "settings",
-    "provider_options",
-    "finish",
-    "parse_retries",
-    "max_iterations",
-    "on_limit",
-}
-
-
 def _build_agent(spec: AgentSpec, tools: Toolbox, toolsets: Mapping[str, Toolset]) -> Agent:
     """Build the agent of ``spec``. Raises ``DefinitionError``."""
-    plain: dict[str, Any] = spec.model_dump(include=_COPIED_FIELDS, exclude_none=True)
+    arguments: dict[str, Any] = {name: value for name, value in spec if value is not None}
     for field in ("input", "output", "context"):
-        if (schema := getattr(spec, field)) is not None:
-            plain[field] = build_type_from_schema(schema, field)
-    return Agent(
-        spec.name,
-        spec.model,
-        tools=[_get_by_name("tools", name, {tool.name: tool for tool in tools}) for name in spec.tools],
-        toolsets=[_get_by_name("toolsets", name, toolsets) for name in spec.toolsets],
-        limits=None if spec.limits is None else _parse_file_limits("limits", spec.limits),
-        approvals=[_parse_file_rule(place, values) for place, values in enumerate(spec.approvals)],
-        compaction=[_parse_file_compaction(way, values) for way, values in spec.compaction.items()] or None,
-        **plain,
-    )
+        if field in arguments:
+            arguments[field] = build_type_from_schema(arguments[field], field)
+    tools_by_name = {tool.name: tool for tool in tools}
+    arguments["tools"] = [_get_by_name("tools", name, tools_by_name) for name in spec.tools]
+    arguments["toolsets"] = [_get_by_name("toolsets", name, toolsets) for name in spec.toolsets]
+    arguments["limits"] = None if spec.limits is None else _parse_file_limits("limits", spec.limits)
+    arguments["approvals"] = [_parse_file_rule(place, values) for place, values in enumerate(spec.approvals)]
+    arguments["compaction"] = [_parse_file_compaction(kind, values) for kind, values in spec.compaction.items()]
+    return Agent(**arguments)
 
 
 def _get_by_name(field: str, name: str, known: Mapping[str, T]) -> T:
     if name not in known:
-        here = ", ".join(sorted(known)) or "none"
         raise DefinitionError(
-            f"{field}: there is no {name!r} (there is: {here})",
-            hint=f"Give it to whoever loads the agent: {field}=[…]; for `perdure worker` a list {field} in its file.",
+            f"{field}: there is no {name!r} (there is: {', '.join(sorted(known)) or 'none'})",
+            hint=f"Give it to load_agent(…, {field}=[…]); for `perdure worker`, as a list {field} in its file.",
         )
     return known[name]
 
 
 def _parse_file_limits(where: str, values: JsonFields) -> Limits:
-    names = [field.name for field in fields(Limits)]
+    names = [field.name for field in dataclasses.fields(Limits)]
     if unknown := sorted(values.keys() - set(names)):
         raise DefinitionError(f"{where}: there is no limit {unknown[0]!r}", hint=f"There are: {', '.join(names)}.")
-    given: dict[str, Any] = dict(values)
-    if isinstance(turn := given.get("turn"), dict):
-        given["turn"] = _parse_file_limits(f"{where}.turn", turn)
-    return Limits(**given)
+    limits: dict[str, Any] = dict(values)
+    if isinstance(turn := limits.get("turn"), dict):
+        limits["turn"] = _parse_file_limits(f"{where}.turn", turn)
+    return Limits(**limits)
 
 
 def _parse_file_rule(place: int, values: JsonFields) -> Rule:
@@ -297,61 +270,57 @@ def _parse_file_rule(place: int, values: JsonFields) -> Rule:
         raise DefinitionError(f"approvals.{place}: {error.message}", hint=error.hint) from None
 
 
-_COMPACTION_KINDS = ("truncate", "clear_results", "window", "summarise")
-
-
-def _parse_file_compaction(way: str, values: JsonFields) -> Compaction:
-    if way not in _COMPACTION_KINDS:
-        raise DefinitionError(f"compaction: there is no {way!r}", hint=f"There are: {', '.join(_COMPACTION_KINDS)}.")
+def _parse_file_compaction(kind: str, values: JsonFields) -> Compaction:
+    if kind not in COMPACTION_KINDS:
+        raise DefinitionError(f"compaction: there is no {kind!r}", hint=f"There are: {', '.join(COMPACTION_KINDS)}.")
     try:
-        made: Compaction = getattr(Compaction, way)(**values)
-    except TypeError as error:  # DefinitionError is a TypeError too, and has the better message
-        if isinstance(error, DefinitionError):
-            raise
-        raise DefinitionError(f"compaction.{way}: {error}", hint=f"See Compaction.{way}.") from None
-    return made
+        compaction: Compaction = getattr(Compaction, kind)(**values)
+    except DefinitionError:  # a TypeError, too, and has the better message
+        raise
+    except TypeError as error:
+        raise DefinitionError(f"compaction.{kind}: {error}", hint=f"See Compaction.{kind}.") from None
+    return compaction
 
 
 def _read_agent_file(path: Path) -> dict[str, Any]:
     """Parse the file at ``path``. Raises ``DefinitionError``."""
-    read = _FILE_PARSERS.get(path.suffix.lower())
-    if read is None:
+    parse = _FILE_PARSERS.get(path.suffix.lower())
+    if parse is None:
         raise DefinitionError(f"{path}: an agent file ends in {', '.join(_FILE_PARSERS)}", hint="Rename it.")
     try:
-        found = read(_read_file_text(path))
+        fields = parse(_read_file_text(path))
     except OSError as error:
         raise DefinitionError(f"{path} cannot be read: {error.strerror or error}", hint="Check its path.") from None
     except (ValueError, RecursionError) as error:
-        raise DefinitionError(f"{path} cannot be read: {error}", hint="Correct it there.") from None
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise DefinitionError(f"{path} cannot be read: {error}", hint="Correct the file.") from None
+    if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
         raise DefinitionError(f"{path}: an agent file has one object", hint='For instance {"model": "openai:gpt-5"}.')
-    if _has_more_values(found, MAX_AGENT_FILE_VALUES):
-        raise DefinitionError(
-            f"{path}: an agent file has at most {MAX_AGENT_FILE_VALUES:,} values", hint="Make it shorter."
-        )
-    return found
+    if _has_more_values(fields, MAX_AGENT_FILE_VALUES):
+        why = f"an agent file has at most {MAX_AGENT_FILE_VALUES:,} values"
+        raise DefinitionError(f"{path}: {why}", hint="Make it shorter.")
+    return fields
 
 
 def _read_file_text(path: Path) -> str:
     """Read the text of a regular file: reading a pipe would block, and a device has no end."""
     if not S_ISREG(path.stat().st_mode):
-        raise DefinitionError(f"{path} is no file", hint="Put the agent's file in its place.")
+        raise DefinitionError(f"{path} is not a regular file", hint="Put the agent's file in its place.")
     with path.open("rb") as file:
         body = file.read(MAX_AGENT_FILE_BYTES + 1)
     if len(body) > MAX_AGENT_FILE_BYTES:
-        raise DefinitionError(
-            f"{path}: an agent file has at most {MAX_AGENT_FILE_BYTES:,} bytes", hint="Make it shorter."
-        )
+        why = f"an agent file has at most {MAX_AGENT_FILE_BYTES:,} bytes"
+        raise DefinitionError(f"{path}: {why}", hint="Make it shorter.")
     return body.decode()
 
 
-def _has_more_values(found: Any, most: int) -> bool:
-    """Whether ``found`` has more than ``most`` values: a few lines of YAML can expand to more than fits in memory."""
-    left = [found]
-    while left and most:
-        most -= 1
+def _has_more_values(value: Any, limit: int) -> bool:
+    """Whether ``value`` has more than ``limit`` values: a few lines of YAML can expand to more than fits in memory."""
+    left = [value]
+    while left and limit:
+        limit -= 1
         value = left.pop()
-        left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        if isinstance(value, dict | list):
+            left += value.values() if isinstance(value, dict) else value
     return bool(left)
 
 
@@ -379,20 +348,22 @@ def _iterate_yaml_mappings(yaml: Any, root: Any) -> Iterator[Any]:
             seen.add(id(node))
             if isinstance(node, yaml.MappingNode):
                 yield node
-            left += [one for pair in node.value for one in (pair if isinstance(pair, tuple) else [pair])]
+                left += [child for pair in node.value for child in pair]
+            else:
+                left += node.value
 
 
 def _parse_json_file(text: str) -> Any:
-    def fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         _check_unique_keys([name for name, _ in pairs])
         return dict(pairs)
 
-    return json.loads(text, object_pairs_hook=fields)
+    return json.loads(text, object_pairs_hook=build_object)
 
 
 def _check_unique_keys(names: list[str]) -> None:
-    if twin := next((name for name, often in Counter(names).items() if often > 1), None):
-        raise ValueError(f"{twin!r:.100} stands there twice")
+    if twin := next((name for name, count in Counter(names).items() if count > 1), None):
+        raise ValueError(f"the key {twin!r:.100} occurs twice")
 
 
 _FILE_PARSERS: dict[str, Callable[[str], Any]] = {

@@ -1,4 +1,4 @@
-"""Typed input and output of agents: the ``__finish__`` tool, output validators, and ``Typed``, the agent's types."""
+"""Typed output of agents: the ``__finish__`` tool, and output validators."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar, get_args
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic_core import to_json
 
-from ..errors import DefinitionError, InvalidInputError, ParseError
+from ..errors import DefinitionError, ParseError
 from ..ports import ToolSpec
-from ..tools.context_type import ContextType
 from ..tools.json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
-from ..types.interface import FINISH_TOOL, FinishProtocol
+from ..types.interface import FINISH_TOOL
 from ..types.messages import clean_text
 from ..types.plain_json import find_json_flaw
 from ..types.wire import FinalAnswer
-from .xml import build_template, parse_filled_template, to_xml
+from .xml import build_template, parse_filled_template
 
 TEMPLATE_ROOT = "finish"
 """Root element of the XML in which a model may write its answer instead of calling the tool."""
@@ -41,24 +40,21 @@ class OutputType:
         """Raise ``DefinitionError`` for a type that pydantic does not accept."""
         self._agent = agent
         self._name = getattr(kind, "__name__", None) or repr(kind)
+        where = f"agent {agent!r}: output={self._name:.100}"
         self.is_text = kind is str
         """Whether an answer is plain text, not JSON."""
         if kind is None or isinstance(kind, BaseModel | Mapping | list | str) or inspect.isroutine(kind):
-            raise self._build_output_type_error(
-                "is a value", "Give a type: a pydantic model, a dataclass, list[str], int, …"
-            )
+            hint = "Give a type: a pydantic model, a dataclass, list[str], int, …"
+            raise DefinitionError(f"{where} is a value", hint=hint)
         try:
-            tool = _build_text_finish_form() if self.is_text else _build_finish_form(kind)
+            form = _build_text_finish_form() if self.is_text else _build_finish_form(kind)
         except Exception as error:  # a type's own schema hook may raise anything
             why = str(error).strip().partition("\n")[0]
-            raise self._build_output_type_error(
-                f"has no JSON Schema: {why}", "A pydantic model, a dataclass, a TypedDict, or a plain type has one."
-            ) from error
-        self._adapter, self._arguments_adapter = tool.adapter, tool.arguments_adapter
-        self.inside = tool.wrapper_field
-        """Name of the one argument that is the answer; None if all arguments together are."""
-        self.schema = tool.schema
-        """JSON Schema of the tool's arguments."""
+            hint = "A pydantic model, a dataclass, a TypedDict, or a plain type has one."
+            raise DefinitionError(f"{where} has no JSON Schema: {why}", hint=hint) from error
+        self._adapter, self._arguments_adapter, self.schema, self.inside = form
+        # ``schema`` is that of the tool's arguments; ``inside`` is the one argument that is the answer, None if all
+        # arguments together are.
         self.runs_code = runs_code(self._adapter.core_schema)
         """Whether reading it may run the author's code, which must not block the worker's loop."""
         self.spec = ToolSpec(FINISH_TOOL, _FINISH_TOOL_DESCRIPTION, self.schema)
@@ -67,7 +63,7 @@ class OutputType:
     def read_arguments(self, arguments: Mapping[str, Any]) -> Any:
         """Read the value from the model's arguments. Runs the author's validators. Raises ``OutputError``."""
         try:
-            found = self._arguments_adapter.validate_json(_encode_finish_arguments(arguments))
+            value = self._arguments_adapter.validate_json(_encode_finish_arguments(arguments))
         except ValidationError as error:
             title = f"the arguments of {FINISH_TOOL} are not valid:"
             raise OutputError(explain_validation_error(error, title, self.schema.get("properties", {}))) from error
@@ -75,15 +71,15 @@ class OutputType:
             raise OutputError(
                 f"the arguments of {FINISH_TOOL} could not be read: {type(error).__name__}: {error}"
             ) from error
-        return getattr(found, "inside") if self.inside else found  # noqa: B009  # a field made at run time
+        return getattr(value, "inside") if self.inside else value  # noqa: B009  # a field made at run time
 
     def read_xml(self, text: str) -> dict[str, Any] | None:
         """Read the arguments that a model wrote into the template; None if ``text`` has none."""
         try:
-            found = parse_filled_template(text, self.schema, TEMPLATE_ROOT)
+            filled = parse_filled_template(text, self.schema, TEMPLATE_ROOT)
         except RecursionError:  # hundreds of nested elements
             return None
-        return found if isinstance(found, dict) else ({} if found is not None else None)
+        return filled if filled is None or isinstance(filled, dict) else {}
 
     @property
     def template(self) -> str:
@@ -95,11 +91,10 @@ class OutputType:
         try:
             return self._adapter.validate_python(value)
         except ValidationError as error:
-            raise OutputError(
-                explain_validation_error(error, f"it is no {self._name}:", self.schema.get("properties", {}))
-            ) from error
+            title = f"it is not a valid {self._name}:"
+            raise OutputError(explain_validation_error(error, title, self.schema.get("properties", {}))) from error
         except Exception as error:  # a validator of the author's
-            raise OutputError(f"it is no {self._name}: {type(error).__name__}: {error}") from error
+            raise OutputError(f"it is not a valid {self._name}: {type(error).__name__}: {error}") from error
 
     def build_finish(self, value: Any) -> FinalAnswer:
         """Build the answer of a turn from ``value``. Raises ``OutputError`` if it cannot be JSON."""
@@ -125,17 +120,9 @@ class OutputType:
                 hint="The run may have been served by other code. client.run(id).result() gives it as plain JSON.",
             ) from error
 
-    def _build_output_type_error(self, why: str, hint: str) -> DefinitionError:
-        return DefinitionError(f"agent {self._agent!r}: output={self._name:.100} {why}", hint=hint)
 
-
-@dataclass(frozen=True, slots=True)
-class _FinishForm:
-    adapter: TypeAdapter[Any]
-    """Adapter of the output type; ``arguments_adapter`` reads the arguments, of which ``schema`` is the schema."""
-    arguments_adapter: TypeAdapter[Any]
-    schema: dict[str, Any]
-    wrapper_field: str | None
+_FinishForm = tuple[TypeAdapter[Any], TypeAdapter[Any], dict[str, Any], str | None]
+"""Adapters of the output type and of the tool's arguments, their JSON Schema, and the argument that wraps the value."""
 
 
 def _build_finish_form(kind: Any) -> _FinishForm:
@@ -144,17 +131,14 @@ def _build_finish_form(kind: Any) -> _FinishForm:
     schema = _inline_root_reference(remove_titles(adapter.json_schema(schema_generator=PlainSchema)))
     if schema.get("type") == "object" and "properties" in schema:
         json.dumps(schema, allow_nan=False)
-        return _FinishForm(adapter, adapter, schema, None)
+        return adapter, adapter, schema, None
     name = "content" if kind is str else "value"
-    wrapper: type[BaseModel] = create_model(
-        "Finish",
-        __config__=ConfigDict(extra="forbid"),
-        inside=(kind, Field(alias=name, description="The answer")),
-    )
+    value_field: Any = (kind, Field(alias=name, description="The answer"))
+    wrapper = create_model("Finish", __config__=ConfigDict(extra="forbid"), inside=value_field)
     wrapped: TypeAdapter[Any] = TypeAdapter(wrapper)
     schema = remove_titles(wrapped.json_schema(schema_generator=PlainSchema))
     json.dumps(schema, allow_nan=False)
-    return _FinishForm(adapter, wrapped, schema, name)
+    return adapter, wrapped, schema, name
 
 
 @cache
@@ -206,7 +190,7 @@ def build_output_validators(agent: str, validators: Any) -> tuple[OutputValidato
             f"agent {agent!r}: output_validators must be a list, not {validators!r:.100}",
             hint="For instance output_validators=[check].",
         )
-    return tuple(build_output_validator(agent, one) for one in validators)
+    return tuple(build_output_validator(agent, validator) for validator in validators)
 
 
 def build_output_validator(agent: str, fn: Any) -> OutputValidator:
@@ -214,125 +198,16 @@ def build_output_validator(agent: str, fn: Any) -> OutputValidator:
     if isinstance(fn, OutputValidator):
         return fn
     if not callable(fn):
-        raise DefinitionError(f"agent {agent!r}: {fn!r:.100} is no output validator", hint=_VALIDATOR_SIGNATURE_HINT)
+        raise DefinitionError(
+            f"agent {agent!r}: {fn!r:.100} is not an output validator", hint=_VALIDATOR_SIGNATURE_HINT
+        )
     name = str(getattr(fn, "__name__", type(fn).__name__))
-    places = [
-        parameter
-        for parameter in inspect.signature(fn).parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    needed = [
-        parameter
-        for parameter in inspect.signature(fn).parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    if not places or len(needed) > 2 or any(one.kind is one.KEYWORD_ONLY for one in needed):
+    parameters = inspect.signature(fn).parameters.values()
+    positional = [item for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
+    optional_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [item for item in parameters if item.default is item.empty and item.kind not in optional_kinds]
+    if not positional or len(required) > 2 or any(item.kind is item.KEYWORD_ONLY for item in required):
         raise DefinitionError(
             f"agent {agent!r}: {name!r} cannot be called as an output validator", hint=_VALIDATOR_SIGNATURE_HINT
         )
-    return OutputValidator(fn, name, len(places) > 1)
-
-
-# ---
-# The declared input and output types of an agent, and the methods for user code that convert by them.
-
-
-ValidatorT = TypeVar("ValidatorT", bound=Callable[..., Any])
-
-DEFAULT_PARSE_RETRIES = 2
-
-
-class Typed:
-    """The part of an ``Agent`` that holds its input and output types."""
-
-    name: str
-
-    def _set_types(self, input: Any, output: Any, finish: Any, parse_retries: Any, validators: Any) -> None:
-        """Validate and set the types. Raises ``DefinitionError``."""
-        self.input = input
-        """The declared type of a run's input; ``str`` is text and files."""
-        self._input_type = None if input is str else ContextType(self.name, input, "input")
-        self.output = output
-        """The declared type of the answers."""
-        self.output_type = OutputType(self.name, output)
-        self.finish: FinishProtocol = validate_finish_protocol(self.name, self.output_type, finish)
-        self.parse_retries = _validate_parse_retries(self.name, parse_retries)
-        """How often an answer that does not fit the type goes back to the model before the run fails."""
-        self.output_validators: tuple[OutputValidator, ...] = build_output_validators(self.name, validators)
-
-    def output_validator(self, fn: ValidatorT) -> ValidatorT:
-        """``@agent.output_validator``: a function of the output, or of the output and a ``RunContext``, sync or async.
-
-        It returns the output, changed if need be, or raises ``ModelRetry("why")``: the reason goes to the model, which
-        answers again. This counts as an answer that does not fit the type. Raises ``DefinitionError``.
-        """
-        self.output_validators = (*self.output_validators, build_output_validator(self.name, fn))
-        return fn
-
-    @property
-    def takes_input(self) -> bool:
-        """Whether the agent declares an input type."""
-        return self._input_type is not None
-
-    def check_input(self, value: Any) -> dict[str, Any]:
-        """Return ``value``, a mapping or an instance of the agent's input type, as the plain JSON that a run takes.
-
-        Raises ``InvalidInputError`` that names the field.
-        """
-        if self._input_type is None:
-            raise InvalidInputError(
-                f"agent {self.name!r} takes text and files, not {value!r:.100}",
-                hint=f"Declare what it takes: Agent({self.name!r}, …, input={type(value).__name__}).",
-            )
-        return self._input_type.check(value)
-
-    def render_input(self, plain: Mapping[str, Any]) -> str:
-        """Render an input for the model: the value with its defaults, as XML. Runs the author's validators. Raises
-        ``InvalidInputError``."""
-        if self._input_type is None:
-            raise InvalidInputError(
-                f"agent {self.name!r} declares no input type, and was given one",
-                hint="Send it a message: text, or texts and files.",
-            )
-        adapter = self._input_type.adapter
-        whole = adapter.dump_python(self._input_type.read(plain), mode="json", by_alias=True, round_trip=True)
-        return to_xml(whole, adapter.json_schema())
-
-    def input_schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of the input type: an object."""
-        assert self._input_type is not None, "an agent with an input type"
-        schema: dict[str, Any] = remove_titles(self._input_type.adapter.json_schema(schema_generator=PlainSchema))
-        return {"type": "object", "properties": {}, **schema}
-
-    def read_output(self, plain: Any) -> Any:
-        """Convert a ``Response.output`` as plain JSON (of ``client.run(id)``, or of another language) into a value of
-        the agent's output type. Raises ``ParseError``."""
-        return self.output_type.load_value(plain)
-
-
-def validate_finish_protocol(name: str, output: OutputType, finish: Any) -> FinishProtocol:
-    """Return the finish protocol, which must be able to carry the output. Raises ``DefinitionError``."""
-    allowed: tuple[FinishProtocol, ...] = get_args(FinishProtocol)
-    if finish is None:
-        return "text" if output.is_text else "tool"
-    if finish not in allowed:
-        raise DefinitionError(
-            f"agent {name!r}: finish is {finish!r:.100}, it can be {', '.join(allowed)}",
-            hint="Leave it out for the one that fits the output.",
-        )
-    if finish != "tool" and not output.is_text:
-        raise DefinitionError(
-            f"agent {name!r}: finish={finish!r} gives text, and the output is of a type",
-            hint="Leave finish out: an output of a type comes by finish='tool'.",
-        )
-    return finish  # type: ignore[no-any-return]  # it is one of the allowed
-
-
-def _validate_parse_retries(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise DefinitionError(
-            f"agent {name!r}: parse_retries must be a whole number from 0, not {value!r:.100}",
-            hint="For instance parse_retries=2.",
-        )
-    return value
+    return OutputValidator(fn, name, len(positional) > 1)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from ..errors import DefinitionError
 from ..ports import ModelRef, Toolset
 from ..ports.model import NAME_PATTERN
 from ..ports.toolset import ON_CHANGE_VALUES
 from ..providers.pricing import has_price
-from ..providers.registry import check_stream, parse_model
+from ..providers.registry import check_settings, check_stream, parse_model
 from ..types.compaction import CompactionSettings, build_compaction_settings
-from ..types.limits import DEFAULT_ITERATIONS, MOST_COUNT, Limits
+from ..types.interface import FinishProtocol
+from ..types.limits import DEFAULT_ITERATIONS, Limits, check_whole_number
+
+DEFAULT_PARSE_RETRIES = 2
 
 
 def validate_agent_name(name: Any) -> str:
@@ -34,12 +37,12 @@ def validate_models(name: str, model: Any) -> tuple[ModelRef, ...]:
             f"agent {name!r}: the list of models is empty",
             hint="Name one at least: model=['anthropic:claude-sonnet-4-5', 'openai:gpt-5'].",
         )
-    chain = tuple(_validate_model(name, one) for one in model)
-    for number, one in enumerate(chain):
-        if one in chain[:number]:
+    chain = tuple(_validate_model(name, listed) for listed in model)
+    for number, listed in enumerate(chain):
+        if listed in chain[:number]:
             raise DefinitionError(
-                f"agent {name!r}: the chain of models has {one} twice",
-                hint="A model that failed is asked again by itself, with the next attempt.",
+                f"agent {name!r}: the chain of models has {listed} twice",
+                hint="Name each once: a model that failed is called again with the next attempt.",
             )
     return chain
 
@@ -72,7 +75,7 @@ def build_missing_price_error(agent: str, model: str) -> DefinitionError:
     """Build the error for an agent with a cost limit and a ``model`` whose calls would count as free."""
     return DefinitionError(
         f"agent {agent!r} has a limit of cost_usd, and no price of {model!r} is known: the limit would not hold",
-        hint='Say it: register_price("<provider>:<model>", input=…, output=…), in dollars per million tokens. '
+        hint='Register it: register_price("<provider>:<model>", input=…, output=…), in dollars per million tokens. '
         "Or limit tokens.",
     )
 
@@ -95,18 +98,18 @@ def check_prices(
     for summaries.
     """
     if limits.limits_cost:
-        summing = compaction.summarise.model if compaction is not None and compaction.summarise is not None else None
-        for one in (*chain, *(() if summing is None else validate_models(name, summing))):
-            if one.own is None and not has_price(one.provider, one.name):
-                raise build_missing_price_error(name, str(one))
+        summary_model = compaction.summarise.model if compaction is not None and compaction.summarise else None
+        for model in (*chain, *(() if summary_model is None else validate_models(name, summary_model))):
+            if model.own is None and not has_price(model.provider, model.name):
+                raise build_missing_price_error(name, str(model))
 
 
 def validate_compaction(name: str, compaction: Any) -> CompactionSettings | None:
     """Return the settings of one ``Compaction`` or a list of them, by kind; None if there is none."""
-    ways = build_compaction_settings(name, compaction)
-    if ways is not None and ways.summarise is not None and ways.summarise.model is not None:
-        validate_models(name, ways.summarise.model)
-    return ways
+    settings = build_compaction_settings(name, compaction)
+    if settings is not None and settings.summarise is not None and settings.summarise.model is not None:
+        validate_models(name, settings.summarise.model)
+    return settings
 
 
 def validate_instructions(name: str, instructions: Any) -> Any:
@@ -121,32 +124,32 @@ def validate_instructions(name: str, instructions: Any) -> Any:
 
 def validate_toolsets(name: str, toolsets: Any) -> tuple[Toolset, ...]:
     """Return the toolsets; each must have a unique name."""
-    given = validate_list(name, "toolsets", toolsets, "[Artifacts()]")
-    known: dict[str, Toolset] = {}
-    for one in given:
-        if not isinstance(one, Toolset):
+    listed = validate_list(name, "toolsets", toolsets, "[Artifacts()]")
+    names: set[str] = set()
+    for toolset in listed:
+        if not isinstance(toolset, Toolset):
+            is_class = isinstance(toolset, type)
             raise DefinitionError(
-                f"agent {name!r}: a toolset is an instance of perdure.Toolset, not {one!r:.100}",
-                hint=f"Pass an instance: {one.__name__}(…)." if isinstance(one, type) else "Tools go into tools=[…].",
+                f"agent {name!r}: a toolset is an instance of perdure.Toolset, not {toolset!r:.100}",
+                hint=f"Pass an instance: {toolset.__name__}(…)." if is_class else "Tools go into tools=[…].",
             )
-        where = f"agent {name!r}: toolset {type(one).__name__}"
-        if type(one).list is Toolset.list:
-            raise DefinitionError(f"{where} has no method `list`", hint="It says which tools there are: see Toolset.")
-        if not isinstance(one.name, str) or not NAME_PATTERN.fullmatch(one.name):
+        where = f"agent {name!r}: toolset {type(toolset).__name__}"
+        if type(toolset).list is Toolset.list:
+            raise DefinitionError(f"{where} has no method `list`", hint="It returns the tools: see Toolset.")
+        if not isinstance(toolset.name, str) or not NAME_PATTERN.fullmatch(toolset.name):
+            why = f"the name {toolset.name!r} does not match {NAME_PATTERN.pattern}"
+            raise DefinitionError(f"{where}: {why}", hint='For instance name="crm".')
+        if toolset.name in names:
             raise DefinitionError(
-                f"{where}: the name {one.name!r} does not match {NAME_PATTERN.pattern}", hint='For instance name="crm".'
+                f"agent {name!r}: two toolsets are called {toolset.name!r}", hint="Rename one of them."
             )
-        if one.name in known:
-            raise DefinitionError(f"agent {name!r}: two toolsets are called {one.name!r}", hint="Rename one of them.")
-        if one.on_change not in ON_CHANGE_VALUES:
-            raise DefinitionError(
-                f"{where}: on_change is {one.on_change!r}, it can be {', '.join(ON_CHANGE_VALUES)}",
-                hint="Leave it out.",
-            )
-        if not isinstance(one.timeout, int | float) or not one.timeout > 0:
-            raise DefinitionError(f"{where}: timeout={one.timeout!r} is not a positive number of seconds")
-        known[one.name] = one
-    return tuple(given)
+        if toolset.on_change not in ON_CHANGE_VALUES:
+            why = f"on_change is {toolset.on_change!r}, it can be {', '.join(ON_CHANGE_VALUES)}"
+            raise DefinitionError(f"{where}: {why}", hint="Leave it out.")
+        if not isinstance(toolset.timeout, int | float) or not toolset.timeout > 0:
+            raise DefinitionError(f"{where}: timeout={toolset.timeout!r} is not a positive number of seconds")
+        names.add(toolset.name)
+    return tuple(listed)
 
 
 def validate_list(name: str, field: str, value: Any, example: str) -> list[Any]:
@@ -180,22 +183,60 @@ def validate_choice(name: str, field: str, value: Any, allowed: tuple[str, ...])
     return value
 
 
-"""Of a turn."""
-
-
 def resolve_max_iterations(name: str, value: Any, limits: Limits) -> int:
     """Return the model calls allowed per turn, a whole number of at least 1: ``max_iterations`` or the turn's limit."""
     of_turn = limits.turn.iterations if limits.turn is not None else None
     if value is None:
-        return DEFAULT_ITERATIONS if of_turn is None else of_turn
+        return of_turn or DEFAULT_ITERATIONS
     if of_turn is not None:
         raise DefinitionError(
             f"agent {name!r}: max_iterations and limits.turn.iterations are the same limit",
             hint=f"Give one of them: max_iterations={value!r:.20}.",
         )
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < MOST_COUNT:
+    hint = f"1 is a single model call; leave it out for {DEFAULT_ITERATIONS}."
+    check_whole_number(f"agent {name!r}", "max_iterations", value, hint=hint)
+    return int(value)
+
+
+def validate_parse_retries(name: str, value: Any) -> int:
+    """Return how often the model may correct an answer that does not fit the type."""
+    check_whole_number(f"agent {name!r}", "parse_retries", value, least=0, hint="For instance parse_retries=2.")
+    return int(value)
+
+
+def resolve_finish_protocol(name: str, is_text: bool, finish: Any) -> FinishProtocol:
+    """Return the finish protocol: ``finish``, or the default for the output. Only ``"tool"`` can carry other output
+    than text."""
+    if finish is None:
+        return "text" if is_text else "tool"
+    if finish not in get_args(FinishProtocol):
         raise DefinitionError(
-            f"agent {name!r}: max_iterations must be a whole number of at least 1, not {value!r}",
-            hint=f"1 is a single model call; leave it out for {DEFAULT_ITERATIONS}.",
+            f"agent {name!r}: finish is {finish!r:.100}, it can be {', '.join(get_args(FinishProtocol))}",
+            hint="Leave it out for the one that fits the output.",
         )
-    return value
+    if finish != "tool" and not is_text:
+        raise DefinitionError(
+            f"agent {name!r}: finish={finish!r} gives text, and the output is of a type",
+            hint="Leave finish out: an output of a type comes by finish='tool'.",
+        )
+    protocol: FinishProtocol = finish
+    return protocol
+
+
+def check_model_settings(
+    chain: Sequence[ModelRef], settings: Mapping[str, Any], provider_options: Mapping[str, Any]
+) -> None:
+    """Check the settings against every model of the chain, since any of them may be called.
+
+    Raises ``SettingsError`` or ``DefinitionError``.
+    """
+    for model in chain:
+        try:
+            if model.own is None:
+                check_settings(model.provider, settings, provider_options)
+            elif (check := getattr(model.own, "check_settings", None)) is not None:
+                check(settings, provider_options)
+        except DefinitionError as error:
+            if len(chain) == 1:
+                raise
+            raise type(error)(f"model {str(model)!r}: {error.message}", hint=error.hint) from None

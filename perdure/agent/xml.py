@@ -93,8 +93,8 @@ def _iterate_alternatives(
         yield from _iterate_alternatives(_as_schema_mapping(defs.get(reference.rpartition("/")[2])), defs, depth + 1)
     elif any(isinstance(schema.get(key), list) for key in ("anyOf", "oneOf", "allOf")):
         for key in ("anyOf", "oneOf", "allOf"):
-            for one in schema.get(key, ()):
-                yield from _iterate_alternatives(_as_schema_mapping(one), defs, depth + 1)
+            for alternative in schema.get(key, ()):
+                yield from _iterate_alternatives(_as_schema_mapping(alternative), defs, depth + 1)
     else:
         yield schema
 
@@ -104,8 +104,12 @@ def _get_schema_kinds(schema: Mapping[str, Any]) -> frozenset[str]:
         return frozenset([get_json_kind(schema["const"])])
     if isinstance(schema.get("enum"), list):
         return frozenset(map(get_json_kind, schema["enum"]))
-    said = schema.get("type", list(JSON_KINDS))
-    return frozenset("number" if one == "integer" else one for one in ([said] if isinstance(said, str) else said))
+    return frozenset("number" if name == "integer" else name for name in _list_types(schema, *JSON_KINDS))
+
+
+def _list_types(schema: Mapping[str, Any], *default: str) -> Iterable[str]:
+    declared = schema.get("type", default)
+    return [declared] if isinstance(declared, str) else declared
 
 
 def describe_schema_type(schema: Mapping[str, Any]) -> str:
@@ -113,8 +117,7 @@ def describe_schema_type(schema: Mapping[str, Any]) -> str:
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
         return " or ".join(json.dumps(value, ensure_ascii=False) for value in values)
-    said = schema.get("type", "anything")
-    return " or ".join([said] if isinstance(said, str) else said)
+    return " or ".join(_list_types(schema, "anything"))
 
 
 # ---
@@ -135,6 +138,8 @@ ITEM_ELEMENT, ENTRY_ELEMENT = "item", "entry"
 """Element of an array item; element of an object entry whose key is not a valid element name (attribute ``key``)."""
 _ELEMENT_NAME_PATTERN = re.compile(r"(?!xml)[A-Za-z_][A-Za-z0-9_.-]*", re.IGNORECASE | re.ASCII)
 _NON_XML_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_TEXT_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;"})
+_ATTRIBUTE_ESCAPES = _TEXT_ESCAPES | str.maketrans({'"': "&quot;", "\n": "&#10;", "\t": "&#9;"})
 _MAX_TEMPLATE_DEPTH = 6
 """Levels of a template; that of a recursive type would have no end."""
 
@@ -144,21 +149,21 @@ def to_xml(value: Any, schema: Mapping[str, Any] | None = None, root: str = "inp
     return "\n".join(_write_element(root, "", value, ValueSchema.from_schema(schema or {}), ""))
 
 
-def _write_element(name: str, said: str, value: Any, shape: ValueSchema, indent: str) -> Iterator[str]:
+def _write_element(name: str, attributes: str, value: Any, shape: ValueSchema, indent: str) -> Iterator[str]:
     kind = get_json_kind(value)
     if kind == "null":
-        yield f'{indent}<{name}{said} type="null"/>'
+        yield f'{indent}<{name}{attributes} type="null"/>'
         return
     if kind != shape.get_default_kind():
-        said += f' type="{kind}"'
+        attributes += f' type="{kind}"'
     if kind not in ("object", "array"):
-        attribute, text = _encode_scalar(value)
-        yield f"{indent}<{name}{said}{attribute}>{text}</{name}>"
+        encoding, text = _encode_scalar(value)
+        yield f"{indent}<{name}{attributes}{encoding}>{text}</{name}>"
         return
     if not value:
-        yield f"{indent}<{name}{said}></{name}>"
+        yield f"{indent}<{name}{attributes}></{name}>"
         return
-    yield f"{indent}<{name}{said}>"
+    yield f"{indent}<{name}{attributes}>"
     if kind == "object":
         for key, inner in value.items():
             yield from _write_element(*_encode_key(key), inner, shape.get_child(key), indent + "  ")
@@ -173,49 +178,38 @@ def _encode_key(key: str) -> tuple[str, str]:
     if _ELEMENT_NAME_PATTERN.fullmatch(key):
         return key, ""
     if _NON_XML_CHARACTER.search(key):
-        return ENTRY_ELEMENT, f' json-key="{_escape_attribute(json.dumps(key))}"'
-    return ENTRY_ELEMENT, f' key="{_escape_attribute(key)}"'
+        return ENTRY_ELEMENT, f' json-key="{json.dumps(key).translate(_ATTRIBUTE_ESCAPES)}"'
+    return ENTRY_ELEMENT, f' key="{key.translate(_ATTRIBUTE_ESCAPES)}"'
 
 
 def _encode_scalar(value: Any) -> tuple[str, str]:
     if not isinstance(value, str):
         return "", json.dumps(value)
     if _NON_XML_CHARACTER.search(value):  # XML cannot hold such a character, not even escaped
-        return ' encoding="json"', _escape_attribute(json.dumps(value))
-    return "", value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\r", "&#13;")
-
-
-def _escape_attribute(value: str) -> str:
-    for character, reference in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
-        value = value.replace(character, reference)
-    return value.replace("\r", "&#13;").replace("\n", "&#10;").replace("\t", "&#9;")
+        return ' encoding="json"', json.dumps(value).translate(_ATTRIBUTE_ESCAPES)
+    return "", value.translate(_TEXT_ESCAPES)
 
 
 def build_template(schema: Mapping[str, Any], root: str) -> str:
     """Build the template for a model: every element of ``schema``, with its description as attributes."""
-    return "\n".join(
-        _write_template_element(
-            root, _write_description_attributes(schema), ValueSchema.from_schema(schema), "", _MAX_TEMPLATE_DEPTH
-        )
-    )
+    attributes, shape = _write_description_attributes(schema), ValueSchema.from_schema(schema)
+    return "\n".join(_write_template_element(root, attributes, shape, "", _MAX_TEMPLATE_DEPTH))
 
 
-def _write_template_element(name: str, said: str, shape: ValueSchema, indent: str, levels: int) -> Iterator[str]:
+def _write_template_element(name: str, attributes: str, shape: ValueSchema, indent: str, levels: int) -> Iterator[str]:
     inner: list[str] = []
     for branch in shape.branches if levels else ():
         if "properties" in branch:
             required = branch.get("required", ())
             for key, schema in branch["properties"].items():
                 element, keyed = _encode_key(key)
-                about = _write_description_attributes(schema, optional=key not in required)
-                inner += _write_template_element(
-                    element, keyed + about, shape.get_child(key), indent + "  ", levels - 1
-                )
+                keyed += _write_description_attributes(schema, optional=key not in required)
+                inner += _write_template_element(element, keyed, shape.get_child(key), indent + "  ", levels - 1)
         elif "items" in branch or "prefixItems" in branch:
-            about = ' description="once for each"'
-            inner += _write_template_element(ITEM_ELEMENT, about, shape.get_item(0), indent + "  ", levels - 1)
+            hint = ' description="once for each"'
+            inner += _write_template_element(ITEM_ELEMENT, hint, shape.get_item(0), indent + "  ", levels - 1)
     kinds = " or ".join(dict.fromkeys(describe_schema_type(branch) for branch in shape.branches)) or "anything"
-    opening = f'{indent}<{name} type="{_escape_attribute(kinds)}"{said}>'
+    opening = f'{indent}<{name} type="{kinds.translate(_ATTRIBUTE_ESCAPES)}"{attributes}>'
     if not inner:
         yield f"{opening}</{name}>"
         return
@@ -226,13 +220,13 @@ def _write_template_element(name: str, said: str, shape: ValueSchema, indent: st
 
 def _write_description_attributes(schema: Any, *, optional: bool = False) -> str:
     description = schema.get("description") if isinstance(schema, Mapping) else None
-    said = f' description="{_escape_attribute(" ".join(str(description).split()))}"' if description else ""
-    return said + (' optional="true"' if optional else "")
+    text = " ".join(str(description or "").split()).translate(_ATTRIBUTE_ESCAPES)
+    return (f' description="{text}"' if description else "") + (' optional="true"' if optional else "")
 
 
 _XML_TAG_PATTERN = re.compile(
     r"""<(?P<close>/?)(?P<name>[A-Za-z_][A-Za-z0-9_.-]*)"""
-    r"""(?P<said>(?:\s+[A-Za-z_-]+\s*=\s*(?:"[^"]*"|'[^']*'))*)\s*(?P<empty>/?)>"""
+    r"""(?P<attributes>(?:\s+[A-Za-z_-]+\s*=\s*(?:"[^"]*"|'[^']*'))*)\s*(?P<empty>/?)>"""
 )
 _XML_ATTRIBUTE_PATTERN = re.compile(r"""([A-Za-z_-]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
 _CHARACTER_REFERENCE_PATTERN = re.compile(r"&(?:(lt|gt|amp|quot|apos)|#(\d{1,7})|#x([0-9a-fA-F]{1,6}));")
@@ -274,7 +268,7 @@ def parse_filled_template(text: str, schema: Mapping[str, Any], root: str) -> An
 
 
 def _flatten_nodes(nodes: list[_XmlNode]) -> list[_XmlNode]:
-    return [found for node in nodes for found in (node, *_flatten_nodes(node.children))]
+    return [inner for node in nodes for inner in (node, *_flatten_nodes(node.children))]
 
 
 def _parse_elements(text: str) -> list[_XmlNode]:
@@ -285,11 +279,9 @@ def _parse_elements(text: str) -> list[_XmlNode]:
     for tag in _XML_TAG_PATTERN.finditer(text):
         name = tag["name"]
         if not tag["close"]:
-            said = {
-                key: _unescape_references(one or other)
-                for key, one, other in _XML_ATTRIBUTE_PATTERN.findall(tag["said"])
-            }
-            stack.append(_XmlNode(name, said, tag.end()))
+            pairs = _XML_ATTRIBUTE_PATTERN.findall(tag["attributes"])
+            attributes = {key: _unescape_references(double or single) for key, double, single in pairs}
+            stack.append(_XmlNode(name, attributes, tag.end()))
             if tag["empty"]:
                 _close_element(stack, len(stack) - 1, tag.end())
             else:
@@ -315,14 +307,14 @@ def _close_element(stack: list[_XmlNode], at: int, end: int) -> None:
 
 
 def _unescape_references(text: str) -> str:
-    def character(found: re.Match[str]) -> str:
-        name, decimal, hexadecimal = found.groups()
+    def unescape(reference: re.Match[str]) -> str:
+        name, decimal, hexadecimal = reference.groups()
         if name:
             return _NAMED_CHARACTERS[name]
         number = int(decimal) if decimal else int(hexadecimal, 16)
-        return chr(number) if number <= 0x10FFFF and not 0xD800 <= number <= 0xDFFF else found[0]
+        return chr(number) if number <= 0x10FFFF and not 0xD800 <= number <= 0xDFFF else reference[0]
 
-    return _CHARACTER_REFERENCE_PATTERN.sub(character, text)
+    return _CHARACTER_REFERENCE_PATTERN.sub(unescape, text)
 
 
 class _XmlReader:
@@ -337,10 +329,12 @@ class _XmlReader:
         match self._resolve_kind(node, shape):
             case "null":
                 return None
+            case "object" | "array" as kind if not node.children and not self._exact and self._read_string(node):
+                return _load_json_of_kind(self._read_string(node), dict if kind == "object" else list)
             case "object":
                 return self._read_object(node, shape)
             case "array":
-                return self._read_array(node, shape)
+                return [self.read_value(child, shape.get_item(index)) for index, child in enumerate(node.children)]
             case "number":
                 return self._read_json_scalar(node, int | float)
             case "boolean":
@@ -349,10 +343,10 @@ class _XmlReader:
                 return self._read_string(node)
 
     def _resolve_kind(self, node: _XmlNode, shape: ValueSchema) -> str:
-        said = node.attributes.get("type", "")
-        said = "number" if said == "integer" else said
-        if said in (JSON_KINDS if self._exact else shape.kinds):
-            return said
+        declared_kind = node.attributes.get("type", "")
+        declared_kind = "number" if declared_kind == "integer" else declared_kind
+        if declared_kind in (JSON_KINDS if self._exact else shape.kinds):
+            return declared_kind
         if self._exact:
             return shape.get_default_kind() or "string"
         return self._guess_kind(node, shape)
@@ -361,7 +355,7 @@ class _XmlReader:
         text, kinds = self._read_string(node), shape.kinds
         if not text and "null" in kinds:
             return "null"
-        if "array" in kinds and any(child.name == ITEM_ELEMENT for child in node.children):
+        if "array" in kinds and _has_item_elements(node):
             return "array"
         if "object" in kinds and node.children:
             return "object"
@@ -370,35 +364,24 @@ class _XmlReader:
         return next((kind for kind in ("number", "boolean") if kind in kinds), "string")
 
     def _read_object(self, node: _XmlNode, shape: ValueSchema) -> Any:
-        if not node.children and not self._exact and (text := self._read_string(node)):
-            return _load_json_of_kind(text, dict)
-        found: dict[str, list[_XmlNode]] = {}
+        nodes_by_key: dict[str, list[_XmlNode]] = {}
         for child in node.children:
-            found.setdefault(_decode_key(child), []).append(child)
-        return {key: self._read_property(nodes, shape.get_child(key)) for key, nodes in found.items()}
+            nodes_by_key.setdefault(_decode_key(child), []).append(child)
+        return {key: self._read_property(nodes, shape.get_child(key)) for key, nodes in nodes_by_key.items()}
 
     def _read_property(self, nodes: list[_XmlNode], shape: ValueSchema) -> Any:
         """Read a property. A model may repeat its element once for each item of a list."""
-        if (
-            len(nodes) > 1
-            and "array" in shape.kinds
-            and not any(node.children for node in nodes if _has_item_elements(node))
-        ):
+        if len(nodes) > 1 and "array" in shape.kinds and not any(map(_has_item_elements, nodes)):
             return [self.read_value(node, shape.get_item(index)) for index, node in enumerate(nodes)]
         return self.read_value(nodes[-1], shape)
-
-    def _read_array(self, node: _XmlNode, shape: ValueSchema) -> Any:
-        if not node.children and not self._exact and (text := self._read_string(node)):
-            return _load_json_of_kind(text, list)
-        return [self.read_value(child, shape.get_item(index)) for index, child in enumerate(node.children)]
 
     def _read_json_scalar(self, node: _XmlNode, kind: Any) -> Any:
         text = self._read_string(node).strip()
         try:
-            found = json.loads(text.lower() if kind is bool else text)
+            value = json.loads(text.lower() if kind is bool else text)
         except ValueError:
             return text
-        return found if isinstance(found, kind) else text
+        return value if isinstance(value, kind) else text
 
     def _read_string(self, node: _XmlNode) -> str:
         """Return all of the content as text, also what looks like elements."""
@@ -422,7 +405,7 @@ def _has_item_elements(node: _XmlNode) -> bool:
 def _load_json_of_kind(text: str, kind: type) -> Any:
     """Parse ``text`` as JSON and return the value if it is of ``kind``, else ``text``."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
         return text
-    return found if isinstance(found, kind) else text
+    return value if isinstance(value, kind) else text

@@ -1,6 +1,6 @@
-"""The command ``perdure``; adding a command is one line below.
+"""The command ``perdure``; a new command is added to the list below.
 
-A command's module imports only typer and the standard library until it is called, so ``--help`` is quick.
+Until it is called, the module of a command imports only typer and the standard library, so ``--help`` is quick.
 """
 
 from __future__ import annotations
@@ -41,49 +41,30 @@ app = Commands(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(demo.demo)
-app.command()(run.run)
-app.command()(chat.chat)
-app.command()(dev.dev)
-app.command()(worker.worker)
-app.command("list")(list_runs.list_runs)
-app.command()(show.show)
-app.command()(events.events)
-app.command()(steer.send)
-app.command()(run.wait)
-app.command()(steer.inject)
-app.command()(steer.interrupt)
-app.command()(steer.cancel)
-app.command()(steer.close)
-app.command()(steer.resume)
-app.command()(fork.fork)
-app.command()(fork.diff)
-app.command()(approvals.approvals)
-app.command()(approvals.approve)
-app.command()(approvals.deny)
-app.command()(approvals.revoke)
-app.command()(approvals.answer)
-app.command()(replay.replay)
-app.command()(schema.schema)
+app.add(demo.demo, run.run, chat.chat, dev.dev, worker.worker)
+app.add(list_runs.list_runs, name="list")
+app.add(show.show, events.events, steer.send, run.wait, steer.inject, steer.interrupt, steer.cancel, steer.close)
+app.add(steer.resume, fork.fork, fork.diff)
+app.add(approvals.approvals, approvals.approve, approvals.deny, approvals.revoke, approvals.answer)
+app.add(replay.replay, schema.schema)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(server.app, name="server")
-app.command()(server.env)
-app.command()(doctor.doctor)
+app.add(server.env, doctor.doctor)
 
 
 def main() -> None:
     """Run the command line and end the process with its exit code (see :mod:`perdure.cli.output`)."""
     code = _run_app()
     for stream in (sys.stdout, sys.stderr):
-        # A reader that went away (`perdure list | head -1`) is no failure.
+        # A closed pipe (`perdure list | head -1`) is not a failure.
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    # A Temporal client that is left to the interpreter's exit aborts it now and then (FACTS.md).
+    # A Temporal client that is left to the interpreter's exit sometimes aborts it (FACTS.md).
     os._exit(code)
 
 
 def _run_app() -> int:
-    if logging.lastResort is not None:  # it prints warnings where a command sets up no logging
+    if logging.lastResort is not None:  # prints warnings if the command sets up no logging
         logging.lastResort.setFormatter(LogFormatter())
     try:
         app(prog_name="perdure")

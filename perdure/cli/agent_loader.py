@@ -1,4 +1,4 @@
-"""Import an author's file or module and find its agents. What is wrong in it is said in terms of their code."""
+"""Import an author's file or module and find its agents. Errors name the author's file and line."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,9 +35,10 @@ _PERDURE_ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class AgentModule:
-    """An author's module: its agents by name, and what it is called in messages."""
+    """An author's module: its agents, and what else in it a worker uses."""
 
     source: str
+    """The name of the module in messages."""
     agents: tuple[Agent, ...]
     lifespan: Lifespan | None = None
     """Its function ``lifespan``, if it has one: what its tools share (see ``Worker``)."""
@@ -48,76 +50,71 @@ class AgentModule:
     resolve_auth: AuthFunction | None = None
     """Its function ``resolve_auth``, if it has one (see ``Worker``)."""
 
+    @property
+    def worker_options(self) -> dict[str, Any]:
+        """Its arguments for ``Worker`` and ``PerdurePlugin``, without the agents."""
+        return {"lifespan": self.lifespan, "tools": self.tools, "resolve_auth": self.resolve_auth}
+
     def get_agent(self, name: str) -> Agent:
-        """The agent of that name. Raises ``InvalidInputError``, which names the ones there are."""
-        found = next((agent for agent in self.agents if agent.name == name), None)
-        if found is None:
-            here = ", ".join(agent.name for agent in self.agents)
-            raise InvalidInputError(f"{self.source} has no agent {name!r}", hint=f"It has: {here}.")
-        return found
+        """The agent of that name. Raises ``InvalidInputError``, which names the agents of the module."""
+        for agent in self.agents:
+            if agent.name == name:
+                return agent
+        names = ", ".join(agent.name for agent in self.agents)
+        raise InvalidInputError(f"{self.source} has no agent {name!r}", hint=f"It has: {names}.")
 
 
-def load_agent_module(target: str, *, alone: bool = True) -> AgentModule:
-    """Import ``target``, a file or the dotted name of a module, and collect the agents at its top level; it may have
-    none where it is not ``alone``.
+def load_agent_module(target: str, *, require_agents: bool = True) -> AgentModule:
+    """Import ``target``, a file or the dotted name of a module, and collect the agents at its top level.
 
-    Raises ``InvalidInputError`` when there is no such file or module, ``DefinitionError`` for what is wrong in it.
+    Raises ``InvalidInputError`` for an unknown file or module, ``DefinitionError`` for a fault in it; that it has no
+    agents is one if ``require_agents``.
     """
-    if is_file(target):
-        module = _import_file(_resolve_target_file(target))
-    else:
-        module = _import_module(target)
-    agents = tuple(dict.fromkeys(value for value in vars(module).values() if isinstance(value, Agent)))
-    if not agents and alone:
-        raise DefinitionError(
-            f"{target} has no agents at its top level",
-            hint='Define one there: assistant = Agent("assistant", "openai:gpt-5-mini", instructions="…")',
-        )
-    found = vars(module)
-    resolve = found.get("resolve_auth")
+    module = _import_file(_resolve_target_file(target)) if is_file(target) else _import_module(target)
+    names = vars(module)
+    agents = tuple(dict.fromkeys(value for value in names.values() if isinstance(value, Agent)))
+    if not agents and require_agents:
+        hint = 'Define one there: assistant = Agent("assistant", "openai:gpt-5-mini", instructions="…")'
+        raise DefinitionError(f"{target} has no agents at its top level", hint=hint)
+    resolve_auth = names.get("resolve_auth")
     return AgentModule(
         target,
         agents,
-        _check_lifespan(target, found.get("lifespan")),
-        _collect_instances(found.get("tools"), Tool),
-        _collect_instances(found.get("toolsets"), Toolset),
-        resolve if callable(resolve) else None,
+        _check_lifespan(target, names.get("lifespan")),
+        _collect_instances(names.get("tools"), Tool),
+        _collect_instances(names.get("toolsets"), Toolset),
+        resolve_auth if callable(resolve_auth) else None,
     )
 
 
-def _collect_instances(found: Any, kind: type[T]) -> tuple[T, ...]:
-    """A list of that name that has something else in it is none of ours."""
-    listed = found if isinstance(found, list | tuple) else ()
-    return tuple(listed) if all(isinstance(one, kind) for one in listed) else ()
+def _collect_instances(value: Any, kind: type[T]) -> tuple[T, ...]:
+    """The items of a list. () if one is of another type: the name is then used for something else."""
+    items = value if isinstance(value, list | tuple) else ()
+    return tuple(items) if all(isinstance(item, kind) for item in items) else ()
 
 
-def _check_lifespan(target: str, found: Any) -> Lifespan | None:
-    """Raises ``DefinitionError`` for one that takes something, as a web framework's takes its app."""
-    if callable(found):
+def _check_lifespan(target: str, lifespan: Any) -> Lifespan | None:
+    """Raises ``DefinitionError`` for a function that takes arguments, as a web framework's takes its app."""
+    if callable(lifespan):
         try:
-            inspect.signature(found).bind()
+            inspect.signature(lifespan).bind()
         except TypeError as error:
-            raise DefinitionError(
-                f"{target}: a worker enters the file's `lifespan`, and calls it with nothing: {error}",
-                hint="It yields what ctx.resources is to be. If it is something else, give it another name.",
-            ) from None
-    checked: Lifespan | None = found  # whatever else is wrong with it, the worker says
+            hint = "A worker calls lifespan() and uses what it yields as ctx.resources. "
+            hint += "If the function serves another purpose, give it another name."
+            raise DefinitionError(f"{target}: `lifespan` must take no arguments: {error}", hint=hint) from None
+    checked: Lifespan | None = lifespan  # the worker checks the rest
     return checked
 
 
 def is_file(target: str) -> bool:
-    """Whether ``target`` is meant as a file, and not as the name of a module."""
+    """Whether ``target`` is a path, and not the name of a module."""
     return target.endswith(".py") or "/" in target or Path(target).exists()
 
 
 def find_author_files(root: Path) -> set[Path]:
-    """The files of loaded modules that are the author's own: under ``root``, and no installed package."""
-    files = set()
-    for module in list(sys.modules.values()):
-        path = getattr(module, "__file__", None)
-        if path and root in Path(path).parents and _is_author_file(Path(path)):
-            files.add(Path(path))
-    return files
+    """The files of loaded modules that are the author's own: under ``root``, and not in an installed package."""
+    paths = [Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
+    return {path for path in paths if root in path.parents and _is_author_file(path)}
 
 
 def _resolve_target_file(target: str) -> Path:
@@ -130,18 +127,21 @@ def _resolve_target_file(target: str) -> Path:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """As a part of its package if it is in one, so that relative imports work; else as a module by itself."""
+    """Import a file as a part of its package if it is in one, so that relative imports work; else on its own."""
     root = find_package_root(path)
     sys.path.insert(0, str(root))
     if root != path.parent:
         return _import_author_code(".".join(path.relative_to(root).with_suffix("").parts), path)
     # A file called like a loaded module (test.py, agent.py …) must not take its place.
     name = path.stem if path.stem not in sys.modules else f"perdure_entry_{path.stem}"
-    return _import_author_code(name, path, alone=True)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None:
+        raise InvalidInputError(f"{path} is not a Python file", hint="Name a file that ends in .py.")
+    return _import_author_code(name, path, spec)
 
 
 def find_package_root(path: Path) -> Path:
-    """The folder from which ``path`` is imported: its own, or the one around its package."""
+    """The folder from which ``path`` is imported: its own, or the one that contains its package."""
     root = path.parent
     while (root / "__init__.py").is_file():
         root = root.parent
@@ -150,46 +150,39 @@ def find_package_root(path: Path) -> Path:
 
 def _import_module(name: str) -> ModuleType:
     sys.path.insert(0, str(Path.cwd()))
+    spec = None
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise _build_import_error(error, None) from error
-        found = None
     except (ValueError, ImportError):
-        found = None
+        pass
     except Exception as error:  # a parent package that fails
         raise _build_import_error(error, None) from error
-    if found is None:
-        raise InvalidInputError(
-            f"there is no file or module {name!r}",
-            hint="Name a file (agents.py), or a module that can be imported from here or from PYTHONPATH.",
-        )
-    return _import_author_code(name, Path(found.origin) if found.origin else None)
+    if spec is None:
+        hint = "Name a file (agents.py), or a module that can be imported from here or from PYTHONPATH."
+        raise InvalidInputError(f"there is no file or module {name!r}", hint=hint)
+    return _import_author_code(name, Path(spec.origin) if spec.origin else None)
 
 
-def _import_author_code(name: str, path: Path | None, *, alone: bool = False) -> ModuleType:
-    """Import it; whatever it raises is the author's to mend. ``alone``: by its path, under ``name``."""
+def _import_author_code(name: str, path: Path | None, spec: ModuleSpec | None = None) -> ModuleType:
+    """Import the module by its name, or by ``spec``. What it raises becomes an error that names the author's line."""
     try:
-        if not alone or path is None:
-            return importlib.import_module(name)
-        spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
-            raise InvalidInputError(f"{path} is no Python file")
+            return importlib.import_module(name)
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # SystemExit too: a script that ends itself when it is imported
+    except BaseException as error:  # SystemExit, too: a script that exits when it is imported
         sys.modules.pop(name, None)
         raise _build_import_error(error, path) from error
     return module
 
 
 def _build_import_error(error: BaseException, path: Path | None) -> PerdureError:
-    """What an exception in the author's code comes down to: the place, the reason, the way out."""
-    if isinstance(error, InvalidInputError) and not error.__traceback__:
-        return error
+    """An exception of the author's code as an error with the place, the reason and the way out."""
     file, line = _find_error_location(error)
     where = f"{_shorten_file_path(file)}:{line}" if file else str(path or "")
     source = linecache.getline(file, line).strip() if file and line else ""
@@ -197,14 +190,12 @@ def _build_import_error(error: BaseException, path: Path | None) -> PerdureError
     if isinstance(error, PerdureError):
         return DefinitionError(f"{where}: {error.message}", hint=error.hint or hint)
     if isinstance(error, SystemExit):
-        return DefinitionError(
-            f"{where}: it ends the program when it is imported",
-            hint='Put what only a script does under if __name__ == "__main__":',
-        )
+        hint = 'Put the code that only a script runs under if __name__ == "__main__":'
+        return DefinitionError(f"{where}: it exits when it is imported", hint=hint)
     if isinstance(error, ModuleNotFoundError):
         hint = f"Install it for {sys.executable}, or correct the name. {hint or ''}".strip()
-    said = error.msg if isinstance(error, SyntaxError) else str(error)
-    return DefinitionError(f"{where}: {type(error).__name__}: {said}", hint=hint)
+    reason = error.msg if isinstance(error, SyntaxError) else str(error)
+    return DefinitionError(f"{where}: {type(error).__name__}: {reason}", hint=hint)
 
 
 def _find_error_location(error: BaseException) -> tuple[str, int]:
@@ -216,7 +207,7 @@ def _find_error_location(error: BaseException) -> tuple[str, int]:
 
 
 def find_failing_files(error: BaseException | None) -> set[Path]:
-    """The author's files that an import failed in: with one of them mended it may succeed."""
+    """The author's files in the traceback of a failed import: a change in one of them may mend it."""
     files: set[Path] = set()
     while error is not None:
         if isinstance(error, SyntaxError) and error.filename:
@@ -234,11 +225,11 @@ def _is_author_file(path: Path) -> bool:
 @cache
 def _list_installed_roots() -> Iterable[Path]:
     paths = sysconfig.get_paths()
-    named = [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()]
-    return [_PERDURE_ROOT, *(Path(name).resolve() for name in named)]
+    installed = [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()]
+    return [_PERDURE_ROOT, *(Path(path).resolve() for path in installed)]
 
 
 def _shorten_file_path(file: str) -> str:
-    """Relative to here where that is shorter."""
+    """``file`` relative to the current folder, if it is in it."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if Path.cwd() in path.parents else file

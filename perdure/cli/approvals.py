@@ -1,96 +1,72 @@
-"""``perdure approvals``, ``approve`` and ``deny``: what waits for people, and what they say."""
+"""``perdure approvals``, ``approve``, ``deny``, ``revoke`` and ``answer``: decide what waits."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InvalidInputError
-from ..terminal import escape_line, print_line
-from .connection import act_on_run, open_client
-from .options import (
-    ByOption,
-    OutputFormat,
-    OutputOptions,
-    RunArgument,
-    ServerOptions,
-    StoreOptions,
-    parse_json_object,
-    parse_json_value,
-    print_json,
-    read_message_argument,
-)
-from .output import format_arguments as shown_arguments
-from .output import format_conversation
+from ..errors import InvalidInputError, PerdureError
+from ..terminal import escape_line, print_line, truncate_text
+from .connection import ActorOptions, ActorStoreOptions, StoreOptions, call_client, call_run
+from .options import RunArgument, parse_json_object, parse_json_value, read_text_argument
+from .output import OutputFormat, OutputOptions, format_call, format_conversation
+from .show import format_decision_scope
 
 if TYPE_CHECKING:
+    from ..client.client import Client
     from ..client.inbox import PendingCall
     from ..client.run import Run
     from ..types.approvals import DecidedApproval, PendingApproval, StandingApproval
     from ..types.messages import Message
 
 
-# ---
-# ``perdure answer``: what tools ask of people, and calls that a client is to run.
-
-
 def answer(
     id: RunArgument,
     call_or_value: Annotated[
-        str | None,
-        typer.Argument(metavar="[CALL] VALUE", help="Id of the call, the only one without.", show_default=False),
+        str | None, typer.Argument(metavar="[CALL] VALUE", help="Id of the call; by default the only one.")
     ] = None,
     value: Annotated[
         str | None,
         typer.Argument(
-            metavar="", help="The answer: text, or JSON where another one is asked for; - reads stdin.", hidden=True
+            metavar="", help="The answer: text, or JSON if the form asks for another type; - reads stdin.", hidden=True
         ),
     ] = None,
-    input: Annotated[
-        str | None, typer.Option("--input", help="The answer as JSON; - reads stdin.", show_default=False)
-    ] = None,
-    error: Annotated[
-        str | None, typer.Option("--error", "-e", help="Why there is no answer.", show_default=False)
-    ] = None,
-    by: ByOption = None,
+    input: Annotated[str | None, typer.Option("--input", help="The answer as JSON; - reads stdin.")] = None,
+    error: Annotated[str | None, typer.Option("--error", "-e", help="Why there is no answer.")] = None,
     *,
-    server: StoreOptions,
+    server: ActorStoreOptions,
     output: OutputOptions,
 ) -> None:
-    """Answer what a tool asks, or give the result of a call that a client is to run. `perdure approvals` lists both."""
-    apart = input is not None or error is not None
-    call, text = (call_or_value, value) if apart or value is not None else (None, call_or_value)
-    if sum(one is not None for one in (text, input, error)) != 1:
-        raise InvalidInputError(
-            "an answer has a value, an --input or an --error",
-            hint='For instance perdure answer ID "the savings account"',
-        )
-    given = parse_json_value(read_message_argument(input), "--input") if input is not None else None
+    """Answer a tool's question, or give the result of a call that a client runs. `perdure approvals` lists both."""
+    has_value_option = input is not None or error is not None
+    call, text = (call_or_value, value) if has_value_option or value is not None else (None, call_or_value)
+    if sum(given is not None for given in (text, input, error)) != 1:
+        hint = 'For instance: perdure answer ID "the savings account"'
+        raise InvalidInputError("give exactly one of a value, --input or --error", hint=hint)
+    json_value = parse_json_value(read_text_argument(input), "--input") if input is not None else None
 
     async def act(run: Run) -> DecidedApproval:
-        one = await _find_unanswered_call(run, call)
-        said = given if text is None else parse_answer_value(read_message_argument(text), one.form if one else None)
-        return await run.answer(call, said, error=error, hash=one.hash if one else None)
+        pending_call = await _find_unanswered_call(run, call)
+        form, digest = (pending_call.form, pending_call.hash) if pending_call else (None, None)
+        answer = json_value if text is None else _parse_answer_value(read_text_argument(text), form)
+        return await run.answer(call, answer, error=error, hash=digest)
 
-    answered = act_on_run(server, id, act, by=by)
-    if output is not OutputFormat.TEXT:
-        print_json(answered.model_dump(mode="json"), output=output)
-        return
-    print_line(f"{escape_line(answered.name)} is answered by {escape_line(answered.by or 'nobody')}")
+    answered = call_run(server, id, act)
+    output.print_result(answered.model_dump(mode="json"), f"{answered.name} is answered{_format_actor(answered)}")
 
 
 async def _find_unanswered_call(run: Run, call: str | None) -> PendingApproval | None:
-    """What is answered: it waits now. None where that is not clear, which the run is to say."""
-    waiting = [one for one in (await run.status()).approvals if one.kind != "approval" and call in (None, one.call_id)]
-    return waiting[0] if len(waiting) == 1 else None
+    """The pending call that this answers. None when it is ambiguous; ``Run.answer`` then raises the error."""
+    pending = (await run.status()).approvals
+    matching = [waiting for waiting in pending if waiting.kind != "approval" and call in (None, waiting.call_id)]
+    return matching[0] if len(matching) == 1 else None
 
 
-def parse_answer_value(text: str, form: dict[str, Any] | None) -> Any:
-    """What somebody has typed as an answer to ``form``. Raises ``InvalidInputError`` for what is no JSON."""
+def _parse_answer_value(text: str, form: dict[str, Any] | None) -> Any:
+    """``text`` itself if it fits ``form``, else its value as JSON. Raises ``InvalidInputError``."""
     from ..types.forms import find_form_mismatch
 
     if form is None or find_form_mismatch(form, text) is None:
@@ -98,33 +74,30 @@ def parse_answer_value(text: str, form: dict[str, Any] | None) -> Any:
     return parse_json_value(text, "the answer")
 
 
-CallArgument = Annotated[
-    str | None, typer.Argument(metavar="CALL", help="Id of the call; the only one without.", show_default=False)
-]
+CallArgument = Annotated[str | None, typer.Argument(metavar="CALL", help="Id of the call; by default the only one.")]
 CommentOption = Annotated[str | None, typer.Option("--comment", "-m", help="Why; the model is told.")]
 
 
 def approvals(
-    agent: Annotated[str | None, typer.Option(help="Of this agent alone.", show_default=False)] = None,
+    agent: Annotated[str | None, typer.Option(help="Only calls of this agent.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Shorten nothing, and show the whole conversations.")] = False,
     *,
     server: StoreOptions,
     output: OutputOptions,
 ) -> None:
-    """List the calls that wait for somebody's approval or answer, with what led to them."""
+    """List the calls that wait for an approval or an answer, with what led to them."""
 
-    async def go() -> list[tuple[PendingCall, list[Message]]]:
-        async with open_client(server) as client:
-            return [(one, await _read_pending_conversation(one)) for one in await client.approvals(agent=agent)]
+    async def list_calls(client: Client) -> list[tuple[PendingCall, list[Message]]]:
+        return [(call, await _read_transcript(call)) for call in await client.approvals(agent=agent)]
 
-    found = asyncio.run(go())
-    if output is not OutputFormat.TEXT:
-        print_json([_serialize_pending_call(one, _format_last_user_message(led)) for one, led in found], output=output)
+    pending = call_client(server, list_calls)
+    if output.format is not OutputFormat.TEXT:
+        output.print_json([_serialize_pending_call(call, messages) for call, messages in pending])
         return
-    if not found:
-        print_line("nothing waits for a person")
-    for one, led in found:
-        for line in _format_pending_call(one, led, full=full):
+    if not pending:
+        print_line("no pending approvals or questions")
+    for call, messages in pending:
+        for line in _format_pending_call(call, messages, full=full):
             print_line(line)
 
 
@@ -133,121 +106,109 @@ def approve(
     call: CallArgument = None,
     comment: CommentOption = None,
     arguments: Annotated[
-        str | None, typer.Option(help="Arguments to call the tool with instead: a JSON object.", show_default=False)
+        str | None, typer.Option(help="Call the tool with these arguments instead: a JSON object.")
     ] = None,
     hash: Annotated[
         str | None,
-        typer.Option(help="Of what was looked at, as `approvals -o json` has it: refused where another call waits."),
+        typer.Option(help="Hash of the reviewed call, from `approvals -o json`; refused if another call waits."),
     ] = None,
     always: Annotated[
-        bool, typer.Option("--always", help="And every later call of the tool in this conversation; see `revoke`.")
+        bool, typer.Option("--always", help="Also approve all later calls of the tool here; see `revoke`.")
     ] = False,
-    by: ByOption = None,
     *,
-    server: ServerOptions,
+    server: ActorOptions,
     output: OutputOptions,
 ) -> None:
-    """Approve a call that waits, maybe with other arguments."""
+    """Approve a pending call, or call the tool with other arguments."""
     changed = parse_json_object(arguments, "--arguments", """For instance: '{"amount": 3}'""")
 
     async def act(run: Run) -> DecidedApproval:
         return await run.approve(call, comment=comment, arguments=changed, always=always, hash=hash)
 
-    _print_decision(act_on_run(server, id, act, by=by), output)
+    _print_decision(call_run(server, id, act), output)
 
 
 def deny(
     id: RunArgument,
     call: CallArgument = None,
     comment: CommentOption = None,
-    by: ByOption = None,
     *,
-    server: ServerOptions,
+    server: ActorOptions,
     output: OutputOptions,
 ) -> None:
-    """Deny a call that waits: it does not run, and the model is told why."""
-
-    async def act(run: Run) -> DecidedApproval:
-        return await run.deny(call, comment=comment)
-
-    _print_decision(act_on_run(server, id, act, by=by), output)
+    """Deny a pending call. It does not run, and the model is told why."""
+    _print_decision(call_run(server, id, lambda run: run.deny(call, comment=comment)), output)
 
 
 def revoke(
     id: RunArgument,
-    tool: Annotated[str, typer.Argument(help="The tool's name; `perdure show` lists what stands.")],
-    by: ByOption = None,
+    tool: Annotated[str, typer.Argument(help="Name of the tool; `perdure show` lists standing approvals.")],
     *,
-    server: ServerOptions,
+    server: ActorOptions,
     output: OutputOptions,
 ) -> None:
-    """Let the calls of a tool wait for approval again, which somebody has approved for always."""
-
-    async def act(run: Run) -> list[StandingApproval]:
-        return await run.revoke(tool)
-
-    gone = act_on_run(server, id, act, by=by)
-    if output is not OutputFormat.TEXT:
-        print_json([one.model_dump(mode="json") for one in gone], output=output)
-        return
-    for one in gone:
-        print_line(f"calls of {escape_line(one.tool)} wait again; {escape_line(one.by)} had approved them at {one.at}")
+    """Revoke the standing approval of a tool: its calls wait for approval again."""
+    revoked = call_run(server, id, lambda run: run.revoke(tool))
+    output.print_result([approval.model_dump(mode="json") for approval in revoked], map(_format_revoked, revoked))
 
 
-def _format_pending_call(one: PendingCall, led: list[Message], *, full: bool) -> Iterator[str]:
-    """A call that waits, and what led to it: what the user said last, or all of it."""
-    said = "…" if one.arguments is None else shown_arguments(one.arguments, full=full)
-    yield f"{one.run_id}  {one.call_id}  {escape_line(one.agent)}: {escape_line(one.tool)}({escape_line(said)})"
-    if one.kind != "approval":
-        yield f"    {one.kind}: {escape_line(one.question or 'a client is to run it')}"
-    if one.form is not None:
-        yield f"    form: {escape_line(json.dumps(one.form, ensure_ascii=False))}"
-    if one.expires is not None:
-        yield f"    until {one.expires:%Y-%m-%d %H:%M} UTC"
+def _format_revoked(approval: StandingApproval) -> str:
+    return f"calls of {approval.tool} wait again; {approval.by} had approved them at {approval.at}"
+
+
+def _format_pending_call(call: PendingCall, messages: list[Message], *, full: bool) -> Iterator[str]:
+    """A pending call, and what led to it: the user's last message, or the whole conversation."""
+    tool = format_call(call.tool, call.arguments, full=full)
+    yield f"{call.run_id}  {call.call_id}  {escape_line(call.agent)}: {tool}"
+    if call.kind != "approval":
+        yield f"    {call.kind}: {escape_line(call.question or 'a client runs it')}"
+    if call.form is not None:
+        yield f"    form: {escape_line(json.dumps(call.form, ensure_ascii=False))}"
+    if call.expires is not None:
+        yield f"    until {call.expires:%Y-%m-%d %H:%M} UTC"
     if full:
-        yield from (f"    {line}" for line in format_conversation(led, full=True))
-    elif last := _format_last_user_message(led):
-        yield f"    {escape_line(last)}"
+        yield from (f"    {line}" for line in format_conversation(messages, full=True))
+    elif last_message := _format_last_user_message(messages):
+        yield f"    {escape_line(last_message)}"
 
 
-async def _read_pending_conversation(one: PendingCall) -> list[Message]:
-    """The conversation, where it can be read."""
-    from ..errors import PerdureError
-
+async def _read_transcript(call: PendingCall) -> list[Message]:
+    """The conversation; [] if it cannot be read."""
     try:
-        return await one.run.transcript()
+        return await call.run.transcript()
     except PerdureError:
         return []
 
 
 def _format_last_user_message(messages: list[Message]) -> str:
-    """What the user said last."""
-    said = [message for message in messages if message.role == "user" and message.text]
-    text = " ".join(said[-1].text.split()) if said else ""
-    by = f"{said[-1].by}: " if said and said[-1].by else ""
-    return by + (text if len(text) <= 200 else text[:200] + "…")
+    for message in reversed(messages):
+        if message.role == "user" and message.text:
+            by = f"{message.by}: " if message.by else ""
+            return by + truncate_text(" ".join(message.text.split()), 200)
+    return ""
 
 
-def _serialize_pending_call(one: PendingCall, led: str) -> dict[str, Any]:
+def _serialize_pending_call(call: PendingCall, messages: list[Message]) -> dict[str, Any]:
     return {
-        "run": one.run_id,
-        "kind": one.kind,
-        "agent": one.agent,
-        "call": one.call_id,
-        "tool": one.tool,
-        "arguments": one.arguments,
-        "hash": one.hash,
-        "question": one.question,
-        "form": one.form,
-        "since": one.since.isoformat() if one.since else None,
-        "expires": one.expires.isoformat() if one.expires else None,
-        "said": led or None,
+        "run": call.run_id,
+        "kind": call.kind,
+        "agent": call.agent,
+        "call": call.call_id,
+        "tool": call.tool,
+        "arguments": call.arguments,
+        "hash": call.hash,
+        "question": call.question,
+        "form": call.form,
+        "since": call.since,
+        "expires": call.expires,
+        "said": _format_last_user_message(messages) or None,
     }
 
 
-def _print_decision(decided: DecidedApproval, output: OutputFormat) -> None:
-    if output is not OutputFormat.TEXT:
-        print_json(decided.model_dump(mode="json"), output=output)
-        return
-    more = ", with other arguments" if decided.changed else ", as all later calls of it" if decided.always else ""
-    print_line(f"{escape_line(decided.name)} is {decided.state} by {escape_line(decided.by or 'nobody')}{more}")
+def _format_actor(decision: DecidedApproval) -> str:
+    return f" by {decision.by}" if decision.by else ""
+
+
+def _print_decision(decision: DecidedApproval, output: OutputOptions) -> None:
+    text = f"{decision.name} is {decision.state}{_format_actor(decision)}{format_decision_scope(decision)}"
+    output.print_result(decision.model_dump(mode="json"), text)

@@ -1,14 +1,17 @@
-"""How commands reach the server and the store."""
+"""How commands reach the server and the store, and find the run that an id names."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import asdict, dataclass
+from itertools import filterfalse
+from typing import TYPE_CHECKING, Annotated, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
+
+import typer
 
 from ..errors import LIST_HINT, InvalidInputError, RunNotFoundError
 
@@ -16,49 +19,62 @@ if TYPE_CHECKING:
     from ..client.client import Client
     from ..client.run import Run
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
-class ConnectionOptions:
-    """What the options of a command say of server and store."""
+class ServerOptions:
+    """``--address``, ``--namespace`` and ``--profile``."""
 
-    address: str | None = None
-    namespace: str | None = None
-    profile: str | None = None
-    store_url: str | None = None
+    address: Annotated[str | None, typer.Option(help="host:port of the Temporal server.")] = None
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Temporal namespace.")] = None
+    profile: Annotated[str | None, typer.Option(help="Profile in Temporal's configuration file.")] = None
+
+
+@dataclass(frozen=True)
+class StoreOptions(ServerOptions):
+    """The options of a server, and ``--store-url``."""
+
+    store_url: Annotated[str | None, typer.Option(help="URL of the store of transcripts; PERDURE_STORE_URL.")] = None
+
+
+ByOption = Annotated[str | None, typer.Option("--by", help="Who does this; PERDURE_USER, else the system's user.")]
+
+
+@dataclass(frozen=True)
+class ActorOptions(ServerOptions):
+    """The options of a server, and ``--by``."""
+
+    by: ByOption = None
+
+
+@dataclass(frozen=True)
+class ActorStoreOptions(StoreOptions):
+    """The options of a server and a store, and ``--by``."""
+
+    by: ByOption = None
 
 
 @asynccontextmanager
 async def open_client(
-    server: ConnectionOptions,
-    *,
-    start_server: bool = False,
-    task_queue: str | None = None,
-    actor: str | None = None,
-    warnings: bool = False,
+    server: ServerOptions, *, start_server: bool = False, task_queue: str | None = None, warnings: bool = False
 ) -> AsyncIterator[Client]:
     """A client for the length of the block. Raises ``ServerUnreachableError``.
 
-    ``warnings``: those of Temporal's SDK and of the client are shown, for an operator who reads a worker's log.
+    ``warnings`` shows the warnings of Temporal's SDK and of the client, for an operator who reads a worker's log.
 
-    The embedded server's store is used also when its address was named (``eval "$(perdure env)"``).
+    The embedded server's store is used also if its address was given (``eval "$(perdure env)"``).
     """
     from .. import config
     from ..client.client import Client
 
-    # What they warn of (a run without a worker, a query that nobody answers) a command shows by itself: as what the run
-    # waits for, or as its error.
+    # A command reports what they warn of (no worker, an unanswered query) itself: as the run's activity or as an error.
     if not warnings:
         logging.getLogger("perdure.client").setLevel(logging.ERROR)
         _quiet_sdk()
-    client = await Client.connect(
-        address=server.address,
-        namespace=server.namespace,
-        profile=server.profile,
-        store_url=server.store_url,
-        task_queue=task_queue,
-        actor=actor,
-        start_server=start_server,
-    )
+    settings = asdict(server)
+    actor = settings.pop("by", None)
+    client = await Client.connect(**settings, actor=actor, task_queue=task_queue, start_server=start_server)
     if client.store_url is None and await find_ui_url(client):
         client.store_url = config.get_home_store_url()
     try:
@@ -68,12 +84,37 @@ async def open_client(
 
 
 def _quiet_sdk() -> None:
-    """Temporal's core writes its warnings to stdout, unless the runtime that it makes first is told not to."""
+    """Temporal's core writes its warnings to stdout, unless the first runtime of the process is told not to."""
     from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig
 
     # Already set: a library in the user's file did it, or this is the second connection of the process.
     with suppress(RuntimeError):
         Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter="ERROR"))))
+
+
+def call_client(server: ServerOptions, act: Callable[[Client], Awaitable[T]], *, task_queue: str | None = None) -> T:
+    """The result of ``act``, which is called with a client of its own."""
+
+    async def connect_and_act() -> T:
+        async with open_client(server, task_queue=task_queue) as client:
+            return await act(client)
+
+    return asyncio.run(connect_and_act())
+
+
+def call_run(server: ServerOptions, id: str, act: Callable[[Run], Awaitable[T]]) -> T:
+    """The result of ``act``, which is called with the run that ``id`` names. Errors as of :func:`find_run`."""
+
+    async def find_and_act(client: Client) -> T:
+        return await act(await find_run(client, id))
+
+    return call_client(server, find_and_act)
+
+
+def list_worker_arguments(client: Client) -> tuple[str, str, str, str]:
+    """Arguments for a worker process: task queue, address, namespace and store URL."""
+    assert client.store_url is not None, "set by the command"
+    return client.task_queue, get_server_address(client), client.temporal.namespace, client.store_url
 
 
 def get_server_address(client: Client) -> str:
@@ -82,7 +123,7 @@ def get_server_address(client: Client) -> str:
 
 
 async def find_ui_url(client: Client, id: str | None = None) -> str | None:
-    """Where a browser finds the Temporal UI, or run ``id`` in it; None where the server is not the embedded one."""
+    """URL of the Temporal UI, or of run ``id`` in it; None if the server is not the embedded one."""
     from ..embedded.server import find_running_server
 
     info = await find_running_server()
@@ -94,7 +135,7 @@ async def find_ui_url(client: Client, id: str | None = None) -> str | None:
 
 
 def mask_password(url: str) -> str:
-    """``url`` as it may be shown."""
+    """``url`` without its password, for display."""
     parts = urlsplit(url)
     if not parts.password:
         return url
@@ -102,57 +143,43 @@ def mask_password(url: str) -> str:
 
 
 # ---
-# Which run an id, or the beginning of one, means.
+# Which run an id, or the beginning of one, names.
 
-
-T = TypeVar("T")
-_RUN_IDS_SHOWN = 5
+_IDS_SHOWN = 5
 _STORE_ROWS_SEARCHED = 500
-"""Rows of the store that are looked through for a prefix: runs that Temporal has forgotten."""
-
-
-def act_on_run(server: ConnectionOptions, id: str, act: Callable[[Run], Awaitable[T]], *, by: str | None = None) -> T:
-    """What ``act`` does with the run that ``id`` means, in a client of its own. Errors as of :func:`find_run`."""
-
-    async def go() -> T:
-        async with open_client(server, actor=by) as client:
-            return await act(await find_run(client, id))
-
-    return asyncio.run(go())
+"""Rows of the store that are searched for a prefix, for runs that Temporal has deleted."""
 
 
 async def find_run(client: Client, prefix: str) -> Run:
-    """The run whose id is ``prefix``, or the only one whose id begins so.
+    """The run whose id is ``prefix``, or the only one whose id begins with it.
 
-    Raises ``RunNotFoundError``; ``InvalidInputError`` when there are several, which it names.
+    Raises ``RunNotFoundError``; ``InvalidInputError``, which names the candidates, if there are several.
     """
-    from temporalio.service import RPCError, RPCStatusCode
-
-    from ..temporal_service import translate_rpc_error
-
     run = client.run(prefix)
     try:
-        await run.handle.describe()
-    except RPCError as error:
-        if error.status != RPCStatusCode.NOT_FOUND:
-            raise translate_rpc_error(client.temporal, prefix, error) from error
-    else:
-        return run
-    return client.run(match_run_id(prefix, await _list_candidate_ids(client, prefix)))
+        await run.describe()
+    except RunNotFoundError:
+        return client.run(match_run_id(prefix, await _list_candidate_ids(client, prefix)))
+    return run
 
 
 def match_run_id(prefix: str, ids: Iterable[str]) -> str:
-    """The id that ``prefix`` means, among ``ids``. Errors as of :func:`find_run`."""
-    matching = {known for known in ids if known.startswith(prefix)}
+    """The id that ``prefix`` names among ``ids``. Errors as of :func:`find_run`."""
+    matching = {run_id for run_id in ids if run_id.startswith(prefix)}
     if prefix in matching:
         return prefix
-    found = sorted(_drop_subagent_ids(matching))
-    if not found:
+    candidates = sorted(_drop_subagent_ids(matching))
+    if not candidates:
         raise RunNotFoundError(f"there is no run {prefix!r}", hint=LIST_HINT)
-    if len(found) > 1:
-        shown = ", ".join(found[:_RUN_IDS_SHOWN]) + (", …" if len(found) > _RUN_IDS_SHOWN else "")
-        raise InvalidInputError(f"{len(found)} runs begin with {prefix!r}", hint=f"Give more of the id: {shown}")
-    return found[0]
+    return require_one_id(prefix, candidates, "runs")
+
+
+def require_one_id(prefix: str, ids: Sequence[str], nouns: str) -> str:
+    """The only id of ``ids``, which all begin with ``prefix``. Raises ``InvalidInputError`` if there are several."""
+    if len(ids) > 1:
+        shown = ", ".join(ids[:_IDS_SHOWN]) + (", …" if len(ids) > _IDS_SHOWN else "")
+        raise InvalidInputError(f"{len(ids)} {nouns} begin with {prefix!r}", hint=f"Give more of the id: {shown}")
+    return ids[0]
 
 
 async def _list_candidate_ids(client: Client, prefix: str) -> set[str]:
@@ -163,9 +190,9 @@ async def _list_candidate_ids(client: Client, prefix: str) -> set[str]:
     quoted = prefix.replace("\\", "\\\\").replace("'", "\\'")
     ids: set[str] = set()
     query = f"WorkflowType = '{WORKFLOW_TYPE}' AND WorkflowId STARTS_WITH '{quoted}'"
-    async for seen in client.temporal.list_workflows(query):
-        ids.add(seen.id)
-        if len(_drop_subagent_ids(ids)) > _RUN_IDS_SHOWN:
+    async for execution in client.temporal.list_workflows(query):
+        ids.add(execution.id)
+        if len(_drop_subagent_ids(ids)) > _IDS_SHOWN:
             return ids
     if client.store_url is not None:
         ids.update(row.context_id for row in await (await client.store()).list_runs(limit=_STORE_ROWS_SEARCHED))
@@ -173,5 +200,9 @@ async def _list_candidate_ids(client: Client, prefix: str) -> set[str]:
 
 
 def _drop_subagent_ids(ids: set[str]) -> set[str]:
-    """``ids`` without the subagents of others among them: whoever shortens the id of a run does not mean these."""
-    return {one for one in ids if not any(one[:at] in ids for at, letter in enumerate(one) if letter == "/")}
+    """``ids`` without those of subagents whose parent is among them: a shortened id means the parent."""
+
+    def has_parent(run_id: str) -> bool:
+        return any(run_id[:at] in ids for at, letter in enumerate(run_id) if letter == "/")
+
+    return set(filterfalse(has_parent, ids))

@@ -8,87 +8,75 @@ import sys
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from temporalio.worker import Worker as TemporalWorker
 
 from ..embedded.process import call_when_orphaned, report_to_parent
 from ..errors import DefinitionError, InvalidInputError, PerdureError
 from ..local_engine import build_agent_queue_name
+from ..terminal import print_line
 from ..worker import PerdurePlugin
 from ..worker.agent_folder import AgentFolder
 from .agent_loader import AgentModule, find_author_files, find_failing_files, find_package_root, load_agent_module
-from .connection import ConnectionOptions, open_client
-from .worker import install_signal_handlers, log_to_stderr, print_folder_message
+from .connection import StoreOptions, open_client
+from .worker import install_signal_handlers, log_to_stderr
 
 DRAIN_SECONDS = 5.0
-"""Seconds that running tools are given when their code has changed."""
+"""Seconds for running tools to end when their code has changed."""
 
 
 def main(arguments: list[str]) -> int:
-    """Load, serve, and tell the parent: which files to watch, then ``serving`` or ``load_error``."""
+    """Load the file and serve it. Reports to the parent the files to watch, with ``serving`` or ``broken``."""
     file, queue, address, namespace, store, *folder = arguments
     log_to_stderr()
     try:
-        loaded = load_agent_module(file, alone=not folder)
+        loaded = load_agent_module(file, require_agents=not folder)
     except (DefinitionError, InvalidInputError) as error:
-        report_to_parent("broken", error=error.message, hint=error.hint, files=_list_files_to_watch(file, error))
-        return 1
+        return _report_broken(file, error, error)
+    server = StoreOptions(address, namespace, store_url=store)
     try:
-        asyncio.run(
-            _serve_queues(
-                loaded, ConnectionOptions(address, namespace, store_url=store), queue, file, *map(Path, folder)
-            )
-        )
+        asyncio.run(_serve_queues(loaded, server, queue, file, *map(Path, folder)))
     except PerdureError as error:
-        report_to_parent("broken", error=error.message, hint=error.hint, files=_list_files_to_watch(file))
-        return 1
+        return _report_broken(file, error)
     return 0
 
 
+def _report_broken(file: str, error: PerdureError, import_error: BaseException | None = None) -> int:
+    files = _list_files_to_watch(file, import_error)
+    report_to_parent("broken", error=error.message, hint=error.hint, files=files)
+    return 1
+
+
 async def _serve_queues(
-    loaded: AgentModule, server: ConnectionOptions, queue: str, file: str, folder: Path | None = None
+    loaded: AgentModule, server: StoreOptions, queue: str, file: str, folder: Path | None = None
 ) -> None:
-    """Serve the queue, and those on which the file's own ``agent.call()`` left runs behind."""
+    """Serve the queue, and the queues on which the file's own ``agent.call()`` left runs behind."""
     stop = asyncio.Event()
     call_when_orphaned(stop.set)
-    install_signal_handlers(stop, talks=False)
+    install_signal_handlers(stop, quiet=True)
     queues = dict.fromkeys([queue, *(build_agent_queue_name(agent.name, Path(file)) for agent in loaded.agents)])
     async with open_client(server, task_queue=queue, warnings=True) as client:
-        plugin = PerdurePlugin(
-            loaded.agents,
-            store_url=client.store_url,
-            lifespan=loaded.lifespan,
-            tools=loaded.tools,
-            resolve_auth=loaded.resolve_auth,
-        )
+        plugin = PerdurePlugin(loaded.agents, store_url=client.store_url, **loaded.worker_options)
         agents = plugin.engine.agents
-        files = AgentFolder(folder, agents, toolsets=loaded.toolsets, say=print_folder_message) if folder else None
-        workers = [
-            TemporalWorker(
-                client.temporal,
-                task_queue=name,
-                plugins=[plugin],
-                graceful_shutdown_timeout=timedelta(seconds=DRAIN_SECONDS),
-            )
-            for name in queues
-        ]
+        agent_files = AgentFolder(folder, agents, toolsets=loaded.toolsets, say=print_line) if folder else None
+        settings: dict[str, Any] = {"plugins": [plugin], "graceful_shutdown_timeout": timedelta(seconds=DRAIN_SECONDS)}
+        workers = [TemporalWorker(client.temporal, task_queue=name, **settings) for name in queues]
         async with AsyncExitStack() as stack:
-            # Opened here too, as in Worker: a store or a lifespan that fails is an error now.
+            # Opened here, too, as in Worker: a failing store or lifespan raises its error now.
             await stack.enter_async_context(plugin.engine.serve(client.temporal, queue))
             for worker in workers:
                 await stack.enter_async_context(worker)
             report_to_parent("serving", agents=[agent.name for agent in agents], files=_list_files_to_watch(file))
-            if files is not None:
-                await stack.enter_async_context(files)
+            if agent_files is not None:
+                await stack.enter_async_context(agent_files)
             await stop.wait()
             await asyncio.gather(*(worker.shutdown() for worker in workers))
 
 
 def _list_files_to_watch(file: str, error: BaseException | None = None) -> list[str]:
     entry = Path(file).absolute()
-    return sorted(
-        str(path) for path in {entry, *find_author_files(find_package_root(entry)), *find_failing_files(error)}
-    )
+    return sorted(map(str, {entry, *find_author_files(find_package_root(entry)), *find_failing_files(error)}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``perdure doctor``: what is set up on this machine, and the way out where something is not."""
+"""``perdure doctor``: checks this machine's setup and prints a hint for each problem."""
 
 from __future__ import annotations
 
@@ -10,40 +10,37 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..errors import RuntimeSetupError
-from ..terminal import print_line, style_text
-from .options import OutputFormat, OutputOptions, ServerOptions, print_json
-from .output import can_colour_stdout
+from ..terminal import style_text
+from .connection import ServerOptions
+from .output import OutputOptions
 
 if TYPE_CHECKING:
     from ..embedded.diagnosis import Finding
 
-
-_STATUS_MARKS = {"ok": ("green", "ok  "), "warn": ("yellow", "warn"), "fail": ("red", "fail")}
+_STATUS_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def doctor(server: ServerOptions, output: OutputOptions) -> None:
     """Check this machine's setup; exit code 1 when something is broken. Starts and fetches nothing."""
     from ..embedded import diagnosis
 
-    findings = [
-        *diagnosis.check_machine(),
-        *_check_encryption_keys(),
-        *asyncio.run(diagnosis.check_servers(server.address, server.namespace, server.profile)),
-    ]
-    if output is not OutputFormat.TEXT:
-        print_json([asdict(finding) for finding in findings], output=output)
-    else:
-        for finding in findings:
-            colour, mark = _STATUS_MARKS[finding.status]
-            print_line(f"{style_text(mark, colour, on=can_colour_stdout())}  {finding.check:<14} {finding.detail}")
-            if finding.hint:
-                print_line(f"{'':6}{'':<14} → {finding.hint}")
+    findings = [*diagnosis.check_machine(), *_check_encryption_keys()]
+    findings += asyncio.run(diagnosis.check_servers(**asdict(server)))
+    lines = (line for finding in findings for line in _format_finding(finding))
+    output.print_result([asdict(finding) for finding in findings], lines)
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(1)
 
 
+def _format_finding(finding: Finding) -> Iterator[str]:
+    mark = style_text(finding.status.ljust(4), _STATUS_COLOURS[finding.status])
+    yield f"{mark}  {finding.check:<14} {finding.detail}"
+    if finding.hint:
+        yield f"{'':<20} → {finding.hint}"
+
+
 def _check_encryption_keys() -> Iterator[Finding]:
-    """The keys of ``auth_context``, where there are some: their ids alone."""
+    """The ids of the keys of ``auth_context``, if there are any."""
     from ..embedded.diagnosis import Finding
     from ..encryption import KEYS_VARIABLE, KeyRing
 

@@ -1,30 +1,20 @@
-"""``perdure fork`` and ``perdure diff``: another run from a point of a conversation, and where two of them part."""
+"""``perdure fork`` and ``perdure diff``: start a run from a point of a conversation, and compare two conversations."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import InvalidInputError
-from ..terminal import print_line
-from .connection import act_on_run, find_run, open_client
-from .options import (
-    AttachOption,
-    ByOption,
-    OutputFormat,
-    OutputOptions,
-    RunArgument,
-    StoreOptions,
-    build_content,
-    print_json,
-    read_attachments,
-    read_message_argument,
-)
+from ..terminal import style_text
+from .connection import ActorStoreOptions, StoreOptions, call_client, call_run, find_run
+from .options import AttachOption, RunArgument, read_optional_message
+from .output import OutputOptions, format_conversation
 
 if TYPE_CHECKING:
+    from ..client.client import Client
     from ..client.fork import Difference
     from ..client.run import Run
     from ..types.messages import Message
@@ -32,39 +22,41 @@ if TYPE_CHECKING:
 
 def fork(
     id: RunArgument,
-    message: Annotated[
-        str | None, typer.Argument(help="What to go on with; - reads stdin.", show_default=False)
-    ] = None,
+    message: Annotated[str | None, typer.Argument(help="A message for the fork to go on with; - reads stdin.")] = None,
     at: Annotated[
-        int | None, typer.Option(help="Behind which iteration, as `show` numbers them; else the end.")
+        int | None, typer.Option(help="After which iteration, as `show` numbers them; by default the last.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Another model for the fork.", show_default=False)] = None,
+    model: Annotated[str | None, typer.Option(help="Another model for the fork.")] = None,
     result: Annotated[
         list[str] | None,
-        typer.Option("--result", metavar="CALL=TEXT", help="Another result of a tool call; again for more."),
+        typer.Option("--result", metavar="CALL=TEXT", help="Another result of a tool call; repeatable."),
     ] = None,
-    new_id: Annotated[str | None, typer.Option("--id", help="Id of the fork.", show_default=False)] = None,
+    new_id: Annotated[str | None, typer.Option("--id", help="Id of the fork.")] = None,
     attach: AttachOption = None,
-    by: ByOption = None,
     *,
-    server: StoreOptions,
+    server: ActorStoreOptions,
     output: OutputOptions,
 ) -> None:
-    """Start another run that goes on from a point of this one. Both go on by themselves."""
-    if message is None and attach:
-        raise InvalidInputError("what is attached goes with a message", hint='perdure fork ID "Look at this." …')
-    said = None if message is None else build_content(read_message_argument(message), read_attachments(attach))
-    given = parse_results(result)
+    """Start another run that goes on from a point of this one. This run is not changed."""
+    content = read_optional_message(message, attach, "fork")
+    results = _parse_results(result)
 
-    async def act(run: Run) -> dict[str, Any]:
-        branch = await run.fork(said, at=at, id=new_id, model=model, results=given)
-        return {"id": branch.id, "of": run.id, "at": at}
+    async def fork_run(run: Run) -> None:
+        branch = await run.fork(content, at=at, id=new_id, model=model, results=results)
+        output.print_result({"id": branch.id, "of": run.id, "at": at}, branch.id)
 
-    done = act_on_run(server, id, act, by=by)
-    if output is OutputFormat.TEXT:
-        print_line(str(done["id"]))
-    else:
-        print_json(done, output=output)
+    call_run(server, id, fork_run)
+
+
+def _parse_results(options: list[str] | None) -> dict[str, str]:
+    """The values of ``--result``, by call id. Raises ``InvalidInputError``."""
+    results: dict[str, str] = {}
+    for option in options or ():
+        call, equals, text = option.partition("=")
+        if not call or not equals:
+            raise InvalidInputError(f"--result {option}: it has no text", hint='For instance --result call_1="42"')
+        results[call] = text
+    return results
 
 
 def diff(
@@ -75,64 +67,44 @@ def diff(
     server: StoreOptions,
     output: OutputOptions,
 ) -> None:
-    """Show where two conversations part, and what each has from there on."""
+    """Show where two conversations part, and the messages of each from there on."""
 
-    async def go() -> tuple[str, str, Difference]:
-        async with open_client(server) as client:
-            one, other = await find_run(client, left), await find_run(client, right)
-            return one.id, other.id, await one.diff(other)
+    async def compare(client: Client) -> tuple[str, str, Difference]:
+        left_run, right_run = await find_run(client, left), await find_run(client, right)
+        return left_run.id, right_run.id, await left_run.diff(right_run)
 
-    one, other, found = asyncio.run(go())
-    if output is not OutputFormat.TEXT:
-        print_json(_serialize_difference(one, other, found), output=output)
+    left_id, right_id, difference = call_client(server, compare)
+    value = {
+        "iteration": difference.iteration,
+        "shared": len(difference.shared),
+        "left": _serialize_side(left_id, difference.left),
+        "right": _serialize_side(right_id, difference.right),
+    }
+    output.print_result(value, _format_difference(left_id, right_id, difference, full=full))
+
+
+def _serialize_side(id: str, messages: tuple[Message, ...]) -> dict[str, Any]:
+    return {"id": id, "messages": [message.model_dump(mode="json") for message in messages]}
+
+
+def _format_difference(left_id: str, right_id: str, difference: Difference, *, full: bool) -> Iterator[str]:
+    if difference.same:
+        yield f"{left_id} and {right_id} say the same, up to iteration {difference.iteration}"
         return
-    for line in format_difference(one, other, found, full=full):
-        print_line(line)
-
-
-def parse_results(given: list[str] | None) -> dict[str, str]:
-    """What ``--result`` says, by call id. Raises ``InvalidInputError``."""
-    results: dict[str, str] = {}
-    for one in given or ():
-        call, equals, text = one.partition("=")
-        if not call or not equals:
-            raise InvalidInputError(f"--result {one}: it has no text", hint='For instance --result call_1="42"')
-        results[call] = text
-    return results
-
-
-def format_difference(one: str, other: str, found: Difference, *, full: bool = False) -> Iterator[str]:
-    """For people."""
-    from ..terminal import style_text
-    from .output import can_colour_stdout, format_conversation
-
-    colour = can_colour_stdout()
-    if found.same:
-        yield f"{one} and {other} say the same, up to iteration {found.iteration}"
-        return
-    since = f"after iteration {found.iteration}" if found.iteration else "from their beginning"
-    yield style_text(f"{one} and {other} part {since}", "bold", on=colour)
-    for mark, name, own in (("-", one, found.left), ("+", other, found.right)):
+    since = f"after iteration {difference.iteration}" if difference.iteration else "from their beginning"
+    yield style_text(f"{left_id} and {right_id} part {since}", "bold")
+    sides = (("-", "red", left_id, difference.left), ("+", "green", right_id, difference.right))
+    for mark, colour, run_id, messages in sides:
         yield ""
-        yield style_text(f"{mark} {name}", "red" if mark == "-" else "green", on=colour)
-        behind, since_reply = _prepend_last_reply(found.shared, own)
-        said = list(format_conversation(behind, full=full, colour=colour, since=since_reply))
-        yield from said or ["(nothing more)"]
+        yield style_text(f"{mark} {run_id}", colour)
+        shown, replies = _prepend_last_reply(difference.shared, messages)
+        yield from list(format_conversation(shown, full=full, since=replies)) or ["(nothing more)"]
 
 
 def _prepend_last_reply(shared: tuple[Message, ...], own: tuple[Message, ...]) -> tuple[tuple[Message, ...], int]:
-    """``own`` with the reply whose results it begins with, and how many replies stand before that."""
+    """``own`` with the reply whose tool results it begins with, and the number of replies before that."""
     replies = sum(message.role == "assistant" for message in shared)
     if not own or own[0].role != "tool":
         return own, replies
-    asks = max((place for place, message in enumerate(shared) if message.role == "assistant"), default=len(shared))
-    return (*shared[asks:], *own), replies - (asks < len(shared))
-
-
-def _serialize_difference(one: str, other: str, found: Difference) -> dict[str, Any]:
-    """For ``-o json``."""
-    sides = ((one, found.left), (other, found.right))
-    left, right = (
-        {"id": name, "messages": [message.model_dump(mode="json") for message in own]} for name, own in sides
-    )
-    return {"iteration": found.iteration, "shared": len(found.shared), "left": left, "right": right}
+    last = max((index for index, message in enumerate(shared) if message.role == "assistant"), default=len(shared))
+    return (*shared[last:], *own), replies - (last < len(shared))

@@ -1,22 +1,23 @@
-"""``perdure replay``: whether this version goes on with runs that are under way."""
+"""``perdure replay``: checks that this version of perdure can go on with open runs."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import LIST_HINT
+from ..errors import LIST_HINT, InvalidInputError
 from ..terminal import print_text
-from .connection import ConnectionOptions, open_client
-from .options import OutputFormat, OutputOptions, ServerOptions, print_json
+from .connection import ServerOptions, call_client, find_run
+from .output import OutputFormat, OutputOptions
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHistory
-    from temporalio.converter import DataConverter
 
+    from ..client.client import Client
     from ..worker.replay import ReplayReport
 
 
@@ -24,18 +25,13 @@ def replay(
     sources: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE|DIR|ID",
-            help="History files, folders of them, or ids of runs (as much of an id as is unique).",
-            show_default=False,
+            metavar="FILE|DIR|ID", help="History files, folders of them, or ids of runs (or unique beginnings of ids)."
         ),
     ] = None,
     query: Annotated[
-        str | None,
-        typer.Option(help="Runs that a Temporal query finds: \"ExecutionStatus = 'Running'\".", show_default=False),
+        str | None, typer.Option(help="Runs that match a Temporal query: \"ExecutionStatus = 'Running'\".")
     ] = None,
-    save: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep the histories of the runs as files.", show_default=False)
-    ] = None,
+    save: Annotated[Path | None, typer.Option(metavar="DIR", help="Save the histories of the runs as files.")] = None,
     *,
     server: ServerOptions,
     output: OutputOptions,
@@ -43,57 +39,39 @@ def replay(
     """Replay histories with this version of perdure; exit code 1 if one does not replay."""
     if not sources and query is None:
         raise typer.BadParameter("name files, folders or runs, or give --query")
-    files = [Path(source) for source in sources or [] if Path(source).exists()]
-    ids = [source for source in sources or [] if not Path(source).exists()]
+    from ..worker.replay import read_histories, replay_histories
 
-    report = asyncio.run(_replay_histories(files, ids, query, save, server))
-    if output is OutputFormat.TEXT:
+    ids: list[str] = []
+    histories: dict[str, WorkflowHistory] = {}
+    for source in sources or ():
+        if Path(source).exists():
+            histories |= read_histories(Path(source))
+        else:
+            ids.append(source)
+    if ids or query is not None:
+        report = call_client(server, lambda client: _replay_with_runs(client, histories, ids, query, save))
+    else:
+        report = asyncio.run(replay_histories(histories))
+    if output.format is OutputFormat.TEXT:
         print_text(str(report))
     else:
-        print_json(
-            [_serialize_replayed_history(report, place) for place in range(len(report.histories))], output=output
-        )
+        output.print_json([asdict(history) | {"replays": history.error is None} for history in report.histories])
     raise typer.Exit(1 if report.failed else 0)
 
 
-def _serialize_replayed_history(report: ReplayReport, place: int) -> dict[str, object]:
-    one = report.histories[place]
-    return {"name": one.name, "events": one.events, "replays": one.error is None, "error": one.error}
-
-
-async def _replay_histories(
-    files: list[Path], ids: list[str], query: str | None, save: Path | None, server: ConnectionOptions
+async def _replay_with_runs(
+    client: Client, histories: dict[str, WorkflowHistory], prefixes: list[str], query: str | None, save: Path | None
 ) -> ReplayReport:
-    from temporalio.converter import DataConverter
+    """Replay ``histories`` and those of the runs that ``prefixes`` and ``query`` name."""
+    from ..worker.replay import fetch_run_histories, list_run_ids, replay_histories, save_histories
 
-    from ..worker.replay import read_histories, replay_histories
-
-    found: dict[str, WorkflowHistory] = {}
-    for file in files:
-        found |= read_histories(file)
-    converter: DataConverter = DataConverter.default
-    if ids or query is not None:
-        live, converter = await _fetch_live_histories(ids, query, save, server)
-        found |= live
-    return await replay_histories(found, data_converter=converter)
-
-
-async def _fetch_live_histories(
-    prefixes: list[str], query: str | None, save: Path | None, server: ConnectionOptions
-) -> tuple[dict[str, WorkflowHistory], DataConverter]:
-    from ..errors import InvalidInputError
-    from ..worker.replay import fetch_run_histories, list_run_ids, save_histories
-    from .connection import find_run
-
-    found: dict[str, WorkflowHistory] = {}
-    async with open_client(server) as client:
-        wanted = [(await find_run(client, prefix)).id for prefix in prefixes]
-        wanted += await list_run_ids(client, query) if query is not None else []
-        if not wanted:
-            raise InvalidInputError(f"no run is found by {query!r}", hint=LIST_HINT)
-        for run in dict.fromkeys(wanted):
-            histories = await fetch_run_histories(client, run)
-            if save is not None:
-                save_histories(save, run, histories.values())
-            found |= histories
-        return found, client.temporal.data_converter
+    ids = [(await find_run(client, prefix)).id for prefix in prefixes]
+    ids += await list_run_ids(client, query) if query is not None else []
+    if not ids:
+        raise InvalidInputError(f"no run is found by {query!r}", hint=LIST_HINT)
+    for run_id in dict.fromkeys(ids):
+        run_histories = await fetch_run_histories(client, run_id)
+        if save is not None:
+            save_histories(save, run_id, run_histories.values())
+        histories |= run_histories
+    return await replay_histories(histories, data_converter=client.temporal.data_converter)

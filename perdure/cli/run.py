@@ -1,20 +1,20 @@
-"""``perdure run``: start a run, follow it, print its answer."""
+"""``perdure run`` and ``perdure wait``: start a run, show its activity, wait for its answer and print it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from ..errors import InvalidInputError, PerdureError
+from ..errors import InvalidInputError, NoWorkerError, PerdureError, RunNotFoundError
 from ..terminal import escape_line, print_line
-from .connection import ConnectionOptions, open_client
+from .connection import StoreOptions, call_run
+from .events import EventPrinter
 from .options import (
     AgentArgument,
     AttachOption,
@@ -22,55 +22,48 @@ from .options import (
     FileOption,
     InputOption,
     MessageArgument,
-    OutputFormat,
-    OutputOptions,
     RunArgument,
-    StoreOptions,
     TaskQueueOption,
     parse_json_object,
-    print_json,
     read_run_input,
 )
-from .output import INTERRUPTED, print_answer, wait_for_answer
+from .output import OutputFormat, OutputOptions, print_error
 from .show import format_activity
 
 if TYPE_CHECKING:
     from ..client.run import Run
-    from ..types.events import Event
-    from ..types.files import Content
     from ..types.interface import Response
 
+T = TypeVar("T")
 
 # ---
-# What a run is at, on stderr: a live line on a terminal, a line for each change elsewhere.
-
+# The activity of a run on stderr: a live line on a terminal, a line for each change elsewhere.
 
 STATUS_POLL_SECONDS = 0.5
-"""Seconds between two looks: each is a query that a worker answers."""
+"""Seconds between two reads of the status: each is a query that a worker answers."""
 
 
 @asynccontextmanager
 async def show_activity(run: Run, *, announce: bool = True) -> AsyncIterator[None]:
-    """Show what ``run`` is at for the length of the block. ``announce``: its id too, where there is no live line."""
+    """Show the activity of ``run`` for the length of the block. ``announce`` prints its id if there is no live line."""
     with _open_activity_display(run.id, announce=announce) as show:
-        looking = asyncio.ensure_future(_poll_activity(run, show))
+        polling = asyncio.ensure_future(_poll_activity(run, show))
         try:
             yield
         finally:
-            looking.cancel()
+            polling.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await looking
+                await polling
 
 
 async def _poll_activity(run: Run, show: Callable[[str], None]) -> None:
     shown = ""
     while True:
-        with contextlib.suppress(PerdureError):  # the run's own end says what there is to say
-            status = await run.status()
-            now = format_activity(status)
-            if now and now != shown:
-                show(now)
-                shown = now
+        with contextlib.suppress(PerdureError):  # waiting for the run's end reports it
+            activity = format_activity(await run.status())
+            if activity and activity != shown:
+                show(activity)
+                shown = activity
         await asyncio.sleep(STATUS_POLL_SECONDS)
 
 
@@ -90,20 +83,65 @@ def _open_activity_display(id: str, *, announce: bool) -> Iterator[Callable[[str
         yield lambda text: live.update(f"{label}  {escape(escape_line(text))}")
 
 
-EventCallback = Callable[["Event"], None]
+# ---
+# Waiting, and the error if no worker is there.
+
+_UNSERVED_SECONDS = 5.0
+"""Seconds without an answer after which the run's status is read, which takes as long again without a worker."""
 
 
-@dataclass(frozen=True)
-class RunRequest:
-    """What to run, where."""
+async def wait_for_delivery(run: Run, sending: Coroutine[Any, Any, T], message_id: str | None = None) -> T:
+    """Wait until a worker has accepted ``sending``, and return its result.
 
-    agent: str
-    message: Content | dict[str, Any]
-    id: str | None
-    context: dict[str, Any] | None
-    file: str | None
-    task_queue: str | None
-    server: ConnectionOptions
+    Raises ``NoWorkerError`` when no worker accepts it or answers a status query within 10 s.
+    """
+    task = asyncio.ensure_future(sending)
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=_UNSERVED_SECONDS)
+            if not task.done() and await _is_unserved(run) and not task.done():
+                queue = (await run.handle.describe()).task_queue
+                hint = f"Conversation {run.id!r} waits for one: perdure worker FILE --task-queue {queue}"
+                if message_id is not None:
+                    hint += "\nWhether the message will be delivered is not known. "
+                    hint += f"Sent again with --message-id {message_id} it counts once."
+                seconds = 2 * _UNSERVED_SECONDS
+                raise NoWorkerError(f"no worker has polled task queue {queue!r} for {seconds:g} s", hint=hint)
+        return task.result()
+    finally:
+        task.cancel()
+
+
+async def _is_unserved(run: Run) -> bool:
+    try:
+        status = await run.status()
+    except RunNotFoundError:  # the server has not got it yet
+        return False
+    return status.state == "running" and status.doing == "nothing"
+
+
+async def wait_for_answer(run: Run, result: Coroutine[Any, Any, Response]) -> Response:
+    """The answer that ``result`` waits for. Raises ``NoWorkerError`` for a run that no worker takes up.
+
+    Ends the command with exit code 1 if the run or turn failed, whatever its error would mean elsewhere.
+    """
+    answering = asyncio.ensure_future(result)
+    begun = asyncio.ensure_future(run.begun())
+    try:
+        await asyncio.wait({answering, begun}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            await begun
+        try:
+            return await answering
+        except RunNotFoundError:
+            raise
+        except PerdureError as error:
+            print_error(error)
+            print_line(f"run {run.id}; `perdure show {run.id}` has its conversation", error=True)
+            raise typer.Exit(1) from error
+    finally:
+        for task in (answering, begun):
+            task.cancel()
 
 
 def run(
@@ -112,129 +150,91 @@ def run(
     input: InputOption = None,
     file: FileOption = None,
     attach: AttachOption = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Print the id and leave.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Show replies as they are written, and every call.")] = False,
-    id: Annotated[str | None, typer.Option(help="Id of the run; made up without.", show_default=False)] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Print the id and exit.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Print replies as they are written, and every call.")
+    ] = False,
+    id: Annotated[str | None, typer.Option(help="Id of the run; generated by default.")] = None,
     context: ContextOption = None,
     task_queue: TaskQueueOption = None,
     *,
     server: StoreOptions,
     output: OutputOptions,
 ) -> None:
-    """Start a run and print its answer; what it is at is shown on stderr. Ctrl-C leaves the run running.
+    """Start a run and print its answer; its activity is shown on stderr. Ctrl-C leaves the run running.
 
-    With --follow the replies are printed as they are written, and what else happens on stderr; with -o jsonl as well,
-    all that happens is printed, an event a line.
+    With --follow the replies are printed as they are written, and other events on stderr; with -o jsonl as well, every
+    event is printed, one a line.
     """
     if detach and follow:
-        raise InvalidInputError("-d leaves at once, --follow stays", hint="perdure events ID -f follows a run later.")
+        raise InvalidInputError("-d exits at once, --follow does not", hint="perdure events ID -f follows a run later.")
     if detach and file:
-        raise InvalidInputError(
-            "-d leaves at once, and with it the worker that --file brings",
-            hint="Serve the file in a process of its own: perdure dev FILE, or perdure worker FILE.",
-        )
-    said = read_run_input(message, input, attach)
-    order = RunRequest(agent, said, id, parse_json_object(context), file, task_queue, server)
-    watch = _build_event_callback(output) if follow else None
-    if detach:
-        _print_id(asyncio.run(_start_detached(order)), output)
-        return
-    started: list[str] = []
-    try:
-        response = asyncio.run(_start_and_wait(order, started, watch))
-    except KeyboardInterrupt:
-        if started:
-            for line in _format_detach_hint(started[0], order):
-                print_line(line, error=True)
-        raise typer.Exit(INTERRUPTED) from None
-    if not follow or output is OutputFormat.JSON:
-        print_answer(response, output)
+        hint = "Serve the file in a process of its own: perdure dev FILE, or perdure worker FILE."
+        raise InvalidInputError("-d exits at once, and with it the worker of --file", hint=hint)
+    content, context_value = read_run_input(message, input, attach), parse_json_object(context)
+    run_id: str | None = None
 
+    async def start_and_wait() -> Response | None:
+        from .worker import open_client_for_agent
 
-async def _start_detached(order: RunRequest) -> str:
-    async with open_client(order.server, start_server=True, task_queue=order.task_queue) as client:
-        return (await client.start(order.agent, order.message, id=order.id, context=order.context)).id
-
-
-async def _start_and_wait(order: RunRequest, started: list[str], watch: EventCallback | None) -> Response:
-    """Start the run, show how it gets on, return its answer. ``started`` is given its id, ``watch`` what happens."""
-    from .worker import open_client_for_agent
-
-    async with open_client_for_agent(order.server, order.agent, file=order.file, task_queue=order.task_queue) as (
-        client,
-        agent,
-    ):
-        if watch is not None:
-            await client.store()  # without one nothing can be followed: said before anything is begun
-        run = await client.start(agent, order.message, id=order.id, context=order.context)
-        started.append(run.id)
-        if watch is None:
+        nonlocal run_id
+        async with open_client_for_agent(server, agent, file=file, task_queue=task_queue) as (client, target):
+            if follow:
+                await client.store()  # events need one: raised before the run is started
+            run = await client.start(target, content, id=id, context=context_value)
+            run_id = run.id
+            if detach:
+                return None
+            if follow:
+                print_line(f"run {run.id}", error=True)
+                return await wait_for_answer(run, _print_until_result(run, output))
             async with show_activity(run):
                 return await wait_for_answer(run, run.result())
-        print_line(f"run {run.id}", error=True)
-        return await wait_for_answer(run, _watch_until_result(run, watch))
+
+    try:
+        response = asyncio.run(start_and_wait())
+    except KeyboardInterrupt:
+        if run_id is not None:
+            _print_next_commands(run_id, file)
+        raise
+    if response is None:
+        output.print_result({"id": run_id}, str(run_id))
+    elif not follow or output.format is OutputFormat.JSON:
+        output.print_answer(response)
 
 
-async def _watch_until_result(run: Run, watch: EventCallback) -> Response:
+def _print_next_commands(run_id: str, file: str | None) -> None:
+    print_line(f"run {run_id} goes on" if file is None else f"run {run_id} waits for a worker", error=True)
+    commands = [] if file is None else [f"dev {file}"]
+    for command in (*commands, f"show {run_id}", f"cancel {run_id}"):
+        print_line(f"  perdure {command}", error=True)
+
+
+async def _print_until_result(run: Run, output: OutputOptions) -> Response:
+    text = sys.stderr if output.format is OutputFormat.JSON else sys.stdout
+    printer = EventPrinter(text, sys.stderr, brief=True)
     async for event in run.events():
-        watch(event)
+        if output.format is OutputFormat.JSONL:
+            output.print_json(event.model_dump(mode="json", exclude_none=True))
+        else:
+            printer.print_event(event)
     return await run.result()
-
-
-def _build_event_callback(output: OutputFormat) -> EventCallback:
-    """What is done with each event."""
-    from .events import EventPrinter
-    from .output import can_colour_stdout
-
-    if output is OutputFormat.JSONL:
-        return lambda event: print_json(event.model_dump(mode="json", exclude_none=True), output=output)
-    text = sys.stderr if output is OutputFormat.JSON else sys.stdout
-    return EventPrinter(text, sys.stderr, colour=can_colour_stdout(), brief=True).print_event
-
-
-def _print_id(id: str, output: OutputFormat) -> None:
-    if output is OutputFormat.TEXT:
-        print_line(id)
-    else:
-        print_json({"id": id}, output=output)
-
-
-def _format_detach_hint(id: str, order: RunRequest) -> list[str]:
-    said = [f"run {id} goes on", f"  perdure show {id}", f"  perdure cancel {id}"]
-    if order.file is not None:
-        said[0] = f"run {id} waits for a worker"
-        said.insert(1, f"  perdure dev {order.file}")
-    return said
-
-
-# ---
-# ``perdure wait``: the answer of a run, or of a turn of a conversation.
 
 
 def wait(
     id: RunArgument,
-    turn: Annotated[
-        str | None, typer.Option(metavar="TASK", help="Id of the turn; the last one without.", show_default=False)
-    ] = None,
+    turn: Annotated[str | None, typer.Option(metavar="TASK", help="Id of the turn; by default the last one.")] = None,
     *,
     server: StoreOptions,
     output: OutputOptions,
 ) -> None:
-    """Wait for the answer of a run, or of a session's turn, and print it; what it is at is shown on stderr."""
+    """Wait for the answer of a run, or of a session's turn, and print it; its activity is shown on stderr."""
 
-    async def go() -> Response:
-        from .connection import find_run
+    async def wait_and_show(run: Run) -> Response:
+        async with show_activity(run):
+            return await wait_for_answer(run, _wait_for_turn_or_run(run, turn))
 
-        async with open_client(server) as client:
-            run = await find_run(client, id)
-            async with show_activity(run):
-                return await wait_for_answer(run, _wait_for_turn_or_run(run, turn))
-
-    try:
-        response = asyncio.run(go())
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-    print_answer(response, output)
+    output.print_answer(call_run(server, id, wait_and_show))
 
 
 async def _wait_for_turn_or_run(run: Run, task_id: str | None) -> Response:

@@ -1,116 +1,40 @@
-"""``perdure schedule``: runs that begin at certain times."""
+"""``perdure schedule``: runs that start at certain times."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict
-from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from ..terminal import escape_line, print_line
-from .connection import ConnectionOptions, open_client
+from ..terminal import truncate_text
+from .connection import ActorOptions, ActorStoreOptions, ServerOptions, call_client, require_one_id
 from .options import (
     AgentArgument,
     AttachOption,
-    ByOption,
     Commands,
     ContextOption,
     IdleOption,
     InputOption,
     MessageArgument,
-    OutputFormat,
-    OutputOptions,
-    ServerOptions,
-    StoreOptions,
     TaskQueueOption,
     parse_json_object,
-    print_json,
     read_run_input,
 )
+from .output import OutputOptions, Row
 
 if TYPE_CHECKING:
     from ..client.client import Client
     from ..client.schedules import Schedule, ScheduleStatus
 
-
-# ---
-# A schedule as it is printed.
-
-
-def serialize_schedule(status: ScheduleStatus) -> dict[str, Any]:
-    """As JSON."""
-
-    def values(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: values(one) for name, one in value.items()}
-        if isinstance(value, tuple | list):
-            return [values(one) for one in value]
-        return value.isoformat() if isinstance(value, datetime) else value
-
-    found: dict[str, Any] = values(asdict(status))
-    return found
-
-
-def build_schedule_facts(status: ScheduleStatus) -> list[tuple[str, str]]:
-    """A line each: what it is called, and what it is."""
-    found = [
-        ("id", status.id),
-        ("agent", status.agent),
-        ("says", _format_schedule_message(status.start)),
-        ("when", _format_schedule_times(status)),
-    ]
-    found += [("overlap", status.overlap), ("next", format_next_time(status))]
-    found += [("note", status.note)] if status.note else []
-    found += [("begun", f"{status.begun}, {len(status.running)} of them not over; {status.skipped} skipped")]
-    return found + [("run", one.id) for one in reversed(status.recent)]
-
-
-def _format_schedule_message(start: dict[str, Any]) -> str:
-    """What its runs are asked, in a line."""
-    message = start.get("message")
-    if not isinstance(message, dict):
-        return str(message or "")
-    content = message.get("content") if message.get("input") is None else message["input"]
-    text = " ".join((content if isinstance(content, str) else str(content)).split())
-    return text if len(text) <= 200 else text[:200] + "…"
-
-
-def _format_schedule_times(status: ScheduleStatus) -> str:
-    return "; ".join(status.when) + (f" ({status.timezone})" if status.timezone else "")
-
-
-def format_next_time(status: ScheduleStatus) -> str:
-    """When it is due next."""
-    if status.paused:
-        return "paused"
-    return f"{status.next[0]:%Y-%m-%d %H:%M:%S} UTC" if status.next else "never"
-
-
-def print_schedule_table(found: Sequence[ScheduleStatus]) -> None:
-    """A line each, under headings."""
-    told = [
-        tuple(map(escape_line, (one.id, one.agent, _format_schedule_times(one), format_next_time(one))))
-        for one in found
-    ]
-    rows = [("ID", "AGENT", "WHEN", "NEXT"), *told]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    for row in rows:
-        print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-# ---
-# ``perdure schedule create``.
-
-
-NoteOption = Annotated[str | None, typer.Option("--note", "-m", help="Why.", show_default=False)]
+T = TypeVar("T")
+NoteOption = Annotated[str | None, typer.Option("--note", "-m", help="Why.")]
 
 
 class OverlapChoice(StrEnum):
-    """What becomes of a run that is due while the last one is not over."""
+    """What becomes of a run that is due while the last one has not ended."""
 
     SKIP = "skip"
     BUFFER_ONE = "buffer_one"
@@ -120,204 +44,143 @@ class OverlapChoice(StrEnum):
     ALLOW_ALL = "allow_all"
 
 
-CronOption = Annotated[
-    list[str] | None, typer.Option(help='A cron expression, "0 7 * * 1-5"; again for more.', show_default=False)
-]
-TimezoneOption = Annotated[str | None, typer.Option(help="Of --cron: Europe/Lisbon; UTC without.", show_default=False)]
-OverlapOption = Annotated[OverlapChoice, typer.Option(help="When one is due and the last is not over.")]
-AuthRefOption = Annotated[
-    str | None, typer.Option(help="On whose behalf: what the worker resolves.", show_default=False)
-]
+CronOption = Annotated[list[str] | None, typer.Option(help='A cron expression, "0 7 * * 1-5"; repeatable.')]
+TimezoneOption = Annotated[str | None, typer.Option(help="Time zone of --cron: Europe/Lisbon; by default UTC.")]
+OverlapOption = Annotated[OverlapChoice, typer.Option(help="When a run is due and the last one has not ended.")]
+AuthRefOption = Annotated[str | None, typer.Option(help="On whose behalf the runs act; the worker resolves it.")]
 
 
 def create(
     agent: AgentArgument,
-    id: Annotated[str, typer.Option(help="Id of the schedule; its runs have the time appended.")],
+    id: Annotated[str, typer.Option(help="Id of the schedule; the ids of its runs add the time.")],
     message: MessageArgument = None,
     input: InputOption = None,
     attach: AttachOption = None,
     cron: CronOption = None,
-    every: Annotated[str | None, typer.Option(help="How often: 90s, 15m, 1h, 1d.", show_default=False)] = None,
+    every: Annotated[str | None, typer.Option(help="How often: 90s, 15m, 1h, 1d.")] = None,
     timezone: TimezoneOption = None,
     overlap: OverlapOption = OverlapChoice.SKIP,
-    paused: Annotated[bool, typer.Option("--paused", help="It begins nothing until it is resumed.")] = False,
+    paused: Annotated[bool, typer.Option("--paused", help="Start no runs until it is resumed.")] = False,
     note: NoteOption = None,
-    replace: Annotated[bool, typer.Option("--replace", help="In the place of a schedule of this id.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a schedule of this id.")] = False,
     session: Annotated[bool, typer.Option("--session", help="Each run waits for more messages.")] = False,
     idle_timeout: IdleOption = None,
     context: ContextOption = None,
     auth_ref: AuthRefOption = None,
-    by: ByOption = None,
     task_queue: TaskQueueOption = None,
     *,
-    server: StoreOptions,
+    server: ActorStoreOptions,
     output: OutputOptions,
 ) -> None:
-    """Begin a run at certain times; prints when first."""
-    said = read_run_input(message, input, attach)
+    """Create a schedule of runs, and print when the first is due."""
+    content = read_run_input(message, input, attach)
 
-    async def go() -> ScheduleStatus:
-        async with open_client(server, task_queue=task_queue, actor=by) as client:
-            made = await client.schedule(
-                agent,
-                said,
-                id=id,
-                cron=cron,
-                every=every,
-                timezone=timezone,
-                overlap=overlap.value,
-                paused=paused,
-                note=note,
-                if_exists="replace" if replace else "error",
-                mode="session" if session else "run",
-                idle_timeout=idle_timeout,
-                context=parse_json_object(context),
-                auth_ref=auth_ref,
-            )
-            return await made.describe()
+    async def create_schedule(client: Client) -> ScheduleStatus:
+        schedule = await client.schedule(
+            agent,
+            content,
+            id=id,
+            cron=cron,
+            every=every,
+            timezone=timezone,
+            overlap=overlap.value,
+            paused=paused,
+            note=note,
+            if_exists="replace" if replace else "error",
+            mode="session" if session else "run",
+            idle_timeout=idle_timeout,
+            context=parse_json_object(context),
+            auth_ref=auth_ref,
+        )
+        return await schedule.describe()
 
-    status = asyncio.run(go())
-    if output is not OutputFormat.TEXT:
-        print_json(serialize_schedule(status), output=output)
-    else:
-        print_line(f"{status.id}  {format_next_time(status)}")
+    status = call_client(server, create_schedule, task_queue=task_queue)
+    output.print_result(asdict(status), f"{status.id}  {_format_next_time(status)}")
 
 
-app = Commands(help="Runs that begin at certain times.", no_args_is_help=True)
-app.command()(create)
-
-ScheduleArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="Id of the schedule, or as much of it as is unique.")
-]
-_SCHEDULE_IDS_SHOWN = 3
+ScheduleArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the schedule, or a unique beginning of it.")]
 
 
-@app.command("list")
 def list_schedules(
-    agent: Annotated[str | None, typer.Option(help="Only those of this agent.", show_default=False)] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the ids, one on a line.")] = False,
+    agent: Annotated[str | None, typer.Option(help="Only schedules of this agent.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the ids, one a line.")] = False,
     *,
     server: ServerOptions,
     output: OutputOptions,
 ) -> None:
-    """List schedules, by their ids."""
-
-    async def go() -> list[ScheduleStatus]:
-        async with open_client(server) as client:
-            return await client.schedules(agent=agent, limit=limit)
-
-    found = asyncio.run(go())
-    if output is not OutputFormat.TEXT:
-        print_json([one.id if quiet else serialize_schedule(one) for one in found], output=output)
-    elif quiet:
-        for one in found:
-            print_line(one.id)
-    elif found:
-        print_schedule_table(found)
-    else:
-        print_line("no schedules", error=True)
+    """List schedules, ordered by id."""
+    schedules = call_client(server, lambda client: client.schedules(agent=agent, limit=limit))
+    output.print_list(schedules, ("ID", "AGENT", "WHEN", "NEXT"), _format_row, quiet=quiet, empty="no schedules")
 
 
-@app.command()
+def _format_row(status: ScheduleStatus) -> Row:
+    return status.id, status.agent, _format_schedule_times(status), _format_next_time(status)
+
+
 def show(id: ScheduleArgument, *, server: ServerOptions, output: OutputOptions) -> None:
-    """Show what a schedule starts, when it is due, and the last runs that it has begun."""
-    status = _act_on_schedule(server, id, lambda schedule: schedule.describe())
-    if output is not OutputFormat.TEXT:
-        print_json(serialize_schedule(status), output=output)
-        return
-    for name, said in build_schedule_facts(status):
-        print_line(f"{name:<9} {said}")
+    """Show what a schedule starts, when it is due, and the last runs that it started."""
+    status = _call_schedule(server, id, lambda schedule: schedule.describe())
+    output.print_result(asdict(status), (f"{name:<9} {fact}" for name, fact in _build_schedule_facts(status)))
 
 
-@app.command()
-def pause(
-    id: ScheduleArgument,
-    note: NoteOption = None,
-    by: ByOption = None,
-    *,
-    server: ServerOptions,
-    output: OutputOptions,
-) -> None:
-    """Let a schedule begin nothing until it is resumed. Its runs go on."""
-    _act_and_print(server, id, "paused", lambda schedule: schedule.pause(note=note), output, by=by)
+def pause(id: ScheduleArgument, note: NoteOption = None, *, server: ActorOptions, output: OutputOptions) -> None:
+    """Pause a schedule: it starts no runs until it is resumed. Its open runs go on."""
+    _act_and_print(server, id, "paused", lambda schedule: schedule.pause(note=note), output)
 
 
-@app.command()
-def resume(
-    id: ScheduleArgument,
-    note: NoteOption = None,
-    by: ByOption = None,
-    *,
-    server: ServerOptions,
-    output: OutputOptions,
-) -> None:
-    """Let a paused schedule go on. What was due meanwhile is not made up for."""
-    _act_and_print(server, id, "resumed", lambda schedule: schedule.resume(note=note), output, by=by)
+def resume(id: ScheduleArgument, note: NoteOption = None, *, server: ActorOptions, output: OutputOptions) -> None:
+    """Resume a paused schedule. Runs that were due while it was paused are skipped."""
+    _act_and_print(server, id, "resumed", lambda schedule: schedule.resume(note=note), output)
 
 
-@app.command()
 def trigger(
     id: ScheduleArgument,
     overlap: Annotated[
-        OverlapChoice | None, typer.Option(help="This time; else as the schedule says.", show_default=False)
+        OverlapChoice | None, typer.Option(help="For this run; by default as the schedule says.")
     ] = None,
     *,
     server: ServerOptions,
     output: OutputOptions,
 ) -> None:
-    """Begin a run of a schedule now, also of a paused one."""
+    """Start a run of a schedule now, even if it is paused."""
     policy: Any = overlap.value if overlap else None
     _act_and_print(server, id, "triggered", lambda schedule: schedule.trigger(overlap=policy), output)
 
 
-@app.command()
 def delete(id: ScheduleArgument, *, server: ServerOptions, output: OutputOptions) -> None:
-    """Take a schedule away. Runs that it has begun go on."""
+    """Delete a schedule. Its open runs go on."""
     _act_and_print(server, id, "deleted", lambda schedule: schedule.delete(), output)
 
 
-def _act_on_schedule(
-    server: ConnectionOptions, id: str, act: Callable[[Schedule], Awaitable[Any]], *, by: str | None = None
-) -> Any:
-    """What ``act`` does with the schedule that ``id`` means."""
+def _call_schedule(server: ServerOptions, id: str, act: Callable[[Schedule], Awaitable[T]]) -> T:
+    """The result of ``act``, which is called with the schedule that ``id`` names."""
 
-    async def go() -> Any:
-        async with open_client(server, actor=by) as client:
-            return await act(await _find_schedule(client, id))
+    async def find_and_act(client: Client) -> T:
+        return await act(await _find_schedule(client, id))
 
-    return asyncio.run(go())
+    return call_client(server, find_and_act)
 
 
 def _act_and_print(
-    server: ConnectionOptions,
-    id: str,
-    verb: str,
-    act: Callable[[Schedule], Awaitable[Any]],
-    output: OutputFormat,
-    *,
-    by: str | None = None,
+    server: ServerOptions, id: str, state: str, act: Callable[[Schedule], Awaitable[object]], output: OutputOptions
 ) -> None:
-    """Do it, and say so."""
+    """Do ``act`` to the schedule, and print that it is ``state``."""
 
-    async def named(schedule: Schedule) -> str:
+    async def act_on_schedule(schedule: Schedule) -> None:
         await act(schedule)
-        return schedule.id
+        output.print_result({"id": schedule.id, state: True}, f"{schedule.id} is {state}")
 
-    name = _act_on_schedule(server, id, named, by=by)
-    if output is OutputFormat.TEXT:
-        print_line(f"{name} is {verb}")
-    else:
-        print_json({"id": name, verb: True}, output=output)
+    _call_schedule(server, id, act_on_schedule)
 
 
 async def _find_schedule(client: Client, prefix: str) -> Schedule:
-    """The schedule whose id is ``prefix``, or the only one whose id begins so.
+    """The schedule whose id is ``prefix``, or the only one whose id begins with it.
 
-    Raises ``ScheduleNotFoundError``; ``InvalidInputError`` when there are several, which it names.
+    Raises ``ScheduleNotFoundError``; ``InvalidInputError``, which names the candidates, if there are several.
     """
     from ..client.schedules import list_schedule_ids
-    from ..errors import InvalidInputError, ScheduleNotFoundError
+    from ..errors import ScheduleNotFoundError
 
     try:
         await client.get_schedule(prefix).describe()
@@ -325,10 +188,45 @@ async def _find_schedule(client: Client, prefix: str) -> Schedule:
         ids = await list_schedule_ids(client.temporal, prefix)
         if not ids or not prefix:
             raise
-        if len(ids) > 1:
-            shown = ", ".join(ids[:_SCHEDULE_IDS_SHOWN]) + (", …" if len(ids) > _SCHEDULE_IDS_SHOWN else "")
-            raise InvalidInputError(
-                f"{len(ids)} schedules begin with {prefix!r}", hint=f"Give more of the id: {shown}"
-            ) from None
-        return client.get_schedule(ids[0])
+        return client.get_schedule(require_one_id(prefix, ids, "schedules"))
     return client.get_schedule(prefix)
+
+
+def _build_schedule_facts(status: ScheduleStatus) -> Iterator[tuple[str, str]]:
+    """The lines of ``perdure schedule show``, as pairs of label and text."""
+    yield "id", status.id
+    yield "agent", status.agent
+    yield "says", _format_schedule_message(status.start)
+    yield "when", _format_schedule_times(status)
+    yield "overlap", status.overlap
+    yield "next", _format_next_time(status)
+    if status.note:
+        yield "note", status.note
+    yield "begun", f"{status.begun}, {len(status.running)} of them not over; {status.skipped} skipped"
+    for run in reversed(status.recent):
+        yield "run", run.id
+
+
+def _format_schedule_message(start: dict[str, Any]) -> str:
+    """The message of its runs, or their input, in a line."""
+    message = start.get("message")
+    if not isinstance(message, dict):
+        return str(message or "")
+    content = message.get("content") if message.get("input") is None else message["input"]
+    return truncate_text(" ".join(str(content).split()), 200)
+
+
+def _format_schedule_times(status: ScheduleStatus) -> str:
+    return "; ".join(status.when) + (f" ({status.timezone})" if status.timezone else "")
+
+
+def _format_next_time(status: ScheduleStatus) -> str:
+    if status.paused:
+        return "paused"
+    return f"{status.next[0]:%Y-%m-%d %H:%M:%S} UTC" if status.next else "never"
+
+
+app = Commands(help="Runs that start at certain times.", no_args_is_help=True)
+app.add(create)
+app.add(list_schedules, name="list")
+app.add(show, pause, resume, trigger, delete)

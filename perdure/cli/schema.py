@@ -1,4 +1,4 @@
-"""``perdure schema``: the workflow's interface as JSON Schema, for clients in other languages."""
+"""``perdure schema``: prints the workflow's interface as JSON Schema, for clients in other languages."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError
-from .options import OutputFormat, OutputOptions, complete_agents, print_json
+from .options import complete_agents
+from .output import OutputOptions
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
 
 
 class SchemaKind(StrEnum):
-    """What has a schema."""
+    """The parts of the interface."""
 
     START = "start"
     MESSAGE = "message"
@@ -29,29 +30,20 @@ class SchemaKind(StrEnum):
 
 
 def schema(
-    kind: Annotated[
-        SchemaKind | None, typer.Argument(help="One of them; all without, by name.", show_default=False)
-    ] = None,
-    file: Annotated[
-        str | None, typer.Option("--file", "-f", help="Of an agent in this file instead.", show_default=False)
-    ] = None,
-    agent: Annotated[
-        str | None,
-        typer.Option(help="Which agent of the file.", autocompletion=complete_agents, show_default=False),
-    ] = None,
+    kind: Annotated[SchemaKind | None, typer.Argument(help="Which schema; by default all of them, by name.")] = None,
+    file: Annotated[str | None, typer.Option("--file", "-f", help="Schemas of an agent in this file instead.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Which agent of the file.", autocompletion=complete_agents)] = None,
     *,
     output: OutputOptions,
 ) -> None:
-    """Print JSON Schemas: of what the workflow takes and answers, or of an agent's tools and context."""
+    """Print JSON Schemas of what the workflow takes and returns, or of an agent's tools and context."""
     if file is None and agent is not None:
-        raise InvalidInputError(f"where is agent {agent!r}?", hint="Name the file that has it with --file.")
+        raise InvalidInputError("--agent needs --file", hint=f"Name the file of agent {agent!r} with --file.")
     if file is not None and kind is not None:
-        raise InvalidInputError(
-            f"{kind.value!r} is the same for all agents", hint="Leave --file out, or the name before it."
-        )
-    said = _build_interface_schemas(kind) if file is None else build_agent_schema(_load_one_agent(file, agent))
-    # JSON is what it is, on one line or on many.
-    print_json(said, output=OutputFormat.JSONL if output is OutputFormat.JSONL else OutputFormat.JSON)
+        hint = f"Leave out --file, or {kind.value!r}."
+        raise InvalidInputError(f"{kind.value!r} is the same for all agents", hint=hint)
+    schemas = _build_interface_schemas(kind) if file is None else build_agent_schema(_load_one_agent(file, agent))
+    output.print_json(schemas)  # text is JSON, too
 
 
 def _build_interface_schemas(kind: SchemaKind | None) -> dict[str, Any]:
@@ -66,35 +58,35 @@ def _build_interface_schemas(kind: SchemaKind | None) -> dict[str, Any]:
         SchemaKind.TURN: TypeAdapter(TurnStatus).json_schema(mode="serialization"),
         SchemaKind.RESPONSE: TypeAdapter(Response).json_schema(mode="serialization"),
     }
-    described = {name.value: _add_field_descriptions(found) for name, found in schemas.items()}
+    described = {name.value: _add_field_descriptions(schema) for name, schema in schemas.items()}
     return described[kind.value] if kind is not None else described
 
 
 def _add_field_descriptions(schema: dict[str, Any]) -> dict[str, Any]:
-    """``schema`` with the fields' docstrings, which pydantic leaves out: they say what is in them."""
+    """``schema`` with the fields' docstrings as descriptions, which pydantic leaves out."""
     docstrings = _read_field_docstrings()
     for model in (schema, *schema.get("$defs", {}).values()):
         for name, field in model.get("properties", {}).items():
-            if (said := docstrings.get((model.get("title", ""), name))) is not None:
-                field.setdefault("description", said)
+            if (docstring := docstrings.get((model.get("title", ""), name))) is not None:
+                field.setdefault("description", docstring)
     return schema
 
 
 @cache
 def _read_field_docstrings() -> dict[tuple[str, str], str]:
-    """What stands below each field, by class and name."""
+    """The docstring below each field, by class and name."""
     from ..types import interface, messages
 
-    found: dict[tuple[str, str], str] = {}
+    docstrings: dict[tuple[str, str], str] = {}
     for module in (messages, interface):
         for model in ast.parse(inspect.getsource(module)).body:
             if not isinstance(model, ast.ClassDef):
                 continue
             for field, below in pairwise(model.body):
                 match field, below:
-                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
-                        found[model.name, name] = inspect.cleandoc(said)
-    return found
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(docstring))):
+                        docstrings[model.name, name] = inspect.cleandoc(docstring)
+    return docstrings
 
 
 def _load_one_agent(file: str, name: str | None) -> Agent:
@@ -110,7 +102,7 @@ def _load_one_agent(file: str, name: str | None) -> Agent:
 
 
 def build_agent_schema(agent: Agent) -> dict[str, Any]:
-    """Its models, and schemas of its tools, by name, and of its context; None where it takes any object."""
+    """The agent's models, the schemas of its tools by name, and of its context; None if that may be any object."""
     from pydantic import TypeAdapter
 
     tools = {tool.name: {"description": tool.description, "parameters": tool.parameters} for tool in agent.toolbox}

@@ -1,79 +1,62 @@
-"""``perdure server``: the Temporal dev server of this machine."""
+"""``perdure server``: the Temporal dev server of this machine; ``perdure env`` points the ``temporal`` CLI at it."""
 
 from __future__ import annotations
 
 import asyncio
 import shlex
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ..terminal import print_line, print_text
-from .options import Commands, OutputFormat, OutputOptions, ServerOptions, print_json
+from ..errors import ServerUnreachableError
+from ..terminal import print_line
+from .connection import ServerOptions
+from .options import Commands
+from .output import OutputFormat, OutputOptions
 
 if TYPE_CHECKING:
     from ..embedded.server import ServerInfo
-
-
-# ---
-# ``perdure env``: point the ``temporal`` CLI at the server that perdure uses.
 
 
 def env(server: ServerOptions, output: OutputOptions) -> None:
     """Print exports for the temporal CLI: eval "$(perdure env)". Starts nothing, and prints no keys."""
     from ..embedded.address import resolve_target
 
-    target = asyncio.run(resolve_target(address=server.address, namespace=server.namespace, profile=server.profile))
+    target = asyncio.run(resolve_target(**asdict(server)))
     variables = {"TEMPORAL_ADDRESS": target.address, "TEMPORAL_NAMESPACE": target.namespace}
-    if server.profile:  # carries the keys and certificates
+    if server.profile:  # has the keys and certificates
         variables["TEMPORAL_PROFILE"] = server.profile
-    if output is not OutputFormat.TEXT:
-        print_json(variables, output=output)
-        return
-    for name, value in variables.items():
-        print_line(f"export {name}={shlex.quote(value)}")
+    output.print_result(variables, (f"export {name}={shlex.quote(value)}" for name, value in variables.items()))
 
 
-app = Commands(help="The Temporal dev server of this machine, and the setup of any server.", no_args_is_help=True)
-
-
-@app.command()
 def install(output: OutputOptions) -> None:
-    """Find the dev server's binary, or fetch it once; prints its path."""
+    """Find the dev server's binary, or download it once, and print its path."""
     from ..embedded.binary import ensure_binary
 
     binary = asyncio.run(ensure_binary())
-    if output is not OutputFormat.TEXT:
-        facts = {"path": str(binary.path), "version": binary.server_version, "source": binary.source}
-        print_json(facts, output=output)
-        return
-    print_line(f"Temporal server {binary.server_version}, from {binary.source}", error=True)
-    print_line(str(binary.path))
+    if output.format is OutputFormat.TEXT:
+        print_line(f"Temporal server {binary.server_version}, from {binary.source}", error=True)
+    path = str(binary.path)
+    output.print_result({"path": path, "version": binary.server_version, "source": binary.source}, path)
 
 
-@app.command()
 def start(output: OutputOptions) -> None:
-    """Start the server, unless it runs. It stays when this command ends."""
+    """Start the server if it does not run. It goes on when this command ends."""
     from ..embedded.server import ensure_server
 
     _print_server_info(asyncio.run(ensure_server()), output)
 
 
-@app.command()
 def stop(output: OutputOptions) -> None:
     """Stop the server. Runs stay in its database and go on when it is started again."""
     from ..embedded.server import stop_server
 
     stopped = asyncio.run(stop_server())
-    if output is not OutputFormat.TEXT:
-        print_json({"stopped": stopped}, output=output)
-        return
-    print_line("stopped" if stopped else "no embedded server runs")
+    output.print_result({"stopped": stopped}, "stopped" if stopped else "no embedded server runs")
 
 
-@app.command()
 def status(output: OutputOptions) -> None:
-    """Show the server that runs; exit code 4 when none does."""
+    """Show the server; exit code 4 if it does not run."""
     from ..embedded.server import find_running_server
-    from ..errors import ServerUnreachableError
 
     info = asyncio.run(find_running_server())
     if info is None:
@@ -81,39 +64,40 @@ def status(output: OutputOptions) -> None:
     _print_server_info(info, output)
 
 
-@app.command()
 def setup(server: ServerOptions, output: OutputOptions) -> None:
     """Register perdure's search attributes on any server, so that one query finds what waits. Safe to repeat."""
     from ..embedded.address import connect, resolve_target
     from ..temporal_service import register_search_attributes
     from ..types.interface import SEARCH_ATTRIBUTES
 
-    async def go() -> tuple[str, str, tuple[str, ...]]:
-        target = await resolve_target(address=server.address, namespace=server.namespace, profile=server.profile)
+    async def register() -> tuple[str, str, tuple[str, ...]]:
+        target = await resolve_target(**asdict(server))
         client = await connect(target)
-        return (
-            target.address,
-            target.namespace,
-            await register_search_attributes(client.service_client, target.namespace),
-        )
+        added = await register_search_attributes(client.service_client, target.namespace)
+        return target.address, target.namespace, added
 
-    where, named, added = asyncio.run(go())
+    address, namespace, added = asyncio.run(register())
     there = [name for name in SEARCH_ATTRIBUTES if name not in added]
-    if output is not OutputFormat.TEXT:
-        print_json({"address": where, "namespace": named, "added": list(added), "there": there}, output=output)
-        return
-    print_line(f"namespace {named} at {where}")
-    for name, kind in SEARCH_ATTRIBUTES.items():
-        print_line(f"{'added' if name in added else 'there'}  {name} ({kind})")
+    lines = [f"namespace {namespace} at {address}"]
+    lines += [f"{'added' if name in added else 'there'}  {name} ({kind})" for name, kind in SEARCH_ATTRIBUTES.items()]
+    value = {"address": address, "namespace": namespace, "added": list(added), "there": there}
+    output.print_result(value, lines)
 
 
-def _print_server_info(info: ServerInfo, output: OutputFormat) -> None:
-    if output is not OutputFormat.TEXT:
-        from dataclasses import asdict
-
-        print_json(asdict(info) | {"ui_url": info.ui_url}, output=output)
-        return
+def _print_server_info(info: ServerInfo, output: OutputOptions) -> None:
     from ..embedded.home import current_home
 
-    print_text(f"address   {info.address}\nui        {info.ui_url}\nversion   {info.version}")
-    print_text(f"pid       {info.pid}\nstarted   {info.started_at}\nhome      {current_home().root}")
+    facts = {
+        "address": info.address,
+        "ui": info.ui_url,
+        "version": info.version,
+        "pid": info.pid,
+        "started": info.started_at,
+        "home": current_home().root,
+    }
+    value = asdict(info) | {"ui_url": info.ui_url}
+    output.print_result(value, (f"{name:<9} {fact}" for name, fact in facts.items()))
+
+
+app = Commands(help="The Temporal dev server of this machine, and the setup of any server.", no_args_is_help=True)
+app.add(install, start, stop, status, setup)

@@ -1,139 +1,85 @@
-"""``perdure inject``, ``interrupt``, ``cancel``, ``close`` and ``resume``: what steers a run that is there."""
+"""``perdure send``, ``inject``, ``interrupt``, ``cancel``, ``close`` and ``resume``: steer runs that exist."""
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InvalidInputError, NoWorkerError
-from ..terminal import print_line
-from .connection import act_on_run, open_client
+from ..errors import InvalidInputError, PerdureError, RunCancelledError
+from .connection import ActorOptions, ActorStoreOptions, call_client, call_run, find_run
 from .options import (
     AttachOption,
-    ByOption,
     ContextOption,
     IdleOption,
     MessageIdOption,
-    OutputFormat,
-    OutputOptions,
     RunArgument,
-    ServerOptions,
-    StoreOptions,
     TaskQueueOption,
-    build_content,
     complete_agents,
     parse_json_object,
-    print_json,
-    read_attachments,
-    read_message_argument,
+    read_message,
+    read_optional_message,
 )
-from .output import print_answer, wait_for_answer, wait_for_delivery
+from .output import OutputOptions
+from .run import wait_for_answer, wait_for_delivery
 
 if TYPE_CHECKING:
     from ..client.client import Client
     from ..client.run import Run
     from ..client.turn import Turn
-    from ..types.files import Content
     from ..types.interface import Response
-
-
-# ---
-# ``perdure send``: a message to a conversation, or the first of one.
-
-
-@dataclass(frozen=True)
-class OutgoingMessage:
-    """What to say, to whom."""
-
-    id: str
-    content: Content
-    message_id: str
-    agent: str | None
-    """Opens the conversation, if there is none of this id."""
-    conversation_options: dict[str, Any]
-    """What a conversation is opened with: ``context`` and ``idle_timeout``."""
 
 
 def send(
     id: RunArgument,
-    message: Annotated[str, typer.Argument(help="What to say; - reads standard input.")],
-    wait: Annotated[bool, typer.Option("--wait", help="Until the turn has ended; prints its answer.")] = False,
+    message: Annotated[str, typer.Argument(help="The message; - reads standard input.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the turn, and print its answer.")] = False,
     agent: Annotated[
         str | None,
-        typer.Option(
-            help="Opens a conversation with this agent, if there is none of this id.",
-            autocompletion=complete_agents,
-            show_default=False,
-        ),
+        typer.Option(help="Open a conversation with this agent if none has this id.", autocompletion=complete_agents),
     ] = None,
     attach: AttachOption = None,
     context: ContextOption = None,
     idle_timeout: IdleOption = None,
     message_id: MessageIdOption = None,
-    by: ByOption = None,
     task_queue: TaskQueueOption = None,
     *,
-    server: StoreOptions,
+    server: ActorStoreOptions,
     output: OutputOptions,
 ) -> None:
-    """Say something in a conversation: it joins the turn under way, or opens the next. Prints the turn's id."""
-    opening = {"context": parse_json_object(context), "idle_timeout": idle_timeout}
+    """Send a message to a conversation. It joins the turn under way, or opens the next. Prints the turn's id."""
+    opening: dict[str, Any] = {"context": parse_json_object(context), "idle_timeout": idle_timeout}
     if agent is None and any(value is not None for value in opening.values()):
-        raise InvalidInputError(
-            "--context and --idle-timeout are what a conversation is opened with", hint="Name its agent with --agent."
-        )
-    letter = OutgoingMessage(
-        id,
-        build_content(read_message_argument(message), read_attachments(attach)),
-        message_id or uuid.uuid4().hex,
-        agent,
-        opening,
-    )
+        hint = "Name its agent with --agent."
+        raise InvalidInputError("--context and --idle-timeout apply only to a new conversation", hint=hint)
+    content = read_message(message, attach)
+    message_id = message_id or uuid.uuid4().hex
 
-    async def go() -> tuple[Turn, Response | None]:
-        async with open_client(server, task_queue=task_queue, actor=by) as client:
-            turn = await _send_message(client, letter)
-            return turn, await wait_for_answer(turn.run, turn.result()) if wait else None
+    async def send_message(client: Client) -> tuple[Turn, Response | None]:
+        run = client.run(id) if agent is not None else await find_run(client, id)
+        if agent is not None:
+            sending = client.send(agent, content, id=id, message_id=message_id, **opening)
+        else:
+            sending = run.send(content, message_id=message_id)
+        turn = await wait_for_delivery(run, sending, message_id)
+        return turn, await wait_for_answer(run, turn.result()) if wait else None
 
-    turn, response = asyncio.run(go())
+    turn, response = call_client(server, send_message, task_queue=task_queue)
     if response is not None:
-        print_answer(response, output)
-    elif output is OutputFormat.TEXT:
-        print_line(str(turn.task_id))
+        output.print_answer(response)
     else:
-        print_json({"id": turn.run.id, "task_id": turn.task_id, "message_id": letter.message_id}, output=output)
+        output.print_result({"id": turn.run.id, "task_id": turn.task_id, "message_id": message_id}, str(turn.task_id))
 
 
-async def _send_message(client: Client, letter: OutgoingMessage) -> Turn:
-    from .connection import find_run
-
-    if letter.agent is not None:
-        run = client.run(letter.id)
-        sending = client.send(
-            letter.agent, letter.content, id=letter.id, message_id=letter.message_id, **letter.conversation_options
-        )
-    else:
-        run = await find_run(client, letter.id)
-        sending = run.send(letter.content, message_id=letter.message_id)
-    try:
-        return await wait_for_delivery(run, sending)
-    except NoWorkerError as error:
-        raise NoWorkerError(
-            error.message,
-            hint=f"{error.hint}\nWhether it will be delivered is not known. Said again with --message-id "
-            f"{letter.message_id} it counts once.",
-        ) from None
-
-
+Outcome = tuple[dict[str, Any], str]
+"""What became of a run: as fields of JSON, and as a line of text."""
 LimitOption = Annotated[
     list[str] | None,
-    typer.Option("--limit", metavar="NAME=VALUE", help="Raise a limit: cost_usd=5, turn.tokens=50000; again for more."),
+    typer.Option("--limit", metavar="NAME=VALUE", help="Raise a limit: cost_usd=5, turn.tokens=50000; repeatable."),
 ]
-WaitOption = Annotated[bool, typer.Option("--wait", help="Until the run has ended.")]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Wait for the end of the run.")]
 
 
 def inject(
@@ -141,128 +87,98 @@ def inject(
     message: Annotated[str, typer.Argument(help="What the model is to read before its next reply; - reads stdin.")],
     attach: AttachOption = None,
     message_id: MessageIdOption = None,
-    by: ByOption = None,
     *,
-    server: StoreOptions,
+    server: ActorStoreOptions,
     output: OutputOptions,
 ) -> None:
-    """Send a message into a run; it joins the conversation at the next iteration."""
-    said = build_content(read_message_argument(message), read_attachments(attach))
+    """Send a message into a run. It joins the conversation at the next iteration."""
+    content = read_message(message, attach)
 
-    async def act(run: Run) -> dict[str, Any]:
-        await run.inject(said, id=message_id)
-        return {"id": run.id, "injected": True}
+    async def act(run: Run) -> Outcome:
+        await run.inject(content, id=message_id)
+        return {"injected": True}, f"the message joins {run.id} at its next iteration"
 
-    done = act_on_run(server, id, act, by=by)
-    _print_outcome(done, "the message joins {id} at its next iteration", output)
+    _act_and_print(server, id, act, output)
 
 
 def interrupt(
     id: RunArgument,
-    message: Annotated[
-        str | None, typer.Argument(help="What to go on with; - reads stdin.", show_default=False)
-    ] = None,
+    message: Annotated[str | None, typer.Argument(help="A message for the run to go on with; - reads stdin.")] = None,
     attach: AttachOption = None,
     message_id: MessageIdOption = None,
-    by: ByOption = None,
     *,
-    server: StoreOptions,
+    server: ActorStoreOptions,
     output: OutputOptions,
 ) -> None:
-    """Stop what a run is at. With a message it goes on with that; without, the turn ends as it stands."""
-    if message is None and attach:
-        raise InvalidInputError("what is attached goes with a message", hint='perdure interrupt ID "Look at this." …')
-    said = None if message is None else build_content(read_message_argument(message), read_attachments(attach))
+    """Stop the model call and tools in flight. With a message the turn goes on with that; without, it ends."""
+    content = read_optional_message(message, attach, "interrupt")
 
-    async def act(run: Run) -> dict[str, Any]:
-        await run.interrupt(said, id=message_id)
-        return {"id": run.id, "interrupted": True}
+    async def act(run: Run) -> Outcome:
+        await run.interrupt(content, id=message_id)
+        then = "its turn ends" if content is None else "it goes on with the message"
+        return {"interrupted": True}, f"{run.id} stops what it is at; {then}"
 
-    done = act_on_run(server, id, act, by=by)
-    after = "its turn ends" if said is None else "it goes on with the message"
-    _print_outcome(done, f"{{id}} stops what it is at; {after}", output)
+    _act_and_print(server, id, act, output)
 
 
-def cancel(
-    id: RunArgument,
-    wait: WaitOption = False,
-    by: ByOption = None,
-    *,
-    server: ServerOptions,
-    output: OutputOptions,
-) -> None:
-    """Cancel a run: what is in flight is stopped, what is finished is kept, every tool call has a result."""
+def cancel(id: RunArgument, wait: WaitOption = False, *, server: ActorOptions, output: OutputOptions) -> None:
+    """Cancel a run. Calls in flight are stopped, finished work is kept, and every tool call has a result."""
 
-    async def act(run: Run) -> dict[str, Any]:
+    async def act(run: Run) -> Outcome:
         await run.cancel()
-        return {"id": run.id, "status": await _wait_for_run_end(run) if wait else "cancelling"}
+        if wait:
+            return await _wait_for_run_end(run)
+        return {"status": "cancelling"}, f"{run.id} was told to stop"
 
-    said = act_on_run(server, id, act, by=by)
-    _print_outcome(said, "{id} is {status}" if wait else "{id} was told to stop", output)
+    _act_and_print(server, id, act, output)
 
 
-def close(
-    id: RunArgument,
-    wait: WaitOption = False,
-    by: ByOption = None,
-    *,
-    server: ServerOptions,
-    output: OutputOptions,
-) -> None:
-    """End a session after the turn that it is at. A message opens it again."""
+def close(id: RunArgument, wait: WaitOption = False, *, server: ActorOptions, output: OutputOptions) -> None:
+    """End a session after its present turn. A message opens it again."""
 
-    async def act(run: Run) -> dict[str, Any]:
+    async def act(run: Run) -> Outcome:
         await run.close()
-        return {"id": run.id, "status": await _wait_for_run_end(run) if wait else "closing"}
+        if wait:
+            return await _wait_for_run_end(run)
+        return {"status": "closing"}, f"{run.id} ends after its turn"
 
-    said = act_on_run(server, id, act, by=by)
-    _print_outcome(said, "{id} is {status}" if wait else "{id} ends after its turn", output)
+    _act_and_print(server, id, act, output)
 
 
-def resume(
-    id: RunArgument,
-    limit: LimitOption = None,
-    by: ByOption = None,
-    *,
-    server: ServerOptions,
-    output: OutputOptions,
-) -> None:
-    """Let a paused run try the same step again; open a failed, cancelled or timed-out one again where it ended.
+def resume(id: RunArgument, limit: LimitOption = None, *, server: ActorOptions, output: OutputOptions) -> None:
+    """Let a paused run try the same step again; continue a failed, cancelled or timed-out run where it ended.
 
-    One that is paused at a limit goes on when that is raised.
+    A run that is paused at a limit goes on when the limit is raised.
     """
-    raised = parse_limits(limit)
+    limits = parse_limits(limit)
 
-    async def act(run: Run) -> dict[str, Any]:
+    async def act(run: Run) -> Outcome:
         before = await run.status()
-        if before.at_limit is not None and not raised:
-            raise InvalidInputError(
-                f"run {run.id} is paused: {before.at_limit}",
-                hint=f"Raise that limit: perdure resume {run.id} --limit {before.at_limit.key}=<more>",
-            )
-        await run.resume(limits=raised)
-        return {"id": run.id, "resumed": True, "was": before.state}
+        if before.at_limit is not None and not limits:
+            hint = f"Raise that limit: perdure resume {run.id} --limit {before.at_limit.key}=<more>"
+            raise InvalidInputError(f"run {run.id} is paused: {before.at_limit}", hint=hint)
+        await run.resume(limits=limits)
+        if before.state in ("completed", "failed", "cancelled"):
+            then = f"was {before.state}, and goes on from where it ended"
+        else:
+            then = "may use more" if limits else "tries the step again that it paused at"
+        return {"resumed": True, "was": before.state}, f"{run.id} {then}"
 
-    said = act_on_run(server, id, act, by=by)
-    ended = said["was"] in ("completed", "failed", "cancelled")
-    text = "{id} was {was}, and goes on from where it ended" if ended else "{id} tries the step again that it paused at"
-    if raised and not ended:
-        text = "{id} may use more"
-    _print_outcome(said, text, output)
+    _act_and_print(server, id, act, output)
 
 
-def parse_limits(given: list[str] | None) -> dict[str, Any]:
-    """What ``--limit`` says, as ``Run.resume`` takes it. Raises ``InvalidInputError``."""
+def parse_limits(options: list[str] | None) -> dict[str, Any]:
+    """The values of ``--limit``, as ``Run.resume`` takes them. Raises ``InvalidInputError``."""
     from ..loop.lifecycle import parse_run_limits
 
     limits: dict[str, Any] = {}
-    for one in given or ():
-        name, equals, value = one.partition("=")
-        if not equals or not value:
-            raise InvalidInputError(f"--limit {one}: it has no value", hint="For instance --limit cost_usd=5")
-        scope, dot, inner = name.partition(".")
-        if dot and scope == "turn":
-            limits.setdefault("turn", {})[inner] = value
+    for option in options or ():
+        name, _, value = option.partition("=")
+        if not value:
+            raise InvalidInputError(f"--limit {option}: it has no value", hint="For instance --limit cost_usd=5")
+        scope, _, turn_limit = name.partition(".")
+        if turn_limit and scope == "turn":
+            limits.setdefault("turn", {})[turn_limit] = value
         else:
             limits[name] = value
     if limits:
@@ -270,21 +186,24 @@ def parse_limits(given: list[str] | None) -> dict[str, Any]:
     return limits
 
 
-async def _wait_for_run_end(run: Run) -> str:
-    """Wait for the end of the run, whatever it is."""
-    from ..errors import PerdureError, RunCancelledError
-
+async def _wait_for_run_end(run: Run) -> Outcome:
+    status = "completed"
     try:
         await run.result()
     except RunCancelledError:
-        return "cancelled"
+        status = "cancelled"
     except PerdureError:
-        return "failed"
-    return "completed"
+        status = "failed"
+    return {"status": status}, f"{run.id} is {status}"
 
 
-def _print_outcome(said: dict[str, Any], text: str, output: OutputFormat) -> None:
-    if output is OutputFormat.TEXT:
-        print_line(text.format(**said))
-    else:
-        print_json(said, output=output)
+def _act_and_print(
+    server: ActorOptions | ActorStoreOptions, id: str, act: Callable[[Run], Awaitable[Outcome]], output: OutputOptions
+) -> None:
+    """Do ``act`` to the run that ``id`` names, and print the outcome."""
+
+    async def act_on_run(run: Run) -> None:
+        facts, text = await act(run)
+        output.print_result({"id": run.id, **facts}, text)
+
+    call_run(server, id, act_on_run)

@@ -30,9 +30,8 @@ from ..tools.memory import (
     check_memory_list,
     check_memory_name,
 )
-from ..types.files import MessageInput, decode_file_data
 from ..types.interface import Mode, Override, UserMessage
-from ..types.messages import FilePart, Message
+from ..types.messages import FilePart, Message, MessageInput, decode_file_data
 from .inbox import PendingCall, list_pending_calls
 from .messages import STORE_HINT, build_user_message, deliver_message
 from .run import Run

@@ -22,9 +22,8 @@ from ..ports import Commit, Store
 from ..store import Chain
 from ..store.transcripts import ForkPoint, find_fork_point
 from ..temporal_service import start_run_workflow
-from ..types.files import MessageInput
 from ..types.interface import Override
-from ..types.messages import Message, clean_text
+from ..types.messages import Message, MessageInput, clean_text
 
 if TYPE_CHECKING:
     from .run import Run

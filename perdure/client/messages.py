@@ -38,9 +38,19 @@ from ..temporal_service import (
     is_missing_attribute,
     start_run_workflow,
 )
-from ..types.files import Content, Dataclass, File, MessageInput, normalize_content
 from ..types.interface import WORKFLOW_TYPE, Override, Start, Status, UserMessage
-from ..types.messages import BlobRef, ContentPart, FilePart, TextPart, clean_text
+from ..types.messages import (
+    BlobRef,
+    Content,
+    ContentPart,
+    Dataclass,
+    File,
+    FilePart,
+    MessageInput,
+    TextPart,
+    clean_text,
+    normalize_content,
+)
 from ..types.plain_json import to_plain_json
 from ..types.validation_errors import describe_validation_error
 from .follow import CATCH_UP_SECONDS
@@ -326,7 +336,7 @@ def _parse_message_override(given: Override | Mapping[str, Any]) -> Override:
     try:
         return Override.model_validate(dict(given))
     except ValidationError as error:
-        raise InvalidInputError(describe_validation_error(error, "override", within="override")) from None
+        raise InvalidInputError(describe_validation_error(error, "override", prefix="override")) from None
 
 
 async def upload_content(client: Client, content: Content) -> tuple[UploadedContent, str | None]:

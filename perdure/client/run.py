@@ -47,9 +47,8 @@ from ..temporal_service import (
 from ..toolsets import Artifact
 from ..types.approvals import DecidedApproval, StandingApproval
 from ..types.events import Event
-from ..types.files import MessageInput
 from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, Override, Response, Status, parse_output
-from ..types.messages import FilePart, Message
+from ..types.messages import FilePart, Message, MessageInput
 from .decisions import answer_pending_call, decide_pending_call, revoke_approval
 from .follow import follow_run, list_child_runs, wait_for_pause
 from .fork import Difference, compare_transcripts, start_fork

@@ -33,10 +33,9 @@ from ..encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, PerdureError, ScheduleExistsError, ScheduleNotFoundError
 from ..loop.payload_limits import RUN_ID_BYTES
 from ..temporal_service import build_schedule_action, translate_rpc_error
-from ..types.files import MessageInput
 from ..types.interface import WORKFLOW_TYPE, Mode, Override
 from ..types.limits import parse_seconds
-from ..types.messages import clean_text
+from ..types.messages import MessageInput, clean_text
 from ..types.plain_json import find_json_flaw
 from .start import History, build_start_input, check_message_input
 from .visibility import RunSummary, list_runs_of_schedule

@@ -14,9 +14,8 @@ from ..loop.payload_limits import RUN_ID_BYTES
 from ..loop.transcript import list_open_calls
 from ..ports import Commit
 from ..store import Chain
-from ..types.files import Dataclass, File, MessageInput, find_file_flaw
 from ..types.interface import Mode, Override, Response, UserMessage
-from ..types.messages import Message, clean_text, iter_file_parts
+from ..types.messages import Dataclass, File, Message, MessageInput, clean_text, find_file_flaw, iter_file_parts
 from ..types.plain_json import find_json_flaw
 from ..types.session_form import from_session
 from .run import Run

@@ -22,8 +22,8 @@ from ..errors import (
 from ..ports import EventRow, Store, TurnRow
 from ..temporal_service import build_run_error, has_unhandled_events
 from ..types.events import Event
-from ..types.files import MessageInput
 from ..types.interface import Response, TurnStatus
+from ..types.messages import MessageInput
 from .event_reader import EVENTS_PER_PAGE, retry_store_read
 from .follow import follow_turn
 from .visibility import build_closed_status

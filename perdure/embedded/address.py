@@ -1,4 +1,4 @@
-"""Which Temporal server a program talks to, and how to connect to it."""
+"""Finds the Temporal server that a program uses, and connects to it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .home import Home, current_home
 from .server import ServerInfo, ensure_server, find_running_server, read_record
 
 CONNECT_SECONDS = 5.0
-"""How long a server may take to answer before it counts as unreachable."""
+"""Seconds after which a server without an answer counts as unreachable."""
 
 _DEFAULT_ADDRESS = "localhost:7233"
 
 
 @dataclass(frozen=True)
 class ServerTarget:
-    """A server, and where its address came from."""
+    """A server, and the origin of its address."""
 
     config: ClientConnectConfig
     """Arguments for ``Client.connect(**config)``; ``target_host`` and ``namespace`` are always set."""
     origin: str
-    """For people: "TEMPORAL_ADDRESS", "the profile 'prod'", "the embedded server"."""
+    """The origin for people: "TEMPORAL_ADDRESS", "the profile 'prod'", "the embedded server"."""
     embedded: ServerInfo | None = None
     """Set when it is this machine's embedded server."""
 
@@ -55,20 +55,20 @@ async def resolve_target(
     start: bool = False,
     home: Home | None = None,
 ) -> ServerTarget:
-    """Find the server: the arguments, then TEMPORAL_* or a profile, then the embedded server that runs.
+    """Find the server: from the arguments, then from TEMPORAL_* or a profile, then the running embedded server.
 
     Args:
-        start: start the embedded server when nothing else is named and none runs.
+        start: start the embedded server if no server is configured and none runs.
 
     Raises:
-        ServerUnreachableError: nothing is named, no embedded server runs, and ``start`` is false.
+        ServerUnreachableError: no server is configured, no embedded server runs, and ``start`` is false.
         RuntimeSetupError: the profile cannot be read, or the embedded server cannot be started.
     """
     config = _load_temporal_config(profile)
-    given: dict[str, Any] = {"target_host": address, "namespace": namespace, "api_key": api_key, "tls": tls}
+    arguments: dict[str, Any] = {"target_host": address, "namespace": namespace, "api_key": api_key, "tls": tls}
     if api_key and tls is None and "tls" not in config:
-        given["tls"] = True  # as envconfig does it: a key in clear text would be a leak
-    config.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]  # names of the TypedDict, from a dict
+        arguments["tls"] = True  # as in envconfig: a key in clear text would be a leak
+    config.update({name: value for name, value in arguments.items() if value is not None})  # type: ignore[typeddict-item]  # names of the TypedDict, from a dict
     config.setdefault("namespace", "default")
     named_profile = profile or os.environ.get("TEMPORAL_PROFILE")
     if "target_host" not in config and named_profile:
@@ -82,29 +82,28 @@ async def resolve_target(
     server = await ensure_server(home) if start else await find_running_server(home)
     if server is None:
         raise ServerUnreachableError(
-            "no Temporal server is named and no embedded one runs",
+            "no Temporal server is configured and no embedded server runs",
             hint="Start one with `perdure server start`, or set TEMPORAL_ADDRESS.",
         )
     if start and config["namespace"] != "default":
         await temporal_service.ensure_namespace(server.address, config["namespace"])
     return ServerTarget(
-        {"target_host": server.address, "namespace": config["namespace"]},
-        "the embedded server",
-        embedded=server,
+        {"target_host": server.address, "namespace": config["namespace"]}, "the embedded server", embedded=server
     )
 
 
 def _find_embedded_server(address: str, home: Home | None) -> ServerInfo | None:
-    """The embedded server, if it is the one that was named (as `perdure env` does): its runs have their store here."""
+    """Return the embedded server if it is at ``address`` (as with `perdure env`): the store of its runs is on this
+    machine."""
     record = read_record(home or current_home())
     return record if record is not None and record.address == address else None
 
 
 async def connect(target: ServerTarget, *, seconds: float = CONNECT_SECONDS, **arguments: Any) -> Client:
-    """A Temporal client for ``target``; ``arguments`` are further ones of ``Client.connect``, like plugins.
+    """Connect a Temporal client to ``target``; ``arguments`` are further ones of ``Client.connect``, like plugins.
 
     Raises:
-        ServerUnreachableError: no Temporal server answers there within ``seconds``.
+        ServerUnreachableError: no Temporal server answers within ``seconds``.
     """
     connecting: Mapping[str, Any] = {**target.config, **arguments}
     try:
@@ -113,7 +112,7 @@ async def connect(target: ServerTarget, *, seconds: float = CONNECT_SECONDS, **a
     except TimeoutError as error:
         raise _build_unreachable_error(target, f"no answer within {seconds:g} s") from error
     except (RuntimeError, RPCError) as error:
-        # The bridge raises RuntimeError for all that fails before the first answer.
+        # The bridge raises RuntimeError for every failure before the first answer.
         if isinstance(error, RuntimeError) and not str(error).startswith("Failed client connect"):
             raise
         raise _build_unreachable_error(target, _explain_connect_error(str(error))) from error
@@ -131,15 +130,15 @@ def _load_temporal_config(profile: str | None) -> ClientConnectConfig:
 
 def _describe_origin(address: str | None, profile: str | None) -> str:
     if address:
-        return "the address that was given"
+        return "the given address"
     if os.environ.get("TEMPORAL_ADDRESS"):
         return "TEMPORAL_ADDRESS"
     return f"the profile {profile!r}" if profile else "the profile 'default' of Temporal's configuration file"
 
 
-def _explain_connect_error(said: str) -> str:
-    """What the bridge's error comes down to."""
-    low = said.lower()
+def _explain_connect_error(text: str) -> str:
+    """Return the cause of the bridge's error."""
+    lower_text = text.lower()
     for sign, meaning in (
         ("connection refused", "connection refused"),
         ("dns error", "the host name is not known"),
@@ -147,11 +146,11 @@ def _explain_connect_error(said: str) -> str:
         ("tls", "the TLS handshake failed"),
         ("unauthenticated", "the API key or certificate is refused"),
         ("permissiondenied", "access is denied"),
-        ("call error after connection", "something answers there, but it is no Temporal server"),
+        ("call error after connection", "the program at this address is not a Temporal server"),
     ):
-        if sign in low:
+        if sign in lower_text:
             return meaning
-    return said.removeprefix("Failed client connect: ")[:300]
+    return text.removeprefix("Failed client connect: ")[:300]
 
 
 def _build_unreachable_error(target: ServerTarget, reason: str) -> ServerUnreachableError:

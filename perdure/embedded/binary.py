@@ -1,4 +1,4 @@
-"""The Temporal dev server's binary: where it is, and where to get it."""
+"""Finds or fetches the binary of the Temporal dev server."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..errors import ServerNotFoundError
@@ -19,7 +19,7 @@ from .home import CLI_VERSION, Home, current_home, hold_lock
 from .process import ProgressCallback, show_progress
 
 # ---
-# Ways to fetch the dev server's binary into a folder, best first.
+# Methods to fetch the dev server's binary into a folder, best first.
 
 
 GO_MODULE = f"github.com/temporalio/cli/cmd/temporal@v{CLI_VERSION}"
@@ -30,20 +30,12 @@ _TICK_SECONDS = 1.0
 _TAIL_LINES = 5
 
 
-class FetchError(Exception):
-    """A way that did not work; says why."""
+class _BinaryError(Exception):
+    """The reason why a program cannot be fetched, or is not a usable dev server."""
 
 
-@dataclass(frozen=True)
-class FetchMethod:
-    """One way: its name for people, and a coroutine function that gives the path of the fetched binary."""
-
-    title: str
-    run: Callable[[Path, ProgressCallback], Awaitable[Path]]
-
-
-async def download_with_sdk(folder: Path, _: ProgressCallback) -> Path:
-    """Let Temporal's SDK download the CLI. It has no call for just that: it also starts a server."""
+async def _download_with_sdk(folder: Path, _: ProgressCallback) -> Path:
+    """Let Temporal's SDK download the CLI. It has no call for only that: this one also starts a server."""
     from temporalio.testing import WorkflowEnvironment
 
     try:
@@ -53,21 +45,21 @@ async def download_with_sdk(folder: Path, _: ProgressCallback) -> Path:
             )
             await environment.shutdown()
     except TimeoutError as error:
-        raise FetchError(f"not done after {_DOWNLOAD_SECONDS:.0f} s") from error
+        raise _BinaryError(f"not done after {_DOWNLOAD_SECONDS:.0f} s") from error
     except RuntimeError as error:
-        # A file that came over but does not start here is judged by the caller, like any other.
+        # The caller checks a downloaded file that does not start here, like any other.
         if not _list_programs(folder):
-            raise FetchError(str(error)) from error
+            raise _BinaryError(str(error)) from error
     if not (programs := _list_programs(folder)):
-        raise FetchError("the SDK left no binary in the folder it was given")
+        raise _BinaryError("the SDK left no binary in the folder it was given")
     return programs[0]
 
 
-async def build_with_go(folder: Path, report: ProgressCallback) -> Path:
+async def _build_with_go(folder: Path, report: ProgressCallback) -> Path:
     """Build the CLI with Go, through the Go module proxy: 2-3 minutes the first time."""
     go = shutil.which("go")
     if go is None:
-        raise FetchError("Go is not installed")
+        raise _BinaryError("Go is not installed")
     # GOBIN may not be combined with a foreign target.
     env = {name: value for name, value in os.environ.items() if name not in ("GOOS", "GOARCH")}
     command = await asyncio.create_subprocess_exec(
@@ -78,23 +70,23 @@ async def build_with_go(folder: Path, report: ProgressCallback) -> Path:
     )  # fmt: skip
     try:
         async with asyncio.timeout(_BUILD_SECONDS):
-            said = await _report_build(command, report)
+            last_lines = await _report_build(command, report)
     except TimeoutError as error:
-        raise FetchError(f"not done after {_BUILD_SECONDS:.0f} s") from error
+        raise _BinaryError(f"not done after {_BUILD_SECONDS:.0f} s") from error
     finally:
         if command.returncode is None:  # timed out or cancelled: the compilers go with it
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(command.pid, signal.SIGKILL)
             await command.wait()
     if command.returncode:
-        raise FetchError(f"ended with {command.returncode}: {' | '.join(said) or 'no output'}")
+        raise _BinaryError(f"ended with {command.returncode}: {' | '.join(last_lines) or 'no output'}")
     return folder / "temporal"
 
 
 async def _report_build(command: asyncio.subprocess.Process, report: ProgressCallback) -> list[str]:
-    """Report what Go does until it ends; the last lines it said, without the names of packages."""
+    """Report what Go does until it ends; return its last lines of output, without the names of packages."""
     downloaded = compiled = 0
-    said: list[str] = []
+    last_lines: list[str] = []
 
     async def tick() -> None:
         while True:
@@ -111,26 +103,26 @@ async def _report_build(command: asyncio.subprocess.Process, report: ProgressCal
             elif " " not in line:
                 compiled += 1
             else:
-                said = [*said, line][-_TAIL_LINES:]
+                last_lines = [*last_lines, line][-_TAIL_LINES:]
         await command.wait()
     finally:
         ticker.cancel()
-    return said
+    return last_lines
 
 
 def _list_programs(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*temporal*") if path.is_file() and os.access(path, os.X_OK)]
 
 
-FETCH_METHODS = (
-    FetchMethod(f"the SDK's own download of v{CLI_VERSION}", download_with_sdk),
-    FetchMethod(f"`go install {GO_MODULE}`", build_with_go),
+_FETCH_METHODS = (
+    (f"the SDK's own download of v{CLI_VERSION}", _download_with_sdk),
+    (f"`go install {GO_MODULE}`", _build_with_go),
 )
-"""In the order in which they are tried."""
+"""Titles and functions, in the order in which they are tried."""
 
 
 _OLDEST_SERVER = (1, 28)
-"""The first server with update-with-start on by default."""
+"""The first version with update-with-start on by default."""
 
 # "temporal version 1.5.1 (Server 1.29.1, UI 2.42.1)"; one built by `go install` says 0.0.0-DEV.
 _VERSION_LINE = re.compile(r"^temporal version \S+ \(server (\d+)\.(\d+)(\.\w+)?", re.IGNORECASE | re.MULTILINE)
@@ -145,141 +137,120 @@ class Binary:
     path: Path
     server_version: str
     source: str
-    """How it was found, in words for people."""
-
-
-@dataclass(frozen=True)
-class FailedAttempt:
-    """A way that was tried and why it failed."""
-
-    method: str
-    reason: str
-
-
-class _UnfitError(Exception):
-    """A file that is not a dev server for us; says why."""
+    """How it was found, for people."""
 
 
 async def find_binary(home: Home | None = None) -> Binary | None:
-    """The dev server that is on this machine, in the order of DESIGN.md §6; fetches nothing.
+    """Find the dev server on this machine, in the order of DESIGN.md §6; fetches nothing.
 
     Raises:
-        ServerNotFoundError: PERDURE_TEMPORAL_CLI names something that does not work.
+        ServerNotFoundError: PERDURE_TEMPORAL_CLI names a program that does not work.
     """
-    found, _ = await _find_installed_binary(home or current_home())
-    return found
+    return (await _find_installed_binary(home or current_home()))[0]
 
 
 async def ensure_binary(home: Home | None = None) -> Binary:
-    """The dev server on this machine, fetched into the cache if there is none yet (minutes, with a display).
+    """Find the dev server on this machine, or fetch it into the cache (takes minutes, with a display).
 
     Raises:
-        ServerNotFoundError: no way worked; it names all of them.
+        ServerNotFoundError: no method worked; the error lists all of them.
         RuntimeSetupError: PERDURE_HOME cannot be used.
     """
     home = home or current_home()
-    found, failures = await _find_installed_binary(home)
-    if found:
-        return found
+    binary, _ = await _find_installed_binary(home)
+    if binary:
+        return binary
     home.create()
     with show_progress(f"fetching the Temporal dev server {CLI_VERSION} (once)") as report:
         async with hold_lock(home.bin / "fetch.lock", wait=_FETCH_LOCK_SECONDS, busy="fetching the dev server"):
-            found, failures = await _find_installed_binary(home)
-            return found or await _fetch_binary(home, failures, report)
+            binary, failures = await _find_installed_binary(home)
+            return binary or await _fetch_binary(home, failures, report)
 
 
-async def _find_installed_binary(home: Home) -> tuple[Binary | None, list[FailedAttempt]]:
-    """The first binary on this machine that works, and what was wrong with those before it."""
+async def _find_installed_binary(home: Home) -> tuple[Binary | None, dict[str, str]]:
+    """Find the first binary on this machine that works; also return why each before it does not."""
     if named := os.environ.get("PERDURE_TEMPORAL_CLI"):
-        return await _check_named_binary(named), []
-    failures: list[FailedAttempt] = []
-    for way, path, absent in (
+        return await _check_named_binary(named), {}
+    failures: dict[str, str] = {}
+    cached = home.binary if home.binary.exists() else None
+    for source, path, absent in (
         ("`temporal` on PATH", _find_program("temporal"), "there is none"),
-        (f"the cache, {home.binary}", home.binary if home.binary.exists() else None, "it is empty"),
+        (f"the cache, {home.binary}", cached, "it is empty"),
     ):
         try:
-            if not path:
-                raise _UnfitError(absent)
-            return Binary(path, await _check_binary_version(path), way), failures
-        except _UnfitError as unfit:
-            failures.append(FailedAttempt(way, str(unfit)))
+            if path is None:
+                raise _BinaryError(absent)
+            return Binary(path, await _check_binary_version(path), source), failures
+        except _BinaryError as error:
+            failures[source] = str(error)
     return None, failures
 
 
 async def _check_named_binary(named: str) -> Binary:
-    """What PERDURE_TEMPORAL_CLI says. Someone chose it, so it is never passed over in silence."""
+    """Check the program of PERDURE_TEMPORAL_CLI. It was chosen explicitly, so it is never ignored."""
     path = _find_program(named)
     try:
         if path is None:
-            raise _UnfitError("there is no such program")
+            raise _BinaryError("there is no such program")
         return Binary(path, await _check_binary_version(path), "PERDURE_TEMPORAL_CLI")
-    except _UnfitError as unfit:
+    except _BinaryError as error:
         raise ServerNotFoundError(
-            f"PERDURE_TEMPORAL_CLI={named} does not work: {unfit}",
-            hint="Let it name a Temporal CLI, or unset it to have one found or fetched.",
-        ) from unfit
+            f"PERDURE_TEMPORAL_CLI={named} does not work: {error}",
+            hint="Set it to a Temporal CLI, or unset it: then one is found or fetched.",
+        ) from error
 
 
 def _find_program(named: str) -> Path | None:
-    """An executable given by path or by name. Absolute, since the server runs in another directory."""
-    found = shutil.which(Path(named).expanduser())
-    return Path(found).absolute() if found else None
+    """Find an executable by path or by name. Absolute, since the server runs in another directory."""
+    program = shutil.which(Path(named).expanduser())
+    return Path(program).absolute() if program else None
 
 
 async def _check_binary_version(path: Path) -> str:
-    """The version of the server inside ``path``, which proves that it runs here."""
+    """Return the version of the server inside ``path``, which proves that it runs here."""
+    run = partial(subprocess.run, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
-        done = await asyncio.to_thread(_run_version_command, path)
+        command = [path, "--version"]
+        ended = await asyncio.to_thread(run, command, timeout=_CHECK_SECONDS, check=False, errors="replace")
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _UnfitError(f"{path} --version: {error}") from error
-    output = done.stdout.decode(errors="replace").strip()
+        raise _BinaryError(f"{path} --version: {error}") from error
+    output = ended.stdout.strip()
     match = _VERSION_LINE.search(output)
-    if done.returncode or not match:
-        said = output.splitlines()[0][:200] if output else "nothing"
-        raise _UnfitError(f"{path} --version ended with {done.returncode} and said: {said}")
+    if ended.returncode or not match:
+        first_line = output.splitlines()[0][:200] if output else "nothing"
+        raise _BinaryError(f"{path} --version ended with {ended.returncode} and printed: {first_line}")
     version = f"{match[1]}.{match[2]}{match[3] or ''}"
     if (int(match[1]), int(match[2])) < _OLDEST_SERVER:
         oldest = ".".join(map(str, _OLDEST_SERVER))
-        raise _UnfitError(f"{path} has server {version}; {oldest} is the oldest that works")
+        raise _BinaryError(f"{path} has server {version}; {oldest} is the oldest that works")
     return version
 
 
-def _run_version_command(path: Path) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [path, "--version"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=_CHECK_SECONDS,
-        check=False,
-    )
-
-
-async def _fetch_binary(home: Home, failures: list[FailedAttempt], report: ProgressCallback) -> Binary:
-    """Try each way of fetching; what it gives is checked before it takes its place in the cache."""
-    for leftover in home.bin.glob(".fetch-*"):  # of a killed process: who holds the lock is alone here
+async def _fetch_binary(home: Home, failures: dict[str, str], report: ProgressCallback) -> Binary:
+    """Try each method of fetching; a fetched binary is checked before it is moved into the cache."""
+    for leftover in home.bin.glob(".fetch-*"):  # of a killed process: only the holder of the lock is here
         shutil.rmtree(leftover, ignore_errors=True)
-    for way in FETCH_METHODS:
-        report(way.title)
+    for title, fetch in _FETCH_METHODS:
+        report(title)
         with home.translate_errors():
             folder = Path(tempfile.mkdtemp(dir=home.bin, prefix=".fetch-"))
         try:
-            fetched = await way.run(folder, report)
+            fetched = await fetch(folder, report)
             version = await _check_binary_version(fetched)
             fetched.replace(home.binary)
-            return Binary(home.binary, version, way.title)
-        except (FetchError, _UnfitError, OSError) as error:
-            failures.append(FailedAttempt(way.title, str(error)))
+            return Binary(home.binary, version, title)
+        except (_BinaryError, OSError) as error:
+            failures[title] = str(error)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     raise _build_not_found_error(failures)
 
 
-def _build_not_found_error(failures: list[FailedAttempt]) -> ServerNotFoundError:
-    tried = [FailedAttempt("PERDURE_TEMPORAL_CLI", "not set"), *failures]
-    lines = "\n".join(f"  {number}. {each.method}: {each.reason}" for number, each in enumerate(tried, 1))
+def _build_not_found_error(failures: dict[str, str]) -> ServerNotFoundError:
+    tried = {"PERDURE_TEMPORAL_CLI": "not set", **failures}
+    lines = "\n".join(f"  {number}. {method}: {reason}" for number, (method, reason) in enumerate(tried.items(), 1))
     return ServerNotFoundError(
         f"no Temporal dev server was found or could be fetched:\n{lines}",
-        hint="Install the Temporal CLI (https://docs.temporal.io/cli) or Go (https://go.dev/dl), let "
-        "PERDURE_TEMPORAL_CLI name a binary, or set TEMPORAL_ADDRESS to use a server that runs elsewhere.",
+        hint="Install the Temporal CLI (https://docs.temporal.io/cli) or Go (https://go.dev/dl), set "
+        "PERDURE_TEMPORAL_CLI to a binary, or set TEMPORAL_ADDRESS to use another server.",
     )

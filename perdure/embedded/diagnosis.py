@@ -1,4 +1,4 @@
-"""What is set up on this machine and what is not: the checks of ``perdure doctor``. They change nothing."""
+"""The checks of ``perdure doctor``: the setup of this machine. They change nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _EXTRA_PACKAGES = {
 }
 _API_KEY_EXTRAS = {"OPENAI_API_KEY": "openai", "ANTHROPIC_API_KEY": "anthropic", "GEMINI_API_KEY": "google"}
 _MAX_RUNS_CHECKED, _MAX_CONCURRENT_CHECKS = 1000, 20
-"""Open runs that are looked at, and how many at once: 4 s for all of them."""
+"""Most open runs that are checked, and how many at once: 4 s for all of them."""
 _DISK_FAIL, _DISK_WARN = 100 * 2**20, 2**30
 
 CheckStatus = Literal["ok", "warn", "fail"]
@@ -47,7 +47,7 @@ CheckStatus = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was checked, how it stands, and the way out where it does not."""
+    """One line: what was checked, its state, and the way out of a problem."""
 
     check: str
     status: CheckStatus
@@ -56,7 +56,7 @@ class Finding:
 
 
 def check_machine() -> Iterator[Finding]:
-    """Python, packages, keys, home, store and disk."""
+    """Check Python, packages, keys, home, store and disk."""
     version = ".".join(map(str, sys.version_info[:3]))
     old = sys.version_info < (3, 11)
     yield Finding("python", "fail" if old else "ok", version, "Use Python 3.11 or newer." if old else None)
@@ -68,22 +68,15 @@ def check_machine() -> Iterator[Finding]:
 
 
 async def check_servers(address: str | None, namespace: str | None, profile: str | None) -> list[Finding]:
-    """The Temporal server that perdure would use, and what the embedded one needs."""
+    """Check the Temporal server that perdure would use, and the requirements of the embedded server."""
     try:
         target = await resolve_target(address=address, namespace=namespace, profile=profile)
-    except PerdureError as error:
-        if (named := _build_configuration_finding(error)) is not None:
-            return [named]
+    except ServerUnreachableError:  # neither is a server configured nor does one run
         return [await _check_binary(), *_check_ports(), Finding("server", "ok", "none runs; it is started when needed")]
-    found = [await _check_binary()] if target.embedded else []
-    return [*found, *await _check_server(target)]
-
-
-def _build_configuration_finding(error: PerdureError) -> Finding | None:
-    """A broken configuration. That no server is named and none runs is no fault: None."""
-    if isinstance(error, ServerUnreachableError):
-        return None
-    return Finding("server", "fail", error.message, error.hint)
+    except PerdureError as error:
+        return [Finding("server", "fail", error.message, error.hint)]
+    binary = [await _check_binary()] if target.embedded else []
+    return [*binary, *await _check_server(target)]
 
 
 async def _check_server(target: ServerTarget) -> list[Finding]:
@@ -97,18 +90,18 @@ async def _check_server(target: ServerTarget) -> list[Finding]:
         return [Finding("server", "fail", error.message, error.hint)]
     except RPCError as error:
         missing = error.status is RPCStatusCode.NOT_FOUND
-        detail = f"{target.namespace}: {'there is none of that name' if missing else error.message}"
+        detail = f"{target.namespace}: {'there is no namespace of that name' if missing else error.message}"
         way_out = "Set TEMPORAL_NAMESPACE, or create it: temporal operator namespace create."
         return [Finding("server", "ok", where), Finding("namespace", "fail", detail, way_out)]
     return [Finding("server", "ok", where), Finding("namespace", "ok", target.namespace), attributes, *stuck]
 
 
 async def _check_stuck_runs(client: Client) -> list[Finding]:
-    """The open runs whose workflow task fails again and again, of the latest ones."""
-    asking = asyncio.Semaphore(_MAX_CONCURRENT_CHECKS)
+    """Find the runs whose workflow task fails repeatedly, among the latest open runs."""
+    semaphore = asyncio.Semaphore(_MAX_CONCURRENT_CHECKS)
 
-    async def look(run: WorkflowExecution) -> FailingTask | None:
-        async with asking:
+    async def check_run(run: WorkflowExecution) -> FailingTask | None:
+        async with semaphore:
             try:
                 handle = client.get_workflow_handle(run.id, run_id=run.run_id)
                 return await find_failing_task(client, await handle.describe())
@@ -117,32 +110,32 @@ async def _check_stuck_runs(client: Client) -> list[Finding]:
 
     open_runs = f"WorkflowType = '{WORKFLOW_TYPE}' AND ExecutionStatus = 'Running'"
     runs = [run async for run in client.list_workflows(open_runs, limit=_MAX_RUNS_CHECKED)]
-    failing = [one for one in await asyncio.gather(*map(look, runs)) if one is not None]
+    failing = [task for task in await asyncio.gather(*map(check_run, runs)) if task is not None]
     if not failing:
-        looked = f"of the latest {_MAX_RUNS_CHECKED:,} open runs none" if len(runs) == _MAX_RUNS_CHECKED else "none"
-        return [Finding("stuck runs", "ok", looked)]
-    return [Finding("stuck runs", "fail", f"{one.run_id}: {one}", one.way_out) for one in failing]
+        detail = f"of the latest {_MAX_RUNS_CHECKED:,} open runs none" if len(runs) == _MAX_RUNS_CHECKED else "none"
+        return [Finding("stuck runs", "ok", detail)]
+    return [Finding("stuck runs", "fail", f"{task.run_id}: {task}", task.way_out) for task in failing]
 
 
 async def _check_search_attributes(client: Client) -> Finding:
     try:
-        found = await find_search_attributes(client.service_client, client.namespace)
+        attributes = await find_search_attributes(client.service_client, client.namespace)
     except RPCError as error:
         return Finding("search attrs", "warn", f"the server does not say: {error.message}")
-    if lacks := str(found):
-        hint = "`perdure server setup` registers them; until then the inbox asks every open run."
-        return Finding("search attrs", "warn", lacks, hint)
-    return Finding("search attrs", "ok", ", ".join(found.names))
+    if problems := str(attributes):
+        hint = "`perdure server setup` registers them; until then the inbox queries every open run."
+        return Finding("search attrs", "warn", problems, hint)
+    return Finding("search attrs", "ok", ", ".join(attributes.names))
 
 
 async def _check_binary() -> Finding:
     try:
-        found = await find_binary()
+        binary = await find_binary()
     except PerdureError as error:
         return Finding("dev server", "fail", error.message, error.hint)
-    if found is None:
+    if binary is None:
         return Finding("dev server", "warn", "no binary yet", "`perdure server install` fetches it now.")
-    return Finding("dev server", "ok", f"{found.path}, server {found.server_version}, from {found.source}")
+    return Finding("dev server", "ok", f"{binary.path}, server {binary.server_version}, from {binary.source}")
 
 
 def _check_ports() -> Iterator[Finding]:
@@ -162,17 +155,14 @@ def _read_package_version(package: str) -> str | None:
 
 
 def _check_packages() -> Iterator[Finding]:
-    missing = [package for package in _REQUIRED_PACKAGES if _read_package_version(package) is None]
-    detail = ", ".join(
-        f"{package} {_read_package_version(package)}" for package in _REQUIRED_PACKAGES if package not in missing
-    )
-    if missing:
+    versions = {package: _read_package_version(package) for package in _REQUIRED_PACKAGES}
+    if missing := [package for package, version in versions.items() if version is None]:
         yield Finding("packages", "fail", f"missing: {', '.join(missing)}", "Install perdure again with pip.")
     else:
-        yield Finding("packages", "ok", detail)
-    here = {extra: _read_package_version(package) for extra, package in _EXTRA_PACKAGES.items()}
-    absent = [extra for extra, version in here.items() if version is None]
-    detail = ", ".join(f"{extra} {version}" for extra, version in here.items() if version) or "none"
+        yield Finding("packages", "ok", ", ".join(f"{package} {version}" for package, version in versions.items()))
+    extras = {extra: _read_package_version(package) for extra, package in _EXTRA_PACKAGES.items()}
+    absent = [extra for extra, version in extras.items() if version is None]
+    detail = ", ".join(f"{extra} {version}" for extra, version in extras.items() if version) or "none"
     detail += f"; not installed: {', '.join(absent)}" if absent else ""
     yield Finding("extras", "ok", detail, f"pip install 'perdure[{','.join(absent)}]'" if absent else None)
 
@@ -211,7 +201,7 @@ def _check_store_location() -> Finding:
 
 
 def _find_store_file() -> Path | None:
-    """The store's file; None where the store is none."""
+    """Return the store's file; None if the store is not a file."""
     url = named_store()
     if url and not url.startswith("sqlite"):
         return None
@@ -219,7 +209,7 @@ def _find_store_file() -> Path | None:
 
 
 async def _check_missing_store_file(client: Client) -> list[Finding]:
-    """That the store's file is missing, where the server has runs."""
+    """Report a missing store file if the server has runs."""
     path = _find_store_file()
     if path is None or path.exists():
         return []
@@ -229,20 +219,20 @@ async def _check_missing_store_file(client: Client) -> list[Finding]:
 
 
 def _check_path_writable(check: str, path: Path, detail: str) -> Finding:
-    """Whether ``path`` can be written, or be made where it is missing."""
-    place = path
-    while not place.exists():
-        place = place.parent
+    """Check that ``path`` can be written, or created if it is missing."""
+    place = _find_existing_ancestor(path)
     if (place.is_dir() or place == path) and os.access(place, os.W_OK):
         return Finding(check, "ok", detail)
-    return Finding(check, "fail", f"{path}: {place} cannot be written", "Make it writable, or set another one.")
+    return Finding(check, "fail", f"{path}: {place} cannot be written", "Make it writable, or set another path.")
+
+
+def _find_existing_ancestor(path: Path) -> Path:
+    return next(place for place in (path, *path.parents) if place.exists())
 
 
 def _check_disk_space() -> Finding:
-    place = current_home().root
-    while not place.exists():
-        place = place.parent
+    place = _find_existing_ancestor(current_home().root)
     free = shutil.disk_usage(place).free
-    status: Literal["ok", "warn", "fail"] = "ok" if free >= _DISK_WARN else "warn" if free >= _DISK_FAIL else "fail"
+    status: CheckStatus = "ok" if free >= _DISK_WARN else "warn" if free >= _DISK_FAIL else "fail"
     hint = None if status == "ok" else "Free some space, or set PERDURE_HOME to another disk."
     return Finding("disk", status, f"{free / 2**30:.1f} GiB free at {place}", hint)

@@ -1,4 +1,4 @@
-"""PERDURE_HOME: where the embedded runtime keeps its files on this machine."""
+"""PERDURE_HOME: the directory of the embedded runtime's files, and locks on them."""
 
 from __future__ import annotations
 
@@ -15,26 +15,16 @@ from pathlib import Path
 from ..errors import RuntimeSetupError
 
 DEFAULT_HOME = Path("~/.perdure")
-"""The home where PERDURE_HOME names none."""
+"""The home if PERDURE_HOME is not set."""
 
 CLI_VERSION = "1.5.1"
-"""The Temporal CLI that is fetched and cached: the newest that ``go install`` can build."""
+"""The version of the Temporal CLI that is fetched and cached: the newest that ``go install`` can build."""
 
-_OWN_FILE_PREFIXES = (
-    "server.",
-    "temporal.",
-    "perdure.",
-    "encryption.key",
-    "logs",
-    "bin",
-    "history",
-    ".probe-",
-    ".key-",
-)
-"""How the names begin of all that is under PERDURE_HOME."""
+_OWN_FILES = ("server.", "temporal.", "perdure.", "encryption.key", "logs", "bin", "history", ".probe-", ".key-")
+"""Prefixes of the names of all files under PERDURE_HOME."""
 
 _PROBE_BYTES = 256 * 1024
-"""What must fit on the disk before a server is started on it: SQLite's first pages and a log."""
+"""Free space that a start of the server needs: SQLite's first pages and a log."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +40,7 @@ class Home:
 
     @property
     def server_lock(self) -> Path:
-        """Locked by whoever starts or stops the server."""
+        """Locked by a process that starts or stops the server."""
         return self.root / "server.lock"
 
     @property
@@ -65,12 +55,12 @@ class Home:
 
     @property
     def store_db(self) -> Path:
-        """The transcripts, when PERDURE_STORE_URL names no other store."""
+        """The transcripts, if PERDURE_STORE_URL names no other store."""
         return self.root / "perdure.db"
 
     @property
     def logs(self) -> Path:
-        """Where detached processes write."""
+        """The output of detached processes."""
         return self.root / "logs"
 
     @property
@@ -80,7 +70,7 @@ class Home:
 
     @property
     def history(self) -> Path:
-        """What was typed in chats, a file for each agent."""
+        """The input history of chats, a file for each agent."""
         return self.root / "history"
 
     @property
@@ -94,19 +84,18 @@ class Home:
         return self.bin / f"temporal-{CLI_VERSION}"
 
     def create(self) -> Home:
-        """Make the directories, readable by their owner only: transcripts are private.
+        """Create the directories, readable by their owner only: transcripts are private.
 
-        A home that is there is closed to others too, unless it is a directory that PERDURE_HOME names and that has
-        files of other programs in it; perdure's own files are private by themselves.
+        An existing home is closed to other users, too, unless it is a directory named by PERDURE_HOME that has files of
+        other programs; perdure's own files are private by themselves.
 
         Raises:
-            RuntimeSetupError: the path is a file, or may not be written.
+            RuntimeSetupError: the path is a file, or is not writable.
         """
         with self.translate_errors():
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self.root == DEFAULT_HOME.expanduser() or all(
-                path.name.startswith(_OWN_FILE_PREFIXES) for path in self.root.iterdir()
-            ):
+            has_only_own_files = all(path.name.startswith(_OWN_FILES) for path in self.root.iterdir())
+            if has_only_own_files or self.root == DEFAULT_HOME.expanduser():
                 _restrict_permissions(self.root)
             for folder in (self.logs, self.bin, self.history):
                 folder.mkdir(mode=0o700, exist_ok=True)
@@ -114,7 +103,7 @@ class Home:
         return self
 
     def check_writable(self) -> None:
-        """Write and remove a small file: a full or read-only disk is named before anything is started.
+        """Write and remove a small file, so that a full or read-only disk is reported before anything is started.
 
         Raises:
             RuntimeSetupError: it could not be written.
@@ -126,34 +115,31 @@ class Home:
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Turn what the file system refuses inside into a RuntimeSetupError with a way out."""
+        """Turn file system errors inside the block into a RuntimeSetupError with a way out."""
         try:
             yield
         except OSError as error:
-            raise self._build_unusable_error(error) from error
-
-    def _build_unusable_error(self, error: OSError) -> RuntimeSetupError:
-        # FileExistsError is what mkdir says of a file in its place; its own text would mislead.
-        blocker = error.filename if isinstance(error, FileExistsError | NotADirectoryError) else None
-        reason = f"{blocker} is not a directory" if blocker else (error.strerror or str(error))
-        return RuntimeSetupError(
-            f"the home of perdure, {self.root}, cannot be used: {reason}",
-            hint="Make it a writable directory with free space, or set PERDURE_HOME to another one.",
-        )
+            # mkdir reports a file at its path as FileExistsError; the error's own text would mislead.
+            blocker = error.filename if isinstance(error, FileExistsError | NotADirectoryError) else None
+            reason = f"{blocker} is not a directory" if blocker else (error.strerror or str(error))
+            raise RuntimeSetupError(
+                f"the home of perdure, {self.root}, cannot be used: {reason}",
+                hint="Make it a writable directory with free space, or set PERDURE_HOME to another one.",
+            ) from error
 
 
 def named_store() -> str | None:
-    """The store that PERDURE_STORE_URL names, where it is not the one under PERDURE_HOME."""
+    """Return the store that PERDURE_STORE_URL names; None if it is the one under PERDURE_HOME."""
     return os.environ.get("PERDURE_STORE_URL") or None
 
 
 def current_home() -> Home:
-    """The home that PERDURE_HOME names, else ``~/.perdure``."""
+    """Return the home that PERDURE_HOME names, else ``~/.perdure``."""
     return Home(Path(os.environ.get("PERDURE_HOME") or DEFAULT_HOME).expanduser().absolute())
 
 
 def open_private(path: str, flags: int) -> int:
-    """``opener`` for ``open``: a file that is made is readable by its owner alone, from its first moment on."""
+    """``opener`` for ``open``: only the owner can read a new file, from the first moment on."""
     return os.open(path, flags, 0o600)
 
 
@@ -164,7 +150,7 @@ def _restrict_permissions(folder: Path) -> None:
 
 
 # ---
-# File locks between processes. The kernel drops them with the process, also on ``kill -9``.
+# File locks between processes. The kernel releases them with the process, also on ``kill -9``.
 
 
 _LOCK_POLL_SECONDS = 0.05
@@ -172,7 +158,7 @@ _LOCK_UNSUPPORTED_ERRNOS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 def try_lock(path: Path) -> int | None:
-    """Lock ``path``; the file descriptor that holds it, or None when another process does.
+    """Lock ``path``. Return the file descriptor that holds the lock, or None if another process holds it.
 
     Raises:
         RuntimeSetupError: the file cannot be opened, or its file system has no locks.
@@ -193,15 +179,14 @@ def try_lock(path: Path) -> int | None:
         if error.errno not in _LOCK_UNSUPPORTED_ERRNOS:
             raise
         raise RuntimeSetupError(
-            f"{path} cannot be locked: {error.strerror}",
-            hint="Set PERDURE_HOME to a directory on a local disk.",
+            f"{path} cannot be locked: {error.strerror}", hint="Set PERDURE_HOME to a directory on a local disk."
         ) from error
     return fd
 
 
 @asynccontextmanager
 async def hold_lock(path: Path, *, wait: float, busy: str) -> AsyncIterator[None]:
-    """Hold the lock on ``path``; ``busy`` says what its holder does, should that take over ``wait`` seconds.
+    """Hold the lock on ``path``; ``busy`` describes its holder in the error after ``wait`` seconds.
 
     Polls, since a thread blocked in flock could not be cancelled.
     """

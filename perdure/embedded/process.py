@@ -1,4 +1,4 @@
-"""Detached processes: start one that outlives its starter, recognise it later, end it."""
+"""Child processes that end with their parent, detached processes that outlive it, and progress on stderr."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import ServerStartError
 
 # ---
-# Worker processes of ours, that end with us: a child reads its standard input, which ends when its parent does.
+# Child processes that end with this one: a child reads its standard input, which ends when its parent does.
 
 
 class ChildProcess:
@@ -29,12 +29,10 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> ChildProcess:
-        """Start it, in a session of its own: Ctrl-C is ours to pass on."""
+        """Start it, in a session of its own: this process passes Ctrl-C on."""
+        command = [sys.executable, "-m", module, *arguments]
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            module,
-            *arguments,
+            *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, **(env or {})},
@@ -54,30 +52,30 @@ class ChildProcess:
         return self._process.returncode is None
 
     async def read_report(self) -> dict[str, Any] | None:
-        """The next thing it reports; None when it has ended. Whatever else it prints goes to our stdout."""
+        """Read the next report; None when the process has ended. Its other output goes to this process's stdout."""
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             with contextlib.suppress(ValueError):
-                said = json.loads(line)
-                if isinstance(said, dict) and "event" in said:
-                    return said
-            # As it is: the child is the user's own program, and its colours are its own.
+                report = json.loads(line)
+                if isinstance(report, dict) and "event" in report:
+                    return report
+            # Unchanged: the child is the user's own program, with its own colours.
             sys.stdout.write(line.decode(errors="replace"))
             sys.stdout.flush()
         return None
 
     def relay_output(self) -> None:
-        """From now on all that it prints goes to our stdout."""
+        """Print all further output of the process on this process's stdout."""
         self._relay = asyncio.ensure_future(self.read_report())
 
     async def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL, and wait until it has ended."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
         await self._process.wait()
 
     async def stop(self, *, within: float) -> None:
-        """SIGTERM, and SIGKILL to what is still there after ``within`` seconds; wait until it is gone."""
+        """Send SIGTERM, and SIGKILL if it has not ended after ``within`` seconds; wait until it has ended."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -87,12 +85,12 @@ class ChildProcess:
 
 
 def report_to_parent(event: str, **facts: Any) -> None:
-    """Tell the parent, from inside the child."""
+    """Report to the parent, from inside the child."""
     print(json.dumps({"event": event, **facts}), flush=True)  # noqa: T201 - the parent reads it
 
 
 def call_when_orphaned(act: Callable[[], None]) -> None:
-    """Call ``act`` in the running loop when the parent has ended, however it did."""
+    """Call ``act`` in the running loop when the parent has ended, for any reason."""
     loop = asyncio.get_running_loop()
     descriptor = sys.stdin.fileno()
 
@@ -108,13 +106,14 @@ _EXIT_POLL_SECONDS = 0.05
 _TERM_SECONDS = 15.0
 _KILL_SECONDS = 5.0
 
-# The shell ends at once, so the server is nobody's child here: no zombie in a starter that lives on.
+# The shell ends at once, so the server is not a child of this process, and leaves no zombie in it.
 # umask: the database holds conversations.
 _DETACH_SCRIPT = 'umask 077; "$@" </dev/null >>"$0" 2>&1 & echo $!'
 
 
 def spawn_detached(argv: Sequence[str], *, log: Path, cwd: Path, env: Mapping[str, str], keep_fd: int) -> int:
-    """Start ``argv`` in a session of its own, output appended to ``log``, ``keep_fd`` left open; its pid."""
+    """Start ``argv`` in a session of its own, with output appended to ``log`` and ``keep_fd`` left open. Returns its
+    pid."""
     try:
         shell = subprocess.run(
             ["/bin/sh", "-c", _DETACH_SCRIPT, str(log), *argv],
@@ -133,7 +132,7 @@ def spawn_detached(argv: Sequence[str], *, log: Path, cwd: Path, env: Mapping[st
 
 
 def read_start_token(pid: int) -> str | None:
-    """What tells the process ``pid`` from any later one of that number; None when there is none."""
+    """Return a token that identifies the process ``pid`` among all processes of that number; None if there is none."""
     if sys.platform == "linux":
         return _read_linux_start_token(pid)
     listing = subprocess.run(
@@ -155,15 +154,15 @@ def _read_linux_start_token(pid: int) -> str | None:
 
 
 def is_alive(pid: int, token: str) -> bool:
-    """Whether that very process still runs (not just one that was given its number)."""
+    """Whether the identified process still runs, not another one with its number."""
     return read_start_token(pid) == token
 
 
 async def terminate_process(pid: int, token: str, *, gently: bool = True) -> None:
-    """End the process: SIGTERM, and SIGKILL when it does not heed it (or at once, when not ``gently``).
+    """End the process: send SIGTERM, and SIGKILL if it does not end (or at once, if not ``gently``).
 
     Raises:
-        ServerStartError: it is another user's, or survives.
+        ServerStartError: it belongs to another user, or does not end.
     """
     signals = ((signal.SIGTERM, _TERM_SECONDS), (signal.SIGKILL, _KILL_SECONDS))
     for number, seconds in signals if gently else signals[1:]:
@@ -192,18 +191,18 @@ async def _wait_for_exit(pid: int, token: str, seconds: float) -> bool:
 
 
 # ---
-# What is being done, on stderr, while it takes long: a live line on a terminal, plain lines elsewhere.
+# Progress of long operations on stderr: a live line on a terminal, plain lines elsewhere.
 
 
 ProgressCallback = Callable[[str], None]
-"""Takes what is being done now, in a few words."""
+"""Takes a short description of the present step."""
 
 _QUIET_SECONDS = 10.0
 
 
 @contextmanager
 def show_progress(title: str) -> Iterator[ProgressCallback]:
-    """Show ``title`` and the latest report, with the time it has taken."""
+    """Show ``title`` and the latest report, with the time that has passed."""
     if sys.stderr.isatty():
         with _show_live_progress(title) as report:
             yield report
@@ -223,7 +222,7 @@ def _show_live_progress(title: str) -> Iterator[ProgressCallback]:
 
 
 def _build_plain_progress(title: str) -> ProgressCallback:
-    """One line per new stage, and a sign of life every few seconds (for logs, which have no cursor)."""
+    """Print one line per new stage, and repeat it every few seconds (for logs, which have no cursor)."""
     begun = shown = time.monotonic()
     stage = ""
     sys.stderr.write(f"{title}\n")

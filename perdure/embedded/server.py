@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import os
@@ -15,7 +14,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
 
 from .. import temporal_service
 from ..errors import RuntimeSetupError, ServerStartError
@@ -24,20 +25,16 @@ from .home import Home, current_home, hold_lock, open_private, try_lock
 from .process import is_alive, read_start_token, spawn_detached, terminate_process
 
 # ---
-# The dev server's database file: fit to start on, and what to say when it is not.
+# The dev server's database file: checks before a start, and errors of a failed start.
 
 
 PANIC_PREFIX = "panic: "
-"""How the last words of a crashed Go program begin."""
+"""Start of the last output of a crashed Go program."""
 _LAST_LINES = 5
 
-# What SQLite and the system say, in the server's log, and what it means.
+# Messages of SQLite and the system in the server's log, the cause, and the way out.
 _START_FAILURE_CAUSES = (
-    (
-        ("disk is full", "no space left"),
-        "the disk is full",
-        "Free some space, or set PERDURE_HOME to another disk.",
-    ),
+    (("disk is full", "no space left"), "the disk is full", "Free some space, or set PERDURE_HOME to another disk."),
     (
         ("readonly database", "read-only", "unable to open database"),
         "its database cannot be written",
@@ -52,17 +49,18 @@ _START_FAILURE_CAUSES = (
 
 
 def prepare_database(home: Home) -> None:
-    """See that the database can be written. One whose creation was cut short is removed: it holds nothing.
+    """Check that the database can be written. An unfinished database is removed: it holds no data.
 
     Raises:
-        ServerStartError: it cannot be written, or is no database.
+        ServerStartError: it cannot be written, or is not a database.
     """
     path = home.temporal_db
     try:
         with path.open("r+b"):
             pass
         if _is_unfinished_database(path):
-            discard_database(path)
+            for suffix in ("", "-journal", "-wal", "-shm"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -75,12 +73,12 @@ def prepare_database(home: Home) -> None:
 
 
 def _is_unfinished_database(path: Path) -> bool:
-    """Whether the server died between the creation of the file and of its first namespace.
+    """Whether the server ended between the creation of the file and of its first namespace.
 
-    It sets up a database only where there is no file, so it would never start on such a one again.
-    ``namespaces`` is the first of its tables, and the row in it the last thing that is set up.
+    The server sets up a database only if there is no file, so it could never start with this one again. ``namespaces``
+    is the first of its tables, and the row in it is written last.
     """
-    with contextlib.closing(sqlite3.connect(path)) as connection:
+    with closing(sqlite3.connect(path)) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not tables:
             return True
@@ -89,38 +87,30 @@ def _is_unfinished_database(path: Path) -> bool:
         return connection.execute("SELECT 1 FROM namespaces WHERE name = 'default'").fetchone() is None
 
 
-def discard_database(path: Path) -> None:
-    """Remove a database and what SQLite keeps beside it."""
-    for suffix in ("", "-journal", "-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
-
-
-def build_start_error(home: Home, said: str) -> ServerStartError:
-    """The error for a server that did not start, from what it said last."""
-    low = said.lower()
-    for signs, cause, way_out in _START_FAILURE_CAUSES:
-        if any(sign in low for sign in signs):
-            return ServerStartError(
-                f"the Temporal dev server does not start: {cause}", hint=way_out.format(db=home.temporal_db)
-            )
-    _, crashed, words = said.rpartition(PANIC_PREFIX)
+def build_start_error(home: Home, output: str) -> ServerStartError:
+    """Build the error for a server that did not start, from its last output."""
+    for signs, cause, hint in _START_FAILURE_CAUSES:
+        if any(sign in output.lower() for sign in signs):
+            message = f"the Temporal dev server does not start: {cause}"
+            return ServerStartError(message, hint=hint.format(db=home.temporal_db))
+    _, crashed, words = output.rpartition(PANIC_PREFIX)
     lines = (crashed + words).splitlines()
     shown = lines[:_LAST_LINES] if crashed else lines[-_LAST_LINES:]
-    last = "".join(f"\n  {line}" for line in shown) or " nothing"
+    text = "".join(f"\n  {line}" for line in shown) or " nothing"
     return ServerStartError(
-        f"the Temporal dev server does not start; it said:{last}", hint=f"Its log is {home.server_log}."
+        f"the Temporal dev server does not start; its output:{text}", hint=f"Its log is {home.server_log}."
     )
 
 
 # ---
-# server.json: which dev server was started last, and how to recognise it.
+# server.json: the dev server that was started last.
 
 
 @dataclass(frozen=True)
 class ServerInfo:
     """An embedded dev server."""
 
-    pid: int
+    pid: Annotated[int, Field(gt=0)]
     address: str
     """host:port of the gRPC frontend, for ``Client.connect``."""
     ui_address: str
@@ -128,52 +118,45 @@ class ServerInfo:
     version: str
     """Version of the Temporal server."""
     started_at: str
-    """When it was started, ISO 8601, UTC."""
+    """Time of its start, ISO 8601, UTC."""
     start_token: str
-    """What tells its process from a later one with the same pid."""
+    """Identifies its process among later ones with the same pid."""
     instance_id: str | None
-    """The cluster id that its RPC answers with, the identity of its database. None until it has answered."""
+    """The cluster id that its RPC returns, which identifies its database. None until it has answered."""
 
     @property
     def ui_url(self) -> str:
-        """Where a browser finds the Temporal UI."""
+        """URL of the Temporal UI."""
         return f"http://{self.ui_address}"
 
 
+_record_adapter = TypeAdapter(ServerInfo)
+
+
 def read_record(home: Home) -> ServerInfo | None:
-    """The last record; None when there is none, or nothing usable in it."""
+    """Read the last record; None if there is no valid one."""
     try:
-        fields: Any = json.loads(home.server_file.read_bytes())
-        record = ServerInfo(**fields)
-    except (OSError, ValueError, TypeError):
+        return _record_adapter.validate_json(home.server_file.read_bytes(), strict=True)
+    except (OSError, ValueError):
         return None
-    texts = (record.address, record.ui_address, record.version, record.started_at, record.start_token)
-    if type(record.pid) is not int or record.pid <= 0 or not all(isinstance(text, str) for text in texts):
-        return None
-    return record if record.instance_id is None or isinstance(record.instance_id, str) else None
 
 
 def write_record(home: Home, record: ServerInfo) -> None:
-    """Replace the record in one step: a reader sees the old one or the new one."""
-    fresh = home.server_file.with_suffix(".json.new")  # writers hold the server lock, so one name does
+    """Replace the record atomically: a reader sees the old one or the new one."""
+    new_file = home.server_file.with_suffix(".json.new")  # one name is enough: writers hold the server lock
     with home.translate_errors():
-        with open(fresh, "w", opener=open_private) as file:
+        with open(new_file, "w", opener=open_private) as file:
             file.write(json.dumps(asdict(record), indent=2) + "\n")
-        fresh.replace(home.server_file)
-
-
-def remove_record(home: Home) -> None:
-    """Forget the server."""
-    home.server_file.unlink(missing_ok=True)
+        new_file.replace(home.server_file)
 
 
 # ---
-# Start one dev server process and bring it to the point where it can be used.
+# Starting a dev server process, until it can be used.
 
 
 HOST = "127.0.0.1"
 DEFAULT_PORTS = (7233, 8233)
-"""gRPC and UI, as every Temporal tool expects them."""
+"""Ports of gRPC and UI that every Temporal tool expects."""
 
 # Measured (FACTS.md, Cost): without these an iteration takes 207 ms instead of 15-21, for any program.
 DYNAMIC_CONFIG = (
@@ -191,42 +174,36 @@ _START_ATTEMPTS = 3
 _LOG_MAX_BYTES = 10 * 1024 * 1024
 _TAIL_BYTES = 64 * 1024
 
-# Nothing else of the environment: the server outlives its starter, whose API keys are none of its business,
-# and TEMPORAL_* would configure it.
+# No other variables: the server outlives its starter and must not get its API keys, and TEMPORAL_* would configure it.
 _PASSED_VARIABLES = ("HOME", "PATH", "TMPDIR", "TZ", "LANG", "LC_ALL")
 
 
 async def start_server_process(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
-    """Start a server on the home's database. Its process keeps ``database_fd``. Needs the server lock.
+    """Start a server on the home's database. Its process keeps ``database_fd``. Requires the server lock.
 
     Raises:
-        ServerStartError: says why, with the end of its log where that helps.
+        ServerStartError: with the reason, and the end of its log where that helps.
         RuntimeSetupError: PERDURE_HOME cannot be used.
     """
     home.check_writable()
     prepare_database(home)
     _rotate_log(home)
     async with _hold_start_lock():
-        return await _start_and_record(home, binary, database_fd)
-
-
-async def _start_and_record(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
-    info = await _start_until_ready(home, binary, database_fd)
-    await temporal_service.index_runs(info.address)
-    if await temporal_service.keep_closed_runs(info.address):
-        # The server notices within 2 s only, and what closes before would be kept for a day. To start once more
-        # takes a third of a second, once in a home's life.
-        await terminate_process(info.pid, info.start_token, gently=False)
         info = await _start_until_ready(home, binary, database_fd)
-    write_record(home, info)
-    return info
+        await temporal_service.index_runs(info.address)
+        if await temporal_service.keep_closed_runs(info.address):
+            # The server applies it only after up to 2 s, and would delete runs that close before that after a day. A
+            # second start takes a third of a second, once in a home's life.
+            await terminate_process(info.pid, info.start_token, gently=False)
+            info = await _start_until_ready(home, binary, database_fd)
+        write_record(home, info)
+        return info
 
 
 @asynccontextmanager
 async def _hold_start_lock() -> AsyncIterator[None]:
-    """One start at a time on this machine, where there is a directory for the lock. Two homes whose servers began at
-    once chose the same ports: each was answered by the other's, set that one up, and left its own as it was.
-    """
+    """Allow one start at a time on this machine, if there is a directory for the lock. Otherwise two homes whose
+    servers start at the same time may choose the same ports, and each is set up through the other's server."""
     path = Path(tempfile.gettempdir()) / f"perdure-{os.getuid()}-ports.lock"
     async with AsyncExitStack() as stack:
         with suppress(RuntimeSetupError):
@@ -237,30 +214,30 @@ async def _hold_start_lock() -> AsyncIterator[None]:
 
 
 async def _start_until_ready(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
-    """Start a process and wait until it answers. Its record says so only when the caller writes it."""
-    before = read_record(home)
+    """Start a process and wait until it answers. The caller adds the instance id to its record."""
+    previous = read_record(home)
     for _ in range(_START_ATTEMPTS):
         log_start = home.server_log.stat().st_size if home.server_log.exists() else 0
-        record = _spawn_server(home, binary, database_fd, _choose_ports(before))
-        # Cancelled here, the server lives on: whoever needs it next finds it by its record.
+        record = _spawn_server(home, binary, database_fd, _choose_ports(previous))
+        # If cancelled here, the server keeps running: the next program finds it by its record.
         instance_id = await wait_until_ready(record)
         if instance_id is not None:
             return dataclasses.replace(record, instance_id=instance_id)
         await terminate_process(record.pid, record.start_token)
-        said = _read_log_tail(home, log_start)
-        if "address already in use" in said:
-            before = None  # someone took a port between the look and the start
-        elif PANIC_PREFIX not in said:
-            break  # it said why; a crash may be bad luck (it looks for free ports of its own, and panics without)
-    raise build_start_error(home, said)
+        output = _read_log_tail(home, log_start)
+        if "address already in use" in output:
+            previous = None  # another program took a port between the check and the start
+        elif PANIC_PREFIX not in output:
+            break  # it gave a reason; a crash may be bad luck (it looks for free ports of its own, and panics without)
+    raise build_start_error(home, output)
 
 
 async def wait_until_ready(record: ServerInfo) -> str | None:
-    """The cluster id that a starting server answers with; None when it ends first, or stays silent."""
+    """Return the cluster id with which a starting server answers; None if it ends first, or does not answer."""
     deadline = asyncio.get_running_loop().time() + _READY_SECONDS
     while asyncio.get_running_loop().time() < deadline and is_alive(record.pid, record.start_token):
         answered = await temporal_service.read_cluster_id(record.address, seconds=_PROBE_SECONDS)
-        # Alive still: then it is the one that has the port, not a stranger who took it first.
+        # If it is still alive, it is the process that has the port, not another program.
         if answered is not None and is_alive(record.pid, record.start_token):
             return answered
         await asyncio.sleep(_READY_POLL_SECONDS)
@@ -270,15 +247,7 @@ async def wait_until_ready(record: ServerInfo) -> str | None:
 def _spawn_server(home: Home, binary: Binary, database_fd: int, ports: tuple[int, int]) -> ServerInfo:
     port, ui_port = ports
     # The database is named relative to the working directory: its path goes into an SQLite URI unescaped.
-    argv = [
-        str(binary.path),
-        "server",
-        "start-dev",
-        "--db-filename",
-        home.temporal_db.name,
-        "--log-level",
-        "warn",
-    ]
+    argv = [str(binary.path), "server", "start-dev", "--db-filename", home.temporal_db.name, "--log-level", "warn"]
     argv += ["--ip", HOST, "--port", str(port), "--ui-port", str(ui_port)]
     argv += [part for value in DYNAMIC_CONFIG for part in ("--dynamic-config-value", value)]
     env = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
@@ -289,11 +258,11 @@ def _spawn_server(home: Home, binary: Binary, database_fd: int, ports: tuple[int
         ui_address=f"{HOST}:{ui_port}",
         version=binary.server_version,
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        # One that is gone already matches nothing.
+        # The token of a process that has already ended must match nothing.
         start_token=read_start_token(pid) or "gone",
         instance_id=None,
     )
-    # At once, so that a server whose starter is killed now is found again.
+    # Written at once, so that the server is found again if its starter is killed now.
     holder = json.dumps({"pid": pid, "start_token": record.start_token}).encode()
     with home.translate_errors():
         os.ftruncate(database_fd, 0)
@@ -302,13 +271,13 @@ def _spawn_server(home: Home, binary: Binary, database_fd: int, ports: tuple[int
     return record
 
 
-def _choose_ports(before: ServerInfo | None) -> tuple[int, int]:
-    """The ports of a server that crashed, as its clients call there; else the usual ones; else free ones."""
-    wanted = [DEFAULT_PORTS]
-    if before is not None:
-        wanted.insert(0, (_parse_port(before.address), _parse_port(before.ui_address)))
+def _choose_ports(previous: ServerInfo | None) -> tuple[int, int]:
+    """Choose the ports of a crashed server, since its clients use them; else the default ports; else free ones."""
+    preferred = [DEFAULT_PORTS]
+    if previous is not None:
+        preferred.insert(0, (_parse_port(previous.address), _parse_port(previous.ui_address)))
     chosen: list[int] = []
-    for candidates in zip(*wanted, strict=True):
+    for candidates in zip(*preferred, strict=True):
         port = next((p for p in candidates if p not in chosen and is_port_free(p)), None)
         chosen.append(port or _find_free_port())
     return chosen[0], chosen[1]
@@ -324,7 +293,7 @@ def is_port_free(port: int) -> bool:
     if not 0 < port < 65536:
         return False
     with closing(socket.socket()) as probe:
-        # As Go does it: connections of a server that was just killed do not block the port.
+        # As Go does: connections of a server that was just killed do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -362,7 +331,7 @@ _LOCK_PURPOSE = "starting or stopping the Temporal dev server"
 
 
 async def find_running_server(home: Home | None = None) -> ServerInfo | None:
-    """The embedded server that runs and answers; None when there is none (or it is still starting)."""
+    """Find the running embedded server; None if none answers (or it is still starting)."""
     record = read_record(home or current_home())
     if record is None or record.instance_id is None or not is_alive(record.pid, record.start_token):
         return None
@@ -371,13 +340,13 @@ async def find_running_server(home: Home | None = None) -> ServerInfo | None:
 
 
 async def ensure_server(home: Home | None = None) -> ServerInfo:
-    """The embedded server that runs; started if none does, its binary fetched if there is none.
+    """Return the running embedded server; start one if none runs, and fetch its binary if there is none.
 
-    Any number of processes may call it at once: they get the same server.
+    Any number of processes may call this at the same time: they get the same server.
 
     Raises:
         ServerNotFoundError: there is no binary and none could be fetched.
-        ServerStartError: it does not start; says why.
+        ServerStartError: it does not start; with the reason.
         RuntimeSetupError: PERDURE_HOME cannot be used.
     """
     home = home or current_home()
@@ -387,7 +356,7 @@ async def ensure_server(home: Home | None = None) -> ServerInfo:
     async with hold_lock(home.server_lock, wait=_LOCK_SECONDS, busy=_LOCK_PURPOSE):
         if adopted := await _adopt_recorded_server(home):
             return adopted
-    # Not under the lock: a fetch takes minutes, and has a lock and a display of its own.
+    # Without the lock: a fetch takes minutes, and has a lock and a display of its own.
     binary = await ensure_binary(home)
     async with hold_lock(home.server_lock, wait=_LOCK_SECONDS, busy=_LOCK_PURPOSE):
         if adopted := await _adopt_recorded_server(home):
@@ -400,7 +369,7 @@ async def ensure_server(home: Home | None = None) -> ServerInfo:
 
 
 async def stop_server(home: Home | None = None) -> bool:
-    """Stop the embedded server and wait until it is gone; whether there was one. Runs stay in its database.
+    """Stop the embedded server and wait until it has ended. Returns whether there was one. Runs stay in its database.
 
     Raises:
         ServerStartError: it cannot be stopped.
@@ -414,18 +383,18 @@ async def stop_server(home: Home | None = None) -> bool:
         if record is not None and stopped:
             await terminate_process(record.pid, record.start_token)
         stopped = await _stop_unrecorded_server(home) or stopped
-        remove_record(home)
+        home.server_file.unlink(missing_ok=True)
     return stopped
 
 
 async def _adopt_recorded_server(home: Home) -> ServerInfo | None:
-    """The recorded server, if it lives and comes to answer. One that does not is ended. Needs the lock."""
+    """Return the recorded server if it runs and answers; end it if it does not answer. Requires the lock."""
     record = read_record(home)
     if record is None or not is_alive(record.pid, record.start_token):
         return None
     answered = await wait_until_ready(record)
     if answered is not None and answered == (record.instance_id or answered):
-        if record.instance_id is None:  # its starter died before it could say
+        if record.instance_id is None:  # its starter ended before it could record it
             record = dataclasses.replace(record, instance_id=answered)
             await temporal_service.index_runs(record.address)
             await temporal_service.keep_closed_runs(record.address)
@@ -436,14 +405,14 @@ async def _adopt_recorded_server(home: Home) -> ServerInfo | None:
 
 
 async def _claim_database(home: Home) -> int:
-    """The lock that the next server will hold for life. A server that nobody knows of is ended first."""
+    """Take the lock that the next server holds for its lifetime. Ends a server without a record first."""
     await _stop_unrecorded_server(home)
-    # The kernel lets go of a killed process's locks a moment after the process is seen to be gone.
+    # The kernel releases the locks of a killed process a moment after the process has ended.
     deadline = asyncio.get_running_loop().time() + _RELEASE_SECONDS
     while (fd := try_lock(home.database_lock)) is None:
         if asyncio.get_running_loop().time() > deadline:
             raise ServerStartError(
-                f"a server that has no record holds {home.temporal_db}",
+                f"a server without a record holds {home.temporal_db}",
                 hint=f"`fuser {home.database_lock}` names its process. End it and try again.",
             )
         await asyncio.sleep(_RELEASE_POLL_SECONDS)
@@ -451,7 +420,8 @@ async def _claim_database(home: Home) -> int:
 
 
 async def _stop_unrecorded_server(home: Home) -> bool:
-    """End a server whose record was lost; whether there was one. The lock on the database proves it lives."""
+    """End a server whose record was lost. Returns whether there was one. The lock on the database proves that it
+    runs."""
     fd = try_lock(home.database_lock)
     if fd is not None:
         os.close(fd)

@@ -1,10 +1,10 @@
-"""Hooks: what an author, or an operator, has run around the calls of an agent: in activities, under the journal.
+"""Hooks: functions of an author or operator that run around model calls, tool calls and messages.
 
-:mod:`.hook` makes them and says what each event gives; :mod:`.fire` runs them, :mod:`.returned` reads what they return.
-The stages say when.
+They run in activities, under the journal. :mod:`.hook` defines them and their events, :mod:`.dispatch` runs them and
+reads what they return, :mod:`.step` and :mod:`.branch` are what a step policy gets. The stages call them.
 """
 
-from .dispatch import AuthorRunner, HookArguments, ReturnHandler, run_hook, run_hooks
+from .dispatch import AuthorRunner, HookArguments, ReturnHandler, run_hooks
 from .hook import EVENTS, Hook, HookEvent, HookSet, Veto, hook, validate_hooks
 from .step import Step
 
@@ -19,7 +19,6 @@ __all__ = [
     "Step",
     "Veto",
     "hook",
-    "run_hook",
     "run_hooks",
     "validate_hooks",
 ]

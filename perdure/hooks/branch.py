@@ -1,8 +1,8 @@
-"""``Branch``: what ``step.branch(…)`` gives a policy to wait for, and how the policy is left while nobody has answered.
+"""``Branch``: the awaitable of ``step.branch(…)``, and how a policy is left until its branches have answered.
 
-A policy waits by ending: its activity says what it waits for, and when that is there the policy runs again from its
-start. So an ``await`` of a branch that has not answered never comes back: the policy is cancelled where it waits. In a
-plain ``def``, ``result()`` raises what no ``except Exception`` catches.
+A policy waits by ending: its activity returns the branches that it waits for, and when these have answered the policy
+runs again from its start. So an ``await`` of a branch without an answer never returns: the policy is cancelled where it
+waits. In a plain ``def``, ``result()`` raises an exception that no ``except Exception`` catches.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from ..types.subagents import BranchOutcome, BranchRequest
 from .dispatch import AuthorRunner
 
 LOOP_PASSES = 20
-"""Turns of the event loop that a policy is given to ask for more, once it waits: for branches in parallel."""
+"""Passes of the event loop in which a waiting policy may begin more branches, to run in parallel."""
 REPEAT_REQUEST_SECONDS = 2.0
-"""Seconds that it is given to ask for what it has asked for before, where it asks for something else first."""
+"""Seconds in which a policy has to begin all branches that it began before, if it begins another one first."""
 
 
 class NotAnsweredError(BaseException):
-    """The policy is left. No ``Exception``: a policy that reacts to failures must not react to this."""
+    """Leaves the policy. Not an ``Exception``: a policy that handles failures must not handle this."""
 
 
 class LeftError(BaseException):
-    """The policy was left, on the worker's side."""
+    """Raised on the worker's side after the policy was left."""
 
 
 class Branch:
     """A branch of a step. ``await`` it for its answer, or in a plain ``def`` call :meth:`result`.
 
-    Either raises ``BranchError`` where it has none.
+    Either raises ``BranchError`` if the branch ended without an answer.
     """
 
-    def __init__(self, branches: Branches, asked: BranchRequest, answer: Callable[[], Any] | None) -> None:
-        self.request = asked
+    def __init__(self, branches: Branches, request: BranchRequest, read_answer: Callable[[], Any] | None) -> None:
+        self.request = request
         self._branches = branches
-        self._read_answer = answer
-        self.is_awaited = answer is not None
-        """Whether the policy waits for it, or need not."""
+        self._read_answer = read_answer
+        self.is_awaited = read_answer is not None
+        """Whether the policy waits for the answer, or already has it."""
 
     def __repr__(self) -> str:
         return f"<Branch {self.request.said}>"
@@ -51,7 +51,7 @@ class Branch:
         return self._wait_for_answer().__await__()
 
     def result(self) -> Any:
-        """The answer, for a policy that is a plain ``def``: begin all that are to run in parallel before you ask."""
+        """Return the answer, in a policy that is a plain ``def``: begin all parallel branches before the first call."""
         self.is_awaited = True
         if self._read_answer is None:
             self._branches.leave_policy()
@@ -64,40 +64,41 @@ class Branch:
         return self._get_answer()
 
     def _get_answer(self) -> Any:
-        assert self._read_answer is not None, "nobody comes here before the answer"
+        assert self._read_answer is not None, "the policy is left before the answer"
         return self._read_answer()
 
 
 class Branches:
-    """What the policies of one attempt have asked for. ``recorded``: what earlier attempts' branches came to."""
+    """The branches that the policies of one attempt begin."""
 
-    def __init__(self, recorded: tuple[BranchOutcome, ...], answer: Callable[[BranchOutcome], Any]) -> None:
-        """``answer`` gives a recorded branch's answer, or raises."""
+    def __init__(self, recorded: tuple[BranchOutcome, ...], read_answer: Callable[[BranchOutcome], Any]) -> None:
+        """``recorded`` are the outcomes of earlier attempts' branches; ``read_answer`` returns the answer of one, or
+        raises."""
         self._unclaimed = list(recorded)
-        self._read_answer = answer
+        self._read_answer = read_answer
         self.new_branches: list[Branch] = []
-        """Those that nobody has answered, of the policy that runs."""
+        """Branches of the running policy that have no outcome yet."""
         self.is_left = False
-        """A policy waits for them."""
+        """A policy was left, to wait for them."""
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
-        """Whether we have cancelled it, to leave the policy."""
+        """Whether the task was cancelled here, to leave the policy."""
         self._waiters: list[asyncio.Future[None]] = []
 
-    def begin_branch(self, asked: BranchRequest) -> Branch:
-        """The branch of ``asked``: one of the recorded ones, or a new one."""
-        for place, outcome in enumerate(self._unclaimed):
-            if outcome.key == asked.key:
-                del self._unclaimed[place]
-                return Branch(self, asked, partial(self._read_answer, outcome))
-        branch = Branch(self, asked, None)
+    def begin_branch(self, request: BranchRequest) -> Branch:
+        """Return the branch for ``request``: a recorded one, or a new one."""
+        for index, outcome in enumerate(self._unclaimed):
+            if outcome.key == request.key:
+                del self._unclaimed[index]
+                return Branch(self, request, partial(self._read_answer, outcome))
+        branch = Branch(self, request, None)
         self.new_branches.append(branch)
         return branch
 
     # --- waiting, on the author's side
 
     def leave_policy(self) -> None:
-        """Leave a policy that waits. Raises ``DefinitionError`` where it asks for another branch than before."""
+        """Leave a policy that waits. Raises ``DefinitionError`` if it has begun another branch than before."""
         if self._unclaimed:
             raise self._build_changed_branch_error()
         self.is_left = True
@@ -105,24 +106,24 @@ class Branches:
 
     async def wait_until_left(self) -> None:
         """Wait until the policy is left. Raises as :meth:`leave_policy`."""
-        if self.is_left:  # it goes on in spite of being cancelled
+        if self.is_left:  # the policy goes on in spite of the cancellation
             raise NotAnsweredError
         loop = asyncio.get_running_loop()
         if self._task is None or self._task.get_loop() is not loop:  # a loop of the author's own (asyncio.run)
             self.leave_policy()
-        waiting = loop.create_future()
-        self._waiters.append(waiting)
+        waiter = loop.create_future()
+        self._waiters.append(waiter)
         if len(self._waiters) == 1:
             loop.call_soon(self._cancel_after_passes, LOOP_PASSES)
-        await waiting
+        await waiter
 
-    def _cancel_after_passes(self, turns: int) -> None:
-        """Let it ask for more, and then cancel it."""
+    def _cancel_after_passes(self, passes: int) -> None:
+        """Let the policy begin more branches, and then cancel it."""
         task = self._task
         if task is None or task.done():
             return
-        if turns:
-            task.get_loop().call_soon(self._cancel_after_passes, turns - 1)
+        if passes:
+            task.get_loop().call_soon(self._cancel_after_passes, passes - 1)
         elif self._unclaimed:
             task.get_loop().call_later(REPEAT_REQUEST_SECONDS, self._check_repeated_requests, len(self._unclaimed))
         else:
@@ -130,34 +131,35 @@ class Branches:
             task.cancel()
 
     def _check_repeated_requests(self, unclaimed: int) -> None:
-        if len(self._unclaimed) < unclaimed:  # it goes on asking
+        if len(self._unclaimed) < unclaimed:  # the policy goes on with the branches that it began before
             self._cancel_after_passes(LOOP_PASSES)
             return
-        for waiting in self._take_waiters():
-            waiting.set_exception(self._build_changed_branch_error())
+        for waiter in self._take_waiters():
+            waiter.set_exception(self._build_changed_branch_error())
 
     def _take_waiters(self) -> list[asyncio.Future[None]]:
-        held, self._waiters = self._waiters, []
-        return [one for one in held if not one.done()]
+        waiters, self._waiters = self._waiters, []
+        return [waiter for waiter in waiters if not waiter.done()]
 
     def _build_changed_branch_error(self) -> DefinitionError:
-        asked = next(one.request.said for one in self.new_branches if one.is_awaited)
+        description = next(branch.request.said for branch in self.new_branches if branch.is_awaited)
+        before = self._unclaimed[0].said
         return DefinitionError(
-            f"the policy asks for the branch {asked}, where it asked for {self._unclaimed[0].said} when it ran before",
-            hint="A policy runs again from its start when a branch has answered, and has to ask for the same: "
-            "leave out what changes from time to time (the clock, dice). If a deploy has changed what it asks: "
-            "resume the run, which goes on from the last results, and the policy asks anew at its next step.",
+            f"the policy asks for the branch {description}, where it asked for {before} when it ran before",
+            hint="A policy runs again from its start when a branch has answered, and has to make the same requests: "
+            "leave out what changes between two runs (the clock, random numbers). If a deploy has changed the "
+            "requests, resume the run: it goes on from the last results, and the policy asks again at its next step.",
         )
 
     # --- around a policy
 
     def wrap_runner(self, run: AuthorRunner) -> AuthorRunner:
-        """``run``, which raises ``LeftError`` where a policy waits, whatever the policy makes of that."""
+        """Wrap ``run`` so that it raises ``LeftError`` after a policy was left, whatever the policy did then."""
 
-        async def contained(name: str, fn: Callable[..., Any], *args: Any) -> Any:
-            inside = self._call_async_policy if inspect.iscoroutinefunction(fn) else self._call_sync_policy
+        async def run_policy(name: str, fn: Callable[..., Any], *args: Any) -> Any:
+            call_policy = self._call_async_policy if inspect.iscoroutinefunction(fn) else self._call_sync_policy
             try:
-                value = await run(name, inside, fn, *args)
+                value = await run(name, call_policy, fn, *args)
             except Exception:
                 if not self.is_left:
                     raise
@@ -165,21 +167,19 @@ class Branches:
                 raise LeftError
             return value
 
-        return contained
+        return run_policy
 
     def discard_new_branches(self) -> None:
-        """The policy has failed, and that is only logged: what it asked for is not asked for."""
+        """Forget the branches of a policy that has failed, if that is only logged."""
         self.new_branches.clear()
 
     def check_awaited(self) -> None:
-        """Raise ``DefinitionError`` for a branch that was begun, and nobody waited for; or not until it was left, as
-        with a timeout of its own or a task left behind: the step would go on as if nothing had been asked."""
+        """Raise ``DefinitionError`` for a branch that was begun and not awaited; or not until the policy was left, as
+        with a timeout of its own or a task left behind: the step would go on as if there were no branch."""
         if self.new_branches and not self.is_left:
-            raise DefinitionError(
-                f"the policy began the branch {self.new_branches[0].request.said} and did not wait for its answer",
-                hint="Write await step.branch(…), without a timeout around it, or in a plain def "
-                "step.branch(…).result().",
-            )
+            reason = f"the policy began the branch {self.new_branches[0].request.said} and did not wait for its answer"
+            hint = "Write await step.branch(…), without a timeout around it, or in a plain def step.branch(…).result()."
+            raise DefinitionError(reason, hint=hint)
 
     def _call_sync_policy(self, fn: Callable[..., Any], *args: Any) -> Any:
         try:
@@ -195,12 +195,12 @@ class Branches:
         except NotAnsweredError:
             return None
         except asyncio.CancelledError:
-            if task.cancelling() > self._cancelled:  # somebody else has cancelled it, too
+            if task.cancelling() > self._cancelled:  # it was cancelled from outside, too
                 raise
             return None
         finally:
             self._task = None
             if self._cancelled:
                 task.uncancel()
-            for waiting in self._take_waiters():
-                waiting.cancel()
+            for waiter in self._take_waiters():
+                waiter.cancel()

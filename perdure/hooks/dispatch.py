@@ -1,7 +1,7 @@
-"""Running hooks: in the order in which they were given, on the author's side, each with what it asks for.
+"""Runs hooks in the order in which they were given, off the worker's event loop, and reads what they return.
 
-Hooks that follow each other and are of a kind, sync or async, take one way to the author's side together: the way
-there and back costs more than most of them do.
+Consecutive hooks of one kind, sync or async, are passed to the author's side together: the way there and back costs
+more than most hooks do.
 """
 
 from __future__ import annotations
@@ -11,46 +11,56 @@ import logging
 import marshal
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from ..errors import AbortError, DefinitionError, HookError
 from ..loop.transcript import sanitize_parts
 from ..ports import Blob, ModelRequest
-from ..types.files import decode_file_data
-from ..types.messages import FilePart, Message, Part, TextPart, ToolCallPart, clean_text
+from ..types.messages import FilePart, Message, Part, TextPart, ToolCallPart, clean_text, decode_file_data
 from ..types.plain_json import to_plain_json
 from .hook import VETOABLE_EVENTS, Hook, Veto
 
+logger = logging.getLogger("perdure.worker")
+
+AuthorRunner = Callable[..., Awaitable[Any]]
+"""``run(name, fn, *args)``: calls an author's function, sync or async, off the worker's event loop."""
+HookArguments = dict[str, Any]
+"""The arguments of hooks, by the names of their parameters."""
+ReturnHandler = Callable[[Hook, Any, HookArguments], object]
+"""``on_return(hook, returned, arguments)``: handles what a hook returned, and may change the arguments of the hooks
+after it. Returns true to skip those. Raises for a value that the hook may not return."""
+FailureHandler = Callable[[HookArguments], object]
+"""``on_failure(arguments)``: undoes what a failed hook may have changed in place."""
+
+
 # ---
-# Files that a hook puts into a message: their bytes become blobs, as those that a client sends do.
+# Messages that author code may change: files become blobs, changes in place are undone.
 
 
 def extract_file_blobs(messages: Iterable[Message]) -> tuple[tuple[Message, ...], list[Blob]]:
-    """``messages`` with references in the place of bytes, and the blobs. Raises ``InvalidInputError``."""
+    """Replace the bytes of files in ``messages`` by references to blobs. Return the messages and the blobs. Raises
+    ``InvalidInputError``."""
     blobs: list[Blob] = []
 
-    def kept(part: Part) -> Part:
+    def extract(part: Part) -> Part:
         if not isinstance(part, FilePart) or part.data is None:
             return part
         blobs.append(Blob.from_content(decode_file_data(part)))
         return part.model_copy(update={"data": None, "blob": blobs[-1].ref})
 
-    return tuple(
-        message.model_copy(update={"parts": tuple(map(kept, message.parts))})
-        if any(isinstance(part, FilePart) and part.data is not None for part in message.parts)
-        else message
-        for message in messages
-    ), blobs
-
-
-# ---
-# What an author's code changes inside a message: the worker has each message once, for all who read it.
+    extracted: list[Message] = []
+    for message in messages:
+        if any(isinstance(part, FilePart) and part.data is not None for part in message.parts):
+            message = message.model_copy(update={"parts": tuple(map(extract, message.parts))})
+        extracted.append(message)
+    return tuple(extracted), blobs
 
 
 class ArgumentsSnapshot:
-    """The arguments of calls as they were: the one thing in a message that can be changed in place."""
+    """A copy of the arguments of tool calls, the only part of a message that can be changed in place. The worker has
+    each message once, for all its readers."""
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         self._packed_arguments = [
@@ -58,181 +68,154 @@ class ArgumentsSnapshot:
         ]
 
     def restore(self) -> list[str]:
-        """Undo what was changed. Names of the tools whose calls were."""
+        """Undo changes. Return the names of the tools whose calls were changed."""
         changed = []
-        for part, before in self._packed_arguments:
-            if before is not None and _marshal_arguments(part.arguments) != before:
+        for part, packed in self._packed_arguments:
+            if packed is not None and _marshal_arguments(part.arguments) != packed:
                 changed.append(part.name)
                 part.arguments.clear()
-                part.arguments.update(marshal.loads(before))  # noqa: S302  # we have written it ourselves
+                part.arguments.update(marshal.loads(packed))  # noqa: S302  # we have written it ourselves
         return changed
 
     def check_unchanged(self, where: str) -> None:
-        """Undo it, and raise ``DefinitionError`` that says what to do instead, to the messages ``where``."""
+        """Undo changes, and raise ``DefinitionError`` if there were any. ``where``: the message to replace instead."""
         if changed := self.restore():
-            raise DefinitionError(
-                f"the arguments of a call of {changed[0]} were changed inside their message, which nobody would record",
-                hint=f"Put another message in its place: {where} = message.model_copy(update={{'parts': …}}).",
-            )
+            reason = f"the arguments of a call of {changed[0]} were changed in place; such a change is not recorded"
+            hint = f"Put another message in its place: {where} = message.model_copy(update={{'parts': …}})."
+            raise DefinitionError(reason, hint=hint)
 
 
-def is_same_json(one: Any, other: Any) -> bool:
-    """Whether they are the same as plain JSON, where true is not 1, nor 1.0."""
-    return bool(one == other) and _marshal_arguments(one) == _marshal_arguments(other)
+def is_same_json(first: Any, second: Any) -> bool:
+    """Whether two values are the same plain JSON: true is not 1, and 1 is not 1.0."""
+    return bool(first == second) and _marshal_arguments(first) == _marshal_arguments(second)
 
 
 def _marshal_arguments(arguments: Any) -> Any:
     try:
         return marshal.dumps(arguments, 2)  # the version that depends on the values alone
-    except ValueError:  # somebody has put in what is no plain JSON; or it is nested hundreds of times
+    except ValueError:  # an author's code put in other values than plain JSON, or it has hundreds of levels
         return None
 
 
-logger = logging.getLogger("perdure.worker")
-
-AuthorRunner = Callable[..., Awaitable[Any]]
-"""``run(name, fn, *args)``: calls an author's function, sync or async, away from the worker's loop."""
-HookArguments = dict[str, Any]
-"""What hooks are given, by the names of their parameters."""
-ReturnHandler = Callable[[Hook, Any, HookArguments], object]
-"""``take(hook, returned, given)``: changes ``given`` for the hooks behind; whether these are not to run any more.
-Raises for what ``hook`` may not return."""
-UndoHandler = Callable[[HookArguments], object]
-"""``undo(given)``: takes back what a hook that failed may have changed in place."""
+# ---
+# Running hooks.
 
 
-def _ignore_returned(hook: Hook, returned: Any, given: HookArguments) -> None:
-    """Nobody asks what it returned."""
-
-
-def _undo_nothing(given: HookArguments) -> None:
-    """There is nothing that it can change in place."""
+def _ignore(*_: Any) -> None:
+    """Ignore a returned value, or a failure."""
 
 
 async def run_hooks(
     run: AuthorRunner,
     hooks: Sequence[Hook],
-    given: HookArguments,
-    take: ReturnHandler = _ignore_returned,
-    undo: UndoHandler = _undo_nothing,
+    arguments: HookArguments,
+    on_return: ReturnHandler = _ignore,
+    on_failure: FailureHandler = _ignore,
 ) -> None:
-    """Run ``hooks`` one behind the other; each is given what ``take`` made of the ones before.
+    """Run ``hooks`` one after the other; each gets the arguments that ``on_return`` made of the earlier results.
 
-    Raises ``HookError`` that names the one which failed, or did not return in time, unless it only logs that; and
-    ``AbortError`` of any as it is.
+    Raises ``HookError`` that names the hook that failed, or did not return in time, unless that is only logged; and
+    ``AbortError`` of a hook unchanged.
     """
+    # A step policy has a snapshot of its own: it sees more, and may put other messages there.
+    shows_messages = "step" not in arguments and any(map(_sees_messages, hooks))
+    snapshot = ArgumentsSnapshot(arguments["messages"] if shows_messages else ())
     rest = tuple(hooks)
-    inside = _snapshot_arguments(rest, given)
     try:
         while rest:
-            other = (place for place, one in enumerate(rest) if one.is_async != rest[0].is_async)
-            group = _HookGroup(rest[: next(other, len(rest))], given, take, undo, inside)
-            await _run_group_in_time(run, group)
+            _, same_kind = next(groupby(rest, key=lambda hook: hook.is_async))
+            group = _HookGroup(tuple(same_kind), arguments, on_return, on_failure, snapshot)
+            await _run_group(run, group)
             if group.stopped:
                 return
             rest = rest[group.position :]
     finally:
-        inside.restore()
-
-
-def _snapshot_arguments(hooks: Sequence[Hook], given: HookArguments) -> ArgumentsSnapshot:
-    """The messages that ``hooks`` see. A step policy has its own: it sees more, and may put others there."""
-    return (
-        ArgumentsSnapshot(given["messages"])
-        if "step" not in given and any(map(_sees_messages, hooks))
-        else ArgumentsSnapshot()
-    )
+        snapshot.restore()
 
 
 def _sees_messages(hook: Hook) -> bool:
     return "messages" in hook.takes or "request" in hook.takes
 
 
-async def run_hook(run: AuthorRunner, hook: Hook, given: HookArguments) -> Any:
-    """What ``hook`` returns; None where it failed and only logs that. Raises as :func:`run_hooks`."""
-    returned: list[Any] = []
-
-    def take(_: Hook, value: Any, __: HookArguments) -> None:
-        returned.append(value)
-
-    await run_hooks(run, [hook], given, take)
-    return returned[0] if returned else None
-
-
+@dataclass(slots=True, eq=False)
 class _HookGroup:
-    """Hooks of one kind on their way. The author's side moves ``at`` and ``began``, ours looks at them."""
+    """Consecutive hooks of one kind. The author's side sets ``position`` and ``started_at``; the worker reads them."""
 
-    def __init__(
-        self,
-        hooks: tuple[Hook, ...],
-        given: HookArguments,
-        take: ReturnHandler,
-        undo: UndoHandler,
-        inside: ArgumentsSnapshot,
-    ) -> None:
-        self.hooks = hooks
-        self.position = 0
-        """The place of the one that runs, or runs next."""
-        self.started_at: float | None = None
-        """When that began; None while the first waits for a thread, which counts for nothing."""
-        self.stopped = False
-        """Those behind are not to run."""
-        self.abandoned = False
-        """One took too long. It may still run somewhere, and counts no longer."""
-        self._arguments = given
-        self._return_handler = take
-        self._undo_handler = undo
-        self._snapshot = inside
+    hooks: tuple[Hook, ...]
+    arguments: HookArguments
+    on_return: ReturnHandler
+    on_failure: FailureHandler
+    snapshot: ArgumentsSnapshot
+    position: int = 0
+    """Index of the hook that runs, or runs next."""
+    started_at: float | None = None
+    """When that hook started; None while the first waits for a thread, which does not count."""
+    stopped: bool = False
+    """The hooks after it are skipped."""
+    abandoned: bool = False
+    """A hook took too long. It may still run in a thread; its result is ignored."""
+    pending: Awaitable[Any] | None = None
+    """An awaitable that a sync hook returned."""
 
     def get_remaining_seconds(self) -> float:
-        """Seconds that the one that runs may still take. While it waits for the store, none go by."""
-        running, now = self.hooks[self.position :], time.monotonic()
-        if not running:
+        """Return the seconds that the running hook has left. Time in which it waits for the store does not count."""
+        remaining, now = self.hooks[self.position :], time.monotonic()
+        if not remaining:
             return 1.0
-        if self.started_at is not None and getattr(getattr(self._arguments.get("ctx"), "memory", None), "waits", False):
+        if self.started_at is not None and getattr(getattr(self.arguments.get("ctx"), "memory", None), "waits", False):
             self.started_at = now
-        return (now if self.started_at is None else self.started_at) + running[0].timeout - now
+        return (now if self.started_at is None else self.started_at) + remaining[0].timeout - now
 
     @property
     def current_hook(self) -> Hook:
-        """The one that runs."""
+        """The hook that runs."""
         return self.hooks[self.position]
 
     async def run_async_hooks(self) -> None:
-        """Run them on the author's loop. They are named in its warning of what blocks it."""
+        """Run the hooks on the author's loop. The task has the hook's name, for the warning about what blocks the
+        loop."""
         task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
         for hook in self._iterate_remaining():
             task.set_name(f"hook {hook.name}")
             try:
-                self._handle_returned(await self._call_hook(hook))
+                self._handle_returned(hook, await self._call_hook(hook))
             except Exception as error:
-                self.handle_failure(hook, error)
+                self._handle_raised(hook, error)
 
-    def run_sync_hooks(self) -> _PendingAwaitable | None:
-        """Run them in a thread; what one of them left to be awaited, if so."""
+    def run_sync_hooks(self) -> None:
+        """Run the hooks in a thread, up to one that returns an awaitable."""
         for hook in self._iterate_remaining():
             try:
                 value = self._call_hook(hook)
                 if isinstance(value, Awaitable):  # a partial, a lambda, a decorator around a coroutine function
-                    return _PendingAwaitable(value)
-                self._handle_returned(value)
+                    self.pending = value
+                    return
+                self._handle_returned(hook, value)
             except Exception as error:
-                self.handle_failure(hook, error)
-        return None
+                self._handle_raised(hook, error)
 
-    async def await_returned(self, left: _PendingAwaitable) -> None:
-        """Await it on the author's loop."""
+    async def await_pending(self) -> None:
+        """Await the awaitable on the author's loop."""
+        assert self.pending is not None, "checked"
+        hook = self.current_hook
         try:
-            self._handle_returned(await left.value)
+            self._handle_returned(hook, await self.pending)
         except Exception as error:
-            self.handle_failure(self.current_hook, error)
+            self._handle_raised(hook, error)
 
     def handle_failure(self, hook: Hook, error: Exception) -> None:
-        """Raise what is to be raised, or log it: then those behind do not see what it has changed in place."""
-        _raise_or_log_failure(hook, error)
-        self._snapshot.restore()
-        self._undo_handler(self._arguments)
+        """Raise the error of a hook, or log it and undo what the hook has changed in place."""
+        if isinstance(error, AbortError):
+            raise error
+        name, reason = _describe_hook(hook), f"{type(error).__name__}: {error}"
+        if hook.on_error != "log":
+            if isinstance(error, HookError) and error.message.startswith(f"{name} "):  # what it returned is invalid
+                raise error
+            raise HookError(f"{name} failed: {reason}") from error
+        logger.warning("%s failed, and the call goes on: %s", name, reason)
+        self.snapshot.restore()
+        self.on_failure(self.arguments)
 
     def _iterate_remaining(self) -> Iterator[Hook]:
         while self.position < len(self.hooks) and not self.stopped and not self.abandoned:
@@ -241,88 +224,58 @@ class _HookGroup:
             self.position += not self.abandoned
 
     def _call_hook(self, hook: Hook) -> Any:
-        return hook.fn(**{name: self._arguments[name] for name in hook.takes})
+        return hook.fn(**{name: self.arguments[name] for name in hook.takes})
 
-    def _handle_returned(self, value: Any) -> None:
-        if isinstance(value, Veto) and self.current_hook.event not in VETOABLE_EVENTS:
-            can = ", ".join(VETOABLE_EVENTS)
-            raise HookError(
-                f"{_describe_hook(self.current_hook)} returned a Veto, and there is nothing to veto: {can} can"
-            )
-        if not self.abandoned:
-            if _sees_messages(self.current_hook):
-                self._snapshot.check_unchanged("messages[i]")
-            self.stopped = bool(self._return_handler(self.current_hook, value, self._arguments))
+    def _handle_raised(self, hook: Hook, error: Exception) -> None:
+        if not self.abandoned:  # else it has failed already, and later hooks may be running
+            self.handle_failure(hook, error)
 
-
-@dataclass(frozen=True, slots=True)
-class _PendingAwaitable:
-    value: Awaitable[Any]
-
-
-async def _run_group_in_time(run: AuthorRunner, group: _HookGroup) -> None:
-    """Run ``group`` to its end, or until one of it has failed and that is logged."""
-    try:
-        async with asyncio.timeout(None) as limit:
-            with _enforce_hook_timeout(group, limit):
-                await _run_group(run, group)
-    except TimeoutError:
-        group.abandoned = True
-        group.handle_failure(
-            group.current_hook, TimeoutError(f"it did not return within {group.current_hook.timeout:g} s")
-        )
-        group.position += 1
-    except asyncio.CancelledError:
-        group.abandoned = True  # a thread goes on to its end: not to the hooks behind it
-        raise
+    def _handle_returned(self, hook: Hook, value: Any) -> None:
+        if self.abandoned:
+            return
+        if isinstance(value, Veto) and hook.event not in VETOABLE_EVENTS:
+            events = ", ".join(VETOABLE_EVENTS)
+            raise _build_returned_error(hook, f"returned a Veto, which only hooks on {events} may return")
+        if _sees_messages(hook):
+            self.snapshot.check_unchanged("messages[i]")
+        self.stopped = bool(self.on_return(hook, value, self.arguments))
 
 
 async def _run_group(run: AuthorRunner, group: _HookGroup) -> None:
+    """Run ``group`` to its end, or until one of its hooks has failed or timed out and that is logged."""
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
+
+    def check_deadline() -> None:
+        nonlocal timer
+        remaining = group.get_remaining_seconds()
+        if remaining <= 0:
+            limit.reschedule(loop.time())
+        else:  # a later hook may have less time
+            timer = loop.call_later(min(remaining, *(hook.timeout for hook in group.hooks)), check_deadline)
+
     name = f"hook {group.current_hook.name}"
     try:
-        left = await run(name, group.run_async_hooks if group.current_hook.is_async else group.run_sync_hooks)
-        if isinstance(left, _PendingAwaitable):
-            await run(name, group.await_returned, left)
-            group.position += 1
+        async with asyncio.timeout(None) as limit:
+            check_deadline()
+            await run(name, group.run_async_hooks if group.current_hook.is_async else group.run_sync_hooks)
+            if group.pending is not None:
+                await run(name, group.await_pending)
+                group.position += 1
     except (HookError, AbortError):
         raise
-    except Exception as error:  # it was none when it was raised (sys.exit): it ended the task, or the thread's job
-        group.handle_failure(group.current_hook, error)
+    except asyncio.CancelledError:
+        group.abandoned = True  # a thread goes on to its end: not to the hooks after it
+        raise
+    except Exception as error:  # the hook's time is up; or it ended its task, or the thread's job (sys.exit)
+        hook = group.current_hook
+        group.abandoned = limit.expired()
+        reason = f"it did not return within {hook.timeout:g} s"
+        group.handle_failure(hook, TimeoutError(reason) if group.abandoned else error)
         group.position += 1
-
-
-@contextmanager
-def _enforce_hook_timeout(group: _HookGroup, limit: asyncio.Timeout) -> Iterator[None]:
-    """Let ``limit`` expire when the hook that runs has taken its time."""
-    clock = asyncio.get_running_loop()
-    waiting: list[asyncio.TimerHandle] = []
-
-    def look() -> None:
-        left = group.get_remaining_seconds()
-        if left <= 0:
-            limit.reschedule(clock.time())
-        else:  # one behind it may have less time
-            waiting[:] = [clock.call_later(min(left, *(one.timeout for one in group.hooks)), look)]
-
-    look()
-    try:
-        yield
     finally:
-        for timer in waiting:
+        if timer is not None:
             timer.cancel()
-
-
-def _raise_or_log_failure(hook: Hook, error: Exception) -> None:
-    """Raise what is to be raised, or log it."""
-    if isinstance(error, AbortError):
-        raise error
-    named, why = _describe_hook(hook), f"{type(error).__name__}: {error}"
-    if hook.on_error == "log":
-        logger.warning("%s failed, and the call goes on: %s", named, why)
-        return
-    if isinstance(error, HookError) and error.message.startswith(f"{named} "):  # what it returned will not do
-        raise error
-    raise HookError(f"{named} failed: {why}") from error
 
 
 def _describe_hook(hook: Hook) -> str:
@@ -330,11 +283,11 @@ def _describe_hook(hook: Hook) -> str:
 
 
 # ---
-# What hooks return, read: each function gives what is meant, or raises for what the hook may not return.
+# Reading what hooks return. Each function raises ``HookError`` for a value that the hook may not return.
 
 
 def read_hook_request(hook: Hook, returned: Any, request: ModelRequest) -> ModelRequest | Veto:
-    """What is asked after a ``before_llm_call`` hook. Raises ``HookError``."""
+    """Return the request after a ``before_llm_call`` hook, or its ``Veto``."""
     match returned:
         case None:
             return request
@@ -342,40 +295,36 @@ def read_hook_request(hook: Hook, returned: Any, request: ModelRequest) -> Model
             return returned
         case ModelRequest():
             if returned.model != request.model:
-                raise _build_returned_error(
-                    hook, f"changed the model to {returned.model!r}; on_iteration can: step.model = …"
-                )
+                why = f"changed the model to {returned.model!r}; on_iteration can: step.model = …"
+                raise _build_returned_error(hook, why)
             return replace(returned, messages=_validate_returned_messages(hook, returned.messages))
         case list() | tuple():
             return replace(request, messages=_validate_returned_messages(hook, returned))
         case _:
-            raise _build_return_type_error(
-                hook, returned, "a ModelRequest (replace(request, …)), a list of messages or Veto"
-            )
+            allowed = "a ModelRequest (replace(request, …)), a list of messages or Veto"
+            raise _build_return_type_error(hook, returned, allowed)
 
 
 def read_hook_reply(hook: Hook, returned: Any, reply: Message) -> Message:
-    """What the model has said after an ``after_llm_call`` hook; it was paid all the same. Raises ``HookError``."""
+    """Return the reply after an ``after_llm_call`` hook, with the original usage and cost."""
     match returned:
         case None:
             return reply
         case str():
             return reply.model_copy(update={"parts": replace_text(reply.parts, returned)})
         case Message(role="assistant"):
-            kept = {"usage": reply.usage, "cost_usd": reply.cost_usd, "model": returned.model or reply.model}
-            kept["finish_reason"] = returned.finish_reason or reply.finish_reason
+            facts = {"usage": reply.usage, "cost_usd": reply.cost_usd, "model": returned.model or reply.model}
+            facts["finish_reason"] = returned.finish_reason or reply.finish_reason
             parts = sanitize_parts(returned.parts)
             if any(part.type in ("tool_result", "file") for part in parts):
-                raise _build_returned_error(
-                    hook, "returned a reply with tool results or files in it, which no model gives"
-                )
-            return returned.model_copy(update={**kept, "withheld": reply.withheld, "parts": parts})
+                raise _build_returned_error(hook, "returned a reply with tool results or files, which no model gives")
+            return returned.model_copy(update={**facts, "withheld": reply.withheld, "parts": parts})
         case _:
             raise _build_return_type_error(hook, returned, "an assistant message or text")
 
 
 def read_hook_message(hook: Hook, returned: Any, message: Message) -> Message:
-    """What a user has said after an ``on_user_message`` hook: from the same sender. Raises ``HookError``."""
+    """Return a user's message after an ``on_user_message`` hook, with the same sender."""
     match returned:
         case None:
             return message
@@ -392,7 +341,7 @@ def read_hook_message(hook: Hook, returned: Any, message: Message) -> Message:
 
 
 def read_hook_text(hook: Hook, returned: Any, text: str) -> str:
-    """The answer after an ``on_finish`` hook. Raises ``HookError``."""
+    """Return the answer after an ``on_finish`` hook."""
     if returned is None:
         return text
     if not isinstance(returned, str):
@@ -401,28 +350,28 @@ def read_hook_text(hook: Hook, returned: Any, text: str) -> str:
 
 
 def read_hook_arguments(hook: Hook, returned: Any, arguments: dict[str, Any]) -> dict[str, Any] | Veto:
-    """A call's arguments after a ``before_tool_call`` hook, which may have changed ``arguments`` in place. Raises
-    ``HookError``."""
+    """Return a call's arguments after a ``before_tool_call`` hook, which may have changed ``arguments`` in place; or
+    its ``Veto``."""
     if isinstance(returned, Veto):
         return returned
-    if returned is None or isinstance(returned, dict):
-        try:
-            plain: dict[str, Any] = to_plain_json(arguments if returned is None else returned)
-        except ValueError as error:
-            raise _build_returned_error(hook, f"gave arguments that are not plain JSON: {error}") from None
-        return arguments if returned is None and plain == arguments else plain
-    raise _build_return_type_error(hook, returned, "a dictionary of arguments or Veto")
+    if returned is not None and not isinstance(returned, dict):
+        raise _build_return_type_error(hook, returned, "a dictionary of arguments or Veto")
+    try:
+        plain: dict[str, Any] = to_plain_json(arguments if returned is None else returned)
+    except ValueError as error:
+        raise _build_returned_error(hook, f"gave arguments that are not plain JSON: {error}") from None
+    return arguments if returned is None and plain == arguments else plain
 
 
 def replace_text(parts: Sequence[Part], text: str) -> tuple[Part, ...]:
-    """``parts`` with ``text`` in the place of all their text: before the calls where they had none."""
-    place = next((n for n, part in enumerate(parts) if isinstance(part, TextPart | ToolCallPart)), len(parts))
-    others = [[part for part in some if not isinstance(part, TextPart)] for some in (parts[:place], parts[place:])]
-    return (*others[0], *((TextPart(text=clean_text(text)),) if text else ()), *others[1])
+    """Replace all text in ``parts`` by ``text``; if they have none, put it before the calls."""
+    index = next((n for n, part in enumerate(parts) if isinstance(part, TextPart | ToolCallPart)), len(parts))
+    texts = [TextPart(text=clean_text(text))] if text else []
+    return (*parts[:index], *texts, *(part for part in parts[index:] if not isinstance(part, TextPart)))
 
 
 def withhold_message(message: Message, reason: str) -> Message:
-    """``message`` without what it said."""
+    """Replace the content of ``message`` by ``reason``."""
     return _copy_user_message(message, (TextPart(text=clean_text(f"[withheld: {reason}]")),))
 
 
@@ -431,14 +380,13 @@ def _copy_user_message(message: Message, parts: tuple[Part, ...]) -> Message:
 
 
 def _validate_returned_messages(hook: Hook, messages: Any) -> tuple[Message, ...]:
-    given = tuple(messages)
-    if not given or not all(isinstance(one, Message) for one in given):
-        raise _build_returned_error(hook, "returned no messages, or something else among them")
-    if any(one.role == "system" for one in given):
-        raise _build_returned_error(
-            hook, "returned a system message; change request.system: replace(request, system=…)"
-        )
-    return tuple(map(_sanitise_message, given))
+    returned = tuple(messages)
+    if not returned or not all(isinstance(message, Message) for message in returned):
+        raise _build_returned_error(hook, "returned no messages, or other values among them")
+    if any(message.role == "system" for message in returned):
+        why = "returned a system message; change request.system: replace(request, system=…)"
+        raise _build_returned_error(hook, why)
+    return tuple(map(_sanitise_message, returned))
 
 
 def _sanitise_message(message: Message) -> Message:
@@ -446,9 +394,9 @@ def _sanitise_message(message: Message) -> Message:
     return message if parts == message.parts else message.model_copy(update={"parts": parts})
 
 
-def _build_return_type_error(hook: Hook, returned: Any, what: str) -> HookError:
-    return _build_returned_error(hook, f"returned {returned!r:.100}; it may return None, {what}")
+def _build_return_type_error(hook: Hook, returned: Any, allowed: str) -> HookError:
+    return _build_returned_error(hook, f"returned {returned!r:.100}; it may return None, {allowed}")
 
 
 def _build_returned_error(hook: Hook, why: str) -> HookError:
-    return HookError(f"the hook {hook.name} ({hook.event}) {why}")
+    return HookError(f"{_describe_hook(hook)} {why}")

@@ -1,11 +1,11 @@
-"""``@hook``: a function that is called when something happens in a run."""
+"""``@hook``: a function that runs at an event of a run; ``HookSet``: the hooks of an agent, a worker or a tool."""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ..errors import DefinitionError
@@ -27,32 +27,22 @@ HookEvent = Literal[
 ]
 OnError = Literal["fail", "log"]
 
-EVENTS: dict[HookEvent, tuple[str, ...]] = {
-    "before_llm_call": ("request", "messages", "model", "tools", "iteration", "ctx"),
-    "after_llm_call": ("reply", "response", "messages", "usage", "cost_usd", "iteration", "ctx"),
-    "before_tool_call": ("name", "arguments", "call_id", "ctx"),
-    "after_tool_call": ("name", "arguments", "call_id", "result", "ctx"),
-    "on_iteration": ("step", "iteration", "messages", "response", "ctx"),
-    "on_finish": ("content", "raw_content", "output", "messages", "iterations", "ctx"),
-    "on_user_message": ("message", "messages", "ctx"),
-    "on_user_injection": ("message", "messages", "ctx"),
-    "on_error": ("error", "error_type", "name", "attempt", "ctx"),
-    "before_subagent": ("agent", "message", "name", "call_id", "ctx"),
-    "after_subagent": ("name", "call_id", "result", "ctx"),
-    "on_approval": (
-        "kind",
-        "name",
-        "arguments",
-        "call_id",
-        "hash",
-        "expires_in",
-        "reminder",
-        "question",
-        "form",
-        "ctx",
-    ),
+_PARAMETERS: dict[HookEvent, tuple[str, ...]] = {
+    "before_llm_call": ("request", "messages", "model", "tools", "iteration"),
+    "after_llm_call": ("reply", "response", "messages", "usage", "cost_usd", "iteration"),
+    "before_tool_call": ("name", "arguments", "call_id"),
+    "after_tool_call": ("name", "arguments", "call_id", "result"),
+    "on_iteration": ("step", "iteration", "messages", "response"),
+    "on_finish": ("content", "raw_content", "output", "messages", "iterations"),
+    "on_user_message": ("message", "messages"),
+    "on_user_injection": ("message", "messages"),
+    "on_error": ("error", "error_type", "name", "attempt"),
+    "before_subagent": ("agent", "message", "name", "call_id"),
+    "after_subagent": ("name", "call_id", "result"),
+    "on_approval": ("kind", "name", "arguments", "call_id", "hash", "expires_in", "reminder", "question", "form"),
 }
-"""Every event, and what its hooks may ask for: a parameter is given what has its name."""
+EVENTS: dict[HookEvent, tuple[str, ...]] = {event: (*names, "ctx") for event, names in _PARAMETERS.items()}
+"""Every event, with the parameters that its hooks may take, by name."""
 
 VETOABLE_EVENTS: tuple[HookEvent, ...] = (
     "before_llm_call",
@@ -61,23 +51,23 @@ VETOABLE_EVENTS: tuple[HookEvent, ...] = (
     "on_user_message",
     "on_user_injection",
 )
-"""What hooks may return a ``Veto`` for."""
+"""Events whose hooks may return a ``Veto``."""
 TOOL_HOOK_EVENTS: tuple[HookEvent, ...] = ("before_tool_call", "after_tool_call", "on_error")
-"""What hooks of a tool may be for."""
+"""Events of the hooks of a tool."""
 DEFAULT_HOOK_TIMEOUT = 60.0
-"""Seconds that a hook may take."""
+"""Default of the seconds that a hook may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Veto:
-    """What a before-hook returns so that the call is not made. The model is told ``reason``."""
+    """Returned by a before-hook to forbid the call. The model gets ``reason``."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hook:
-    """A function and its event. Made by :func:`hook`; called, it calls ``fn``."""
+    """A function and its event. Made by :func:`hook`; calling it calls ``fn``."""
 
     event: HookEvent
     fn: Callable[..., Any]
@@ -85,11 +75,11 @@ class Hook:
     on_error: OnError
     timeout: float
     takes: tuple[str, ...]
-    """Names of the parameters that it is given."""
+    """Names of the parameters that it takes."""
     is_async: bool
     """Whether ``fn`` is a coroutine function. If not, it may still return an awaitable."""
     agents: tuple[Any, ...] = ()
-    """Agents, or names of agents, that it asks (``step.branch``)."""
+    """Agents, or names of agents, that a step policy asks (``step.branch``)."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.fn(*args, **kwargs)
@@ -106,80 +96,75 @@ def hook(
     timeout: float = DEFAULT_HOOK_TIMEOUT,
     agents: Iterable[Any] = (),
 ) -> Callable[[Callable[..., Any]], Hook]:
-    """``@hook("before_llm_call")`` makes a function, sync or async, a hook.
+    """Make a function, sync or async, a hook: ``@hook("before_llm_call")``.
 
-    Its parameters are found by their names: those that ``EVENTS`` lists for the event, as many as it wants. If it
-    raises, the call fails with its name, unless ``on_error="log"``: then it is logged, and the call goes on. ``agents``
-    are those that a step policy asks (``step.branch``): they are served wherever it runs.
+    The function takes any of the parameters that ``EVENTS`` lists for the event, by name. If it raises, the call fails
+    with an error that names the hook; with ``on_error="log"`` the error is logged and the call goes on. ``agents`` are
+    those that a step policy asks (``step.branch``): every worker that runs the policy serves them.
 
-    Raises ``DefinitionError`` for an event that there is not, and for a parameter that the event does not give.
+    Raises ``DefinitionError`` for an unknown event, and for a parameter that the event does not have.
     """
+    events = f"The events are: {', '.join(EVENTS)}."
     if callable(event):
-        raise DefinitionError(
-            "@hook says which event the function is for",
-            hint=f'Write @hook("before_llm_call"). There is: {", ".join(EVENTS)}.',
-        )
+        hint = f'Write @hook("before_llm_call"). {events}'
+        raise DefinitionError("@hook takes the event that the function is for", hint=hint)
     if not isinstance(event, str) or event not in EVENTS:
-        raise DefinitionError(f"there is no hook event {event!r:.100}", hint=f"There is: {', '.join(EVENTS)}.")
+        raise DefinitionError(f"there is no hook event {event!r:.100}", hint=events)
     if on_error not in get_args(OnError):
         raise DefinitionError(f"hook on {event}: on_error is 'fail' or 'log', not {on_error!r}")
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
         raise DefinitionError(f"hook on {event}: timeout is a number of seconds above 0, not {timeout!r:.100}")
-    asked = _validate_hook_agents(event, agents)
+    branch_agents = _validate_branch_agents(event, agents)
 
-    def made(fn: Callable[..., Any]) -> Hook:
-        return replace(_build_hook(event, on_error, name, timeout, fn), agents=asked)
+    def decorate(fn: Callable[..., Any]) -> Hook:
+        hook_name = name or str(getattr(fn, "__name__", type(fn).__name__))
+        if isinstance(fn, Hook) or not callable(fn):
+            raise DefinitionError(f"a hook is made of a function, not of {fn!r:.100}", hint="Write it above a def.")
+        callables = (fn, getattr(fn, "__call__", None))  # noqa: B004  # asks for its kind, not whether it has one
+        if any(inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function) for function in callables):
+            raise DefinitionError(f"hook {hook_name!r}: a generator would never run", hint="Write return for yield.")
+        is_async = any(map(inspect.iscoroutinefunction, callables))
+        takes = _find_event_parameters(event, hook_name, fn)
+        return Hook(event, fn, hook_name, on_error, float(timeout), takes, is_async, branch_agents)
 
-    return made
+    return decorate
 
 
-def _validate_hook_agents(event: HookEvent, agents: Any) -> tuple[Any, ...]:
+def _validate_branch_agents(event: HookEvent, agents: Any) -> tuple[Any, ...]:
     if isinstance(agents, str) or not isinstance(agents, Iterable):
         raise DefinitionError(f"hook on {event}: agents is a list, not {agents!r:.100}", hint="Write agents=[critic].")
     listed = tuple(agents)
-    for one in listed:
-        if not isinstance(one, str) and not isinstance(getattr(one, "name", None), str):
-            raise DefinitionError(f"hook on {event}: it asks agents, or names of agents, not {one!r:.100}")
+    for agent in listed:
+        if not isinstance(agent, str) and not isinstance(getattr(agent, "name", None), str):
+            raise DefinitionError(f"hook on {event}: agents has agents, or names of agents, not {agent!r:.100}")
     if listed and event != "on_iteration":
-        raise DefinitionError(
-            f"a hook on {event} cannot ask other agents", hint='A step policy can: @hook("on_iteration", agents=[…]).'
-        )
+        hint = 'A step policy can: @hook("on_iteration", agents=[…]).'
+        raise DefinitionError(f"a hook on {event} cannot ask other agents", hint=hint)
     return listed
 
 
-def _build_hook(event: HookEvent, on_error: OnError, name: str | None, timeout: float, fn: Callable[..., Any]) -> Hook:
-    called = name or str(getattr(fn, "__name__", type(fn).__name__))
-    if isinstance(fn, Hook) or not callable(fn):
-        raise DefinitionError(f"a hook is made of a function, not of {fn!r:.100}", hint="Write it above a def.")
-    called_as = (fn, getattr(fn, "__call__", None))  # noqa: B004  # asks what kind its call is, not whether it has one
-    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in called_as):
-        raise DefinitionError(f"hook {called!r}: a generator would never run", hint="Write return for yield.")
-    given = EVENTS[event]
-    takes: list[str] = []
-    for parameter in _get_hook_parameters(called, fn):
-        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            takes = list(given) if parameter.kind is parameter.VAR_KEYWORD else takes
-        elif parameter.name in given and parameter.kind is not parameter.POSITIONAL_ONLY:
-            takes.append(parameter.name)
-        elif parameter.default is parameter.empty:
-            raise DefinitionError(
-                f"hook {called!r}: {event} gives no {parameter.name!r}", hint=f"It gives: {', '.join(given)}."
-            )
-    is_async = any(map(inspect.iscoroutinefunction, called_as))
-    return Hook(event, fn, called, on_error, float(timeout), tuple(dict.fromkeys(takes)), is_async)
-
-
-def _get_hook_parameters(called: str, fn: Callable[..., Any]) -> Iterable[inspect.Parameter]:
+def _find_event_parameters(event: HookEvent, hook_name: str, fn: Callable[..., Any]) -> tuple[str, ...]:
+    """Find which of the event's parameters a function takes."""
+    available, takes = EVENTS[event], list[str]()
     try:
-        return inspect.signature(fn).parameters.values()
+        parameters = inspect.signature(fn).parameters.values()
     except ValueError:
-        raise DefinitionError(
-            f"hook {called!r}: Python does not tell its parameters", hint="Write a def around it."
-        ) from None
+        reason = f"hook {hook_name!r}: Python does not tell its parameters"
+        raise DefinitionError(reason, hint="Write a def around it.") from None
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            return available
+        if parameter.name in available and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            takes.append(parameter.name)
+        elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
+            hint = f"Its parameters are: {', '.join(available)}."
+            raise DefinitionError(f"hook {hook_name!r}: {event} gives no {parameter.name!r}", hint=hint)
+    return tuple(takes)
 
 
 def validate_hook_list(owner: str, hooks: Any) -> tuple[Any, ...]:
-    """What ``owner`` was given; a set alone is a list of one. Raises ``DefinitionError`` for what is no list."""
+    """Return the ``hooks`` of ``owner`` as a tuple; a set alone is one entry. Raises ``DefinitionError`` for other
+    values than a list."""
     if isinstance(hooks, HookSet):
         return (hooks,)
     if isinstance(hooks, Hook | str) or not isinstance(hooks, Iterable):
@@ -190,65 +175,59 @@ def validate_hook_list(owner: str, hooks: Any) -> tuple[Any, ...]:
 def validate_hooks(
     owner: str, hooks: Iterable[Any], events: Iterable[HookEvent] = EVENTS, *, of_agent: bool = False
 ) -> tuple[Hook, ...]:
-    """``hooks`` of ``owner``, those of a ``HookSet`` among them one by one.
+    """Validate the ``hooks`` of ``owner``, and return them with the hooks of each ``HookSet`` in its place.
 
-    Raises ``DefinitionError`` for what is none, and for what only an agent can have.
+    Raises ``DefinitionError`` for other values, and for what only an agent can have.
     """
     listed: list[Hook] = []
-    for one in validate_hook_list(owner, hooks):
-        if not isinstance(one, Hook | HookSet):
-            raise DefinitionError(
-                f"{owner}: {one!r:.100} is no hook", hint='Say which event it is for: @hook("before_llm_call").'
-            )
-        if isinstance(one, HookSet) and one.compaction is not None and not of_agent:
-            raise DefinitionError(
-                f"{owner}: {one!r} sums up the conversations of an agent",
-                hint="Give it to the agents: Agent(hooks=[…]).",
-            )
-        listed += [one] if isinstance(one, Hook) else one
+    for item in validate_hook_list(owner, hooks):
+        if not isinstance(item, Hook | HookSet):
+            hint = 'Say which event it is for: @hook("before_llm_call").'
+            raise DefinitionError(f"{owner}: {item!r:.100} is not a hook", hint=hint)
+        if isinstance(item, HookSet) and item.compaction is not None and not of_agent:
+            hint = "Give it to the agents: Agent(hooks=[…])."
+            raise DefinitionError(f"{owner}: {item!r} summarises the conversations of an agent", hint=hint)
+        listed += [item] if isinstance(item, Hook) else item
     possible = tuple(events)
-    for one in listed:
-        if one.event not in possible:
-            raise DefinitionError(
-                f"{owner}: the hook {one.name} is for {one.event}",
-                hint=f"Here there is: {', '.join(possible)}. Give it to the agent, or to the worker.",
-            )
+    for hook in listed:
+        if hook.event not in possible:
+            hint = f"Possible here: {', '.join(possible)}. Give it to the agent, or to the worker."
+            raise DefinitionError(f"{owner}: the hook {hook.name} is for {hook.event}", hint=hint)
     return tuple(listed)
 
 
 def add_hook_compaction(compaction: Any, hooks: Iterable[Any]) -> Any:
-    """An agent's ``compaction`` with what sets among its ``hooks`` bring."""
-    brought = [one.compaction for one in hooks if isinstance(one, HookSet) and one.compaction is not None]
-    if not brought or compaction is None:
-        return brought or compaction
-    return [*([compaction] if isinstance(compaction, Compaction) else compaction), *brought]
+    """Add the compactions of the sets among an agent's ``hooks`` to its ``compaction``."""
+    added = [item.compaction for item in hooks if isinstance(item, HookSet) and item.compaction is not None]
+    if not added or compaction is None:
+        return added or compaction
+    return [*([compaction] if isinstance(compaction, Compaction) else compaction), *added]
 
 
 class HookSet:
-    """Hooks by event, in order: ``agent.hooks``. What changes it changes what the next call runs.
+    """Hooks by event, in order: ``agent.hooks``. A change of it changes what the next call runs.
 
     A set may stand among the hooks of an agent or a worker, as those of ``perdure.contrib.hooks`` do.
     """
 
     def __init__(self, hooks: Iterable[Hook] = ()) -> None:
-        self._by_event: dict[HookEvent, tuple[Hook, ...]] = {}
         self.compaction: Compaction | None = None
-        """What the agent that it is given to is to do beside these hooks (``auto_summarise``)."""
+        """A compaction for the agents that have this set (``auto_summarise``)."""
         self.all: tuple[Hook, ...] = ()
-        """All of them, in the order in which they were given."""
+        """All hooks, in the order in which they were given."""
         self.add(*hooks)
 
     def add(self, *hooks: Hook) -> None:
-        """Behind those that are there. Raises ``DefinitionError`` for what is no hook."""
-        self._replace_hooks((*self.all, *validate_hooks("hooks", hooks)))
+        """Add hooks at the end. Raises ``DefinitionError`` for other values."""
+        self.all = (*self.all, *validate_hooks("hooks", hooks))
 
     def clear(self, event: HookEvent | None = None) -> None:
-        """Take those of ``event`` out, or all."""
-        self._replace_hooks(tuple(one for one in self.all if event is not None and one.event != event))
+        """Remove the hooks of ``event``, or all."""
+        self.all = tuple(hook for hook in self.all if event is not None and hook.event != event)
 
     def on(self, event: HookEvent) -> tuple[Hook, ...]:
-        """Those of ``event``."""
-        return self._by_event.get(event, ())
+        """Return the hooks of ``event``."""
+        return tuple(hook for hook in self.all if hook.event == event)
 
     def __iter__(self) -> Iterator[Hook]:
         return iter(self.all)
@@ -256,14 +235,6 @@ class HookSet:
     def __len__(self) -> int:
         return len(self.all)
 
-    def __add__(self, other: HookSet) -> HookSet:
-        return HookSet((*self.all, *other.all))
-
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {', '.join(f'{one.name} on {one.event}' for one in self.all) or 'none'}>"
-
-    def _replace_hooks(self, hooks: tuple[Hook, ...]) -> None:
-        by_event: dict[HookEvent, tuple[Hook, ...]] = {}
-        for one in hooks:
-            by_event[one.event] = (*by_event.get(one.event, ()), one)
-        self.all, self._by_event = hooks, by_event
+        hooks = ", ".join(f"{hook.name} on {hook.event}" for hook in self.all)
+        return f"<{type(self).__name__} of {hooks or 'none'}>"

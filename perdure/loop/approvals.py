@@ -298,7 +298,7 @@ def _check(state: RunState, update: ApprovalDecision | CallAnswer, now: datetime
     if not is_meant:
         raise _build_other_wait_error(state, update)
     if wait.is_late(now):
-        raise ApprovalExpiredError(f"call {update.call_id!r} has expired: nobody had decided by {wait.show().expires}")
+        raise ApprovalExpiredError(f"call {update.call_id!r} has expired: no decision by {wait.show().expires}")
     if isinstance(update, ApprovalDecision):
         _check_decision(state, wait.pending, update)
     elif update.error is None:

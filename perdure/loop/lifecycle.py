@@ -72,7 +72,7 @@ def parse_run_limits(raw: Any) -> RunLimits:
         return RunLimits.model_validate(raw)
     except ValidationError as error:
         names = ", ".join(("max_iterations", *RunLimits.model_fields))
-        problem = describe_validation_error(error, "limits", within="limits")
+        problem = describe_validation_error(error, "limits", prefix="limits")
         raise InvalidInputError(problem, hint=f"There are: {names}.") from None
 
 
@@ -281,7 +281,7 @@ def parse_start(raw: Any) -> Start:
     try:
         start = Start.model_validate(raw)
     except ValidationError as error:
-        problems = describe_validation_error(error, "input", most=10, content=True)
+        problems = describe_validation_error(error, "input", max_problems=10, content=True)
         raise InvalidInputError(f"the input does not fit: {problems[:1000]}", hint=expected) from None
     _check_start_sizes(start)
     return start

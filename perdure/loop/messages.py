@@ -11,9 +11,8 @@ from pydantic import ValidationError
 
 from ..errors import InvalidInputError, RunClosedError
 from ..types.approvals import hash_name
-from ..types.files import find_file_flaw
 from ..types.interface import MAX_SENDERS, Override, Start, UserMessage
-from ..types.messages import BlobRef, ContentPart, FilePart, TextPart, clean_text
+from ..types.messages import BlobRef, ContentPart, FilePart, TextPart, clean_text, find_file_flaw
 from ..types.plain_json import measure_json
 from ..types.state import MAX_NAMED_TURNS, MAX_SEEN_IDS, RunState, TurnState
 from ..types.validation_errors import describe_validation_error

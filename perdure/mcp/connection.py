@@ -1,4 +1,4 @@
-"""Connections to MCP servers, each in a task of its own: the SDK wants one to be closed where it was opened.
+"""Connections to MCP servers, each in a task of its own: the SDK requires that the task that opened one closes it.
 
 Requests share a connection, and each is judged by its own HTTP statuses. The SDK sends a request in the context
 (``contextvars``) of its caller, so a hook of the HTTP client finds the list that belongs to the request.
@@ -9,84 +9,68 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from mcp import Client, MCPError
-from mcp.types import (
-    CONNECTION_CLOSED,
-    INTERNAL_ERROR,
-    INVALID_REQUEST,
-    PARSE_ERROR,
-    AudioContent,
-    CallToolResult,
-    EmbeddedResource,
-    ImageContent,
-    ResourceLink,
-    TextContent,
-    TextResourceContents,
-    Tool,
-    ToolListChangedNotification,
-)
+from mcp import Client, MCPError, types
 
 from ..errors import ToolError
 from ..ports import ListedTool
-from ..types.files import File
+from ..types.messages import File
 
 logger = logging.getLogger("perdure.worker")
 
 OPEN_TIMEOUT = 30.0
-"""Seconds that a server may take to start and to say hello."""
+"""Seconds that a server may take to start and to answer the handshake."""
 CLOSE_TIMEOUT = 10.0
-"""Seconds that it is given to end; its process is killed by then."""
+"""Seconds that a server may take to stop; the SDK kills its process before."""
 
 HTTP_ACCEPTED, HTTP_REDIRECT, HTTP_CLIENT_ERROR, HTTP_SERVER_ERROR = 202, 300, 400, 500
-"""HTTP statuses. 202: a request that gets no answer. From 300 on the server did nothing, and from 400 on it says so (a
-session that it does not know, after a restart; too many requests). From 500 on the outcome is unknown."""
+"""HTTP statuses. 202: a request without an answer. From 300 to 499 the server did nothing; from 400 on it says so (an
+unknown session after a restart; too many requests). From 500 on the outcome is unknown."""
 
 StreamFactory = Callable[[], AbstractAsyncContextManager[Any]]
-"""Makes the streams to a server."""
+"""Opens the streams to a server."""
 
 _request_statuses: ContextVar[list[int] | None] = ContextVar("perdure_mcp_statuses", default=None)
 
 
 def record_status(status: int) -> None:
-    """Add an HTTP status to those of the request in whose context this is called, if there is one."""
+    """Add an HTTP status to those of the request in whose context this is called, if any."""
     if (statuses := _request_statuses.get()) is not None:
         statuses.append(status)
 
 
 class NotSentError(ToolError):
-    """The request never reached the server: asking again does no harm."""
+    """The server did not get the request: a retry does no harm."""
 
     is_final = False
-    """Nor any good."""
+    """A retry cannot help: there is no such program, or no permission."""
 
 
 class LostError(ToolError):
-    """The connection was lost while the server was at work: nobody knows whether it did what it was asked."""
+    """The connection was lost during a request, whose outcome is unknown."""
 
 
 class Connection:
-    """One server, open. Belongs to the event loop that made it."""
+    """An open connection to a server. Belongs to the event loop that made it."""
 
-    def __init__(self, name: str, transport: StreamFactory, changed: Callable[[], None]) -> None:
-        """``changed`` is told that the server's tools are others now."""
+    def __init__(self, name: str, transport: StreamFactory, on_tools_changed: Callable[[], None]) -> None:
+        """``on_tools_changed`` is called when the server reports a changed list of tools."""
         self._name = name
         self._transport = transport
-        self._on_tools_changed = changed
+        self._on_tools_changed = on_tools_changed
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._close_requested = asyncio.Event()
         self._active_requests = 0
         self.is_open = True
-        """Whether it can be asked; once it is not, it never is again."""
+        """Whether it takes requests. Once false, it stays false."""
         self._task = asyncio.get_running_loop().create_task(self._keep_open())
 
     async def send_request(self, request: Callable[[Client], Any]) -> Any:
-        """What ``request`` gives. Raises ``NotSentError``, ``LostError``, or what the server answers (``MCPError``)."""
+        """Send ``request``, return its result. Raises ``NotSentError``, ``LostError``, or the server's ``MCPError``."""
         client = await self._wait_until_open()
         if not self.is_open:
             raise NotSentError(f"the connection to MCP server {self._name!r} is closed")
@@ -96,10 +80,10 @@ class Connection:
         try:
             return await request(client)
         except MCPError as error:
-            if (problem := self._classify_error(error, statuses)) is None:
+            if (connection_error := self._classify_error(error, statuses)) is None:
                 raise  # the server's own answer
             self.retire()
-            raise problem from error
+            raise connection_error from error
         finally:
             _request_statuses.reset(token)
             self._active_requests -= 1
@@ -107,13 +91,13 @@ class Connection:
                 self._close_requested.set()
 
     def _classify_error(self, error: MCPError, statuses: list[int]) -> ToolError | None:
-        """What ``error`` of a request with these HTTP statuses means; None for an answer of the server's own."""
-        if error.code == CONNECTION_CLOSED:
+        """Classify the error of a request with these HTTP statuses; None if it is the server's own answer."""
+        if error.code == types.CONNECTION_CLOSED:
             return LostError(f"the connection to MCP server {self._name!r} was lost: {error}")
         worst = max(statuses, default=0)
-        if error.code == PARSE_ERROR or (statuses and statuses[-1] == HTTP_ACCEPTED):
+        if error.code == types.PARSE_ERROR or (statuses and statuses[-1] == HTTP_ACCEPTED):
             return LostError(f"the answer of MCP server {self._name!r} cannot be read: {str(error).splitlines()[0]}")
-        if error.code not in (INVALID_REQUEST, INTERNAL_ERROR) or worst < HTTP_CLIENT_ERROR:
+        if error.code not in (types.INVALID_REQUEST, types.INTERNAL_ERROR) or worst < HTTP_CLIENT_ERROR:
             return None
         # A request may be several of HTTP: the SDK lists the tools behind a call whose result it checks.
         if all(HTTP_REDIRECT <= status < HTTP_SERVER_ERROR for status in statuses):
@@ -121,7 +105,7 @@ class Connection:
         return LostError(f"MCP server {self._name!r} failed: HTTP {worst}, {error}")
 
     async def close(self) -> None:
-        """Close it, and see the server's process end."""
+        """Close the connection, and wait until the server's process has ended."""
         self.is_open = False
         self._close_requested.set()
         if not self._client.done():  # it never opened
@@ -140,13 +124,15 @@ class Connection:
             self._task.cancel()
             raise NotSentError(f"MCP server {self._name!r} did not open within {OPEN_TIMEOUT:g} s") from None
         except (OSError, RuntimeError, ExceptionGroup, MCPError, ValueError) as error:
-            first = _unwrap_exception_group(error)
-            failed = NotSentError(f"MCP server {self._name!r} cannot be opened: {type(first).__name__}: {first}")
-            failed.is_final = isinstance(first, FileNotFoundError | PermissionError | ValueError)
-            raise failed from error
+            cause: BaseException = error
+            while isinstance(cause, BaseExceptionGroup):  # the SDK wraps errors in groups
+                cause = cause.exceptions[0]
+            not_sent = NotSentError(f"MCP server {self._name!r} cannot be opened: {type(cause).__name__}: {cause}")
+            not_sent.is_final = isinstance(cause, FileNotFoundError | PermissionError | ValueError)
+            raise not_sent from error
 
     def retire(self) -> None:
-        """Nobody begins anything here any more; it is closed when the last request has ended."""
+        """Take no new requests, and close the connection when the last one has ended."""
         self.is_open = False
         if not self._active_requests:
             self._close_requested.set()
@@ -162,11 +148,16 @@ class Connection:
             async with Client(streams, cache=None, message_handler=self._handle_message) as client:
                 if not self._client.done():
                     self._client.set_result(client)
-                await self._wait_for_close(client)
+                listening = asyncio.create_task(self._listen_for_changes(client))
+                try:
+                    await self._close_requested.wait()
+                finally:
+                    listening.cancel()
+                    await asyncio.wait([listening])
         except BaseException as error:
             if not self._client.done():
                 self._client.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
-                self._client.exception()  # looked at: whoever waits for it may have gone
+                self._client.exception()  # marks it as retrieved: the requests that waited for it may have ended
             elif isinstance(error, Exception):
                 logger.debug("MCP server %s: %s at the end", self._name, type(error).__name__)
             if not isinstance(error, Exception):
@@ -174,54 +165,38 @@ class Connection:
         finally:
             self.is_open = False
 
-    async def _wait_for_close(self, client: Client) -> None:
-        """Servers of the newer protocol say only to those who ask for it that their tools have changed."""
-        tools = client.server_capabilities.tools
-        listening: asyncio.Task[None] | None = None
-        if tools is not None and tools.list_changed and client.protocol_version >= "2026":
-            listening = asyncio.create_task(self._listen_for_changes(client))
-        try:
-            await self._close_requested.wait()
-        finally:
-            if listening is not None:
-                listening.cancel()
-                await asyncio.wait([listening])
-
     async def _listen_for_changes(self, client: Client) -> None:
+        """Ask for reports of changed tools: servers of the newer protocol send them only to clients that ask."""
+        tools = client.server_capabilities.tools
+        if tools is None or not tools.list_changed or client.protocol_version < "2026":
+            return
         try:
             async with client.listen(tools_list_changed=True) as events:
                 async for _ in events:
                     self._on_tools_changed()
-        except Exception as error:  # lists are looked at every now and then all the same
-            logger.debug("MCP server %s does not tell of changed tools: %s", self._name, type(error).__name__)
+        except Exception as error:  # the lists are read again from time to time anyway
+            logger.debug("MCP server %s does not report changed tools: %s", self._name, type(error).__name__)
 
     async def _handle_message(self, message: Any) -> None:
-        if isinstance(message, ToolListChangedNotification):
+        if isinstance(message, types.ToolListChangedNotification):
             self._on_tools_changed()
-
-
-def _unwrap_exception_group(error: BaseException) -> BaseException:
-    """What was wrong, of the groups that the SDK wraps it in."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 @asynccontextmanager
 async def _watch_streams(
-    transport: AbstractAsyncContextManager[Any], ended: Callable[[], None]
+    transport: AbstractAsyncContextManager[Any], on_end: Callable[[], None]
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """The transport's streams; ``ended`` is told when nothing will come any more."""
+    """Open the transport's streams; ``on_end`` is called when the incoming stream has ended."""
     async with transport as (read, write):
-        yield _WatchedStream(read, ended), write
+        yield _WatchedStream(read, on_end), write
 
 
 class _WatchedStream:
-    """A stream of what the server says."""
+    """The stream of the server's messages."""
 
-    def __init__(self, stream: Any, ended: Callable[[], None]) -> None:
+    def __init__(self, stream: Any, on_end: Callable[[], None]) -> None:
         self._stream = stream
-        self._on_end = ended
+        self._on_end = on_end
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -245,55 +220,49 @@ class _WatchedStream:
 
 
 # ---
-# What an MCP server gives, as tools have it.
-
-
-_LAST_URI_SEGMENT = re.compile(r"[^/]+$")
+# Conversion of an MCP server's tools and results.
 
 
 class MCPToolError(ToolError):
     """The tool of an MCP server failed; the message is the server's."""
 
 
-def build_listed_tool(tool: Tool, timeout: float | None = None) -> ListedTool:
-    """``tool`` as a toolset lists it. What only reads may be called twice, and what is idempotent by its own word."""
+def build_listed_tool(tool: types.Tool) -> ListedTool:
+    """Convert ``tool``. It is idempotent if the server marks it as idempotent or read-only."""
     hints = tool.annotations
-    harmless = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
-    return ListedTool(tool.name, tool.description or "", dict(tool.input_schema), idempotent=harmless, timeout=timeout)
+    idempotent = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
+    return ListedTool(tool.name, tool.description or "", dict(tool.input_schema), idempotent=idempotent)
 
 
-def convert_tool_result(name: str, given: CallToolResult) -> Any:
-    """Text, or a list of texts and files. Raises :class:`MCPToolError` for one that says that it is an error."""
-    pieces = [_convert_content_block(block) for block in given.content]
+def convert_tool_result(name: str, result: types.CallToolResult) -> Any:
+    """Convert a result to text, or a list of texts and files. Raises :class:`MCPToolError` for an error."""
+    pieces = [_convert_content_block(block) for block in result.content]
     texts = [piece for piece in pieces if isinstance(piece, str)]
-    if given.is_error:
+    if result.is_error:
         raise MCPToolError("\n".join(texts) or f"{name} failed, and the server does not say why")
     if not pieces:
-        return given.structured_content if given.structured_content is not None else ""
+        return result.structured_content if result.structured_content is not None else ""
     return "\n".join(texts) if len(texts) == len(pieces) else pieces
 
 
 def _convert_content_block(block: Any) -> str | File:
     match block:
-        case TextContent(text=text):
+        case types.TextContent(text=text):
             return text
-        case ImageContent(data=data, mime_type=kind) | AudioContent(data=data, mime_type=kind):
-            return _decode_content_file(data, kind, None)
-        case EmbeddedResource(resource=resource):
-            if isinstance(resource, TextResourceContents):
-                return f"[{resource.uri}]\n{resource.text}"
-            return _decode_content_file(
-                resource.blob, resource.mime_type or "application/octet-stream", str(resource.uri)
-            )
-        case ResourceLink(uri=uri, name=name, description=description):
+        case types.ImageContent(data=data, mime_type=media_type) | types.AudioContent(data=data, mime_type=media_type):
+            return _decode_content_file(data, media_type)
+        case types.EmbeddedResource(resource=types.TextResourceContents(uri=uri, text=text)):
+            return f"[{uri}]\n{text}"
+        case types.EmbeddedResource(resource=types.BlobResourceContents(uri=uri, blob=data, mime_type=media_type)):
+            return _decode_content_file(data, media_type or "application/octet-stream", str(uri))
+        case types.ResourceLink(uri=uri, name=name, description=description):
             return f"[{name}: {uri}]{f' {description}' if description else ''}"
         case _:
             return str(block.model_dump_json())
 
 
-def _decode_content_file(data: str, kind: str, uri: str | None) -> str | File:
+def _decode_content_file(data: str, media_type: str, uri: str = "") -> str | File:
     body = base64.b64decode(data)
-    found = _LAST_URI_SEGMENT.search(uri) if uri else None
     if not body:
-        return f"[an empty file, {kind}]"
-    return File(body, kind.partition(";")[0].strip(), found[0] if found else None)
+        return f"[an empty file, {media_type}]"
+    return File(body, media_type.partition(";")[0].strip(), uri.rpartition("/")[2] or None)

@@ -31,37 +31,36 @@ TransportFactory = Callable[[Mapping[str, str]], AbstractAsyncContextManager[Any
 Headers = Mapping[str, str] | Callable[[RunContext[Any]], Any] | None
 
 MAX_CONNECTIONS = 32
-"""Open ones to one server, where runs have headers of their own; the one that was used least lately is closed."""
+"""Open connections to one server, for runs with different headers; the least recently used one is closed."""
 LIST_TIMEOUT = 40.0
-"""Seconds that a server may take to open and to list its tools. One that does not answer by then is opened anew: the
-worker's own patience is 60 s, and nobody else would ever end a program that hangs."""
+"""Seconds that a server may take to open and to list its tools. Then its connection is closed, which ends a program
+that hangs; the worker itself gives up after 60 s."""
 RETRY_DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0)
-"""Seconds before it is asked again."""
+"""Seconds to wait before each retry of a request that was not sent."""
 _INVALID_SERVER_NAME_CHARACTERS = re.compile(r"[^a-zA-Z0-9_-]+")
 
 
 class MCPServer(Toolset):
     """An MCP server, by :meth:`stdio` or :meth:`http`.
 
-    A worker opens it when it is first needed, keeps it open, and opens it again when it has died. What the server says
-    of a tool (``readOnlyHint``, ``idempotentHint``) decides whether a call that was lost is run again.
+    A worker opens it when it is first needed, keeps it open, and opens it again when it has died. The server's hints
+    about a tool (``readOnlyHint``, ``idempotentHint``) decide whether a lost call runs again.
     """
 
     def __init__(self, name: str, transport: TransportFactory) -> None:
         """Use :meth:`stdio` or :meth:`http`."""
         if find_spec("mcp") is None:
-            raise DefinitionError(
-                f"MCP server {name!r} needs the package mcp, version 2", hint="pip install 'perdure[mcp]'"
-            )
+            reason = f"MCP server {name!r} needs the package mcp, version 2"
+            raise DefinitionError(reason, hint="pip install 'perdure[mcp]'")
         self.name = name
         self._transport_factory = transport
         self._headers: Headers = None
         self._secrets: tuple[str, ...] = ()
-        """Credentials of its address, its program's arguments and variables: no error shows them."""
+        """Credentials in its address, its program's arguments and variables, which no error shows."""
         self._connections: dict[tuple[Any, Hashable], Connection] = {}
         self._idempotent_tools: set[str] = set()
         self._non_idempotent_tools: set[str] = set()
-        """Runs with other headers may be told otherwise of a tool of the same name."""
+        """Kept too, since the server may give other hints about a tool to runs with other headers."""
 
     @classmethod
     def stdio(
@@ -74,10 +73,10 @@ class MCPServer(Toolset):
         name: str | None = None,
         **options: Any,
     ) -> MCPServer:
-        """A program on the worker's machine, spoken to by its standard input and output: one process for a worker.
+        """A program on the worker's machine, connected by its standard input and output: one process per worker.
 
-        ``env`` is added to a few harmless variables (``PATH``, ``HOME``, …): the worker's own are not handed on. It is
-        ``name``d after its command by default. ``options``: ``prefix``, ``on_change``, ``timeout``, ``recheck`` of
+        ``env`` is added to a few harmless variables (``PATH``, ``HOME``, …); the worker's other variables are withheld.
+        ``name`` defaults to that of the command. ``options``: ``prefix``, ``on_change``, ``timeout``, ``recheck`` of
         :class:`perdure.Toolset`. Raises ``DefinitionError``.
         """
         _check_command(command, args, env)
@@ -85,8 +84,7 @@ class MCPServer(Toolset):
         def transport(_: Mapping[str, str]) -> AbstractAsyncContextManager[Any]:
             from mcp.client.stdio import StdioServerParameters, stdio_client
 
-            given = StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd)
-            return stdio_client(given)
+            return stdio_client(StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd))
 
         server = cls(_INVALID_SERVER_NAME_CHARACTERS.sub("_", name or Path(command).stem), transport)
         server._secrets = (*find_argument_secrets(args), *find_variable_secrets(env or {}))
@@ -97,11 +95,11 @@ class MCPServer(Toolset):
         """A server at ``url``, by streamable HTTP. ``headers`` go with every request: a mapping, or a sync or async
         function of the ``RunContext``; runs whose headers differ have connections, and lists of tools, of their own.
 
-        It is ``name``d after its host by default. ``options`` as of :meth:`stdio`.
+        ``name`` defaults to its host. ``options`` as of :meth:`stdio`.
         """
         if not isinstance(url, str) or urlsplit(url).scheme not in ("http", "https"):
             shown = Redaction(find_address_secrets(str(url))).redact_text(f"{url!r:.200}")
-            raise DefinitionError(f"MCP server: {shown} is no http(s) URL", hint="For instance https://x.dev/mcp.")
+            raise DefinitionError(f"MCP server: {shown} is not an http(s) URL", hint="For instance https://x.dev/mcp.")
         server = cls(
             _INVALID_SERVER_NAME_CHARACTERS.sub("_", name or urlsplit(url).hostname or "http"),
             partial(_open_http_streams, url),
@@ -124,25 +122,24 @@ class MCPServer(Toolset):
         return f"<MCPServer {self.name}>"
 
     async def audience(self, ctx: RunContext[Any]) -> Hashable:
-        """The headers that the run has."""
+        """Return the headers of the run: runs with equal headers share a list."""
         return tuple(sorted((await self._resolve_headers(ctx)).items()))
 
     async def list(self, ctx: RunContext[Any]) -> Sequence[ListedTool]:
         """See base class."""
 
-        async def pages(client: Any) -> list[Any]:
-            found, cursor = [], None
-            while True:
-                page = await client.list_tools(cursor=cursor)
-                found += page.tools
-                cursor = page.next_cursor
-                if not cursor:
-                    return found
+        async def list_pages(client: Any) -> list[Any]:
+            page = await client.list_tools()
+            listed = [*page.tools]
+            while page.next_cursor:
+                page = await client.list_tools(cursor=page.next_cursor)
+                listed += page.tools
+            return listed
 
-        found = await self._send_request(ctx, pages, again=True, within=LIST_TIMEOUT)
+        listed = await self._send_request(ctx, list_pages, retryable=True, timeout=LIST_TIMEOUT)
         from .connection import build_listed_tool
 
-        tools = [build_listed_tool(tool) for tool in found]
+        tools = [build_listed_tool(tool) for tool in listed]
         self._idempotent_tools |= {tool.name for tool in tools if tool.idempotent}
         self._non_idempotent_tools |= {tool.name for tool in tools if not tool.idempotent}
         return tools
@@ -159,102 +156,103 @@ class MCPServer(Toolset):
 
             return convert_tool_result(name, await client.call_tool(name, dict(arguments), progress_callback=progress))
 
-        return await self._send_request(ctx, request, again=name in self._idempotent_tools - self._non_idempotent_tools)
+        retryable = name in self._idempotent_tools - self._non_idempotent_tools
+        return await self._send_request(ctx, request, retryable=retryable)
 
     async def close(self) -> None:
         """See base class."""
         loop = asyncio.get_running_loop()
-        mine = [key for key in self._connections if key[0] is loop]
-        await asyncio.gather(*(self._connections.pop(key).close() for key in mine))
+        keys = [key for key in self._connections if key[0] is loop]
+        await asyncio.gather(*(self._connections.pop(key).close() for key in keys))
 
     async def _send_request(
-        self, ctx: RunContext[Any], request: Callable[[Any], Any], *, again: bool, within: float | None = None
+        self, ctx: RunContext[Any], request: Callable[[Any], Any], *, retryable: bool, timeout: float | None = None
     ) -> Any:
-        """Send ``request``; again over a new connection where it was not sent, or once where it may be sent ``again``.
+        """Send ``request``. Retry it over a new connection if it was not sent, or once if it was lost and is
+        ``retryable``.
 
-        A server that is being started anew is waited for. A connection without an answer ``within`` so many seconds is
-        given up. The texts of errors are without the server's credentials and the run's header values.
+        Waits for a server that is restarting. A connection that does not answer within ``timeout`` seconds is closed.
+        Error texts are redacted: they have neither the server's credentials nor the run's header values.
         """
-        sent = await self._resolve_headers(ctx)
+        headers = await self._resolve_headers(ctx)
         try:
-            return await self._send_with_retries(sent, request, again=again, within=within)
+            return await self._send_with_retries(headers, request, retryable, timeout)
         except Exception as error:
-            raise self._redact_error(error, sent) from None
-
-    def _redact_error(self, error: Exception, sent: Mapping[str, str]) -> Exception:
-        redaction = Redaction((*self._secrets, *sent.values()))
-        if isinstance(error, PerdureError):
-            return redaction.redact_error(error)
-        text = redaction.redact_text(str(error))
-        return error if text == str(error) else ToolError(f"{type(error).__name__}: {text}")
+            redaction = Redaction((*self._secrets, *headers.values()))
+            if isinstance(error, PerdureError):
+                raise redaction.redact_error(error) from None
+            text = redaction.redact_text(str(error))
+            raise (error if text == str(error) else ToolError(f"{type(error).__name__}: {text}")) from None
 
     async def _send_with_retries(
-        self, sent: Mapping[str, str], request: Callable[[Any], Any], *, again: bool, within: float | None
+        self, headers: Mapping[str, str], request: Callable[[Any], Any], retryable: bool, timeout: float | None
     ) -> Any:
-        # The SDK takes seconds to import on a busy machine, and other runs' tools are on this loop.
+        # The SDK takes seconds to import on a busy machine, and the tools of other runs are on this loop.
         await asyncio.to_thread(import_module, f"{__package__}.connection")
         from .connection import LostError, NotSentError
 
         delays = iter(RETRY_DELAYS)
         while True:
-            connection = self._get_connection(sent)
+            connection = self._get_connection(headers)
             try:
-                async with asyncio.timeout(within) as limit:
+                async with asyncio.timeout(timeout) as limit:
                     return await connection.send_request(request)
             except TimeoutError:
                 if not limit.expired():
                     raise
                 connection.retire()
-                raise ToolError(f"MCP server {self.name!r} did not answer within {within:g} s") from None
+                raise ToolError(f"MCP server {self.name!r} did not answer within {timeout:g} s") from None
             except NotSentError as error:
                 delay = next(delays, None)
                 if delay is None or error.is_final:
                     raise
                 await asyncio.sleep(delay)
             except LostError as error:
-                if not again:
+                if not retryable:
                     raise ToolError(f"{error.message}; the call may have happened or not") from error
-                again = False
+                retryable = False
 
-    def _get_connection(self, sent: Mapping[str, str]) -> Connection:
+    def _get_connection(self, headers: Mapping[str, str]) -> Connection:
         from .connection import Connection
 
-        key = (asyncio.get_running_loop(), tuple(sorted(sent.items())))
-        found = self._connections.pop(key, None)
-        if found is None or not found.is_open:
-            found = Connection(self.name, partial(self._transport_factory, sent), self.changed)
-        self._connections[key] = found
+        key = (asyncio.get_running_loop(), tuple(sorted(headers.items())))
+        connection = self._connections.pop(key, None)
+        if connection is None or not connection.is_open:
+            connection = Connection(self.name, partial(self._transport_factory, headers), self.changed)
+        self._connections[key] = connection
         while len(self._connections) > MAX_CONNECTIONS:
-            oldest = self._connections.pop(next(iter(self._connections)))
-            oldest.retire()
-        return found
+            self._connections.pop(next(iter(self._connections))).retire()
+        return connection
 
     async def _resolve_headers(self, ctx: RunContext[Any]) -> dict[str, str]:
-        given = self._headers
-        if callable(given):
+        headers = self._headers
+        if callable(headers):
             try:
-                given = given(ctx)
-                if inspect.isawaitable(given):
-                    given = await given
-            except Exception as error:  # its text may have what the function was to keep: it is for the log alone
+                headers = headers(ctx)
+                if inspect.isawaitable(headers):
+                    headers = await headers
+            except Exception as error:  # its text may contain secrets: it goes to the log only
                 logger.exception("the headers function of MCP server %s failed", self.name)
                 why = f"the headers function of MCP server {self.name!r} raised {type(error).__name__}"
                 raise ToolError(why, hint="The worker's log has its text.") from None
-        if given is not None and not isinstance(given, Mapping):
-            raise ToolError(f"the headers of MCP server {self.name!r} are {type(given).__name__}, and no mapping")
-        return {str(key): str(value) for key, value in (given or {}).items()}
+        if headers is not None and not isinstance(headers, Mapping):
+            raise ToolError(f"the headers of MCP server {self.name!r} are {type(headers).__name__}, not a mapping")
+        return {str(key): str(value) for key, value in (headers or {}).items()}
 
 
 def _check_command(command: Any, args: Any, env: Any) -> None:
-    """Raise ``DefinitionError`` for what no program can be started with."""
+    """Raise ``DefinitionError`` for a command, arguments or variables that cannot start a program."""
     hint = 'For instance MCPServer.stdio("python", ["weather.py"], env={"KEY": "…"}).'
     if not isinstance(command, str) or not command.strip():
         raise DefinitionError(f"MCP server: the command is the name of a program, not {command!r:.200}", hint=hint)
-    if isinstance(args, str) or not isinstance(args, Sequence) or not all(isinstance(one, str) for one in args):
-        raise DefinitionError(f"MCP server {command}: its arguments are a list of texts", hint=hint)
-    if env is not None and not (
-        isinstance(env, Mapping) and all(isinstance(one, str) for pair in env.items() for one in pair)
+    if (
+        isinstance(args, str)
+        or not isinstance(args, Sequence)
+        or not all(isinstance(argument, str) for argument in args)
     ):
+        raise DefinitionError(f"MCP server {command}: its arguments are a list of texts", hint=hint)
+    has_texts = isinstance(env, Mapping) and all(isinstance(text, str) for pair in env.items() for text in pair)
+    if env is not None and not has_texts:
         raise DefinitionError(f"MCP server {command}: env is a mapping of texts to texts", hint=hint)
 
 
@@ -265,11 +263,11 @@ async def _open_http_streams(url: str, headers: Mapping[str, str]) -> Any:
 
     from .connection import record_status
 
-    async def look(response: Any) -> None:
+    async def record_post_status(response: Any) -> None:
         if response.request.method == "POST":
             record_status(response.status_code)
 
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(create_mcp_http_client(headers=dict(headers)))
-        client.event_hooks["response"].append(look)
+        client.event_hooks["response"].append(record_post_status)
         yield await stack.enter_async_context(streamable_http_client(url, http_client=client))

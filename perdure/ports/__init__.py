@@ -1,4 +1,4 @@
-"""The ports of the engine: protocols of model providers, stores, stages and toolsets.
+"""The ports of the engine: protocols of model providers, stores and toolsets.
 
 Each protocol is small, names no SDK, and has a public fake in ``perdure.testing``.
 """
@@ -15,7 +15,6 @@ from .model import (
     ToolCallDelta,
     ToolSpec,
 )
-from .stage import BranchConversation, ModelCall, ModelReply, NextModel, NextTool, Stage, ToolCall
 from .store import (
     Blob,
     Cache,
@@ -44,7 +43,6 @@ from .toolset import ListedTool, Toolset
 
 __all__ = [
     "Blob",
-    "BranchConversation",
     "Cache",
     "Claim",
     "Commit",
@@ -55,13 +53,9 @@ __all__ = [
     "Journal",
     "ListedTool",
     "MemoryWrite",
-    "ModelCall",
     "ModelRef",
-    "ModelReply",
     "ModelRequest",
     "NewEvent",
-    "NextModel",
-    "NextTool",
     "Node",
     "Outcome",
     "Provider",
@@ -69,12 +63,10 @@ __all__ = [
     "RunRow",
     "Runs",
     "SharedMemory",
-    "Stage",
     "Store",
     "StreamEvent",
     "TextDelta",
     "ThinkingDelta",
-    "ToolCall",
     "ToolCallDelta",
     "ToolSpec",
     "Toolset",

@@ -12,6 +12,8 @@ from ..types.events import Event, Span
 from ..types.messages import BlobRef, Message
 from ..types.subagents import Lineage, PathStep
 
+V = TypeVar("V")
+
 # ---
 # The event log: one order of events per conversation for all writers, and a way to follow it.
 
@@ -89,6 +91,17 @@ class EventRow:
     """The path from the requested run down to ``child``."""
 
 
+def build_spans(numbers: Iterable[int]) -> tuple[Span, ...]:
+    """Return ascending numbers as first and last of each gapless range."""
+    spans: list[Span] = []
+    for number in numbers:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1] = spans[-1][0], number
+        else:
+            spans.append((number, number))
+    return tuple(spans)
+
+
 class EventLog(Protocol):
     """The events of conversations. All methods raise ``StoreError`` when the store fails."""
 
@@ -115,7 +128,8 @@ class EventLog(Protocol):
         ...
 
 
-V = TypeVar("V")
+# ---
+# Journal, transcripts, runs, turns and shared memory.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A request of the Messages API, as bytes: roles in turn, cache breakpoints placed, nothing encoded twice.
+"""Encodes a request of the Messages API: roles in turn, cache breakpoints placed, nothing encoded twice.
 
 The messages come last, so that each call's bytes are a prefix of the next one's, but for the breakpoints.
 """
@@ -6,17 +6,17 @@ The messages come last, so that each call's bytes are a prefix of the next one's
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..ports import ModelRequest, ToolSpec
 from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart
-from .anthropic_messages import Block, encode_anthropic_tool_name, encode_message, get_wire_role, make_call_ids_unique
-from .encoding import encode_json, get_own_opaque, map_provider_ids
+from .anthropic_messages import AnthropicEncoder, Block, make_call_ids_unique
+from .encoding import CONTINUE_TEXT, encode_json, encode_tool_name, get_own_opaque
 
 # ---
-# What the name of a Claude model says of its API. Names that say nothing are taken for models of today.
+# What a Claude model's API takes, by the model's name. Other names are taken for current models.
 #
 # Source: the model pages and the thinking guides of platform.claude.com, November 2026.
 
@@ -30,56 +30,49 @@ _MAX_TOKENS_BY_VERSION = (
     ((3, 5), 8_192),
     ((0, 0), 4_096),
 )
-"""From this version on, so many tokens a reply: what the smallest model of the version can write, or half of it."""
+"""Tokens of a reply from this version on: what the smallest model of the version can write, or half of it."""
 
-ClaudeVersion = tuple[str, tuple[int, int]]
+_ALWAYS_THINKING = ("fable", "mythos")
 
 
-def parse_claude_version(model: str) -> ClaudeVersion | None:
-    """``"claude-opus-5-5"`` → ``("opus", (5, 5))``, with whatever a cloud puts around the name."""
-    found = _CLAUDE_NAME.search(model) or _OLD_CLAUDE_NAME.search(model)
-    return (found["line"], (int(found["major"]), int(found["minor"] or 0))) if found else None
+def parse_claude_version(model: str) -> tuple[str, tuple[int, int]]:
+    """``"claude-opus-5-5"`` → ``("opus", (5, 5))``; a cloud may put more around the name.
+
+    Any other name is taken for a model like 4.6, which takes an effort, and thinks only if asked.
+    """
+    match = _CLAUDE_NAME.search(model) or _OLD_CLAUDE_NAME.search(model)
+    return (match["line"], (int(match["major"]), int(match["minor"] or 0))) if match else ("", (4, 6))
 
 
 def get_default_max_tokens(model: str) -> int:
-    """The API wants a limit with every call: one that no usual reply reaches, and that the model allows."""
-    known = parse_claude_version(model)
-    if known is None:
+    """The limit of a reply, which the API requires: one that no usual reply reaches, and that the model allows."""
+    line, version = parse_claude_version(model)
+    if not line:
         # A Claude without a version, or another vendor's model, whose servers often stop at 8k.
         return 32_000 if "claude" in model else 8_192
-    return next(limit for version, limit in _MAX_TOKENS_BY_VERSION if known[1] >= version)
+    return next(limit for first, limit in _MAX_TOKENS_BY_VERSION if version >= first)
 
 
 def has_effort_parameter(model: str) -> bool:
-    """Whether effort says how much it thinks; models before 4.6 take a budget of tokens instead."""
-    known = parse_claude_version(model)
-    return known is None or known[1] >= (4, 6) or known[1] < (3, 7)
-
-
-def has_default_thinking(model: str) -> bool:
-    """Whether it thinks where the request does not say so."""
-    known = parse_claude_version(model)
-    return known is not None and known[1] >= (5, 0)
+    """Whether the effort sets how much it thinks; models before 4.6 take a budget of tokens instead."""
+    _, version = parse_claude_version(model)
+    return version >= (4, 6) or version < (3, 7)
 
 
 def has_bound_thinking(model: str) -> bool:
-    """Whether what it thought holds only after the very same messages, tools and system prompt."""
-    known = parse_claude_version(model)
-    return known is not None and (known[1] >= (5, 5) or (_is_always_thinking(known[0]) and known[1] >= (5, 1)))
+    """Whether its thinking is valid only after the very same messages, tools and system prompt."""
+    line, version = parse_claude_version(model)
+    return version >= ((5, 1) if line in _ALWAYS_THINKING else (5, 5))
 
 
 def can_force_tool(model: str) -> bool:
     """Whether a request may name the tool to call: that needs a model whose thinking can be switched off."""
-    known = parse_claude_version(model)
-    return known is None or not (_is_always_thinking(known[0]) or known[1] >= (5, 5))
-
-
-def _is_always_thinking(line: str) -> bool:
-    return line in ("fable", "mythos")
+    line, version = parse_claude_version(model)
+    return line not in _ALWAYS_THINKING and version < (5, 5)
 
 
 # ---
-# What a request says of thinking and of the tool that must be called: the API has rules on the two together.
+# Parameters of thinking and of the tool that must be called: the API has rules on the two together.
 
 
 _MIN_THINKING_BUDGET = 1024
@@ -91,62 +84,52 @@ _CLAUDE_THINKING_BUDGETS = {
     "xhigh": 24_576,
     "max": 31_999,
 }
-"""Tokens of thinking for models that take no effort."""
+"""Tokens of thinking for models without an effort parameter."""
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
 
 
 @dataclass(slots=True)
 class ThinkingParameters:
-    """The outcome. ``parameters`` go into the request."""
+    """How a request has the model think."""
 
     parameters: dict[str, Any] = field(default_factory=dict)
+    """For the request."""
     can_force_tool: bool = True
     """Whether ``tool_choice`` may name a tool; if not, the model is asked in words."""
     has_binding: bool = False
-    """Whether a parameter is used that needs the header ``anthropic-beta``."""
+    """Whether a parameter needs the header ``anthropic-beta``."""
 
 
-def build_thinking_parameters(
-    model: str,
-    settings: Mapping[str, Any],
-    options: Mapping[str, Any],
-    messages: Sequence[Message],
-    *,
-    origin: str,
-    forced: bool,
-    max_tokens: int,
-) -> ThinkingParameters:
-    """Parameters for ``settings["reasoning_effort"]``; what ``options`` say of thinking stays as it is."""
-    asked = ThinkingParameters()
-    effort = settings.get("reasoning_effort")
+def build_thinking_parameters(request: ModelRequest, *, origin: str, max_tokens: int) -> ThinkingParameters:
+    """Parameters for ``settings["reasoning_effort"]``; those in the provider's options stay as they are."""
+    model, effort = request.model, request.settings.get("reasoning_effort")
+    thinking = ThinkingParameters(can_force_tool=can_force_tool(model))
     if effort is not None and has_effort_parameter(model):
-        asked.parameters = _build_effort_parameters(effort)
-    elif effort is not None and _can_resume_with_thinking(messages, origin):
-        asked.parameters = _build_budget_parameters(effort, max_tokens)
-    if "thinking" in options:
-        kind = options["thinking"].get("type") if isinstance(options["thinking"], Mapping) else None
-        asked.can_force_tool = kind in (None, "disabled") and can_force_tool(model)
-        return asked
-    asked.can_force_tool = can_force_tool(model)
-    if forced and asked.can_force_tool:
-        _disable_thinking(asked.parameters, model)
+        thinking.parameters = _build_effort_parameters(effort)
+    elif effort is not None and _can_resume_with_thinking(request.messages, origin):
+        thinking.parameters = _build_budget_parameters(effort, max_tokens)
+    if "thinking" in request.provider_options:
+        given = request.provider_options["thinking"]
+        is_off = not isinstance(given, Mapping) or given.get("type") in (None, "disabled")
+        thinking.can_force_tool = is_off and thinking.can_force_tool
+    elif request.tool_choice is not None and thinking.can_force_tool:
+        _disable_thinking(thinking.parameters, model)
     elif origin == "anthropic" and has_bound_thinking(model):
-        # Instructions that change, a shortened past, another list of tools: for these models any of that makes
-        # earlier thinking invalid, and a request that has it is refused. Better lose the thinking.
-        given = asked.parameters.get("thinking", {"type": "adaptive"})
+        # Changed instructions, a shortened past or another list of tools make the earlier thinking of these models
+        # invalid, and the API refuses a request that has it. It is better to lose the thinking.
+        given = thinking.parameters.get("thinking", {"type": "adaptive"})
         if given["type"] == "adaptive":
-            bound = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}}
-            asked.parameters["thinking"] = given | bound
-            asked.has_binding = True
-    return asked
+            thinking.parameters["thinking"] = given | {"block_binding": {"prefix_mismatch_behavior": "drop_block"}}
+            thinking.has_binding = True
+    return thinking
 
 
 def _build_effort_parameters(effort: str) -> dict[str, Any]:
     if effort == "none":
         return {"thinking": {"type": "disabled"}}
     level = "low" if effort == "minimal" else effort
-    # Without "summarized" the newer models keep to themselves what they think.
+    # Without "summarized" the newer models do not show their thinking.
     return {"output_config": {"effort": level}, "thinking": {"type": "adaptive", "display": "summarized"}}
 
 
@@ -158,9 +141,9 @@ def _build_budget_parameters(effort: str, max_tokens: int) -> dict[str, Any]:
 
 
 def _disable_thinking(parameters: dict[str, Any], model: str) -> None:
-    """No thinking in this call: the API refuses it together with a forced tool."""
+    """Switch thinking off: the API refuses it together with a forced tool."""
     parameters.pop("thinking", None)
-    if has_default_thinking(model):
+    if parse_claude_version(model)[1] >= (5, 0):  # which think unless the request says otherwise
         parameters["thinking"] = {"type": "disabled"}
         if parameters.get("output_config", {}).get("effort") in ("xhigh", "max"):
             parameters["output_config"] = {"effort": "high"}  # above that thinking cannot be switched off
@@ -169,8 +152,8 @@ def _disable_thinking(parameters: dict[str, Any], model: str) -> None:
 def _can_resume_with_thinking(messages: Sequence[Message], origin: str) -> bool:
     """Whether a model with a budget may think now.
 
-    A turn under way (calls and results after the last user message) must then have begun with thinking of its own.
-    Another provider's turn did not.
+    A turn under way (calls and results after the last user message) must then have begun with thinking of its own,
+    which another provider's turn did not.
     """
     first: Message | None = None
     for message in reversed(messages):
@@ -179,28 +162,26 @@ def _can_resume_with_thinking(messages: Sequence[Message], origin: str) -> bool:
         first = message if message.role == "assistant" else first
     if first is None or not first.tool_calls:
         return True
-    parts = [part for part in first.parts if not (isinstance(part, TextPart) and not part.text.strip())]
-    begins = parts[0]
-    if isinstance(begins, OpaquePart):
-        return (get_own_opaque(begins, origin) or {}).get("type") == "redacted_thinking"
-    return isinstance(begins, ThinkingPart) and get_own_opaque(begins, origin) is not None
+    first_part = next(part for part in first.parts if not (isinstance(part, TextPart) and not part.text.strip()))
+    if isinstance(first_part, OpaquePart):
+        return (get_own_opaque(first_part, origin) or {}).get("type") == "redacted_thinking"
+    return isinstance(first_part, ThinkingPart) and get_own_opaque(first_part, origin) is not None
 
 
-RESERVED_OPTIONS = ("model", "messages", "stream", "system", "max_tokens")
+RESERVED_OPTIONS = dict.fromkeys(("model", "messages", "stream", "system", "max_tokens"), "perdure")
 """Parameters that the adapter sets itself."""
 
 SAMPLING_SETTINGS = ("temperature", "top_p", "top_k")
-"""Version 2026-10-21 of the API, which the SDK asks for, has these no more."""
+"""Version 2026-10-21 of the API, which the SDK asks for, no longer has these."""
 SAMPLING_API_VERSION = "2023-06-01"
 
 _MAX_BREAKPOINTS = 4
 _OPENING_TEXT = "(The conversation begins with the assistant's message.)"
-_CONTINUE_TEXT = "Go on."
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedRequest:
-    """A request: its ``body``, and the ``headers`` that it needs."""
+    """A request: its body, and the headers that it needs."""
 
     body: bytes
     headers: dict[str, str]
@@ -208,7 +189,7 @@ class EncodedRequest:
 
 @dataclass(slots=True)
 class _RoleGroup:
-    """Consecutive messages of one role, which the API wants as one. Results stand first in it."""
+    """Consecutive messages of one role, which the API wants as one, with the tool results first."""
 
     role: str
     results: list[bytes] = field(default_factory=list)
@@ -221,138 +202,99 @@ class _RoleGroup:
         return b'{"role":"%b","content":[%b]}' % (self.role.encode(), content)
 
 
-def encode_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Canonical settings under their wire names; ``reasoning_effort`` is not one parameter and has its own place."""
-    given = {key: value for key, value in settings.items() if value is not None and key != "reasoning_effort"}
-    if "stop" in given:
-        stop = given.pop("stop")
-        given["stop_sequences"] = [stop] if isinstance(stop, str) else list(stop)
-    return given
-
-
 def encode_request(request: ModelRequest, *, origin: str, paused: Sequence[Part] = ()) -> EncodedRequest:
-    """The body of ``POST /v1/messages``, streamed. ``paused`` is the begun reply that the model is to go on with."""
+    """The body of ``POST /v1/messages``, streamed. ``paused`` is the begun reply that the model is to continue."""
     options = dict(request.provider_options)
     head: dict[str, Any] = {"model": request.model, "stream": True, "max_tokens": get_default_max_tokens(request.model)}
-    head |= encode_settings(request.settings)
-    asked = build_thinking_parameters(
-        request.model,
-        request.settings,
-        options,
-        request.messages,
-        origin=origin,
-        forced=request.tool_choice is not None,
-        max_tokens=head["max_tokens"],
-    )
-    head |= asked.parameters
+    settings = {name: value for name, value in request.settings.items() if value is not None}
+    head |= {name: value for name, value in settings.items() if name not in ("stop", "reasoning_effort")}
+    if stop := settings.get("stop"):
+        head["stop_sequences"] = [stop] if isinstance(stop, str) else list(stop)
+    thinking = build_thinking_parameters(request, origin=origin, max_tokens=head["max_tokens"])
+    head |= thinking.parameters
     tools = [*options.pop("tools", ()), *map(encode_tool, request.tools)]
     head |= options
     if tools:
-        if request.tool_choice and asked.can_force_tool:
+        if request.tool_choice and thinking.can_force_tool:
             head["tool_choice"] = {"type": "tool", "name": request.tool_choice}
-    elif named := _list_called_tools(request.messages):
-        # Calls in a conversation need tools in the request, also where none may be called any more.
-        tools = [{"name": name, "input_schema": {"type": "object"}} for name in named]
+    elif names := _list_called_tools(request.messages):
+        # Calls in a conversation need tools in the request, even if none may be called any more.
+        tools = [{"name": name, "input_schema": {"type": "object"}} for name in names]
         head["tool_choice"] = {"type": "none"}
     else:
-        head.pop("tool_choice", None)  # the author's, who speaks of tools that this call has not
-    marked = _count_own_breakpoints(options, tools)
-    mark = b',"cache_control":' + encode_json(_get_cache_control(options))
+        head.pop("tool_choice", None)  # the author's, for tools that this call does not have
+    breakpoint_count = _count_own_breakpoints(options, tools)
+    # A breakpoint is the author's own mark, with its time to live, if there is one.
+    mark = {"cache_control": options.get("cache_control") or {"type": "ephemeral"}}
     if tools:
-        head["tools"] = [*tools[:-1], _add_cache_control(tools[-1], options)] if marked > 3 else tools
+        head["tools"] = [*tools[:-1], {**mark, **tools[-1]}] if breakpoint_count > 3 else tools
     if request.system and request.system.strip():
         block = {"type": "text", "text": request.system}
-        head["system"] = [_add_cache_control(block, options) if marked > 2 else block]
-    turns = _group_by_role(request, origin, asked, paused)
-    users = [index for index, turn in enumerate(turns) if turn.role == "user"][-min(2, marked) :] if marked else []
-    encoded = b",".join(turn.encode(mark if index in users else b"") for index, turn in enumerate(turns))
-    body = b"".join((encode_json(head)[:-1], b',"messages":[', encoded, b"]}"))
-    return EncodedRequest(body, _build_request_headers(head, asked))
+        head["system"] = [mark | block if breakpoint_count > 2 else block]
+    groups = _group_by_role(request, origin, thinking, paused)
+    users = [index for index, group in enumerate(groups) if group.role == "user"]
+    marked = users[-min(2, breakpoint_count) :] if breakpoint_count else []
+    encoded_mark = b"," + encode_json(mark)[1:-1]
+    messages = b",".join(group.encode(encoded_mark if index in marked else b"") for index, group in enumerate(groups))
+    body = b"".join((encode_json(head)[:-1], b',"messages":[', messages, b"]}"))
+    headers = {}
+    if any(key in head for key in SAMPLING_SETTINGS):
+        headers["anthropic-version"] = SAMPLING_API_VERSION
+    if thinking.has_binding:
+        headers["anthropic-beta"] = BINDING_BETA
+    return EncodedRequest(body, headers)
 
 
 def encode_tool(spec: ToolSpec) -> Block:
     """A tool's definition."""
-    described = {"description": spec.description} if spec.description.strip() else {}
-    return {"name": spec.name, **described, "input_schema": dict(spec.parameters)}
-
-
-def _build_request_headers(head: Mapping[str, Any], asked: ThinkingParameters) -> dict[str, str]:
-    headers = {}
-    if any(key in head for key in SAMPLING_SETTINGS):
-        headers["anthropic-version"] = SAMPLING_API_VERSION
-    if asked.has_binding:
-        headers["anthropic-beta"] = BINDING_BETA
-    return headers
+    description = {"description": spec.description} if spec.description.strip() else {}
+    return {"name": spec.name, **description, "input_schema": dict(spec.parameters)}
 
 
 def _group_by_role(
-    request: ModelRequest, origin: str, asked: ThinkingParameters, paused: Sequence[Part]
+    request: ModelRequest, origin: str, thinking: ThinkingParameters, paused: Sequence[Part]
 ) -> list[_RoleGroup]:
-    turns: list[_RoleGroup] = []
-    ids = map_provider_ids(request.messages, origin)
+    groups: list[_RoleGroup] = []
+    encoder = AnthropicEncoder(request, origin)
+
+    def add(role: str, fragment: bytes, *, is_result: bool = False) -> None:
+        if not fragment:
+            return
+        if not groups or groups[-1].role != role:
+            groups.append(_RoleGroup(role))
+        (groups[-1].results if is_result else groups[-1].other_blocks).append(fragment)
+
     for message in make_call_ids_unique(request.messages):
-        if encoded := encode_message(message, origin, request.files, ids):
-            _append_to_group(turns, get_wire_role(message), encoded, result=message.role == "tool")
-    if not turns or turns[0].role == "assistant":
-        turns.insert(
-            0,
-            _RoleGroup(
-                "user",
-                other_blocks=[_encode_prompt_block(_OPENING_TEXT)] if turns else [_encode_prompt_block(_CONTINUE_TEXT)],
-            ),
-        )
-    if turns[-1].role == "assistant":
-        _append_to_group(
-            turns, "user", _encode_prompt_block(_CONTINUE_TEXT)
-        )  # most models refuse to go on with words put into their mouth
-    if request.tool_choice and not asked.can_force_tool:
-        _append_to_group(
-            turns, "user", _encode_prompt_block(f"Now call the tool {request.tool_choice}, and write nothing else.")
-        )
+        role = "assistant" if message.role == "assistant" else "user"
+        add(role, encoder.encode_message(message), is_result=message.role == "tool")
+    if groups and groups[0].role == "assistant":
+        groups.insert(0, _RoleGroup("user", other_blocks=[_encode_prompt(_OPENING_TEXT)]))
+    if not groups or groups[-1].role == "assistant":
+        add("user", _encode_prompt(CONTINUE_TEXT))  # most models refuse to continue a reply of their own
+    if request.tool_choice and not thinking.can_force_tool:
+        add("user", _encode_prompt(f"Now call the tool {request.tool_choice}, and write nothing else."))
     if paused:
-        begun = encode_message(Message(role="assistant", parts=tuple(paused)), origin, request.files, ids)
-        if begun:
-            _append_to_group(turns, "assistant", begun)
-    return turns
+        add("assistant", encoder.encode_message(Message(role="assistant", parts=tuple(paused))))
+    return groups
 
 
-def _append_to_group(turns: list[_RoleGroup], role: str, encoded: bytes, *, result: bool = False) -> None:
-    if not turns or turns[-1].role != role:
-        turns.append(_RoleGroup(role))
-    (turns[-1].results if result else turns[-1].other_blocks).append(encoded)
-
-
-def _encode_prompt_block(text: str) -> bytes:
+def _encode_prompt(text: str) -> bytes:
     return encode_json({"type": "text", "text": text})
 
 
 def _list_called_tools(messages: Sequence[Message]) -> list[str]:
     """Names of the tools that were called, in order."""
-    return list(dict.fromkeys(_iterate_called_tools(messages)))
-
-
-def _iterate_called_tools(messages: Sequence[Message]) -> Iterator[str]:
-    for message in messages:
-        if message.role == "assistant":
-            yield from (encode_anthropic_tool_name(call.name) for call in message.tool_calls)
+    calls = (call for message in messages if message.role == "assistant" for call in message.tool_calls)
+    return list(dict.fromkeys(encode_tool_name(call.name or "unknown") for call in calls))
 
 
 def _count_own_breakpoints(options: Mapping[str, Any], tools: Sequence[Any]) -> int:
     """How many breakpoints are ours: the last two user messages first, then the system prompt, then the tools.
 
     Each call reads what the one before wrote, at the user message before the last. The system prompt and the tools
-    are kept for calls of other conversations, and where the system prompt changes.
+    are cached for calls of other conversations, and for when the system prompt changes.
     """
     if options.get("cache_control", ...) is None:
         return 0  # switched off
     taken = sum(isinstance(tool, Mapping) and "cache_control" in tool for tool in tools)
     return max(0, _MAX_BREAKPOINTS - taken - ("cache_control" in options))
-
-
-def _get_cache_control(options: Mapping[str, Any]) -> Any:
-    """What marks a breakpoint: the author's own mark, with its time to live, where there is one."""
-    return options.get("cache_control") or {"type": "ephemeral"}
-
-
-def _add_cache_control(block: Mapping[str, Any], options: Mapping[str, Any]) -> Block:
-    return {"cache_control": _get_cache_control(options), **block}

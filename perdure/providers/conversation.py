@@ -1,6 +1,6 @@
-"""A conversation in a wire format as it becomes messages of ours: what the decoders of all formats share.
+"""What the decoders of all wire formats share: a conversation as it becomes messages.
 
-A module of its own, below them: ``history``, which loads the decoder of a format when it is asked for, stands above.
+Separate from ``history``, which loads the decoder of a format when it is needed, to avoid an import cycle.
 """
 
 from __future__ import annotations
@@ -9,11 +9,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..types.files import find_file_flaw
-from ..types.messages import FilePart, FinishReason, Message, Part, Role, TextPart, ToolCallPart, ToolResultPart
-from .encoding import restore_moved_files
+from ..types.messages import (
+    FilePart,
+    FinishReason,
+    Message,
+    Part,
+    Role,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    find_file_flaw,
+)
+from .encoding import restore_moved_files, strip_parameters
 
-Wire = Mapping[str, Any]
+WireObject = Mapping[str, Any]
+"""A message or a part of one, as the wire format has it."""
 
 
 @dataclass(slots=True)
@@ -25,7 +35,7 @@ class _Draft:
 
 @dataclass(slots=True)
 class Conversation:
-    """Takes what a decoder reads, in order. ``origin`` and ``model`` say who gave the opaque data.
+    """Collects what a decoder reads, in order. ``origin`` and ``model`` gave the opaque data.
 
     A decoder raises ``ValueError`` (or ``KeyError``, ``TypeError``, ``AttributeError``) for what it cannot read.
     """
@@ -33,60 +43,59 @@ class Conversation:
     origin: str
     model: str | None = None
     prompts: list[str] = field(default_factory=list)
-    """The system messages that lead the conversation."""
+    """The system messages at the beginning of the conversation."""
     _drafts: list[_Draft] = field(default_factory=list)
-    _names: dict[str, str] = field(default_factory=dict)
-    """Of the tools that were called, by the ids of the calls."""
+    _tool_names: dict[str, str] = field(default_factory=dict)
+    """By the ids of the calls."""
 
     def add_system(self, text: str) -> None:
-        """A system message: part of the system prompt where the conversation has not begun yet."""
+        """Add a system message; at the beginning of the conversation it is part of the system prompt."""
         if self._drafts:
             self._drafts.append(_Draft("system", [TextPart(text=text)]))
         elif text:
             self.prompts.append(text)
 
     def add_user(self, parts: Iterable[TextPart | FilePart]) -> None:
-        """A message of the user."""
+        """Add a message of the user."""
         self._drafts.append(_Draft("user", list(parts)))
 
     def add_reply(
         self, parts: Iterable[Part], *, joined: bool = False, finish_reason: FinishReason | None = None
     ) -> None:
-        """A message of the model; ``joined`` to the one before it, where that is the model's too."""
+        """Add a message of the model; ``joined`` to the one before if that is the model's too."""
         parts = list(parts)
-        self._names |= {part.id: part.name for part in parts if isinstance(part, ToolCallPart)}
-        if joined and self._drafts and self._drafts[-1].role == "assistant":
+        self._tool_names |= {part.id: part.name for part in parts if isinstance(part, ToolCallPart)}
+        if joined and self._get_last_role() == "assistant":
             self._drafts[-1].parts += parts
         else:
             self._drafts.append(_Draft("assistant", parts, finish_reason))
 
     def add_result(self, call_id: str, content: str, *, files: Iterable[FilePart] = (), is_error: bool = False) -> None:
-        """The result of a call. Results that follow each other are one message."""
-        if call_id not in self._names:
-            raise ValueError(f"it has the result of call {call_id!r:.100}, and no message before it makes that call")
-        result = ToolResultPart(
-            call_id=call_id, name=self._names[call_id], content=content, files=tuple(files), is_error=is_error
-        )
-        if not self._follows_results:
+        """Add the result of a call. Consecutive results are one message."""
+        if call_id not in self._tool_names:
+            raise ValueError(f"it has the result of call {call_id!r:.100}, but no message before it makes that call")
+        name = self._tool_names[call_id]
+        if self._get_last_role() != "tool":
             self._drafts.append(_Draft("tool", []))
-        self._drafts[-1].parts.append(result)
+        self._drafts[-1].parts.append(
+            ToolResultPart(call_id=call_id, name=name, content=content, files=tuple(files), is_error=is_error)
+        )
 
     def take_back_files(self, parts: list[TextPart | FilePart]) -> list[TextPart | FilePart]:
-        """Give the files in ``parts`` that were moved out of results (``encoding.build_moved_file_parts``) back to
-        these; the rest."""
-        if not self._follows_results or not any(isinstance(part, FilePart) for part in parts):
+        """Return the files that were moved out of results (``encoding.build_moved_file_parts``) to these; the rest of
+        ``parts``."""
+        if self._get_last_role() != "tool" or not any(isinstance(part, FilePart) for part in parts):
             return parts
         draft = self._drafts[-1]
         results, rest = restore_moved_files([part for part in draft.parts if isinstance(part, ToolResultPart)], parts)
         draft.parts[:] = results
         return list(rest)
 
-    @property
-    def _follows_results(self) -> bool:
-        return bool(self._drafts) and self._drafts[-1].role == "tool"
+    def _get_last_role(self) -> Role | None:
+        return self._drafts[-1].role if self._drafts else None
 
-    def messages(self) -> list[Message]:
-        """All of it."""
+    def build_messages(self) -> list[Message]:
+        """The whole conversation."""
         return [
             Message(
                 role=draft.role,
@@ -98,16 +107,22 @@ class Conversation:
         ]
 
 
-def without_nulls(value: Wire) -> dict[str, Any]:
+def drop_nulls(value: WireObject) -> dict[str, Any]:
     """``value`` without fields that are null: SDKs write those that are not set."""
     return {key: inner for key, inner in value.items() if inner is not None}
 
 
-def imported_file(
+def build_imported_file(
     media_type: str, *, data: str | None = None, url: str | None = None, name: str | None = None
 ) -> FilePart:
     """A file of an imported message. Raises ``ValueError`` for one that no message may have."""
-    part = FilePart(media_type=media_type.partition(";")[0].strip().lower(), data=data, url=url, name=name or None)
-    if why := find_file_flaw(part):
-        raise ValueError(f"a file in it cannot be taken over: {why}")
+    part = FilePart(media_type=strip_parameters(media_type), data=data, url=url, name=name or None)
+    if flaw := find_file_flaw(part):
+        raise ValueError(f"a file in it cannot be imported: {flaw}")
     return part
+
+
+def guess_image_type(url: str) -> str:
+    """The media type of the image at ``url``: the formats do not give it."""
+    ending = url.partition("?")[0].rpartition(".")[2].lower()
+    return f"image/{ending}" if ending in ("png", "webp", "gif") else "image/jpeg"

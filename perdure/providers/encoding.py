@@ -1,17 +1,19 @@
-"""JSON and text as they go over the wire, in every format: UTF-8, finite numbers, no lone surrogates and no NUL."""
+"""What the requests of all wire formats have in common: JSON, ids, names, files, opaque data.
+
+JSON and text go over the wire in UTF-8, with finite numbers, without lone surrogates and NUL.
+"""
 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 from ..errors import BadRequestError, MalformedReplyError
-from ..ports.model import NAME_PATTERN
+from ..ports.model import ModelRequest
 from ..types import messages
 from ..types.messages import (
     BlobRef,
@@ -19,11 +21,11 @@ from ..types.messages import (
     FilePart,
     Message,
     OpaquePart,
+    Part,
     TextPart,
     ThinkingPart,
     ToolCallPart,
     ToolResultPart,
-    clean_text,
 )
 from ..types.plain_json import parse_json
 from .errors import describe_error
@@ -33,7 +35,7 @@ _encode_sorted = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), all
 
 
 def encode_json(value: object) -> bytes:
-    """Compact JSON in UTF-8; what texts cannot carry (:func:`clean_text`) is replaced.
+    """Compact JSON in UTF-8, its texts cleaned by :func:`clean_text`.
 
     Raises ``BadRequestError`` for numbers that JSON does not have, and for values that are nested too deep.
     """
@@ -41,7 +43,7 @@ def encode_json(value: object) -> bytes:
 
 
 def encode_json_text(value: object, *, sort_keys: bool = False) -> str:
-    """The same as text, for JSON within a text."""
+    """The same as ``str``, for JSON within a text."""
     try:
         text = (_encode_sorted if sort_keys else _encode_compact)(value)
     except RecursionError:
@@ -59,9 +61,9 @@ def _build_unsendable_error(part: str) -> BadRequestError:
 
 
 def parse_reply_json(text: str | bytes, endpoint: str) -> Any:
-    """The JSON value that ``endpoint`` has sent.
+    """The JSON value that ``endpoint`` sent.
 
-    Raises ``MalformedReplyError`` for what is not JSON, is nested too deep, or has a number of too many digits.
+    Raises ``MalformedReplyError`` for invalid JSON, too deep nesting and numbers of too many digits.
     """
     try:
         return json.loads(text)
@@ -69,13 +71,18 @@ def parse_reply_json(text: str | bytes, endpoint: str) -> Any:
         raise MalformedReplyError(f"{endpoint} sent a reply that cannot be read ({describe_error(error)})") from None
 
 
+def strip_parameters(media_type: str) -> str:
+    """``"Text/CSV; charset=utf-8"`` → ``"text/csv"``: the type of a file or of a body, without its parameters."""
+    return media_type.partition(";")[0].strip().lower()
+
+
 def parse_arguments(text: str) -> dict[str, Any] | None:
-    """The JSON object of ``text``; {} for blank text; None for anything else, and for what is not plain JSON."""
+    """The JSON object of ``text``; {} for blank text; None for anything else, and for JSON that is not plain."""
     if not text.strip():
         return {}
     try:
         value = parse_json(text)
-        if "\\u0000" in text:  # which no store can keep
+        if "\\u0000" in text:  # NUL, which no store can keep
             value = json.loads(messages.clean_json_text(json.dumps(value, ensure_ascii=False)))
     except ValueError:
         return None
@@ -83,74 +90,33 @@ def parse_arguments(text: str) -> dict[str, Any] | None:
 
 
 def clean_json_value(value: Any) -> Any:
-    """``value`` (plain JSON) with every text in it :func:`clean_text`: for opaque data that is kept."""
+    """``value`` (plain JSON) with its texts cleaned by :func:`clean_text`: for opaque data that is kept."""
     text = json.dumps(value, ensure_ascii=False)
     cleaned = messages.clean_json_text(text)
     return value if cleaned == text else json.loads(cleaned)
 
 
-class StreamedText:
-    """Text that arrives in pieces, a piece perhaps ending between the halves of a surrogate pair."""
+def build_tool_call(id: str, name: str, arguments: str, opaque: dict[str, Any]) -> ToolCallPart:
+    """A call whose ``arguments`` are JSON text; ``opaque`` is from :func:`keep_opaque`."""
+    parsed = parse_arguments(arguments)
+    malformed = arguments if parsed is None else None
+    return ToolCallPart(id=id, name=name, arguments=parsed or {}, malformed=malformed, **opaque)
 
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._half = ""
 
-    def add(self, piece: str) -> str:
-        """What can be shown of ``piece``, with the half that was kept back before."""
-        piece = self._half + piece
-        self._half = ""
-        if piece and "\ud800" <= piece[-1] <= "\udbff":
-            piece, self._half = piece[:-1], piece[-1]
-        piece = clean_text(piece)
-        self._pieces.append(piece)
-        return piece
+def keep_opaque(origin: str, data: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fields of a part that keep ``data`` for ``origin``; none where there is no data."""
+    return {"provider": origin, "opaque": data} if data else {}
 
-    def join_text(self) -> str:
-        """All of it."""
-        return "".join(self._pieces) + clean_text(self._half)
+
+def get_own_opaque(part: TextPart | ThinkingPart | ToolCallPart | OpaquePart, origin: str) -> dict[str, Any] | None:
+    """The part's opaque data if it came from ``origin``, the only server that it may be sent back to; else None."""
+    if part.provider != origin:
+        return None
+    return part.data if isinstance(part, OpaquePart) else part.opaque
 
 
 # ---
-# The data of server-sent events, of a body that comes in pieces.
-#
-# https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
-
-
-_SSE_LINE_END = re.compile(rb"\r\n|\r|\n")
-
-
-class EventStreamParser:
-    """One stream under reading. Names, ids and times of events are left out."""
-
-    def __init__(self) -> None:
-        self._line_start: list[bytes] = []  # of a line that has not ended: joined once, however many pieces it comes in
-        self._after_cr = False
-        self._data: list[bytes] = []
-
-    def feed(self, piece: bytes) -> Iterator[str]:
-        """The data of the events that end in ``piece``. Raises ``UnicodeDecodeError``."""
-        if self._after_cr and piece.startswith(b"\n"):
-            piece = piece[1:]
-        elif not piece:
-            return
-        self._after_cr = piece.endswith(b"\r")
-        first, *more = _SSE_LINE_END.split(piece)
-        self._line_start.append(first)
-        if not more:
-            return
-        lines = [b"".join(self._line_start), *more[:-1]]
-        self._line_start = [more[-1]]
-        for line in lines:
-            if line.startswith(b"data:"):
-                self._data.append(line[5:].removeprefix(b" "))
-            elif not line and self._data:
-                yield b"\n".join(self._data).decode()
-                self._data = []
-
-
-# ---
-# What an encoder does with parts that its format, or this API, cannot take as they are: leave out, render or move.
+# What an encoder does with parts that its format cannot take as they are: omit, render or move them.
 
 
 _NOT_IN_TOOL_NAME = re.compile(r"[^a-zA-Z0-9_-]")
@@ -160,28 +126,61 @@ _TEXT_MEDIA_TYPE = re.compile(
 )
 
 
-def get_own_opaque(part: TextPart | ThinkingPart | ToolCallPart | OpaquePart, origin: str) -> dict[str, Any] | None:
-    """The part's opaque data where it may be sent to ``origin``, which is where it came from; else None."""
-    if part.provider != origin:
-        return None
-    return part.data if isinstance(part, OpaquePart) else part.opaque
+CONTINUE_TEXT = "Go on."
+"""A message of the user for APIs that do not answer a conversation that ends with the model's."""
 
 
-def map_provider_ids(messages: Iterable[Message], origin: str) -> dict[str, str]:
-    """The ids that calls of ``messages`` have at ``origin``, where these are other ones than here."""
-    return {
-        part.id: part.provider_id
-        for message in messages
-        if message.role == "assistant"
-        for part in message.parts
-        if isinstance(part, ToolCallPart) and part.provider_id is not None and part.provider == origin
-    }
+class MessageEncoder:
+    """Encodes the messages of one request. Each wire format has a subclass.
+
+    ``origin`` is the server that the request goes to: opaque data of other servers is omitted.
+    """
+
+    max_call_id: ClassVar[int] = 64
+    """Characters that the format takes of a call's id."""
+    call_id_pattern: ClassVar[re.Pattern[str] | None] = None
+    """Characters that it takes, if not all."""
+
+    def __init__(self, request: ModelRequest, origin: str) -> None:
+        self.origin = origin
+        self.files = request.files
+        self.provider_ids = {
+            call.id: call.provider_id
+            for message in request.messages
+            if message.role == "assistant"
+            for call in message.tool_calls
+            if call.provider_id is not None and call.provider == origin
+        }
+        """Ids that calls have at ``origin``, where these differ from ours."""
+
+    def encode_call_id(self, call_id: str) -> str:
+        """The id as it is sent, the same for a call and its result."""
+        return self.provider_ids.get(call_id) or encode_call_id(call_id, self.max_call_id, self.call_id_pattern)
+
+    def get_opaque(self, part: TextPart | ThinkingPart | ToolCallPart | OpaquePart) -> dict[str, Any]:
+        """The part's opaque data if it came from this server; else {}."""
+        return get_own_opaque(part, self.origin) or {}
+
+    def join_text(self, parts: Iterable[Part]) -> str:
+        """The texts and files of ``parts`` as one text."""
+        return "".join(
+            require_loaded_text(part) if isinstance(part, TextPart) else render_file_text(part, self.files)
+            for part in parts
+            if isinstance(part, TextPart | FilePart)
+        )
+
+
+def join_fragments(message: Message, key: str, values: Iterable[object]) -> bytes:
+    """``values`` as JSON, joined by commas, and kept on ``message`` under ``key``: it is encoded once in its life."""
+    fragment = b",".join(map(encode_json, values))
+    message.remember_wire(key, fragment)
+    return fragment
 
 
 def encode_call_id(id: str, longest: int, allowed: re.Pattern[str] | None = None) -> str:
-    """``id`` of a call, as a format takes it: at most ``longest`` characters (20 or more), all matched by ``allowed``.
+    """``id`` of a call in at most ``longest`` characters (20 or more), all matched by ``allowed``.
 
-    What does not fit becomes a digest that is the same for the call and its result, in every process.
+    An id that does not fit becomes a digest that is the same for the call and its result, in every process.
     """
     if id and len(id) <= longest and (allowed is None or allowed.fullmatch(id)):
         return id
@@ -189,12 +188,14 @@ def encode_call_id(id: str, longest: int, allowed: re.Pattern[str] | None = None
 
 
 def encode_tool_name(name: str) -> str:
-    """``name`` of a tool that was called, as every format takes it: letters, digits, ``_`` and ``-``, at most 64."""
-    return name if NAME_PATTERN.fullmatch(name) else (_NOT_IN_TOOL_NAME.sub("_", name)[:64] or "_")
+    """``name`` of a called tool as every format takes it (letters, digits, ``_``, ``-``, at most 64): models make up
+    names that no tool could have."""
+    return _NOT_IN_TOOL_NAME.sub("_", name)[:64] or "_"
 
 
-def require_loaded_text(text: str, part: TextPart | ToolResultPart) -> str:
-    """``text`` of the part. Raises ``BadRequestError`` where it was kept apart and not loaded."""
+def require_loaded_text(part: TextPart | ToolResultPart) -> str:
+    """The text of the part. Raises ``BadRequestError`` if it is in a blob that was not loaded."""
+    text = part.text if isinstance(part, TextPart) else part.content
     if part.blob is not None and not text:
         # Sending an empty text in its place would silently change the conversation.
         raise _build_not_loaded_error(part.blob)
@@ -202,9 +203,9 @@ def require_loaded_text(text: str, part: TextPart | ToolResultPart) -> str:
 
 
 def read_file_bytes(file: FilePart, files: Mapping[str, bytes]) -> bytes | None:
-    """The bytes of ``file``; None where only a URL says where they are.
+    """The bytes of ``file``; None for a file that is a URL.
 
-    ``files`` is the request's. Raises ``BadRequestError`` for a blob that is not there, or data that is not base64.
+    ``files`` is the request's. Raises ``BadRequestError`` for a blob that was not loaded, and for invalid base64.
     """
     if file.blob is not None:
         if file.blob.hash not in files:
@@ -214,7 +215,7 @@ def read_file_bytes(file: FilePart, files: Mapping[str, bytes]) -> bytes | None:
         return None
     try:
         return base64.b64decode(file.data, validate=True)
-    except binascii.Error:
+    except ValueError:
         raise BadRequestError(f"The data of file {file.name or file.media_type!r} is not base64.") from None
 
 
@@ -233,14 +234,14 @@ def build_data_url(file: FilePart, files: Mapping[str, bytes]) -> str | None:
 def render_file_text(file: FilePart, files: Mapping[str, bytes]) -> str:
     """``file`` as text, for a model that cannot take it as a file.
 
-    A file of text is given whole under a line with its name. Of any other the line says that it cannot be read.
+    A text file is rendered whole, under a line with its name. Of any other file, the line says that it cannot be read.
     """
     content = read_file_bytes(file, files)
     facts = [file.media_type]
     if content is not None:
         facts.append(f"{len(content):,} bytes")
     title = f"file {file.name} ({', '.join(facts)})" if file.name else f"file ({', '.join(facts)})"
-    if content is not None and _TEXT_MEDIA_TYPE.match(file.media_type.partition(";")[0].strip().lower()):
+    if content is not None and _TEXT_MEDIA_TYPE.match(strip_parameters(file.media_type)):
         try:
             return f"[{title}]\n{content.decode()}"
         except UnicodeDecodeError:
@@ -250,9 +251,9 @@ def render_file_text(file: FilePart, files: Mapping[str, bytes]) -> str:
 
 
 def build_moved_file_parts(results: Iterable[ToolResultPart]) -> tuple[ContentPart, ...]:
-    """The files of ``results`` as content of a user message that follows, each tool's under a line that names it.
+    """The files of ``results`` as content of a following user message, each tool's under a line that names it.
 
-    For formats whose tool results hold text alone. Empty where there are no files.
+    For formats whose tool results hold only text. Empty if there are no files.
     """
     parts: list[ContentPart] = []
     for result in results:
@@ -266,9 +267,8 @@ def build_moved_file_parts(results: Iterable[ToolResultPart]) -> tuple[ContentPa
 def restore_moved_files(
     results: Iterable[ToolResultPart], content: Iterable[ContentPart]
 ) -> tuple[tuple[ToolResultPart, ...], tuple[ContentPart, ...]]:
-    """What :func:`build_moved_file_parts` did, undone: ``results`` with their files, and what else is in
-    ``content``."""
-    found = {result.call_id: result for result in results}
+    """Reverses :func:`build_moved_file_parts`: ``results`` with their files, and the rest of ``content``."""
+    by_call = {result.call_id: result for result in results}
     rest: list[ContentPart] = []
     current: str | None = None
     for part in content:
@@ -276,14 +276,14 @@ def restore_moved_files(
             if current is None:
                 rest.append(part)
             else:
-                result = found[current]
-                found[current] = result.model_copy(update={"files": (*result.files, part)})
+                result = by_call[current]
+                by_call[current] = result.model_copy(update={"files": (*result.files, part)})
             continue
-        marked = _MOVED_FILES_TITLE.fullmatch(part.text)
-        current = marked["call"] if marked and marked["call"] in found else None
+        title = _MOVED_FILES_TITLE.fullmatch(part.text)
+        current = title["call"] if title and title["call"] in by_call else None
         if current is None:
             rest.append(part)
-    return tuple(found.values()), tuple(rest)
+    return tuple(by_call.values()), tuple(rest)
 
 
 def _build_not_loaded_error(blob: BlobRef) -> BadRequestError:

@@ -6,8 +6,10 @@ import asyncio
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment
 from weakref import WeakKeyDictionary
@@ -15,38 +17,31 @@ from weakref import WeakKeyDictionary
 from ..errors import AuthenticationError, DefinitionError, ProviderError, RuntimeSetupError
 from ..ports import ModelRequest
 from ..types.redaction import Redaction, find_address_secrets, find_option_secrets
+from .errors import mark_refused_content
 
-ClientT = TypeVar("ClientT")
-"""The SDK's client."""
+
+class SDKClient(Protocol):
+    """A client of an SDK."""
+
+    api_key: str
+
+    async def close(self) -> None:
+        """Close its connections."""
+
+
+ClientT = TypeVar("ClientT", bound=SDKClient)
 
 _HTTP_ADDRESS = re.compile(r"https?://[^/?#]", re.IGNORECASE)
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY_PLACEHOLDERS = frozenset(
     [
-        "-",
-        "api-key",
-        "changeme",
-        "dummy",
-        "empty",
-        "fake",
-        "key",
-        "lm-studio",
-        "local",
-        "localhost",
-        "no-key",
-        "not-needed",
-        "ollama",
-        "placeholder",
-        "test",
-        "unused",
-        "vllm",
-        "x",
-        "xxx",
+        *("-", "api-key", "changeme", "dummy", "empty", "fake", "key", "lm-studio", "local", "localhost", "no-key"),
+        *("not-needed", "ollama", "placeholder", "test", "unused", "vllm", "x", "xxx"),
     ]
 )
-"""What people give for a key to a server that needs none. It is no secret, and often a word of the server's name."""
+"""Keys that users give to a server that needs none. They are not secrets, and often part of the server's name."""
 CONNECT_TIMEOUT = 10.0
-"""Seconds that a connection may take to open, whatever ``timeout`` allows the model."""
+"""Seconds that opening a connection may take, whatever ``timeout`` allows the model."""
 
 
 def is_host_of(host: str, domains: Iterable[str]) -> bool:
@@ -55,24 +50,35 @@ def is_host_of(host: str, domains: Iterable[str]) -> bool:
 
 
 def build_origin(format: str, host: str, official_hosts: Iterable[str]) -> str:
-    """What a part's ``provider`` says of where its opaque data came from, and may go back to.
+    """Builds the origin of opaque data (``provider`` of a part): the only server that the data may be sent back to.
 
-    ``"anthropic"`` for the vendor's own API, else ``"anthropic@<host>"`` (without the port): a signature that one
-    server gave is noise to another, even where both speak the same format.
+    ``"anthropic"`` for the vendor's own API, else ``"anthropic@<host>"`` (without the port): another server cannot
+    read a signature, even if both speak the same format.
     """
     return format if is_host_of(host, official_hosts) else f"{format}@{host}"
 
 
 def build_missing_sdk_error(extra: str, name: str | None = None) -> RuntimeSetupError:
-    """The error for an SDK that is not installed: ``extra`` is ours, ``name`` the package that was not found."""
+    """Builds the error for an SDK that is not installed: the extra of perdure, the package that was not found."""
     return RuntimeSetupError(
         f"Models of {extra!r} need the package {name or extra!r}, which is not installed.",
         hint=f"pip install 'perdure[{extra}]'",
     )
 
 
+@dataclass(slots=True)
+class EndpointCall(Generic[ClientT]):
+    """One call of a model. The adapter notes here what its errors depend on."""
+
+    key: str
+    client: ClientT = field(init=False)
+    body: bytes | None = None
+    """The request that was sent last."""
+    reply_started: bool = False
+
+
 class Endpoint(ABC, Generic[ClientT]):
-    """Base of the adapters. An adapter sets the class variables, and has ``_create_client``, ``_translate_error``,
+    """Base of the adapters. An adapter sets the class variables, and has ``_create_client``, ``_translate_error`` and
     ``stream``::
 
         class Anthropic(Endpoint["AsyncAnthropic"]):
@@ -80,40 +86,37 @@ class Endpoint(ABC, Generic[ClientT]):
             key_envs, base_url_env = ("ANTHROPIC_API_KEY",), "ANTHROPIC_BASE_URL"
             official_url, official_hosts = "https://api.anthropic.com", ("anthropic.com",)
 
-            def _new_client(self, key):            # in a thread: the place to import the SDK
+            def _create_client(self, key):         # in a thread: the place to import the SDK
                 from anthropic import AsyncAnthropic
                 return AsyncAnthropic(api_key=key, base_url=self.base_url, max_retries=0, …)
 
-            def _translate(self, error, begun):
-                return translate(error, begun=begun, endpoint=self.host, key_name=self.key_name)
+            def _translate_error(self, error, *, reply_started, endpoint, key_name):
+                return ProviderServerError(…)
 
             async def stream(self, request):
-                key, begun = self._key(), False
-                try:
-                    client = await self._client(key)
-                    body = encode_request(request, origin=self.origin)
+                async with self._open_call(request) as call:
+                    call.body = encode_request(request, origin=self.origin)
                     …
-                except Exception as error:
-                    raise self._failure(error, request, key, begun) from None
+                    call.reply_started = True
 
-    Every error leaves an adapter through ``_build_provider_error``, which removes the endpoint's secrets from its text:
-    the key, the values of ``headers``, credentials in addresses (``base_url``, proxies) and in the request's
+    Every error leaves an adapter through ``_open_call``, which removes the endpoint's secrets from its text: the key,
+    the values of ``headers``, credentials in addresses (``base_url``, proxies) and in the request's
     ``provider_options``.
 
-    ``base_url`` is where a server speaks the format; without one the variable ``base_url_env``, or the vendor
-    itself. The key is ``api_key``, or read with each call from the variable ``api_key_env``. ``timeout`` is how many
-    seconds the API may be silent. ``headers`` are sent with every request. Raises ``DefinitionError`` for an address, a
-    name of a variable or a timeout that is none.
+    ``base_url`` is the address of a server that speaks the format; by default that of the variable ``base_url_env``, or
+    the vendor's own. The key is ``api_key``, or read with each call from the variable ``api_key_env``. ``timeout`` is
+    how many seconds the API may be silent. ``headers`` are sent with every request. Raises ``DefinitionError`` for an
+    invalid address, variable name, timeout or header.
 
     An instance may be used from several event loops; each gets an SDK client of its own with its first call.
     """
 
     format: ClassVar[str]
-    """Name of the wire format, which is the built-in provider's name too."""
+    """Name of the wire format, and of the built-in provider."""
     extra: ClassVar[str]
     """Of ``pip install 'perdure[extra]'``."""
     key_envs: ClassVar[tuple[str, ...]]
-    """Variables that may have the key; the first one is named to people."""
+    """Variables that may have the key; error messages name the first."""
     base_url_env: ClassVar[str]
     official_url: ClassVar[str]
     official_hosts: ClassVar[tuple[str, ...]]
@@ -130,19 +133,19 @@ class Endpoint(ABC, Generic[ClientT]):
         timeout: float = 600.0,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        made = type(self).__name__
+        adapter_name = type(self).__name__
         if base_url and not (isinstance(base_url, str) and _HTTP_ADDRESS.match(base_url)):
             raise DefinitionError(
-                f"{made}: base_url is an address that begins with http:// or https://.",
-                hint=f"For instance {made}(base_url={self.official_url!r}); a key goes to api_key.",
+                f"{adapter_name}: base_url must be an address that begins with http:// or https://.",
+                hint=f"For instance {adapter_name}(base_url={self.official_url!r}); a key goes to api_key.",
             )
         if api_key_env and not (isinstance(api_key_env, str) and _VARIABLE_NAME.fullmatch(api_key_env)):
-            raise DefinitionError(  # it may be a key: what is given here is said to nobody
-                f"{made}: api_key_env is the name of an environment variable, of letters, digits and underscores.",
-                hint=f"For instance {made}(api_key_env={self.key_envs[0]!r}); a key itself goes to api_key.",
+            raise DefinitionError(  # the value may be a key: never show it
+                f"{adapter_name}: api_key_env must be the name of an environment variable (letters, digits, _).",
+                hint=f"For instance {adapter_name}(api_key_env={self.key_envs[0]!r}); a key itself goes to api_key.",
             )
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
-            raise DefinitionError(f"{made}: timeout is a number of seconds above 0, not {timeout!r:.100}.")
+            raise DefinitionError(f"{adapter_name}: timeout must be a number of seconds above 0, not {timeout!r:.100}.")
         self._base_url = base_url
         self._api_key = api_key
         self._api_key_envs = (api_key_env,) if api_key_env else self.key_envs
@@ -150,72 +153,94 @@ class Endpoint(ABC, Generic[ClientT]):
         self._headers = dict(headers or {})
         for name, value in self._headers.items():
             if not (isinstance(name, str) and isinstance(value, str | bytes)):
-                raise DefinitionError(  # the value may be a credential: it is not shown
-                    f"{made}: the value of header {name!r:.100} is of {type(value).__name__}; "
-                    "names of headers are texts, and their values texts or bytes.",
-                    hint="Leave out what has no value.",
+                raise DefinitionError(  # the value may be a credential: never show it
+                    f"{adapter_name}: the value of header {name!r:.100} is of {type(value).__name__}; "
+                    "names of headers must be str, values str or bytes.",
+                    hint="Leave out headers without a value.",
                 )
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, ClientT] = WeakKeyDictionary()
 
     @property
     def base_url(self) -> str:
-        """Where requests go."""
+        """The address that requests are sent to."""
         return self._base_url or os.environ.get(self.base_url_env, "").strip() or self.official_url
 
     @property
     def host(self) -> str:
-        """Names the API in errors, and in the origin of what it gave."""
+        """The host of ``base_url``: names the API in errors and in :attr:`origin`."""
         try:
             host = urlsplit(self.base_url).hostname
         except ValueError:
             host = None
-        # No address: the SDK refuses it with the first request. Its credentials are not part of a name.
+        # An invalid address, which the SDK refuses with the first request: shown without its credentials.
         return host or re.split(r"[?#]", self.base_url)[0].rpartition("@")[2]
 
     @property
     def origin(self) -> str:
-        """See :func:`origin`."""
+        """See :func:`build_origin`."""
         return build_origin(self.format, self.host, self.official_hosts)
 
     @property
     def key_name(self) -> str:
-        """What people look at when the key is refused: a variable's name, or the argument's."""
+        """Where the key comes from: the name of a variable, or ``api_key``. For error messages."""
         if self._api_key:
             return "api_key"
         return next((name for name in self._api_key_envs if os.environ.get(name)), self._api_key_envs[0])
 
     async def aclose(self) -> None:
-        """Give the connections back: those of this event loop; those of other loops end with their loop."""
+        """Close the connections of this event loop; those of other loops end with their loop."""
         client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
-            await self._close_client(client)
+            await client.close()
 
     @abstractmethod
     def _create_client(self, key: str) -> ClientT:
-        """An SDK client. Called in a thread, because the first import of an SDK takes a second."""
+        """Create an SDK client. Called in a thread, because the first import of an SDK takes a second."""
 
     @abstractmethod
-    def _translate_error(self, error: Exception, begun: bool) -> ProviderError:
-        """What ``error`` of the SDK means. ``begun``: the reply had started."""
+    def _translate_error(self, error: Exception, *, reply_started: bool, endpoint: str, key_name: str) -> ProviderError:
+        """Translate an exception of the SDK. ``endpoint`` and ``key_name`` are for the error's text."""
 
-    def _build_provider_error(self, error: Exception, request: ModelRequest, key: str, begun: bool) -> ProviderError:
+    @asynccontextmanager
+    async def _open_call(self, request: ModelRequest) -> AsyncIterator[EndpointCall[ClientT]]:
+        """Open a call of the model. Every exception within it becomes a ``ProviderError`` without secrets.
+
+        Raises ``AuthenticationError`` where there is no key, ``RuntimeSetupError`` where the SDK is not installed.
+        """
+        call: EndpointCall[ClientT] = EndpointCall(self._read_key())
+        try:
+            call.client = await self._get_client(call.key)
+            yield call
+        except RuntimeSetupError:
+            raise
+        except Exception as error:
+            provider_error = self._build_provider_error(error, request, call.key, call.reply_started)
+            raise mark_refused_content(provider_error, call.body) from None
+
+    def _build_provider_error(
+        self, error: Exception, request: ModelRequest, key: str, reply_started: bool
+    ) -> ProviderError:
         """The error that leaves the adapter, its text without the endpoint's secrets."""
-        found = error if isinstance(error, ProviderError) else self._translate_error(error, begun)
-        if begun and type(found) is ProviderError:
-            found.retryable = True  # what no table knows was raised while a reply was read: another may be readable
         host = self.host
-        secrets = (key, *self._list_secrets(request))
+        if isinstance(error, ProviderError):
+            provider_error = error
+        else:
+            provider_error = self._translate_error(
+                error, reply_started=reply_started, endpoint=host, key_name=self.key_name
+            )
+        if reply_started and type(provider_error) is ProviderError:
+            provider_error.retryable = True  # an unknown error while a reply was read: the next reply may be readable
         redaction = Redaction(
-            one
-            for one in secrets
-            if isinstance(one, bytes) or not (one.strip() in host or one.strip().lower() in _KEY_PLACEHOLDERS)
+            secret
+            for secret in (key, *self._list_secrets(request))
+            if isinstance(secret, bytes) or not (secret.strip() in host or secret.strip().lower() in _KEY_PLACEHOLDERS)
         )
-        hint, found.hint = found.hint, None  # our own words, which quote nothing of an API
-        redaction.redact_error(found).hint = hint
-        return found
+        hint, provider_error.hint = provider_error.hint, None  # our own words: they quote nothing of an API
+        redaction.redact_error(provider_error).hint = hint
+        return provider_error
 
     def _list_secrets(self, request: ModelRequest) -> Iterator[str | bytes]:
-        """Besides the key that the request had: the variables may have others by now."""
+        """The secrets besides the request's key; also the keys that the variables have by now."""
         for name in (*self._api_key_envs, *self.secret_envs):
             for line in os.environ.get(name, "").splitlines():
                 yield line
@@ -225,25 +250,18 @@ class Endpoint(ABC, Generic[ClientT]):
             yield from find_address_secrets(address)
         yield from find_option_secrets(request.provider_options)
 
-    async def _close_client(self, client: Any) -> None:
-        await client.close()
-
-    def _set_client_key(self, client: Any, key: str) -> None:
-        """Give a client of earlier calls the key of this one."""
-        client.api_key = key
-
     def _read_key(self) -> str:
-        """The key. Raises ``AuthenticationError`` where there is none, or what is there cannot be one."""
+        """The key. Raises ``AuthenticationError`` for a missing or malformed one."""
         key = (self._api_key or next(filter(None, map(os.environ.get, self._api_key_envs)), "")).strip()
         if not key:
             raise AuthenticationError(
                 f"No API key: {self._api_key_envs[0]} is not set.",
-                hint=f"Set it, or pass {type(self).__name__}(api_key=…); a server that needs no key takes any text.",
+                hint=f"Set it, or pass {type(self).__name__}(api_key=…); any text does for a server that needs no key.",
             )
         if not (key.isascii() and key.isprintable()):
             raise AuthenticationError(
-                f"The API key ({self.key_name}) has characters that no key has.",
-                hint="Look for line breaks, blanks or typographic quotes that came along when it was copied.",
+                f"The API key ({self.key_name}) has characters that a key cannot have.",
+                hint="Look for line breaks, blanks or typographic quotes that were copied with it.",
             )
         return key
 
@@ -251,14 +269,11 @@ class Endpoint(ABC, Generic[ClientT]):
         loop = asyncio.get_running_loop()
         client = self._clients.get(loop)
         if client is None:
-            # The import takes about a second the first time: not on an event loop that has runs to serve.
-            client = await asyncio.to_thread(self._load_client, key)
-            client = self._clients.setdefault(loop, client)
-        self._set_client_key(client, key)
+            try:
+                # The first import takes about a second: it must not block an event loop that serves runs.
+                created = await asyncio.to_thread(self._create_client, key)
+            except ModuleNotFoundError as error:
+                raise build_missing_sdk_error(self.extra, error.name) from None
+            client = self._clients.setdefault(loop, created)
+        client.api_key = key
         return client
-
-    def _load_client(self, key: str) -> ClientT:
-        try:
-            return self._create_client(key)
-        except ModuleNotFoundError as error:
-            raise build_missing_sdk_error(self.extra, error.name) from None

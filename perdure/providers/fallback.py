@@ -1,4 +1,4 @@
-"""A chain of models as one provider: the first is asked, and where it fails the next."""
+"""A chain of models as one provider: the first is called, and if it fails the next. Limits on a provider's calls."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext
 from dataclasses import replace
+from typing import get_args
 
 from ..errors import PerdureError, ProviderError, ProviderTimeoutError, RuntimeSetupError, TruncatedStreamError
 from ..ports import Completed, ModelRef, ModelRequest, Provider, Restarted, StreamEvent
 from ..types.limits import RateLimit
-from .registry import check_event, translate_unexpected_error
+from ..types.messages import FinishReason, Part, Usage
+from .errors import describe_error, translate_transport_error, truncate_api_text
 
 # ---
-# How fast this worker calls a provider: so many calls at once, and so many a minute, first come, first served.
+# How fast this worker calls a provider: calls at once, and calls a minute, in order of arrival.
 
 
 MINUTE = 60.0
 
 
 class Throttle:
-    """The calls of one provider. ``async with throttle.turn():`` is one call; entering it waits for its turn.
+    """The calls of one provider in one event loop. ``async with throttle.acquire(report_wait):`` is one call.
 
-    Of one event loop. Whoever is first in line holds the door while it waits for a place and for the minute to pass, so
-    nobody overtakes; a waiter that is cancelled leaves the line and takes nothing with it.
+    The first waiter holds the lock until a slot is free and the minute has passed, so calls start in order of arrival.
+    A waiter that is cancelled leaves the queue and uses up nothing.
     """
 
     def __init__(self, name: str, limit: RateLimit, *, minute: float = MINUTE) -> None:
@@ -35,41 +37,41 @@ class Throttle:
         self._limit = limit
         self._minute = minute
         self._queue_lock = asyncio.Lock()
-        self._places = asyncio.Semaphore(limit.concurrent) if limit.concurrent is not None else None
+        self._slots = asyncio.Semaphore(limit.concurrent) if limit.concurrent is not None else None
         self._call_starts: deque[float] = deque(maxlen=limit.per_minute or 0)
-        """When the last calls began, as many as may begin within a minute."""
+        """The starts of the last calls, as many as may start within a minute."""
 
     @asynccontextmanager
-    async def acquire(self, waiting: Callable[[str], None]) -> AsyncIterator[None]:
-        """One call. ``waiting`` is told why it waits, and "" when it no longer does."""
-        async with AsyncExitStack() as held:
-            why = self._get_wait_reason() or (
-                f"{self._limit_label}: other calls come first" if self._queue_lock.locked() else ""
-            )
-            if why:
-                waiting(why)
+    async def acquire(self, report_wait: Callable[[str], None]) -> AsyncIterator[None]:
+        """One call. ``report_wait`` gets the reason of a wait, and "" at its end."""
+        async with AsyncExitStack() as stack:
+            reason = self._get_wait_reason()
+            if not reason and self._queue_lock.locked():
+                reason = f"{self._limit_label}: other calls come first"
+            if reason:
+                report_wait(reason)
             try:
                 async with self._queue_lock:
-                    if now := self._get_wait_reason():
-                        waiting(why := now)
-                    if self._places is not None:
-                        await held.enter_async_context(self._places)
+                    if new_reason := self._get_wait_reason():
+                        report_wait(reason := new_reason)
+                    if self._slots is not None:
+                        await stack.enter_async_context(self._slots)
                     await asyncio.sleep(max(0.0, self._seconds_until_free()))
                     self._call_starts.append(time.monotonic())
             finally:
-                if why:
-                    waiting("")
+                if reason:
+                    report_wait("")
             yield
 
     def _seconds_until_free(self) -> float:
-        """Seconds until another call may begin."""
+        """Seconds until another call may start."""
         if self._limit.per_minute is None or len(self._call_starts) < self._limit.per_minute:
             return 0.0
         return self._call_starts[0] + self._minute - time.monotonic()
 
     def _get_wait_reason(self) -> str:
-        """What the first in line has to wait for; "" for nothing."""
-        if self._places is not None and self._places.locked():
+        """Why the first waiter has to wait; "" if it need not."""
+        if self._slots is not None and self._slots.locked():
             return f"{self._limit_label}: {self._limit.concurrent} at once"
         if self._seconds_until_free() > 0:
             return f"{self._limit_label}: {self._limit.per_minute} a minute"
@@ -79,50 +81,47 @@ class Throttle:
 logger = logging.getLogger("perdure.worker")
 
 IDLE_TIMEOUT = 600.0
-"""Seconds without anything from a model after which it is given up: heartbeats hide one that hangs. Reasoning models
-are silent for minutes; this is also what the SDKs wait for a byte."""
+"""Seconds without an event after which a model is given up: heartbeats hide one that hangs. Reasoning models are silent
+for minutes; this is also how long the SDKs wait for a byte."""
 _MAX_MODEL_ERROR_CHARS = 300
-"""Characters that the message of a chain has of each model's error: all of them are to fit a failure's size."""
-
-
-def _ignore_wait_reason(reason: str) -> None:
-    """Nobody is told why a call waits."""
+"""Characters of each model's error in the message of a chain: all of them must fit into a failure."""
 
 
 class ModelChain:
     """The models of one call, of which there may be only one.
 
-    The next is asked at once, whatever the one before failed with, also when that said when to come back: a user waits
-    for the answer, and the first model is asked again with the next call. Not after an error without ``fallback``: the
-    next would refuse the request too. A model that is silent for ``idle`` seconds has failed; waiting for a turn
-    (``throttles``, by the names of providers) does not count. ``waiting`` is told why a call waits, "" at its end.
+    The next is called at once, whatever error the one before had, even with a time to retry: a user waits for the
+    answer, and the first model is tried again with the next call. An error without ``fallback`` ends the chain: the
+    next model would refuse the request too. A model that is silent for ``idle`` seconds has failed; waiting for a
+    throttle (by the name of the provider) does not count. ``report_wait`` gets the reason of such a wait, "" at its
+    end.
 
-    When all have failed, the error is the one that passes soonest, or the first if none is worth another attempt.
+    If all models fail, the error is the one with the shortest wait among those worth a retry, or else the first.
     """
 
     def __init__(
         self,
         models: Sequence[ModelRef],
-        find: Callable[[ModelRef], Provider],
+        find_provider: Callable[[ModelRef], Provider],
         *,
         idle: float = IDLE_TIMEOUT,
         throttles: Mapping[str, Throttle] | None = None,
-        waiting: Callable[[str], None] = _ignore_wait_reason,
+        report_wait: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._models = models
-        self._find_provider = find
+        self._find_provider = find_provider
         self._idle = idle
         self._throttles = throttles or {}
-        self._report_wait = waiting
+        self._report_wait = report_wait
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
-        """The reply of the first model that has one. ``Completed`` says which. Raises ``ProviderError``, also for what
-        an author's provider raises instead; ``RuntimeSetupError`` where a model's SDK is not installed."""
+        """The reply of the first model that succeeds; ``Completed`` names it. Raises ``ProviderError``, also for other
+        exceptions of an author's provider; ``RuntimeSetupError`` if a model's SDK is not installed."""
         failed: list[tuple[ModelRef, PerdureError]] = []
         for model in self._models:
             if failed:
-                before, error = failed[-1]
-                logger.warning("%s failed, asking %s: %s: %s", before, model, type(error).__name__, error.message)
+                failed_model, error = failed[-1]
+                logger.warning("%s failed, asking %s: %s: %s", failed_model, model, type(error).__name__, error.message)
                 yield Restarted(str(model), type(error).__name__, error.message)
             try:
                 async with aclosing(self._stream_model(model, request)) as events:
@@ -136,7 +135,7 @@ class ModelChain:
         raise _merge_model_errors(failed) from None
 
     async def _stream_model(self, model: ModelRef, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
-        """What one model streams, to its end."""
+        """The events of one model, which must end with ``Completed``."""
         last: StreamEvent | None = None
         try:
             async with aclosing(self._stream_provider(model, request)) as events:
@@ -146,8 +145,8 @@ class ModelChain:
         except PerdureError:
             raise
         except Exception as error:
-            logger.exception("the provider of %s raised what is no ProviderError", model)
-            raise translate_unexpected_error(model, error, begun=last is not None) from None
+            logger.exception("the provider of %s raised an exception other than ProviderError", model)
+            raise _translate_unexpected_error(model, error, reply_started=last is not None) from None
         if not isinstance(last, Completed):
             raise TruncatedStreamError(f"the stream of {model} ended before its reply was complete")
 
@@ -158,14 +157,13 @@ class ModelChain:
             events = provider.stream(replace(request, model=model.name))
             try:
                 while (event := await self._next_event(events)) is not None:
-                    check_event(model, event)
+                    _check_event(model, event)
                     if isinstance(event, Completed):
                         provider_name, name = event.provider or model.provider, event.model or model.name
                         event = replace(event, provider=provider_name, model=name)
                     yield event
             finally:
-                close = getattr(events, "aclose", None)
-                if close is not None:
+                if (close := getattr(events, "aclose", None)) is not None:
                     await close()
 
     async def _next_event(self, events: AsyncIterator[StreamEvent]) -> StreamEvent | None:
@@ -181,17 +179,58 @@ class ModelChain:
 
 
 def _merge_model_errors(failed: Sequence[tuple[ModelRef, PerdureError]]) -> PerdureError:
-    """The error to raise; of several it says what each model said."""
+    """The error to raise; of several it quotes all."""
     passing = [error for _, error in failed if error.retryable]
-    error = min(passing, key=lambda one: getattr(one, "retry_after", None) or 0.0, default=failed[0][1])
+    error = min(passing, key=lambda each: getattr(each, "retry_after", None) or 0.0, default=failed[0][1])
     if len(failed) == 1:
         return error
-    said = "; ".join(f"{model}: {type(one).__name__}: {_truncate_model_error(one.message)}" for model, one in failed)
-    whole = copy.copy(error)
-    whole.message = f"every model of the chain failed. {said}"
-    whole.args = (whole.message,)
-    return whole
+    texts = [
+        f"{model}: {type(each).__name__}: {truncate_api_text(each.message, _MAX_MODEL_ERROR_CHARS)}"
+        for model, each in failed
+    ]
+    merged = copy.copy(error)
+    merged.message = f"every model of the chain failed. {'; '.join(texts)}"
+    merged.args = (merged.message,)
+    return merged
 
 
-def _truncate_model_error(text: str) -> str:
-    return text if len(text) <= _MAX_MODEL_ERROR_CHARS else text[:_MAX_MODEL_ERROR_CHARS] + "…"
+# ---
+# What an author's provider must do: yield known events, and raise errors that say whether to retry.
+
+
+_DELTA_TEXT_FIELDS = ("text", "id", "name", "arguments")
+_STREAM_EVENT_TYPES = get_args(StreamEvent)
+_REPLY_PART_TYPES = get_args(get_args(Part)[0])
+_FINISH_REASONS = get_args(FinishReason)
+
+
+def _check_event(model: ModelRef, event: object) -> None:
+    """Check that ``event`` is a stream event. Raises ``ProviderError``, not retryable."""
+    problem, hint = f"yielded {event!r:.100}", ""
+    if not isinstance(event, _STREAM_EVENT_TYPES):
+        hint = "Yield TextDelta, ThinkingDelta, ToolCallDelta, last Completed."
+    elif not isinstance(event, Completed):
+        if not all(isinstance(getattr(event, name), str) for name in _DELTA_TEXT_FIELDS if hasattr(event, name)):
+            hint = 'The text fields of a delta must be str; use "" for no text.'
+    elif not isinstance(event.parts, list | tuple) or not all(
+        isinstance(part, _REPLY_PART_TYPES) for part in event.parts
+    ):
+        problem = f"completed a reply whose parts are {event.parts!r:.100}"
+        hint = 'For instance Completed((TextPart(text="Hello."),)).'
+    elif not isinstance(event.usage, Usage):
+        problem, hint = f"gave {event.usage!r:.100} for usage", "For instance Usage(input_tokens=7)."
+    elif event.finish_reason not in _FINISH_REASONS:
+        problem = f"gave {event.finish_reason!r:.100} for finish_reason"
+        hint = f"It must be one of {', '.join(_FINISH_REASONS)}."
+    if hint:
+        raise ProviderError(f"the provider of {model} {problem}", hint=f"{hint} See perdure.ports.")
+
+
+def _translate_unexpected_error(model: ModelRef, error: Exception, *, reply_started: bool) -> ProviderError:
+    """Translate an exception of an author's provider. Transport errors are recognized; any other is retryable."""
+    provider_error = translate_transport_error(error, reply_started, str(model))
+    if provider_error is None:
+        hint = "A provider must raise only ProviderError: its subclasses say whether to retry (perdure.errors)."
+        provider_error = ProviderError(f"the provider of {model} raised {describe_error(error)}", hint=hint)
+        provider_error.retryable = True
+    return provider_error

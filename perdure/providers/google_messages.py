@@ -1,19 +1,20 @@
-"""``contents`` of a generateContent request, read back as messages."""
+"""Decodes ``contents`` of a generateContent request."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..types.messages import FilePart, OpaquePart, Part, TextPart, ThinkingPart
-from .conversation import Conversation, Wire, imported_file, without_nulls
+from .conversation import Conversation, WireObject, build_imported_file, drop_nulls
+from .encoding import keep_opaque
 from .google_reply import decode_function_call
 from .google_request import PLACEHOLDER_SIGNATURE
 
-_CAMEL = {
+_CAMEL_CASE = {
     "function_call": "functionCall",
     "function_response": "functionResponse",
     "inline_data": "inlineData",
@@ -23,85 +24,89 @@ _CAMEL = {
     "display_name": "displayName",
     "thought_signature": "thoughtSignature",
 }
-"""Dictionaries of Google's Python SDK spell them so."""
+"""Dictionaries of Google's Python SDK have these spellings."""
 
 
-def decode(contents: Iterable[Wire], conversation: Conversation) -> None:
-    """Read ``contents``. Calls without an id get one, and their results find them by order and name."""
-    numbers = itertools.count(1)
-    waiting: dict[str, deque[str]] = defaultdict(deque)  # calls of a name that have no result yet
+def decode_contents(contents: Iterable[WireObject], conversation: Conversation) -> None:
+    """Decode ``contents``. Calls without an id get one, and their results find them by order and name."""
+    decoder = _ContentDecoder(conversation)
     for content in contents:
-        parts = [_fields(part) for part in content.get("parts") or ()]
+        parts = [_normalize_fields(part) for part in content.get("parts") or ()]
         match content.get("role", "user"):
             case "model":
-                waiting.clear()
-                conversation.add_reply(_reply(parts, conversation.origin, numbers, waiting))
+                conversation.add_reply(decoder.decode_reply(parts))
             case "user" | "function" | "tool":
-                _read_user(parts, conversation, waiting)
+                decoder.decode_user(parts)
             case role:
-                raise ValueError(f"its role is {role!r:.100}, and not user or model")
+                raise ValueError(f"its role must be user or model, not {role!r:.100}")
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    return {_CAMEL.get(key, key): inner for key, inner in without_nulls(value).items()}
+def _normalize_fields(value: WireObject) -> dict[str, Any]:
+    return {_CAMEL_CASE.get(key, key): inner for key, inner in drop_nulls(value).items()}
 
 
-def _reply(
-    parts: Iterable[Wire], origin: str, numbers: Iterable[int], waiting: Mapping[str, deque[str]]
-) -> Iterable[Part]:
-    for part in parts:
-        beside = {key: value for key, value in part.items() if key not in ("text", "thought")}
-        if "functionCall" in part:
-            if part.get("thoughtSignature") == PLACEHOLDER_SIGNATURE:
-                part = {key: value for key, value in part.items() if key != "thoughtSignature"}
-            call_id = part["functionCall"].get("id") or f"call_{next(iter(numbers))}"
-            waiting[part["functionCall"]["name"]].append(call_id)
-            yield decode_function_call(part, call_id, origin)
-        elif isinstance(text := part.get("text"), str) and part.get("thought") is True:
-            yield ThinkingPart(text=text, provider=origin, opaque=beside or None)
-        elif isinstance(text, str) and text:
-            yield TextPart(text=text, provider=origin if beside else None, opaque=beside or None)
-        elif part.keys() == {"inlineData"} or part.keys() == {"fileData"}:
-            yield _file(part)
-        elif beside:
-            yield OpaquePart(provider=origin, data=dict(part))
+class _ContentDecoder:
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self._numbers = itertools.count(1)
+        self._open_calls: dict[str, deque[str]] = defaultdict(deque)
+        """Ids of the calls of the last reply that have no result yet, by tool."""
+
+    def decode_reply(self, parts: Iterable[WireObject]) -> Iterator[Part]:
+        origin = self._conversation.origin
+        self._open_calls.clear()
+        for part in parts:
+            extra = {key: value for key, value in part.items() if key not in ("text", "thought")}
+            text = part.get("text")
+            if "functionCall" in part:
+                if part.get("thoughtSignature") == PLACEHOLDER_SIGNATURE:
+                    part = {key: value for key, value in part.items() if key != "thoughtSignature"}
+                call_id = part["functionCall"].get("id") or f"call_{next(self._numbers)}"
+                self._open_calls[part["functionCall"]["name"]].append(call_id)
+                yield decode_function_call(part, call_id, origin)
+            elif isinstance(text, str) and part.get("thought") is True:
+                yield ThinkingPart(text=text, provider=origin, opaque=extra or None)
+            elif isinstance(text, str) and text:
+                yield TextPart(text=text, **keep_opaque(origin, extra))
+            elif part.keys() in ({"inlineData"}, {"fileData"}):
+                yield _decode_file(part)
+            elif extra:
+                yield OpaquePart(provider=origin, data=dict(part))
+
+    def decode_user(self, parts: Iterable[WireObject]) -> None:
+        content: list[TextPart | FilePart] = []
+        for part in parts:
+            if "functionResponse" in part:
+                self._decode_result(_normalize_fields(part["functionResponse"]))
+            elif part.keys() == {"text"}:
+                content += [TextPart(text=part["text"])] if part["text"] else []
+            elif part.keys() in ({"inlineData"}, {"fileData"}):
+                content.append(_decode_file(part))
+            else:
+                raise ValueError(f"a part of it has {', '.join(part) or 'nothing'}, which cannot be imported"[:300])
+        if content:
+            self._conversation.add_user(content)
+
+    def _decode_result(self, result: WireObject) -> None:
+        name, response = result["name"], result.get("response") or {}
+        open_ids = self._open_calls[name]
+        if not (call_id := result.get("id") or (open_ids[0] if open_ids else None)):
+            raise ValueError(f"it has a result of {name!r:.100}, but no message before it makes such a call")
+        if call_id in open_ids:
+            open_ids.remove(call_id)
+        is_error = "error" in response
+        content = response["error"] if is_error else response.get("output", response)
+        if not isinstance(content, str):
+            content = json.dumps(content, ensure_ascii=False)
+        files = [_decode_file(_normalize_fields(part)) for part in result.get("parts") or ()]
+        self._conversation.add_result(call_id, content, files=files, is_error=is_error)
 
 
-def _read_user(parts: Iterable[Wire], conversation: Conversation, waiting: Mapping[str, deque[str]]) -> None:
-    said: list[TextPart | FilePart] = []
-    for part in parts:
-        if "functionResponse" in part:
-            _read_result(_fields(part["functionResponse"]), conversation, waiting)
-        elif part.keys() == {"text"}:
-            said += [TextPart(text=part["text"])] if part["text"] else []
-        elif part.keys() == {"inlineData"} or part.keys() == {"fileData"}:
-            said.append(_file(part))
-        else:
-            raise ValueError(f"a part of it has {', '.join(part) or 'nothing'}, which is not understood"[:300])
-    if said:
-        conversation.add_user(said)
-
-
-def _read_result(response: Wire, conversation: Conversation, waiting: Mapping[str, deque[str]]) -> None:
-    name, given = response["name"], response.get("response") or {}
-    calls = waiting[name]
-    if not (call_id := response.get("id") or (calls[0] if calls else None)):
-        raise ValueError(f"it has a result of {name!r:.100}, and no message before it makes such a call")
-    if call_id in calls:
-        calls.remove(call_id)
-    is_error = "error" in given
-    content = given["error"] if is_error else given.get("output", given)
-    if not isinstance(content, str):
-        content = json.dumps(content, ensure_ascii=False)
-    files = [_file(_fields(part)) for part in response.get("parts") or ()]
-    conversation.add_result(call_id, content, files=files, is_error=is_error)
-
-
-def _file(part: Wire) -> FilePart:
+def _decode_file(part: WireObject) -> FilePart:
     if "fileData" in part:
-        given = _fields(part["fileData"])
-        media_type = given.get("mimeType") or "application/octet-stream"
-        return imported_file(media_type, url=given["fileUri"], name=given.get("displayName"))
-    given = _fields(part["inlineData"])
-    data = given["data"].replace("-", "+").replace("_", "/")  # the SDK writes the URL's alphabet of base64
-    return imported_file(given["mimeType"], data=data, name=given.get("displayName"))
+        file = _normalize_fields(part["fileData"])
+        media_type = file.get("mimeType") or "application/octet-stream"
+        return build_imported_file(media_type, url=file["fileUri"], name=file.get("displayName"))
+    file = _normalize_fields(part["inlineData"])
+    data = file["data"].replace("-", "+").replace("_", "/")  # the SDK writes base64 in the alphabet of URLs
+    return build_imported_file(file["mimeType"], data=data, name=file.get("displayName"))

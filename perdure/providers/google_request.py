@@ -1,7 +1,7 @@
-"""A request in the format of Gemini's ``generateContent``, as bytes.
+"""Encodes a request of Gemini's ``generateContent``.
 
-Each message is encoded once in its life, as the parts of its content; a call joins them, and puts what belongs into
-one content together: messages of the user that follow each other, and the results of one reply's calls.
+Each message is encoded once in its life, as the parts of its content; a call joins the parts of consecutive messages of
+the user, and of the results of one reply's calls, into one content.
 """
 
 from __future__ import annotations
@@ -9,28 +9,31 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, assert_never
 
 from ..errors import SettingsError
 from ..ports import ModelRequest, ToolSpec
 from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from .encoding import (
+    CONTINUE_TEXT,
+    MessageEncoder,
     build_moved_file_parts,
     encode_file_base64,
     encode_json,
     get_own_opaque,
-    map_provider_ids,
+    join_fragments,
     render_file_text,
     require_loaded_text,
+    strip_parameters,
 )
 from .settings import check_canonical_settings, check_provider_options
 
 # ---
 # A tool's JSON Schema in the dialect that Gemini's ``parametersJsonSchema`` takes.
 #
-# The API knows a part of JSON Schema. Where a keyword has a twin there, it becomes that; what has none is said in the
-# description, so that the model knows it all the same (the engine checks the arguments against the whole schema).
+# The API takes a part of JSON Schema. A keyword without an equivalent goes into the description, for the model to read
+# (the engine checks the arguments against the whole schema).
 
 
 SCHEMA_KEYWORDS = {
@@ -41,13 +44,13 @@ SCHEMA_KEYWORDS = {
 """Keywords that the API documents."""
 SCHEMA_FORMATS = frozenset(["date-time", "date", "time", "enum", "int32", "int64", "float", "double"])
 _DROPPED_KEYWORDS = frozenset(("$schema", "$comment", "discriminator", "deprecated", "readOnly", "writeOnly", "title"))
-"""What says nothing that a model needs."""
+"""Keywords that a model does not need."""
 _SCHEMA_MAP_KEYWORDS = ("properties", "$defs")
 _SCHEMA_LIST_KEYWORDS = ("anyOf", "oneOf", "prefixItems")
 
 
 def translate_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """``schema`` of a tool's arguments as Gemini takes it; None for a tool without arguments."""
+    """``schema`` of a tool's arguments in Gemini's dialect; None for a tool without arguments."""
     translated = _translate_subschema(schema)
     if translated.keys() <= {"type", "properties", "required", "additionalProperties"} and not (
         translated.get("properties") or translated.get("additionalProperties")
@@ -58,32 +61,34 @@ def translate_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _translate_subschema(schema: object) -> dict[str, Any]:
     if not isinstance(schema, Mapping):
-        return {}  # true, which allows everything; false has no twin
-    schema = _inline_single_all_of(dict(schema))
+        return {}  # true, which allows everything; false has no equivalent
+    schema = dict(schema)
+    inner = schema.get("allOf")
+    if isinstance(inner, list) and len(inner) == 1 and isinstance(inner[0], Mapping):
+        del schema["allOf"]  # of one schema, which generators write beside a reference: the same as that schema
+        schema = {**inner[0], **schema}
     if "definitions" in schema:
         schema["$defs"] = {**schema.pop("definitions"), **schema.get("$defs", {})}
     if "$ref" in schema:
         return _translate_reference(schema)
-    out: dict[str, Any] = {}
-    said: list[str] = []
+    translated: dict[str, Any] = {}
+    notes: list[str] = []
     for key, value in schema.items():
         if key == "const":
-            _translate_enum([value], out, said)
+            _translate_enum([value], translated, notes)
         elif key == "enum":
-            _translate_enum(list(value), out, said)
+            _translate_enum(list(value), translated, notes)
         elif key == "format" and value not in SCHEMA_FORMATS:
-            said.append(f"format: {value}")
+            notes.append(f"format: {value}")
         elif key in ("exclusiveMinimum", "exclusiveMaximum") and schema.get("type") == "integer":
-            out[key.replace("exclusiveM", "m")] = value + (1 if key.endswith("Minimum") else -1)
-        elif key in _DROPPED_KEYWORDS:
-            pass
-        elif key in SCHEMA_KEYWORDS:
-            out[key] = _translate_keyword_value(key, value)
-        else:
-            said.append(f"{key}: {json.dumps(value, ensure_ascii=False)}")
-    if said:
-        out["description"] = " ".join(filter(None, (out.get("description", ""), f"({'; '.join(said)})")))
-    return out
+            translated[key.replace("exclusiveM", "m")] = value + (1 if key.endswith("Minimum") else -1)
+        elif key in SCHEMA_KEYWORDS and key not in _DROPPED_KEYWORDS:
+            translated[key] = _translate_keyword_value(key, value)
+        elif key not in _DROPPED_KEYWORDS:
+            notes.append(f"{key}: {json.dumps(value, ensure_ascii=False)}")
+    if notes:
+        translated["description"] = " ".join(filter(None, (translated.get("description", ""), f"({'; '.join(notes)})")))
+    return translated
 
 
 def _translate_keyword_value(key: str, value: Any) -> Any:
@@ -96,44 +101,32 @@ def _translate_keyword_value(key: str, value: Any) -> Any:
     return value
 
 
-def _inline_single_all_of(schema: dict[str, Any]) -> dict[str, Any]:
-    """``allOf`` of one schema, which generators write beside a reference, is that schema."""
-    every = schema.get("allOf")
-    if isinstance(every, list) and len(every) == 1 and isinstance(every[0], Mapping):
-        del schema["allOf"]
-        return {**every[0], **schema}
-    return schema
-
-
 def _translate_reference(schema: dict[str, Any]) -> dict[str, Any]:
     """A reference: nothing may stand beside it but other ``$`` keywords."""
-    target = str(schema["$ref"]).replace("#/definitions/", "#/$defs/")
-    out: dict[str, Any] = {"$ref": target}
+    translated: dict[str, Any] = {"$ref": str(schema["$ref"]).replace("#/definitions/", "#/$defs/")}
+    if schema.get("description"):
+        translated = {"anyOf": [translated], "description": schema["description"]}
     if "$defs" in schema:
-        out["$defs"] = _translate_keyword_value("$defs", schema["$defs"])
-    beside = {key: schema[key] for key in ("description",) if schema.get(key)}
-    if not beside:
-        return out
-    wrapped = {"anyOf": [{"$ref": target}], **beside}
-    return {**wrapped, "$defs": out["$defs"]} if "$defs" in out else wrapped
+        translated["$defs"] = _translate_keyword_value("$defs", schema["$defs"])
+    return translated
 
 
-def _translate_enum(values: list[Any], out: dict[str, Any], said: list[str]) -> None:
-    """Texts and numbers may be listed; other values are said."""
+def _translate_enum(values: list[Any], translated: dict[str, Any], notes: list[str]) -> None:
+    """Texts and numbers may be listed; other values go into the description."""
     texts = all(isinstance(value, str) for value in values)
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     if values and (texts or numbers):
-        out["enum"] = values
+        translated["enum"] = values
         whole = all(isinstance(value, int) for value in values)
-        out.setdefault("type", "string" if texts else "integer" if whole else "number")
+        translated.setdefault("type", "string" if texts else "integer" if whole else "number")
         return
     if values and all(isinstance(value, bool) for value in values):
-        out.setdefault("type", "boolean")
-    said.append(f"one of {json.dumps(values, ensure_ascii=False)}")
+        translated.setdefault("type", "boolean")
+    notes.append(f"one of {json.dumps(values, ensure_ascii=False)}")
 
 
 # ---
-# The canonical settings under the names of Gemini's ``generationConfig``, and what does not go together.
+# The canonical settings under the names of Gemini's ``generationConfig``, and their checks.
 
 
 _CONFIG_NAMES = {
@@ -161,57 +154,58 @@ _THINKING_LEVELS = {
     "xhigh": "XHIGH",
 }
 _GEMINI_THINKING_BUDGETS = {"none": 0, "minimal": 1024, "low": 1024, "medium": 8192, "high": 24576, "xhigh": 24576}
-"""Tokens of thinking for models before Gemini 3, as Google's own OpenAI endpoint counts them."""
+"""Tokens of thinking for models before Gemini 3, the same as in Google's OpenAI endpoint."""
 _GEMINI_NAME = re.compile(r"gemini-(\d+(?:\.\d+)?)")
 _SNAKE_CASE_LETTER = re.compile(r"_([a-z])")
 
 
 def parse_gemini_version(model: str) -> float:
-    """Of a Gemini model, for instance 2.5: the newest where its name does not say (an alias); 0 for other models."""
-    found = _GEMINI_NAME.search(model)
-    if found is not None:
-        return float(found[1])
+    """The version of a Gemini model, for instance 2.5; infinity for an alias without a version, 0 for other models."""
+    match = _GEMINI_NAME.search(model)
+    if match is not None:
+        return float(match[1])
     return math.inf if "gemini-" in model else 0.0
 
 
 def check_settings(settings: Mapping[str, Any], provider_options: Mapping[str, Any]) -> None:
-    """Whether Gemini has these ``settings``, and ``provider_options`` do not meet them.
+    """Check the settings and options of an agent. Raises ``SettingsError``.
 
     Options are the fields of the request beside ``contents``; ``tools`` and ``toolConfig`` are added to the agent's,
-    ``generationConfig`` to the settings. Needs no SDK. Raises ``SettingsError``.
+    ``generationConfig`` to the settings.
     """
+    provider = "for provider 'google'"
     given = check_canonical_settings("google", settings)
     effort = given.get("reasoning_effort", "low")
     if effort not in _THINKING_LEVELS:
-        raise SettingsError(
-            f"Setting 'reasoning_effort' for provider 'google' is one of {', '.join(_THINKING_LEVELS)}, not {effort!r}."
-        )
-    check_provider_options("google", provider_options, _add_snake_case_names(_RESERVED_GOOGLE_OPTIONS))
+        levels = ", ".join(_THINKING_LEVELS)
+        raise SettingsError(f"Setting 'reasoning_effort' {provider} must be one of {levels}, not {effort!r}.")
+    _check_options(provider_options, _RESERVED_GOOGLE_OPTIONS)
     for key, value in provider_options.items():
-        shape = _MERGED_OPTION_TYPES.get(_to_camel_case(key))
-        if shape is not None and key != _to_camel_case(key):
-            raise SettingsError(f"provider_options[{key!r}] for provider 'google' is written {_to_camel_case(key)!r}.")
+        name = _to_camel_case(key)
+        shape = _MERGED_OPTION_TYPES.get(name)
+        if shape is not None and key != name:
+            raise SettingsError(f"provider_options[{key!r}] {provider} must be written {name!r}.")
         if shape is not None and not isinstance(value, shape):
-            raise SettingsError(
-                f"provider_options[{key!r}] for provider 'google' is a {shape.__name__}, not {value!r}."
-            )
-    taken = {_CONFIG_NAMES[key]: f"settings[{key!r}]" for key in given if key in _CONFIG_NAMES}
+            raise SettingsError(f"provider_options[{key!r}] {provider} must be a {shape.__name__}, not {value!r}.")
     config = provider_options.get("generationConfig", {})
-    taken["candidateCount"] = "perdure"  # one reply is read, and each would be paid for
-    check_provider_options("google", config, _add_snake_case_names(taken))
-    if not isinstance(config.get("thinkingConfig", {}), dict):
-        raise SettingsError("generationConfig['thinkingConfig'] of provider_options for provider 'google' is a dict.")
+    taken = {_CONFIG_NAMES[key]: f"settings[{key!r}]" for key in given if key in _CONFIG_NAMES}
+    _check_options(config, {**taken, "candidateCount": "perdure"})  # one reply is read, and each would be paid for
+    thinking = config.get("thinkingConfig", {})
+    if not isinstance(thinking, dict):
+        raise SettingsError(f"generationConfig['thinkingConfig'] of provider_options {provider} must be a dict.")
     if "reasoning_effort" in given:
-        thinking = config.get("thinkingConfig", {})
-        taken = dict.fromkeys(("thinkingLevel", "thinkingBudget"), "settings['reasoning_effort']")
-        check_provider_options("google", thinking, _add_snake_case_names(taken))
-    check_provider_options(
-        "google", provider_options.get("toolConfig", {}), _add_snake_case_names({"functionCallingConfig": "perdure"})
-    )
+        _check_options(thinking, dict.fromkeys(("thinkingLevel", "thinkingBudget"), "settings['reasoning_effort']"))
+    _check_options(provider_options.get("toolConfig", {}), {"functionCallingConfig": "perdure"})
+
+
+def _check_options(options: Mapping[str, Any], taken: Mapping[str, str]) -> None:
+    """Refuse options that are ``taken``, in camel case or snake case: the API takes either."""
+    snake = {re.sub(r"([A-Z])", lambda match: f"_{match[1].lower()}", name): by for name, by in taken.items()}
+    check_provider_options("google", options, {**snake, **taken})
 
 
 def encode_generation_config(model: str, settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """``generationConfig`` from settings that were checked, and ``more`` of it from the provider's options."""
+    """``generationConfig`` from checked settings, and ``more`` of it from the provider's options."""
     config = {
         _CONFIG_NAMES[key]: value for key, value in settings.items() if key in _CONFIG_NAMES and value is not None
     }
@@ -226,52 +220,41 @@ def encode_generation_config(model: str, settings: Mapping[str, Any], more: Mapp
 def _build_thinking_config(model: str, effort: str | None) -> dict[str, Any]:
     version = parse_gemini_version(model)
     if version < 2.5:
-        return {}  # they do not think, and refuse to be told how
+        return {}  # these models do not think, and refuse the parameter
     thinking: dict[str, Any] = {"includeThoughts": True}
     if effort is None:
         return thinking
     if version >= 3:
         return {**thinking, "thinkingLevel": _THINKING_LEVELS[effort]}
     budget = _GEMINI_THINKING_BUDGETS[effort]
-    if budget == 0:
-        return {"thinkingBudget": 0}
-    return {**thinking, "thinkingBudget": budget}
+    return {**thinking, "thinkingBudget": budget} if budget else {"thinkingBudget": 0}
 
 
 def _to_camel_case(name: str) -> str:
-    return _SNAKE_CASE_LETTER.sub(lambda found: found[1].upper(), name)
-
-
-def _add_snake_case_names(taken: Mapping[str, str]) -> dict[str, str]:
-    """The names in both spellings: the API takes either."""
-    snake = {re.sub(r"([A-Z])", lambda found: f"_{found[1].lower()}", name): by for name, by in taken.items()}
-    return {**snake, **taken}
+    return _SNAKE_CASE_LETTER.sub(lambda match: match[1].upper(), name)
 
 
 PLACEHOLDER_SIGNATURE = "skip_thought_signature_validator"
 """Google's documented signature for calls that its models did not write themselves.
 
-From Gemini 3 on the API refuses a reply whose first call has no thought signature. A conversation that another vendor
-began has none to give.
+From Gemini 3 on the API refuses a reply whose first call has no thought signature, and calls of other vendors have
+none.
 """
 _GEMINI_FILE_TYPES = re.compile(r"image/(png|jpeg|webp|heic|heif)|audio/.+|video/.+|application/pdf")
-"""What Gemini reads as a file."""
+"""Types that Gemini takes as a file."""
 _GEMINI_RESULT_FILE_TYPES = re.compile(r"image/(png|jpeg|webp)|application/pdf")
-"""What may stand inside a function's response."""
-
-EncodedContent = tuple[str, list[bytes]]
-"""Kind (``user``, ``model`` or ``results``) and encoded parts."""
+"""Types that may stand inside a function's response."""
 
 
 def encode_request(request: ModelRequest, *, origin: str) -> bytes:
-    """The body of ``POST …:streamGenerateContent``. ``origin``: whose opaque data may go out."""
+    """The body of ``POST …:streamGenerateContent`` at ``origin``."""
     options = dict(request.provider_options)
     head: dict[str, Any] = {}
     if request.system:
         head["systemInstruction"] = {"parts": [{"text": request.system}]}
     tools = [{"functionDeclarations": [encode_tool(spec) for spec in request.tools]}] if request.tools else []
     if tools or "tools" in options:
-        head["tools"] = [*tools, *options.pop("tools", ())]  # theirs run on Google's servers, ours here
+        head["tools"] = [*tools, *options.pop("tools", ())]  # the options' tools run on Google's servers
     if request.tool_choice:
         choice = {"mode": "ANY", "allowedFunctionNames": [request.tool_choice]}
         head["toolConfig"] = {**options.pop("toolConfig", {}), "functionCallingConfig": choice}
@@ -280,7 +263,7 @@ def encode_request(request: ModelRequest, *, origin: str) -> bytes:
     head |= options
     contents = (
         b'{"role":"%b","parts":[%b]}' % (b"model" if kind == "model" else b"user", b",".join(parts))
-        for kind, parts in _encode_contents(request, origin)
+        for kind, parts in GoogleEncoder(request, origin).encode_contents()
     )
     start = encode_json(head)[:-1]
     return b"".join((start, b"," if head else b"", b'"contents":[', b",".join(contents), b"]}"))
@@ -295,131 +278,121 @@ def encode_tool(spec: ToolSpec) -> dict[str, Any]:
 
 
 def encode_continuation(body: bytes, token: str) -> bytes:
-    """The request again, going on where the reply was interrupted."""
+    """The request of ``body`` again, continued where the reply was interrupted."""
     return b"".join((body[:-1], b',"continuationToken":', encode_json(token), b"}"))
 
 
-def _encode_contents(request: ModelRequest, origin: str) -> Iterable[EncodedContent]:
-    encoder = GoogleEncoder(request, origin)
-    contents: list[EncodedContent] = []
-    moved: list[bytes] = []  # results of one reply stand in one content: their files wait until all are there
-
-    def add(kind: str, part: bytes) -> None:
-        if not part:
-            return  # nothing of the message is for this model
-        if not contents or contents[-1][0] != kind:
-            contents.append((kind, []))
-        contents[-1][1].append(part)
-
-    asked: Message | None = None
-    for message in request.messages:
-        if message.role == "tool":
-            results, files = encoder.encode_results(message, asked)
-            add("results", results)
-            moved.append(files)
-            continue
-        for files in moved:
-            add("user", files)
-        moved.clear()
-        asked = message
-        add("model" if message.role == "assistant" else "user", encoder.encode_parts(message))
-    for files in moved:
-        add("user", files)
-    return contents
-
-
-class GoogleEncoder:
+class GoogleEncoder(MessageEncoder):
     """Encodes the messages of one request."""
 
     def __init__(self, request: ModelRequest, origin: str) -> None:
-        self._files = request.files
-        self._origin = origin
-        self._ids = map_provider_ids(request.messages, origin)
+        super().__init__(request, origin)
+        self._messages = request.messages
         self._is_gemini_3 = parse_gemini_version(request.model) >= 3
-        self._format = f"google:{origin}:{'3' if self._is_gemini_3 else '2'}"
+        self._key = f"google:{origin}:{'3' if self._is_gemini_3 else '2'}"
 
-    def encode_parts(self, message: Message) -> bytes:
-        """The parts of a user's or a model's message, joined by commas; empty where nothing is left of it."""
-        fragment = message.wire(self._format)
+    def encode_call_id(self, call_id: str) -> str:
+        """The id as it is sent: Gemini takes any."""
+        return self.provider_ids.get(call_id, call_id)
+
+    def encode_contents(self) -> list[tuple[str, list[bytes]]]:
+        """The contents: kind (``user``, ``model`` or ``results``) and encoded parts of each."""
+        contents: list[tuple[str, list[bytes]]] = []
+        moved: list[bytes] = []  # files of results wait until all results of a reply are in one content
+
+        def add(kind: str, parts: bytes) -> None:
+            if parts and contents and contents[-1][0] == kind:
+                contents[-1][1].append(parts)
+            elif parts:
+                contents.append((kind, [parts]))
+
+        calling_message: Message | None = None
+        for message in self._messages:
+            if message.role == "tool":
+                results, files = self._encode_results(message, calling_message)
+                add("results", results)
+                moved.append(files)
+                continue
+            for files in moved:
+                add("user", files)
+            moved.clear()
+            calling_message = message
+            add("model" if message.role == "assistant" else "user", self._encode_message(message))
+        for files in moved:
+            add("user", files)
+        if not contents or contents[-1][0] == "model":  # the last user message may be empty
+            add("user", encode_json({"text": CONTINUE_TEXT}))
+        return contents
+
+    def _encode_message(self, message: Message) -> bytes:
+        """The parts of a user's or a model's message, joined by commas; empty if nothing of it can be sent."""
+        fragment = message.wire(self._key)
         if fragment is None:
-            plain = [encoded for part in message.parts if (encoded := self._encode_part(part)) is not None]
-            if self._is_gemini_3:
-                _add_missing_signature(plain)
-            fragment = b",".join(map(encode_json, plain))
-            message.remember_wire(self._format, fragment)
+            parts = [encoded for part in message.parts if (encoded := self._encode_part(part)) is not None]
+            first_call = next((part for part in parts if "functionCall" in part), None)
+            if self._is_gemini_3 and first_call is not None and not first_call.get("thoughtSignature"):
+                first_call["thoughtSignature"] = PLACEHOLDER_SIGNATURE
+            fragment = join_fragments(message, self._key, parts)
         return fragment
 
-    def encode_results(self, message: Message, asked: Message | None) -> tuple[bytes, bytes]:
-        """A message's results, and what of their files has to follow as the user's. ``asked`` has the calls, in whose
-        order the results are put: not every server goes by ids."""
-        beside = f"{self._format}:files"
-        results, files = message.wire(self._format), message.wire(beside)
+    def _encode_results(self, message: Message, calling_message: Message | None) -> tuple[bytes, bytes]:
+        """A message's results, and those of their files that follow as the user's. Results are in the order of the
+        calls: not every server goes by ids."""
+        files_key = f"{self._key}:files"
+        results, files = message.wire(self._key), message.wire(files_key)
         if results is None or files is None:
-            order = {call.id: place for place, call in enumerate(asked.tool_calls)} if asked else {}
+            calls = calling_message.tool_calls if calling_message else ()
+            order = {call.id: place for place, call in enumerate(calls)}
             parts = sorted(message.tool_results, key=lambda part: order.get(part.call_id, len(order)))
-            left = [part.model_copy(update={"files": self._list_moved_files(part)}) for part in parts]
-            results = b",".join(encode_json(self._encode_result(part)) for part in parts)
-            files = b",".join(encode_json(self._encode_part(part)) for part in build_moved_file_parts(left))
-            message.remember_wire(self._format, results)
-            message.remember_wire(beside, files)
+            results = join_fragments(message, self._key, map(self._encode_result, parts))
+            left = []
+            for part in parts:
+                moved = tuple(file for file in part.files if not self._is_inner_file(file))
+                left.append(part.model_copy(update={"files": moved}))
+            files = join_fragments(message, files_key, map(self._encode_part, build_moved_file_parts(left)))
         return results, files
 
     def _encode_part(self, part: Part) -> dict[str, Any] | None:
         match part:
             case TextPart():
-                text, opaque = require_loaded_text(part.text, part), get_own_opaque(part, self._origin)
-                return {"text": text, **(opaque or {})} if text or opaque else None
+                text, opaque = require_loaded_text(part), self.get_opaque(part)
+                return {"text": text, **opaque} if text or opaque else None
             case FilePart():
                 return self._encode_file(part)
             case ThinkingPart():
-                if part.provider != self._origin or not (part.text or part.opaque):
+                if part.provider != self.origin or not (part.text or part.opaque):
                     return None
                 return {"text": part.text, "thought": True, **(part.opaque or {})}
             case ToolCallPart():
-                # Malformed arguments go back as {}: the result that follows says what was wrong.
-                call = {"id": self._ids.get(part.id, part.id), "name": part.name, "args": part.arguments}
-                return {"functionCall": call, **(get_own_opaque(part, self._origin) or {})}
+                # Malformed arguments are sent as {}: the result that follows says what was wrong.
+                call = {"id": self.encode_call_id(part.id), "name": part.name, "args": part.arguments}
+                return {"functionCall": call, **self.get_opaque(part)}
             case OpaquePart():
-                return get_own_opaque(part, self._origin)
+                return get_own_opaque(part, self.origin)
             case ToolResultPart():
-                return None  # results have their place
+                return None  # only in messages of its own
             case never:
                 assert_never(never)
 
     def _encode_file(self, file: FilePart) -> dict[str, Any]:
-        if not _GEMINI_FILE_TYPES.fullmatch(file.media_type):
-            return {"text": render_file_text(file, self._files)}
-        data = encode_file_base64(file, self._files)
+        media_type = strip_parameters(file.media_type)
+        if not _GEMINI_FILE_TYPES.fullmatch(media_type):
+            return {"text": render_file_text(file, self.files)}
+        data = encode_file_base64(file, self.files)
         if data is None:
-            return {"fileData": {"mimeType": file.media_type, "fileUri": file.url}}
-        return {"inlineData": {"mimeType": file.media_type, "data": data}}
+            return {"fileData": {"mimeType": media_type, "fileUri": file.url}}
+        return {"inlineData": {"mimeType": media_type, "data": data}}
 
     def _encode_result(self, part: ToolResultPart) -> dict[str, Any]:
-        said = {"error" if part.is_error else "output": require_loaded_text(part.content, part)}
-        call_id = self._ids.get(part.call_id, part.call_id)
-        response: dict[str, Any] = {"id": call_id, "name": part.name, "response": said}
-        if inside := list(self._encode_inner_files(part)):
-            response["parts"] = inside
-        return {"functionResponse": response}
-
-    def _encode_inner_files(self, part: ToolResultPart) -> Iterator[dict[str, Any]]:
-        for file in part.files:
-            if self._is_inner_file(file):
-                named = {"displayName": file.name} if file.name else {}
-                data = encode_file_base64(file, self._files)
-                yield {"inlineData": {"mimeType": file.media_type, "data": data, **named}}
-
-    def _list_moved_files(self, part: ToolResultPart) -> tuple[FilePart, ...]:
-        return tuple(file for file in part.files if not self._is_inner_file(file))
+        response = {"error" if part.is_error else "output": require_loaded_text(part)}
+        result: dict[str, Any] = {"id": self.encode_call_id(part.call_id), "name": part.name, "response": response}
+        for file in filter(self._is_inner_file, part.files):
+            name = {"displayName": file.name} if file.name else {}
+            inner = {"inlineData": {**self._encode_file(file)["inlineData"], **name}}
+            result.setdefault("parts", []).append(inner)
+        return {"functionResponse": result}
 
     def _is_inner_file(self, file: FilePart) -> bool:
-        # Models before Gemini 3 read no files in a function's response; addresses are for contents alone.
-        return (
-            self._is_gemini_3 and file.url is None and _GEMINI_RESULT_FILE_TYPES.fullmatch(file.media_type) is not None
-        )
-
-
-def _add_missing_signature(parts: list[dict[str, Any]]) -> None:
-    first: Mapping[str, Any] | None = next((part for part in parts if "functionCall" in part), None)
-    if first is not None and not first.get("thoughtSignature"):
-        first["thoughtSignature"] = PLACEHOLDER_SIGNATURE  # type: ignore[index]  # it is one of parts
+        # Models before Gemini 3 read no files in a function's response; URLs are not allowed there.
+        is_readable = _GEMINI_RESULT_FILE_TYPES.fullmatch(strip_parameters(file.media_type)) is not None
+        return self._is_gemini_3 and file.url is None and is_readable

@@ -1,127 +1,43 @@
-"""Messages of OpenAI's two wire formats, read back: ``messages`` of chat completions, and ``input`` of Responses."""
+"""Decodes the messages of OpenAI's requests: ``messages`` of chat completions, ``input`` of Responses."""
 
 from __future__ import annotations
 
 import json
-import mimetypes
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..types.messages import FilePart, Part, TextPart, ThinkingPart, ToolCallPart
-from .conversation import Conversation, Wire, imported_file, without_nulls
-from .encoding import parse_arguments
+from .conversation import Conversation, WireObject, build_imported_file, drop_nulls, guess_image_type
+from .encoding import build_tool_call, keep_opaque
 from .openai_chat_request import THINKING_FIELDS
 from .openai_responses_request import read_item
 
 _DATA_URL = re.compile(r"data:(?P<type>[^;,]+)(?:;[^;,]+)*;base64,(?P<data>.*)", re.DOTALL)
-_AUDIO = {"wav": "audio/wav", "mp3": "audio/mpeg"}
-
-Content = list[TextPart | FilePart]
+_AUDIO_TYPES = {"wav": "audio/wav", "mp3": "audio/mpeg"}
 
 
-def decode_chat(messages: Iterable[Wire], conversation: Conversation) -> None:
-    """Read ``messages`` of chat completions. Files after results go back to the tools that gave them."""
-    for plain in messages:
-        match plain["role"]:
+def decode_chat_messages(messages: Iterable[WireObject], conversation: Conversation) -> None:
+    """Decode ``messages`` of chat completions. Files after results return to the results that they came from."""
+    for message in messages:
+        content = _decode_content(message.get("content"))
+        match message["role"]:
             case "system" | "developer":
-                conversation.add_system(_text(_chat_content(plain.get("content"))))
+                conversation.add_system(_join_text(content))
             case "user":
-                content = _chat_content(plain.get("content"))
                 if (rest := conversation.take_back_files(content)) or not content:
                     conversation.add_user(rest)
             case "assistant":
-                parts = _chat_reply(plain, conversation.origin)
-                conversation.add_reply(parts, finish_reason="refusal" if plain.get("refusal") else None)
+                parts = _decode_chat_reply(message, content, conversation.origin)
+                conversation.add_reply(parts, finish_reason="refusal" if message.get("refusal") else None)
             case "tool":
-                conversation.add_result(plain["tool_call_id"], _text(_chat_content(plain.get("content"))))
+                conversation.add_result(message["tool_call_id"], _join_text(content))
             case role:
-                raise ValueError(f"its role is {role!r:.100}, and not system, developer, user, assistant or tool")
+                raise ValueError(f"its role must be system, developer, user, assistant or tool, not {role!r:.100}")
 
 
-def _chat_reply(plain: Wire, origin: str) -> Iterator[Part]:
-    if plain.get("function_call"):
-        raise ValueError("it has a function_call, as the API had it before tool_calls")
-    if isinstance(details := plain.get("reasoning_details"), list):
-        shown = "".join(d["text"] for d in details if isinstance(d, dict) and isinstance(d.get("text"), str))
-        yield ThinkingPart(text=shown, provider=origin, opaque={"reasoning_details": details})
-    else:
-        # Also an empty one: servers that want it back want it with every call.
-        for field in THINKING_FIELDS:
-            if plain.get(field) is not None:
-                yield ThinkingPart(text=plain[field], provider=origin, opaque={"field": field})
-    for part in _chat_content(plain.get("content")):
-        if isinstance(part, TextPart) and part.text:
-            yield part
-    if plain.get("refusal"):
-        yield TextPart(text=plain["refusal"], provider=origin, opaque={"refusal": True})
-    for call in plain.get("tool_calls") or ():
-        yield _chat_call(without_nulls(call), origin)
-
-
-def _chat_call(plain: Wire, origin: str) -> ToolCallPart:
-    function = plain["function"]
-    text = function.get("arguments") or ""
-    text = text if isinstance(text, str) else json.dumps(text)
-    arguments = parse_arguments(text)
-    extra = plain.get("extra_content")
-    return ToolCallPart(
-        id=plain["id"],
-        name=function["name"],
-        arguments=arguments or {},
-        malformed=text if arguments is None else None,
-        provider=None if extra is None else origin,
-        opaque=None if extra is None else {"extra_content": extra},
-    )
-
-
-def _text(content: Iterable[Part]) -> str:
-    return "".join(part.text for part in content if isinstance(part, TextPart))
-
-
-def _chat_content(content: Any) -> Content:
-    if isinstance(content, str) or content is None:
-        return [TextPart(text=content or "")]
-    return [_chat_piece(piece) for piece in content]
-
-
-def _chat_piece(piece: Wire) -> TextPart | FilePart:
-    match piece["type"]:
-        case "text" | "refusal" as kind:
-            return TextPart(text=piece[kind])
-        case "image_url":
-            url = piece["image_url"]["url"]
-            # The format does not say what a URL leads to, other than that it is a picture.
-            guessed = mimetypes.guess_type(url.partition("?")[0])[0] or ""
-            return _file(url, None, guessed if guessed.startswith("image/") else "image/jpeg")
-        case "file":
-            file = piece["file"]
-            if not _DATA_URL.fullmatch(file["file_data"]):
-                raise ValueError("file_data of a file in it is no data URL")
-            return _file(file["file_data"], file.get("filename"), "")
-        case "input_audio":
-            sound = piece["input_audio"]
-            return imported_file(_AUDIO.get(sound["format"], f"audio/{sound['format']}"), data=sound["data"])
-        case other:
-            raise ValueError(f"content of type {other!r:.100} is not understood")
-
-
-def _file(url: str, name: str | None, media_type: str) -> FilePart:
-    """The file of a data URL, or that of ``media_type`` to which another URL leads."""
-    if inline := _DATA_URL.fullmatch(url):
-        return imported_file(inline["type"], name=name, data=inline["data"])
-    return imported_file(media_type, name=name, url=url)
-
-
-# ---
-# Input of the Responses format.
-
-
-_BY_ENDING = {"png": "image/png", "webp": "image/webp", "gif": "image/gif"}
-
-
-def decode_responses(items: Iterable[Wire], conversation: Conversation) -> None:
-    """Read ``input`` of Responses. Neighbouring items of the model become one message."""
+def decode_responses_items(items: Iterable[WireObject], conversation: Conversation) -> None:
+    """Decode ``input`` of Responses. Neighbouring items of the model become one message."""
     for item in items:
         kind = item.get("type", "message" if "role" in item else None)
         match kind, item.get("role"):
@@ -130,35 +46,92 @@ def decode_responses(items: Iterable[Wire], conversation: Conversation) -> None:
             case "item_reference", _:
                 raise ValueError("it only names an item that the API keeps")
             case "function_call_output", _:
-                output = _responses_content(item.get("output"))
+                output = _decode_content(item.get("output"))
                 files = [part for part in output if isinstance(part, FilePart)]
-                conversation.add_result(item["call_id"], _text(output), files=files)
+                conversation.add_result(item["call_id"], _join_text(output), files=files)
             case "message", "system" | "developer":
-                conversation.add_system(_text(_responses_content(item.get("content"))))
+                conversation.add_system(_join_text(_decode_content(item.get("content"))))
             case "message", "user":
-                conversation.add_user(_responses_content(item.get("content")))
+                conversation.add_user(_decode_content(item.get("content")))
             case "message", role if role != "assistant":
-                raise ValueError(f"its role is {role!r:.100}, and not system, developer, user or assistant")
+                raise ValueError(f"its role must be system, developer, user or assistant, not {role!r:.100}")
             case _:
-                whole = {**item, "type": kind}
-                parts = read_item(whole, origin=conversation.origin, model=conversation.model)
+                parts = read_item({**item, "type": kind}, origin=conversation.origin, model=conversation.model)
                 conversation.add_reply(parts, joined=True)
 
 
-def _responses_content(content: Any) -> Content:
+def _decode_chat_reply(message: WireObject, content: Iterable[Part], origin: str) -> Iterator[Part]:
+    if message.get("function_call"):
+        raise ValueError("it has a function_call, which the API had before tool_calls")
+    if isinstance(details := message.get("reasoning_details"), list):
+        texts = (detail.get("text") for detail in details if isinstance(detail, dict))
+        text = "".join(text for text in texts if isinstance(text, str))
+        yield ThinkingPart(text=text, provider=origin, opaque={"reasoning_details": details})
+    else:
+        # Also an empty one: servers that want it back want it with every call.
+        for field in THINKING_FIELDS:
+            if message.get(field) is not None:
+                yield ThinkingPart(text=message[field], provider=origin, opaque={"field": field})
+    for part in content:
+        if isinstance(part, TextPart) and part.text:
+            yield part
+    if message.get("refusal"):
+        yield TextPart(text=message["refusal"], provider=origin, opaque={"refusal": True})
+    for call in message.get("tool_calls") or ():
+        yield _decode_chat_call(drop_nulls(call), origin)
+
+
+def _decode_chat_call(call: WireObject, origin: str) -> ToolCallPart:
+    arguments = call["function"].get("arguments") or ""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    extra = {"extra_content": call["extra_content"]} if "extra_content" in call else None
+    return build_tool_call(call["id"], call["function"]["name"], text, keep_opaque(origin, extra))
+
+
+def _join_text(content: Iterable[Part]) -> str:
+    return "".join(part.text for part in content if isinstance(part, TextPart))
+
+
+def _decode_content(content: Any) -> list[TextPart | FilePart]:
     if isinstance(content, str) or content is None:
         return [TextPart(text=content or "")]
-    return [_responses_piece(piece) for piece in content]
+    return [_decode_content_part(part) for part in content]
 
 
-def _responses_piece(piece: Wire) -> TextPart | FilePart:
-    match piece["type"]:
+def _decode_content_part(part: WireObject) -> TextPart | FilePart:
+    """A part of the content of a message, or of a result, in either format."""
+    match part["type"]:
+        case "text" | "refusal" as kind:
+            return TextPart(text=part[kind])
         case "input_text" | "output_text":
-            return TextPart(text=piece["text"])
-        case "input_image" if isinstance(url := piece.get("image_url"), str):
-            ending = url.partition("?")[0].rpartition(".")[2].lower()
-            return _file(url, None, _BY_ENDING.get(ending, "image/jpeg"))
-        case "input_file" if isinstance(url := piece.get("file_data") or piece.get("file_url"), str):
-            return _file(url, piece.get("filename"), "application/pdf")
-        case other:
-            raise ValueError(f"content of type {other!r:.100} cannot be taken over without what the API keeps")
+            return TextPart(text=part["text"])
+        case "image_url":
+            return _decode_image(part["image_url"]["url"])
+        case "input_image" if isinstance(url := part.get("image_url"), str):
+            return _decode_image(url)
+        case "file":
+            file = part["file"]
+            if not _DATA_URL.fullmatch(file["file_data"]):
+                raise ValueError("file_data of a file in it must be a data URL")
+            return _decode_file(file["file_data"], file.get("filename"), "")
+        case "input_file" if isinstance(url := part.get("file_data") or part.get("file_url"), str):
+            return _decode_file(url, part.get("filename"), "application/pdf")
+        case "input_audio":
+            audio = part["input_audio"]
+            media_type = _AUDIO_TYPES.get(audio["format"], f"audio/{audio['format']}")
+            return build_imported_file(media_type, data=audio["data"])
+        case "input_image" | "input_file" as kind:
+            raise ValueError(f"content of type {kind!r} cannot be imported without the file, which the API keeps")
+        case kind:
+            raise ValueError(f"content of type {kind!r:.100} cannot be imported")
+
+
+def _decode_image(url: str) -> FilePart:
+    return _decode_file(url, None, guess_image_type(url))
+
+
+def _decode_file(url: str, name: str | None, media_type: str) -> FilePart:
+    """The file of a data URL, or the one of ``media_type`` at any other URL."""
+    if inline := _DATA_URL.fullmatch(url):
+        return build_imported_file(inline["type"], name=name, data=inline["data"])
+    return build_imported_file(media_type, name=name, url=url)

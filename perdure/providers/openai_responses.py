@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
-from ..errors import MalformedReplyError, ProviderError, SettingsError, TruncatedStreamError
+from ..errors import MalformedReplyError, SettingsError
 from ..ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
-from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ToolCallPart, Usage, clean_text
-from .encoding import StreamedText
-from .endpoint import Endpoint
-from .errors import build_stream_error, mark_refused_content
-from .json_values import read_count, read_object
-from .openai_responses_request import ENCRYPTED_REASONING, RESERVED_OPTIONS, encode_request, encode_settings, read_item
-from .openai_sdk import create_client, post_request, read_stream, translate_error
-from .settings import check_canonical_settings, check_provider_options
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI, AsyncStream
-
+from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ToolCallPart, clean_text
+from .endpoint import EndpointCall
+from .errors import build_stream_error
+from .openai_responses_request import ENCRYPTED_REASONING, RESERVED_OPTIONS, encode_request, read_item
+from .reply import StreamedReply, StreamedText, read_array, read_count, read_object, read_string
+from .sdk import OpenAIEndpoint, drain_stream, read_openai_usage
+from .settings import check_all_settings
 
 # ---
-# A streamed response, put together: events in, deltas out, ``Completed`` at the end.
+# A streamed response: events in, deltas out, ``Completed`` at the end.
 #
-# The event that ends the response has all of it, and that counts; what came before is for those who watch.
+# The last event has the whole response, and that counts; the events before it only become deltas.
 
 
 _INCOMPLETE_FINISH_REASONS: dict[str, FinishReason] = {
@@ -46,13 +40,12 @@ class _StreamedCall:
     """Some of its arguments were streamed."""
 
 
-class ResponsesReply:
-    """One reply under assembly. ``endpoint`` names the API in errors; ``origin`` and ``model`` mark what is opaque."""
+class ResponsesReply(StreamedReply):
+    """One reply under assembly. ``origin`` and ``model``, the requested name, mark opaque data."""
 
     def __init__(self, endpoint: str, *, origin: str, model: str) -> None:
-        self._endpoint = endpoint
-        self._origin = origin
-        self._model = model
+        super().__init__(endpoint, origin)
+        self._requested_model = model
         self._text = StreamedText()
         self._thinking = StreamedText()
         self._thinking_position: tuple[int, int] | None = None
@@ -67,54 +60,47 @@ class ResponsesReply:
 
     def feed(self, event: object) -> Iterator[StreamEvent]:
         """Take one event. Raises ``MalformedReplyError``, or the error that the event carries."""
-        if not isinstance(event, Mapping):
-            raise MalformedReplyError(f"{self._endpoint} sent an event that is no JSON object: {str(event)[:200]!r}")
-        if event.get("object") == "response":  # an answer that is no stream
-            event = {"type": f"response.{event.get('status')}", "response": event}
+        event = self._require_object(event, "an event")
         kind = event.get("type")
+        if event.get("object") == "response":  # an answer that is not a stream
+            kind, event = f"response.{event.get('status')}", {"response": event}
         if kind == "error" or (event.get("error") and not kind):
             raise build_stream_error(event.get("error") or {**event, "type": None}, "", self._endpoint)
         index = read_count(event, "output_index")
+        delta = read_string(event.get("delta"))
         match kind:
             case "response.output_text.delta" | "response.refusal.delta":
-                if shown := self._text.add(_read_event_string(event, "delta")):
+                if shown := self._text.add(delta):
                     yield TextDelta(shown)
             case "response.reasoning_summary_text.delta":
-                yield from self._feed_thinking(event, (index, read_count(event, "summary_index")))
+                yield from self._feed_thinking(delta, (index, read_count(event, "summary_index")))
             case "response.reasoning_text.delta":
-                yield from self._feed_thinking(event, (index, -1))
+                yield from self._feed_thinking(delta, (index, -1))
             case "response.output_item.added":
-                yield from self._feed_item(index, event.get("item"))
+                item = read_object(event.get("item"))
+                if item.get("type") == "function_call":
+                    call_id, name = (clean_text(read_string(item.get(key))) for key in ("call_id", "name"))
+                    self._calls[index] = _StreamedCall(len(self._calls), call_id, name)
+                    yield ToolCallDelta(self._calls[index].index, call_id, name, "")
             case "response.function_call_arguments.delta":
-                yield self._feed_arguments(index, _read_event_string(event, "delta"))
+                yield self._feed_arguments(index, delta)
             case "response.function_call_arguments.done":
                 if index not in self._calls or not self._calls[index].has_arguments:
-                    yield self._feed_arguments(index, _read_event_string(event, "arguments"))
+                    yield self._feed_arguments(index, read_string(event.get("arguments")))
             case "response.output_item.done":
-                if isinstance(item := event.get("item"), Mapping):
-                    self._finished_items[index] = item
+                if isinstance(finished := event.get("item"), dict):
+                    self._finished_items[index] = finished
             case str() if kind.removeprefix("response.") in _FINAL_STATUSES:
                 self._finish(event.get("response"))
             case _:
-                pass  # beginnings, annotations, progress of built-in tools, and what the API will think of next
+                pass  # beginnings, annotations, progress of built-in tools, and future events
 
-    def _feed_thinking(self, event: Mapping[str, Any], at: tuple[int, int]) -> Iterator[StreamEvent]:
-        piece = _read_event_string(event, "delta")
-        if self._thinking_position not in (None, at):
+    def _feed_thinking(self, piece: str, position: tuple[int, int]) -> Iterator[StreamEvent]:
+        if self._thinking_position not in (None, position):
             piece = "\n\n" + piece  # the next part of a summary is a paragraph of its own
-        self._thinking_position = at
+        self._thinking_position = position
         if shown := self._thinking.add(piece):
             yield ThinkingDelta(shown)
-
-    def _feed_item(self, index: int, item: object) -> Iterator[StreamEvent]:
-        if isinstance(item, Mapping) and item.get("type") == "function_call":
-            call = _StreamedCall(
-                len(self._calls),
-                clean_text(_read_event_string(item, "call_id")),
-                clean_text(_read_event_string(item, "name")),
-            )
-            self._calls[index] = call
-            yield ToolCallDelta(call.index, call.id, call.name, "")
 
     def _feed_arguments(self, index: int, piece: str) -> ToolCallDelta:
         call = self._calls.setdefault(index, _StreamedCall(len(self._calls), "", ""))
@@ -123,95 +109,53 @@ class ResponsesReply:
 
     def _finish(self, response: object) -> None:
         if not isinstance(response, Mapping):
-            raise MalformedReplyError(f"{self._endpoint} ended the reply without saying how")
+            raise MalformedReplyError(f"{self._endpoint} ended the reply without a response")
         if response.get("status") in ("failed", "cancelled") or response.get("error"):
-            said = f"the response is {response.get('status')}"
-            raise build_stream_error(response.get("error") or {"message": said}, said, self._endpoint)
+            text = f"the response is {response.get('status')}"
+            raise build_stream_error(response.get("error") or {"message": text}, text, self._endpoint)
         self._response = response
 
     def complete(self) -> Completed:
-        """The whole reply. Raises ``TruncatedStreamError`` when the stream never said that it was the end."""
+        """The whole reply. Raises ``TruncatedStreamError`` if the stream ended without its last event."""
         if self._response is None:
-            raise TruncatedStreamError(f"{self._endpoint} ended the stream before the reply was complete")
-        usage = self._response.get("usage")
-        parts = self._build_parts(self._response)
-        return Completed(
-            tuple(parts),
-            self._resolve_finish_reason(self._response, parts),
-            read_usage(usage) if isinstance(usage, Mapping) else Usage(),
-            _read_event_string(self._response, "model"),
-            origin=self._origin,
-        )
-
-    def _build_parts(self, response: Mapping[str, Any]) -> list[Part]:
-        output = response.get("output")
-        # Some servers leave the output of the last event empty: then the items as they were said to be done.
-        items = (
-            output
-            if isinstance(output, list) and output
-            else [self._finished_items[index] for index in sorted(self._finished_items)]
-        )
+            raise self._build_truncated_error()
+        response = self._response
+        is_complete = response.get("status") == "completed"
         parts: list[Part] = []
-        for item in items:
-            if not isinstance(item, Mapping):
-                raise MalformedReplyError(f"{self._endpoint} sent an item that is no JSON object: {str(item)[:200]!r}")
-            read = read_item(item, origin=self._origin, model=self._model)
-            if response.get("status") != "completed":
-                read = [part for part in read if not _is_unfinished(part, item)]
-            parts.extend(read)
-        return parts
-
-    def _resolve_finish_reason(self, response: Mapping[str, Any], parts: list[Part]) -> FinishReason:
-        if response.get("status") != "completed":
-            details = response.get("incomplete_details")
-            reason = details.get("reason") if isinstance(details, Mapping) else None
-            return _INCOMPLETE_FINISH_REASONS.get(str(reason), "other")
-        if any(isinstance(part, ToolCallPart) for part in parts):
-            return "tool_calls"
-        refused = any(isinstance(part, TextPart) and (part.opaque or {}).get("refusal") for part in parts)
-        return "refusal" if refused else "stop"
+        # Some servers leave the output of the last event empty: then the items as they were streamed.
+        for item in read_array(response.get("output")) or [items for _, items in sorted(self._finished_items.items())]:
+            item = self._require_object(item, "an item")
+            item_parts = read_item(item, origin=self._origin, model=self._requested_model)
+            parts += [part for part in item_parts if is_complete or not _is_unfinished(part, item)]
+        reason: FinishReason = "stop"
+        if not is_complete:
+            details = read_object(response.get("incomplete_details"))
+            reason = _INCOMPLETE_FINISH_REASONS.get(str(details.get("reason")), "other")
+        elif any(isinstance(part, ToolCallPart) for part in parts):
+            reason = "tool_calls"
+        elif any(isinstance(part, TextPart) and (part.opaque or {}).get("refusal") for part in parts):
+            reason = "refusal"
+        usage = read_openai_usage(read_object(response.get("usage")), "input", "output")
+        return Completed(tuple(parts), reason, usage, read_string(response.get("model")), origin=self._origin)
 
 
 def _is_unfinished(part: Part, item: Mapping[str, Any]) -> bool:
-    """Whether it is a call, or the work of a built-in tool, that the reply's early end left unfinished.
+    """Whether ``part`` is a call, or an item of a built-in tool, that the reply's early end left unfinished.
 
-    A call that runs without having been finished would do something else than was meant; the API does not take back
-    the rest. Text stays: it is what there is.
+    An unfinished call would do something else than was meant, and the API does not take back unfinished items. Text
+    stays.
     """
     if isinstance(part, ToolCallPart):
         return part.malformed is not None or item.get("status") not in (None, "completed")
     return isinstance(part, OpaquePart) and item.get("status") not in (None, "completed", "failed")
 
 
-def read_usage(usage: Mapping[str, Any]) -> Usage:
-    """Usage as the API counts it; what is missing is 0."""
-    read, written = read_object(usage, "input_tokens_details"), read_object(usage, "output_tokens_details")
-    return Usage(
-        input_tokens=read_count(usage, "input_tokens"),
-        output_tokens=read_count(usage, "output_tokens"),
-        cached_tokens=read_count(read, "cached_tokens"),
-        reasoning_tokens=read_count(written, "reasoning_tokens"),
-        cache_write_tokens=read_count(read, "cache_write_tokens"),
-    )
-
-
-def _read_event_string(values: Mapping[str, Any], key: str) -> str:
-    value = values.get(key)
-    return value if isinstance(value, str) else ""
-
-
-MIN_OUTPUT_TOKENS = 16
+_MIN_OUTPUT_TOKENS = 16
 """The API refuses a smaller ``max_output_tokens``."""
 
-_CALLER_TOOLS = {
-    "function": "a tool of the agent (Agent(tools=[…]))",
-    "custom": "a tool of the agent (Agent(tools=[…]))",
-    "namespace": "a tool of the agent (Agent(tools=[…]))",
-    "computer": "run by the caller",
-    "computer_use_preview": "run by the caller",
-    "local_shell": "run by the caller",
-    "apply_patch": "run by the caller",
-}
+_CALLER_TOOLS = dict.fromkeys(
+    ("function", "custom", "namespace"), "a tool of the agent (Agent(tools=[…]))"
+) | dict.fromkeys(("computer", "computer_use_preview", "local_shell", "apply_patch"), "run by the caller")
 """Tools whose calls the API expects us to answer."""
 
 _MERGED_OPTIONS = {"include": list, "tools": list, "reasoning": dict}
@@ -223,119 +167,85 @@ _ENCRYPTION_UNSUPPORTED_TEXT = re.compile(
 _ENCRYPTION_INVALID_TEXT = re.compile(
     r"invalid_encrypted_content|encrypted content.{0,200} could not be", re.IGNORECASE | re.DOTALL
 )
-_STREAM_END_TIMEOUT = 0.5
-"""Seconds for the end of the stream behind the end of the reply. With it the connection can be used again."""
-
-
-def check_settings(settings: Mapping[str, Any], provider_options: Mapping[str, Any]) -> None:
-    """Whether the Responses API has these ``settings``, and ``provider_options`` do not meet them.
-
-    ``provider_options["tools"]`` are built-in tools that the API runs itself (``{"type": "web_search"}``), beside those
-    of the agent; ``["include"]`` is added to ours, and ``["reasoning"]`` (``{"summary": "auto"}``) to
-    ``reasoning_effort``. Needs no SDK, so an agent is checked where it is defined. Raises ``SettingsError``.
-    """
-    given = check_canonical_settings("openai-responses", settings)
-    if given.get("max_tokens", MIN_OUTPUT_TOKENS) < MIN_OUTPUT_TOKENS:
-        raise SettingsError(f"Setting 'max_tokens' for provider 'openai-responses' is at least {MIN_OUTPUT_TOKENS}.")
-    taken = dict(RESERVED_OPTIONS) | {
-        key: f"settings[{key!r}]" for key in encode_settings(given) if key not in _MERGED_OPTIONS
-    }
-    if "max_tokens" in given:
-        taken["max_output_tokens"] = "settings['max_tokens']"
-    check_provider_options("openai-responses", provider_options, taken)
-    _check_merged_options(given, provider_options)
 
 
 def _check_merged_options(given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    about = "for provider 'openai-responses'"
+    provider = "for provider 'openai-responses'"
     for key, shape in _MERGED_OPTIONS.items():
         if not isinstance(options.get(key, shape()), shape):
-            raise SettingsError(f"provider_options[{key!r}] {about} is a {shape.__name__}, not {options[key]!r}.")
+            raise SettingsError(
+                f"provider_options[{key!r}] {provider} must be a {shape.__name__}, not {options[key]!r}."
+            )
     if "reasoning_effort" in given and "effort" in options.get("reasoning", {}):
         raise SettingsError(
-            f"provider_options['reasoning']['effort'] {about} collides: settings['reasoning_effort'] sets it."
+            f"provider_options['reasoning']['effort'] {provider} collides: settings['reasoning_effort'] sets it."
         )
     for tool in options.get("tools", ()):
         kind = tool.get("type") if isinstance(tool, Mapping) else None
         if not isinstance(kind, str):
-            raise SettingsError(f"provider_options['tools'] {about} has objects with a type, not {tool!r}.")
+            raise SettingsError(f"provider_options['tools'] {provider} must be objects with a type, not {tool!r}.")
         if kind in _CALLER_TOOLS:
             raise SettingsError(
-                f"provider_options['tools'] {about}: {kind!r} is {_CALLER_TOOLS[kind]}.",
-                hint="What the API runs itself is given here, for instance {'type': 'web_search'}.",
+                f"provider_options['tools'] {provider}: {kind!r} is {_CALLER_TOOLS[kind]}.",
+                hint="Only tools that the API runs itself are given here, for instance {'type': 'web_search'}.",
             )
 
 
-class OpenAIResponses(Endpoint["AsyncOpenAI"]):
+class OpenAIResponses(OpenAIEndpoint):
     """The ``openai-responses`` provider.
 
-    ``base_url`` is any compatible endpoint; without one ``OPENAI_BASE_URL`` or OpenAI itself. The key is
-    ``api_key``, or read from the variable ``api_key_env`` (``OPENAI_API_KEY``) with each call. ``timeout`` is how many
-    seconds the API may be silent. ``headers`` are sent with every request.
+    ``base_url`` is any compatible endpoint; by default ``OPENAI_BASE_URL`` or OpenAI itself. The key is ``api_key``, or
+    read from the variable ``api_key_env`` (``OPENAI_API_KEY``) with each call. ``timeout`` is how many seconds the API
+    may be silent. ``headers`` are sent with every request.
 
-    The API stores nothing: reasoning comes encrypted, is kept in the transcript, and goes back to the model that it is
-    of. An instance may be used from several event loops; each gets an SDK client of its own with its first call.
+    The API stores nothing: reasoning comes encrypted, is kept in the transcript, and is sent back to its model. An
+    instance may be used from several event loops; each gets an SDK client of its own with its first call.
     """
 
     format = "openai-responses"
-    extra = "openai"
-    key_envs = ("OPENAI_API_KEY",)
-    base_url_env = "OPENAI_BASE_URL"
-    official_url = "https://api.openai.com/v1"
-    official_hosts = ("openai.com",)
 
-    def __init__(
-        self,
-        base_url: str | None = None,
-        api_key: str | None = None,
-        api_key_env: str | None = None,
-        *,
-        timeout: float = 600.0,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(base_url, api_key, api_key_env, timeout=timeout, headers=headers)
-        self._plain_models: set[str] = set()
+    @cached_property
+    def _plain_models(self) -> set[str]:
+        """Models that refuse to be asked for encrypted reasoning."""
+        return set()
 
-    def check_settings(self, settings: Mapping[str, Any], provider_options: Mapping[str, Any]) -> None:
-        """See :func:`check_settings`."""
-        check_settings(settings, provider_options)
+    @staticmethod
+    def check_settings(settings: Mapping[str, Any], provider_options: Mapping[str, Any]) -> None:
+        """Check the settings and options of an agent. Raises ``SettingsError``.
+
+        ``provider_options["tools"]`` are built-in tools that the API runs itself (``{"type": "web_search"}``), in
+        addition to the agent's; ``["include"]`` is added to ours, and ``["reasoning"]`` (``{"summary": "auto"}``) to
+        ``reasoning_effort``.
+        """
+        wire_names = {"max_tokens": ("max_output_tokens",), "reasoning_effort": ()}
+        given = check_all_settings("openai-responses", settings, provider_options, wire_names, RESERVED_OPTIONS)
+        if given.get("max_tokens", _MIN_OUTPUT_TOKENS) < _MIN_OUTPUT_TOKENS:
+            raise SettingsError(
+                f"Setting 'max_tokens' for provider 'openai-responses' must be at least {_MIN_OUTPUT_TOKENS}."
+            )
+        _check_merged_options(given, provider_options)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
-        """Call the model once. Raises ``ProviderError``; ``AuthenticationError`` also where no key is set."""
-        key, host, begun = self._read_key(), self.host, False
-        bodies: list[bytes] = []
-        try:
-            client = await self._get_client(key)
-            reply = ResponsesReply(host, origin=self.origin, model=request.model)
-            async with await self._post_request(client, request, bodies) as stream:
-                begun = True
-                events = read_stream(stream, host)
+        """Call the model once. Raises ``ProviderError``; ``AuthenticationError`` also if no key is set."""
+        async with self._open_call(request) as call:
+            reply = ResponsesReply(self.host, origin=self.origin, model=request.model)
+            async with await self._request_reply(call, request) as stream:
+                call.reply_started = True
+                events = self._read_stream(stream)
                 async for event in events:
                     for delta in reply.feed(event):
                         yield delta
                     if reply.is_ended:
+                        await drain_stream(events)
                         break
-                # The reply is whole and paid for: whatever becomes of the connection now does not matter.
-                with contextlib.suppress(Exception):
-                    async with asyncio.timeout(_STREAM_END_TIMEOUT):
-                        async for _ in events:
-                            pass
             yield reply.complete()
-        except Exception as error:
-            found = self._build_provider_error(error, request, key, begun)
-            raise mark_refused_content(found, bodies[-1] if bodies else None) from None
 
-    def _translate_error(self, error: Exception, begun: bool) -> ProviderError:
-        return translate_error(error, begun=begun, endpoint=self.host, key_name=self.key_name)
-
-    async def _post_request(
-        self, client: AsyncOpenAI, request: ModelRequest, bodies: list[bytes]
-    ) -> AsyncStream[object]:
-        """Ask, and ask once more without what the API refuses before anything is paid for.
+    async def _request_reply(self, call: EndpointCall[Any], request: ModelRequest) -> Any:
+        """Send the request, and once more without what the API refuses before anything is paid for.
 
         Models that do not reason refuse to be asked for encrypted reasoning, and only they know who they are: they are
         asked without it from then on. Reasoning that cannot be decrypted any more (another organisation's key, a fault
-        on their side) would end the conversation for good: it goes on without. ``bodies`` gets what was sent.
+        of the API) would end the conversation for good: it continues without.
         """
         from openai import BadRequestError  # imported by the client before
 
@@ -343,16 +253,13 @@ class OpenAIResponses(Endpoint["AsyncOpenAI"]):
         insists = ENCRYPTED_REASONING in request.provider_options.get("include", ())
         while True:
             try:
-                bodies.append(encode_request(request, origin=origin, encrypted=encrypted))
-                return await post_request(client, "/responses", bodies[-1])
+                call.body = encode_request(request, origin=origin, encrypted=encrypted)
+                return await self._post_request(call, "/responses")
             except BadRequestError as error:
                 if encrypted and not insists and _ENCRYPTION_UNSUPPORTED_TEXT.search(str(error)):
                     self._plain_models.add(request.model)
                     encrypted = False
                 elif origin and _ENCRYPTION_INVALID_TEXT.search(str(error)):
-                    origin = ""  # nobody's: everything opaque is foreign to it
+                    origin = ""  # a server that gave nothing: all opaque data is foreign to it
                 else:
                     raise
-
-    def _create_client(self, key: str) -> AsyncOpenAI:
-        return create_client(key, self.base_url, self._timeout, self._headers)

@@ -1,13 +1,13 @@
-"""A request in the Responses wire format, as bytes. The input comes last, and only grows: a prefix that stays cached.
+"""Encodes a request of the Responses API. The input comes last, and only grows: a prefix that stays cached.
 
 Each message is encoded once in its life for an origin and a model: its fragment stays on it.
 
-The API keeps nothing for us (``store: false``): what it gave is sent back, in its order. It has rules for that. A
-reasoning item stands directly before the item that came after it; an item that came after reasoning may keep its id
-only behind that reasoning; a reasoning item without its encrypted content is unknown. So an assistant message goes back
-*whole* (reasoning, ids, items of built-in tools) or *bare* (texts and calls, like anybody's). What another origin gave
-is bare, and so is what another model of the same origin gave: reasoning that they cannot decrypt some models refuse and
-others leave out, and we cannot know which.
+The API stores nothing (``store: false``): what it gave is sent back, in its order. It has rules for that. A reasoning
+item stands directly before the item that came after it; an item that came after reasoning may keep its id only behind
+that reasoning; a reasoning item without its encrypted content is unknown. So an assistant message is sent *whole*
+(reasoning, ids, items of built-in tools) or *bare* (texts and calls, like those of any provider). Messages of another
+origin are bare, and so are those of another model of the same origin: some models refuse reasoning that they cannot
+decrypt, others leave it out, and we cannot know which.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import json
 import mimetypes
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, assert_never
 
@@ -24,27 +23,29 @@ from ..ports import ModelRequest, ToolSpec
 from ..types import messages
 from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from .encoding import (
+    MessageEncoder,
     build_data_url,
+    build_tool_call,
     clean_json_value,
-    encode_call_id,
     encode_json,
     encode_json_text,
+    encode_tool_name,
     get_own_opaque,
-    map_provider_ids,
+    join_fragments,
+    keep_opaque,
     parse_arguments,
     render_file_text,
     require_loaded_text,
+    strip_parameters,
 )
-from .json_values import read_string
+from .reply import read_array, read_string
 
 # ---
-# Items of the Responses format as parts of a message: what a reply and an import have in common.
+# Items of the Responses format as parts of a message, for replies and imports.
 #
-# What only the API understands of an item stays on its parts as opaque data: ``{"model": …, "item": …}`` for
-# reasoning
-# and for items that we do not know (a search, a run of the code interpreter), ``{"model": …, "id": …, …}`` for texts
-# and
-# calls. ``model`` is the name that was asked for: reasoning is of no use to another one, see ``responses_request``.
+# Opaque data of the parts: ``{"model": …, "item": …}`` for reasoning and for unknown items (a search, a run of the code
+# interpreter), ``{"model": …, "id": …, …}`` for texts and calls. ``model`` is the requested name: another model cannot
+# decrypt the reasoning, see the module's docstring.
 
 
 CONTENT_KEYS = ("annotations",)
@@ -54,7 +55,7 @@ CALL_KEYS = ("id", "status", "namespace", "caller")
 
 def read_item(item: Mapping[str, Any], *, origin: str, model: str | None) -> list[Part]:
     """The parts of an item that a model wrote."""
-    # In the order that the store gives them back in: a message has the same bytes in every worker.
+    # Keys in the order in which the store returns them: a message has the same bytes in every worker.
     item = json.loads(json.dumps(clean_json_value(dict(item)), sort_keys=True))
     mark: dict[str, Any] = {"model": model} if model else {}
     match item.get("type"):
@@ -63,20 +64,21 @@ def read_item(item: Mapping[str, Any], *, origin: str, model: str | None) -> lis
         case "reasoning":
             return [ThinkingPart(text=join_reasoning_text(item), provider=origin, opaque=mark | {"item": item})]
         case "function_call":
-            return [_decode_responses_call(item, origin, mark)]
+            return [_decode_call(item, origin, mark)]
         case _:
-            # Also of a type that we do not know: the API takes back what it gave.
+            # Also an unknown type: the API takes back what it gave.
             return [OpaquePart(provider=origin, data=mark | {"item": item})]
 
 
 def join_reasoning_text(item: Mapping[str, Any]) -> str:
-    """What people may read of a reasoning item: its summary, or the reasoning itself, which few servers give."""
+    """The readable text of a reasoning item: its summary, or the reasoning itself, which few servers give."""
     return "\n\n".join(_list_entry_texts(item.get("summary"))) or "".join(_list_entry_texts(item.get("content")))
 
 
-def _list_entry_texts(parts: object) -> list[str]:
-    entries = parts if isinstance(parts, list) else []
-    return [entry["text"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("text"), str)]
+def _list_entry_texts(entries: object) -> list[str]:
+    return [
+        entry["text"] for entry in read_array(entries) if isinstance(entry, dict) and isinstance(entry.get("text"), str)
+    ]
 
 
 def _decode_output_texts(item: Mapping[str, Any], origin: str, mark: dict[str, Any]) -> Iterator[TextPart]:
@@ -86,19 +88,15 @@ def _decode_output_texts(item: Mapping[str, Any], origin: str, mark: dict[str, A
         if not isinstance(entry, dict):
             continue
         opaque = kept | {key: entry[key] for key in CONTENT_KEYS if entry.get(key)}
-        if refused := entry.get("type") == "refusal":
+        is_refusal = entry.get("type") == "refusal"
+        if is_refusal:
             opaque["refusal"] = True
-        text = entry.get("refusal" if refused else "text")
-        # Without an id there is nothing to keep, but whether it was a refusal: such a message is like anybody's.
-        keep = "id" in kept or refused
-        yield TextPart(
-            text=text if isinstance(text, str) else "",
-            provider=origin if keep else None,
-            opaque=opaque if keep else None,
-        )
+        text = read_string(entry.get("refusal" if is_refusal else "text"))
+        # Without an id there is nothing to keep, but whether it was a refusal: the message is like any provider's.
+        yield TextPart(text=text, **keep_opaque(origin, opaque if "id" in kept or is_refusal else None))
 
 
-def _decode_responses_call(item: Mapping[str, Any], origin: str, mark: dict[str, Any]) -> ToolCallPart:
+def _decode_call(item: Mapping[str, Any], origin: str, mark: dict[str, Any]) -> ToolCallPart:
     raw = item.get("arguments")
     raw = messages.clean_json_text(raw if isinstance(raw, str) else json.dumps(raw or {}, ensure_ascii=False))
     opaque = {key: item[key] for key in CALL_KEYS if item.get(key) is not None}
@@ -108,18 +106,12 @@ def _decode_responses_call(item: Mapping[str, Any], origin: str, mark: dict[str,
         # Most often only the order of the keys is lost, and arguments are too large to be kept twice.
         keys = list(arguments)
         opaque |= {"keys": keys} if encode_arguments(arguments, keys) == raw else {"arguments": raw}
-    return ToolCallPart(
-        id=read_string(item.get("call_id")),
-        name=read_string(item.get("name")),
-        arguments=arguments or {},
-        malformed=None if arguments is not None else raw,
-        provider=origin if opaque else None,
-        opaque=mark | opaque if opaque else None,
-    )
+    call_id, name = read_string(item.get("call_id")), read_string(item.get("name"))
+    return build_tool_call(call_id, name, raw, keep_opaque(origin, mark | opaque if opaque else None))
 
 
 def encode_arguments(arguments: Mapping[str, Any], keys: Sequence[str] = ()) -> str:
-    """Arguments of a call as the wire has them: their keys in order of ``keys``, where these are all, or sorted."""
+    """Arguments of a call as the wire has them: in the order of ``keys`` if these are all of them, or sorted."""
     order = keys if set(keys) == set(arguments) else sorted(arguments)
     fields = (f"{encode_json_text(key)}:{encode_json_text(arguments[key], sort_keys=True)}" for key in order)
     return f"{{{','.join(fields)}}}"
@@ -135,13 +127,10 @@ RESERVED_OPTIONS: Mapping[str, str] = {
     "previous_response_id": "the transcript",
     "conversation": "the transcript",
 }
-"""Parameters that the adapter sets itself or cannot serve, and what is in their place."""
+"""Parameters that the adapter sets itself or cannot offer, and what takes their place."""
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
-MAX_RESPONSES_CALL_ID = 64
-
-_NOT_IN_RESPONSES_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 _RESPONSES_IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
 _RESPONSES_FILE_TYPES = re.compile(
     r"text/.*|application/(pdf|json|xml|yaml|x-yaml|toml|javascript|typescript|sql|rtf|csv|msword|vnd\.ms-(excel|powerpoint)"
@@ -150,35 +139,13 @@ _RESPONSES_FILE_TYPES = re.compile(
 """Types that ``input_file`` takes: PDF, text and code, documents, presentations, spreadsheets."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResponsesTarget:
-    """Where a message goes."""
-
-    origin: str
-    model: str
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    ids: Mapping[str, str] = field(default_factory=dict)
-    """:func:`map_provider_ids`."""
-
-    def encode_call_id(self, call_id: str) -> str:
-        """The id of a call as it goes out, the same for call and result."""
-        return self.ids.get(call_id) or encode_call_id(call_id, MAX_RESPONSES_CALL_ID)
-
-    def get_model_opaque(self, part: TextPart | ThinkingPart | ToolCallPart | OpaquePart) -> dict[str, Any] | None:
-        """The opaque data that this model gave; {} where another model of the origin did; None from elsewhere."""
-        data = get_own_opaque(part, self.origin)
-        if data is None:
-            return None
-        return data if data.get("model") in (None, self.model) else {}
-
-
 def encode_request(request: ModelRequest, *, origin: str, encrypted: bool = True) -> bytes:
     """The body of ``POST /responses``: ``request`` in order, streamed.
 
     ``encrypted``: ask for the reasoning, which then can be sent back.
     """
-    target = ResponsesTarget(origin, request.model, request.files, map_provider_ids(request.messages, origin))
-    fragments = [fragment for message in request.messages if (fragment := encode_message(message, target))]
+    encoder = ResponsesEncoder(request, origin)
+    fragments = filter(None, map(encoder.encode_message, request.messages))
     head: dict[str, Any] = {"model": request.model, "stream": True, "store": False}
     if encrypted:
         head["include"] = [ENCRYPTED_REASONING]
@@ -186,15 +153,22 @@ def encode_request(request: ModelRequest, *, origin: str, encrypted: bool = True
         head["tools"] = [encode_tool(spec) for spec in request.tools]
     if request.tool_choice:
         head["tool_choice"] = {"type": "function", "name": request.tool_choice}
-    head |= encode_settings(request.settings)
-    _merge_options(head, request.provider_options)
+    head |= _encode_settings(request.settings)
+    for key, value in request.provider_options.items():
+        # Three options are added to what we send under the same name; the others are sent unchanged.
+        if key == "include":
+            value = list(dict.fromkeys([*head.get(key, ()), *value]))
+        elif key == "tools":
+            value = [*head.get(key, ()), *value]
+        elif key == "reasoning":
+            value = head.get(key, {}) | value
+        head[key] = value
     if request.system:
         head["instructions"] = request.system
     return b"".join((encode_json(head)[:-1], b',"input":[', b",".join(fragments), b"]}"))
 
 
-def encode_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Canonical settings under their wire names."""
+def _encode_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     given = {key: value for key, value in settings.items() if value is not None}
     if "max_tokens" in given:
         given["max_output_tokens"] = given.pop("max_tokens")
@@ -203,193 +177,162 @@ def encode_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _merge_options(head: dict[str, Any], options: Mapping[str, Any]) -> None:
-    """Options go in unchanged; three of them are lists and objects that we fill too, and add to ours."""
-    for key, value in options.items():
-        if key == "include":
-            value = list(dict.fromkeys([*head.get(key, ()), *value]))
-        elif key == "tools":
-            value = [*head.get(key, ()), *value]
-        elif key == "reasoning":
-            value = head.get(key, {}) | value
-        head[key] = value
-
-
 def encode_tool(spec: ToolSpec) -> dict[str, Any]:
     """A tool's definition.
 
-    Not strict, and that has to be said: left out, ``strict`` is true here, and the API refuses, or silently rewrites, a
-    schema with an optional field.
+    ``strict`` must be given: its default is true here, and the API then refuses, or silently rewrites, a schema with an
+    optional field.
     """
-    about = {"name": spec.name, "description": spec.description, "parameters": dict(spec.parameters)}
-    return {"type": "function", **about, "strict": False}
+    definition = {"name": spec.name, "description": spec.description, "parameters": dict(spec.parameters)}
+    return {"type": "function", **definition, "strict": False}
 
 
-def encode_message(message: Message, target: ResponsesTarget) -> bytes:
-    """The message's fragment: its items as JSON objects, joined by commas. Empty where nothing of it can be sent."""
-    name = FRAGMENT_KEY
-    if message.role == "assistant":
-        name = f"{FRAGMENT_KEY} {target.origin} {target.model}"
-    elif message.role == "tool":
-        name = f"{FRAGMENT_KEY} {target.origin}"
-    fragment = message.wire(name)
-    if fragment is None:
-        fragment = b",".join(map(encode_json, encode_items(message, target)))
-        message.remember_wire(name, fragment)
-    return fragment
+class ResponsesEncoder(MessageEncoder):
+    """Encodes the messages of one request."""
 
+    def __init__(self, request: ModelRequest, origin: str) -> None:
+        super().__init__(request, origin)
+        self._model = request.model
 
-def encode_items(message: Message, target: ResponsesTarget) -> list[dict[str, Any]]:
-    """The message's items."""
-    match message.role:
-        case "system" | "user":
-            return [
-                {"type": "message", "role": message.role, "content": _encode_responses_content(message.parts, target)}
-            ]
-        case "assistant":
-            return _encode_responses_assistant(message, target)
-        case "tool":
-            return [_encode_responses_result(result, target) for result in message.tool_results]
-        case never:
-            assert_never(never)
+    def encode_message(self, message: Message) -> bytes:
+        """The message's items as JSON objects, joined by commas. Empty if nothing of it can be sent."""
+        key = FRAGMENT_KEY
+        if message.role == "assistant":
+            key = f"{FRAGMENT_KEY} {self.origin} {self._model}"
+        elif message.role == "tool":
+            key = f"{FRAGMENT_KEY} {self.origin}"
+        fragment = message.wire(key)
+        return join_fragments(message, key, self._encode_items(message)) if fragment is None else fragment
 
-
-def _encode_responses_content(parts: tuple[Part, ...], target: ResponsesTarget) -> str | list[dict[str, Any]]:
-    content: list[dict[str, Any]] = []
-    for part in parts:
-        if isinstance(part, TextPart):
-            content.append({"type": "input_text", "text": require_loaded_text(part.text, part)})
-        elif isinstance(part, FilePart):
-            content.append(_encode_responses_file(part, target))
-    if all(entry["type"] == "input_text" for entry in content) and len(content) <= 1:
-        return str(content[0]["text"]) if content else ""
-    return content
-
-
-def _encode_responses_file(file: FilePart, target: ResponsesTarget) -> dict[str, Any]:
-    kind = file.media_type.partition(";")[0].strip().lower()
-    if kind in _RESPONSES_IMAGE_TYPES:
-        return {"type": "input_image", "detail": "auto", "image_url": build_data_url(file, target.files) or file.url}
-    if _RESPONSES_FILE_TYPES.match(kind):
-        if (data := build_data_url(file, target.files)) is not None:
-            return {"type": "input_file", "filename": _build_file_name(file, kind), "file_data": data}
-        return {"type": "input_file", "file_url": file.url}
-    return {"type": "input_text", "text": render_file_text(file, target.files)}
-
-
-def _build_file_name(file: FilePart, kind: str) -> str:
-    """The API goes by the name's ending."""
-    name = file.name or "file"
-    return name if "." in name else name + (mimetypes.guess_extension(kind) or ".txt")
-
-
-def _encode_responses_result(result: ToolResultPart, target: ResponsesTarget) -> dict[str, Any]:
-    output: str | list[dict[str, Any]] = require_loaded_text(result.content, result)
-    if result.files:
-        text = [{"type": "input_text", "text": output}] if output else []
-        output = text + [_encode_responses_file(file, target) for file in result.files]
-    return {"type": "function_call_output", "call_id": target.encode_call_id(result.call_id), "output": output}
-
-
-def _encode_responses_assistant(message: Message, target: ResponsesTarget) -> list[dict[str, Any]]:
-    whole = _can_send_whole(message, target)
-    items: list[dict[str, Any]] = []
-    for key, group in groupby(message.parts, lambda part: _get_item_group(part, target, whole)):
-        parts = list(group)
-        match parts[0]:
-            case TextPart() | FilePart():
-                items.extend(_encode_responses_message(parts, target, whole))
-            case ToolCallPart():
-                items.extend(
-                    _encode_responses_call(part, target, whole) for part in parts if isinstance(part, ToolCallPart)
-                )
-            case ThinkingPart() | OpaquePart():
-                items.extend(_restore_responses_item(part, target) for part in parts if key == "kept")
-            case ToolResultPart():
-                pass  # has no place here
+    def _encode_items(self, message: Message) -> list[dict[str, Any]]:
+        match message.role:
+            case "system" | "user":
+                return [{"type": "message", "role": message.role, "content": self._encode_content(message.parts)}]
+            case "assistant":
+                return self._encode_assistant(message)
+            case "tool":
+                return [self._encode_result(result) for result in message.tool_results]
             case never:
                 assert_never(never)
-    while items and items[-1]["type"] == "reasoning":
-        items.pop()  # a reply that ended in its reasoning: the API refuses reasoning that nothing follows
-    return items
 
+    def _encode_content(self, parts: tuple[Part, ...]) -> str | list[dict[str, Any]]:
+        content: list[dict[str, Any]] = []
+        for part in parts:
+            if isinstance(part, TextPart):
+                content.append({"type": "input_text", "text": require_loaded_text(part)})
+            elif isinstance(part, FilePart):
+                content.append(self._encode_file(part))
+        if not content:
+            return ""
+        return str(content[0]["text"]) if len(content) == 1 and "text" in content[0] else content
 
-def _can_send_whole(message: Message, target: ResponsesTarget) -> bool:
-    for part in message.parts:
-        if isinstance(part, FilePart | ToolResultPart) or (data := target.get_model_opaque(part)) is None:
-            continue
-        if not data:
-            return False
-        item = data.get("item", {})
-        if isinstance(part, ThinkingPart) and not (item.get("encrypted_content") or item.get("content")):
-            return False
-    return True
+    def _encode_file(self, file: FilePart) -> dict[str, Any]:
+        media_type = strip_parameters(file.media_type)
+        if media_type in _RESPONSES_IMAGE_TYPES:
+            url = build_data_url(file, self.files) or file.url
+            return {"type": "input_image", "detail": "auto", "image_url": url}
+        if not _RESPONSES_FILE_TYPES.match(media_type):
+            return {"type": "input_text", "text": render_file_text(file, self.files)}
+        if (data := build_data_url(file, self.files)) is None:
+            return {"type": "input_file", "file_url": file.url}
+        name = file.name or "file"
+        if "." not in name:  # the API goes by the name's ending
+            name += mimetypes.guess_extension(media_type) or ".txt"
+        return {"type": "input_file", "filename": name, "file_data": data}
 
+    def _encode_result(self, result: ToolResultPart) -> dict[str, Any]:
+        output: str | list[dict[str, Any]] = require_loaded_text(result)
+        if result.files:
+            text = [{"type": "input_text", "text": output}] if output else []
+            output = text + [self._encode_file(file) for file in result.files]
+        return {"type": "function_call_output", "call_id": self.encode_call_id(result.call_id), "output": output}
 
-def _get_item_group(part: Part, target: ResponsesTarget, whole: bool) -> str:
-    """What neighbouring parts have in common that become one item, or are left out together."""
-    match part:
-        case TextPart():
-            return f"message {(target.get_model_opaque(part) or {}).get('id', '') if whole else ''}"
-        case FilePart():
-            return "message "
-        case ToolCallPart():
-            return "call"
-        case ThinkingPart() | OpaquePart():
-            return "kept" if whole and (target.get_model_opaque(part) or {}).get("item") else "left out"
-        case ToolResultPart():
-            return "left out"
-        case never:
-            assert_never(never)
+    def _encode_assistant(self, message: Message) -> list[dict[str, Any]]:
+        whole = self._can_send_whole(message)
+        items: list[dict[str, Any]] = []
+        for group, grouped in groupby(message.parts, lambda part: self._get_item_group(part, whole)):
+            parts = list(grouped)
+            match parts[0]:
+                case TextPart() | FilePart():
+                    items.extend(self._encode_texts(parts, whole))
+                case ToolCallPart():
+                    items.extend(self._encode_call(part, whole) for part in parts if isinstance(part, ToolCallPart))
+                case ThinkingPart() | OpaquePart():
+                    items.extend(self._restore_item(part) for part in parts if group == "kept")
+                case ToolResultPart():
+                    pass  # only in messages of its own
+                case never:
+                    assert_never(never)
+        while items and items[-1]["type"] == "reasoning":
+            items.pop()  # a reply that ended in its reasoning: the API refuses reasoning that nothing follows
+        return items
 
+    def _get_model_opaque(self, part: Part) -> dict[str, Any] | None:
+        """The opaque data that this model gave; {} if another model of the origin did; None from elsewhere."""
+        if isinstance(part, FilePart | ToolResultPart) or (data := get_own_opaque(part, self.origin)) is None:
+            return None
+        return data if data.get("model") in (None, self._model) else {}
 
-def _encode_responses_message(parts: list[Part], target: ResponsesTarget, whole: bool) -> Iterator[dict[str, Any]]:
-    first = parts[0]
-    data = (target.get_model_opaque(first) if whole and isinstance(first, TextPart) else None) or {}
-    if "id" in data:
-        content = [_encode_responses_text(part, target) for part in parts if isinstance(part, TextPart)]
-        kept = {key: data[key] for key in MESSAGE_KEYS if key in data}
-        yield {"type": "message", "role": "assistant", "status": "completed", **kept, "content": content}
-        return
-    # Without an id the API takes an assistant's message as plain text alone.
-    text = "".join(
-        require_loaded_text(part.text, part) if isinstance(part, TextPart) else render_file_text(part, target.files)
-        for part in parts
-        if isinstance(part, TextPart | FilePart)
-    )
-    if text:
-        yield {"type": "message", "role": "assistant", "content": text}
+    def _can_send_whole(self, message: Message) -> bool:
+        for part in message.parts:
+            if (data := self._get_model_opaque(part)) is None:
+                continue
+            if not data:
+                return False
+            item = data.get("item", {})
+            if isinstance(part, ThinkingPart) and not (item.get("encrypted_content") or item.get("content")):
+                return False
+        return True
 
+    def _get_item_group(self, part: Part, whole: bool) -> str:
+        """Neighbouring parts of one group become one item, or are left out together."""
+        data = (self._get_model_opaque(part) if whole else None) or {}
+        match part:
+            case TextPart() | FilePart():
+                return f"message {data.get('id', '')}"
+            case ToolCallPart():
+                return "call"
+            case ThinkingPart() | OpaquePart() | ToolResultPart():
+                return "kept" if data.get("item") else "left out"
+            case never:
+                assert_never(never)
 
-def _encode_responses_text(part: TextPart, target: ResponsesTarget) -> dict[str, Any]:
-    data = target.get_model_opaque(part) or {}
-    text = require_loaded_text(part.text, part)
-    if data.get("refusal"):
-        return {"type": "refusal", "refusal": text}
-    return {"type": "output_text", "text": text, "annotations": []} | {k: data[k] for k in CONTENT_KEYS if k in data}
+    def _encode_texts(self, parts: list[Part], whole: bool) -> Iterator[dict[str, Any]]:
+        data = (self._get_model_opaque(parts[0]) if whole else None) or {}
+        if "id" in data:
+            content = [self._encode_output_text(part) for part in parts if isinstance(part, TextPart)]
+            kept = {key: data[key] for key in MESSAGE_KEYS if key in data}
+            yield {"type": "message", "role": "assistant", "status": "completed", **kept, "content": content}
+            return
+        # Without an id the API takes an assistant's message as plain text alone.
+        if text := self.join_text(parts):
+            yield {"type": "message", "role": "assistant", "content": text}
 
+    def _encode_output_text(self, part: TextPart) -> dict[str, Any]:
+        data = self._get_model_opaque(part) or {}
+        text = require_loaded_text(part)
+        if data.get("refusal"):
+            return {"type": "refusal", "refusal": text}
+        kept = {key: data[key] for key in CONTENT_KEYS if key in data}
+        return {"type": "output_text", "text": text, "annotations": [], **kept}
 
-def _encode_responses_call(part: ToolCallPart, target: ResponsesTarget, whole: bool) -> dict[str, Any]:
-    data = (target.get_model_opaque(part) if whole else None) or {}
-    # Malformed arguments go back as {}: the API wants JSON, and the result that follows says what was wrong.
-    arguments = encode_arguments(part.arguments, data.get("keys", ()))
-    if "arguments" in data and parse_arguments(data["arguments"]) == part.arguments:
-        arguments = data["arguments"]
-    kept = {key: data[key] for key in CALL_KEYS if key in data}
-    name = _NOT_IN_RESPONSES_NAME.sub("_", part.name)[:64] or "_"
-    return {
-        "type": "function_call",
-        **kept,
-        "call_id": target.encode_call_id(part.id),
-        "name": name,
-        "arguments": arguments,
-    }
+    def _encode_call(self, part: ToolCallPart, whole: bool) -> dict[str, Any]:
+        data = (self._get_model_opaque(part) if whole else None) or {}
+        # Malformed arguments are sent as {}: the API wants JSON, and the result that follows says what was wrong.
+        arguments = encode_arguments(part.arguments, data.get("keys", ()))
+        if "arguments" in data and parse_arguments(data["arguments"]) == part.arguments:
+            arguments = data["arguments"]
+        return {
+            "type": "function_call",
+            **{key: data[key] for key in CALL_KEYS if key in data},
+            "call_id": self.encode_call_id(part.id),
+            "name": encode_tool_name(part.name),
+            "arguments": arguments,
+        }
 
-
-def _restore_responses_item(part: Part, target: ResponsesTarget) -> dict[str, Any]:
-    assert isinstance(part, ThinkingPart | OpaquePart)
-    item = (target.get_model_opaque(part) or {})["item"]
-    if isinstance(part, ThinkingPart):
-        # The API refuses keys of a reasoning item that are null, and its status, although it gives both.
-        return {key: value for key, value in item.items() if value is not None and key != "status"}
-    return dict(item)
+    def _restore_item(self, part: Part) -> dict[str, Any]:
+        item: dict[str, Any] = (self._get_model_opaque(part) or {})["item"]
+        if isinstance(part, ThinkingPart):
+            # The API refuses keys of a reasoning item that are null, and its status, although it gives both.
+            return {key: value for key, value in item.items() if value is not None and key != "status"}
+        return dict(item)

@@ -1,6 +1,6 @@
 """Any model of pydantic-ai as a provider: Bedrock, Mistral, Groq, Cohere, xAI, …, each through its vendor's SDK.
 
-pydantic-ai keeps a model's messages, settings and errors in one shape, which is converted here to ours and back.
+pydantic-ai has one shape for every model's messages, settings and errors, which is converted to ours and back.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ..errors import DefinitionError, SettingsError, TruncatedStreamError
+from ..errors import DefinitionError, TruncatedStreamError
 from ..ports import ModelRequest, StreamEvent
 from ..types.redaction import Redaction, find_address_secrets, find_option_secrets
 from .encoding import encode_json
 from .endpoint import build_missing_sdk_error
-from .settings import check_canonical_settings, check_provider_options
+from .settings import check_all_settings
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelResponse
@@ -26,69 +26,54 @@ if TYPE_CHECKING:
 
 
 _PYDANTIC_AI = "pydantic-ai"
-_PYDANTIC_AI_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _MODEL_SETTING_NAMES = {"stop": "stop_sequences", "reasoning_effort": "thinking"}
-"""Canonical settings that pydantic-ai calls otherwise."""
+"""Canonical settings that have other names in pydantic-ai."""
+_RESERVED_MODEL_SETTINGS = dict.fromkeys(("max_retries", "tool_choice"), "perdure")
 _MAX_CREDENTIAL_DEPTH = 5
 """Objects between a model and its credentials: wrapper, fallback, model, provider, client."""
-_RESERVED_MODEL_SETTINGS = dict.fromkeys(("max_retries", "tool_choice"), "perdure")
-
-
-def check_settings(settings: Mapping[str, Any], provider_options: Mapping[str, Any]) -> None:
-    """Whether pydantic-ai has these ``settings``, and ``provider_options`` (its ``ModelSettings``) do not meet them.
-
-    Which of them a model then takes is pydantic-ai's to say. Needs no SDK. Raises ``SettingsError``.
-    """
-    given = check_canonical_settings(_PYDANTIC_AI, settings)
-    if given.get("reasoning_effort", "low") not in _PYDANTIC_AI_EFFORTS:
-        raise SettingsError(
-            f"Setting 'reasoning_effort' for provider {_PYDANTIC_AI!r} is one of {', '.join(_PYDANTIC_AI_EFFORTS)}, "
-            f"not {given['reasoning_effort']!r}."
-        )
-    check_provider_options(
-        _PYDANTIC_AI,
-        provider_options,
-        _RESERVED_MODEL_SETTINGS | {_MODEL_SETTING_NAMES.get(key, key): f"settings[{key!r}]" for key in given},
-    )
 
 
 class PydanticAIModel:
-    """A pydantic-ai model, or a function that makes one of a name.
+    """A pydantic-ai model, or a function that creates one from a name.
 
         Agent("support", PydanticAIModel(MistralModel("mistral-large-latest")))
 
         register_provider("bedrock", PydanticAIModel(BedrockConverseModel))
         Agent("support", "bedrock:anthropic.claude-sonnet-4-5-20250929-v1:0")
 
-    A function is called once for each name, in a thread, when that model is first asked. ``provider_options`` of the
+    A function is called once for each name, in a thread, when that model is first used. ``provider_options`` of the
     agent are pydantic-ai's ``ModelSettings``, also those of one vendor (``bedrock_guardrail_config``). The retries of
-    the SDK below are switched off where the model can: Temporal owns retries. Where a model cannot stream, its reply
+    the vendor's SDK are switched off if the model can: Temporal owns retries. The reply of a model that cannot stream
     comes whole.
 
-    What a model gave that only its API understands (signatures, encrypted thoughts) goes back to a pydantic-ai model of
-    the same system and host alone.
+    Opaque data (signatures, encrypted thinking) is sent back only to a pydantic-ai model of the same system and host.
     """
 
     def __init__(self, model: Model | Callable[[str], Model]) -> None:
-        """Raises ``DefinitionError`` for what is neither."""
+        """Raises ``DefinitionError`` for anything else."""
         is_model = not isinstance(model, type) and hasattr(model, "request_stream")
         if not is_model and not callable(model):
             raise DefinitionError(
                 f"PydanticAIModel takes a pydantic-ai model, or a function of a model's name, not {model!r:.100}",
-                hint="For instance PydanticAIModel(BedrockConverseModel), or of an instance of it.",
+                hint="For instance PydanticAIModel(BedrockConverseModel), or with an instance of it.",
             )
         self._models: dict[str, Model] = {}
         self._fixed_model: Any = model if is_model else None
         self._create_model: Any = None if is_model else model
         self._create_lock = asyncio.Lock()
 
-    def check_settings(self, settings: Mapping[str, Any], provider_options: Mapping[str, Any]) -> None:
-        """See :func:`check_settings`."""
-        check_settings(settings, provider_options)
+    @staticmethod
+    def check_settings(settings: Mapping[str, Any], provider_options: Mapping[str, Any]) -> None:
+        """Check the settings and options (pydantic-ai's ``ModelSettings``) of an agent. Raises ``SettingsError``.
+
+        Which of them the model takes is up to pydantic-ai.
+        """
+        wire_names = {key: (name,) for key, name in _MODEL_SETTING_NAMES.items()}
+        check_all_settings(_PYDANTIC_AI, settings, provider_options, wire_names, _RESERVED_MODEL_SETTINGS)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
-        """Call the model once. Raises ``ProviderError``; ``RuntimeSetupError`` where pydantic-ai is not installed."""
-        begun, endpoint, model = False, request.model, None
+        """Call the model once. Raises ``ProviderError``; ``RuntimeSetupError`` if pydantic-ai is not installed."""
+        reply_started, endpoint, model = False, request.model, None
         await asyncio.to_thread(_import_pydantic_ai)
         from pydantic_ai.messages import ModelResponse
 
@@ -102,31 +87,32 @@ class PydanticAIModel:
             events = StreamEventConverter()
             async with AsyncExitStack() as stack:
                 answer = await _request_model_reply(stack, model, request, origin)
-                begun = True
+                reply_started = True
                 if isinstance(answer, ModelResponse):
                     response = answer
                 else:
-                    async for event in answer:
-                        for ours in events.feed(event):
-                            yield ours
+                    async for their_event in answer:
+                        for event in events.feed(their_event):
+                            yield event
                     response = answer.get()
             if response.state == "incomplete" or is_cut_short(answer, response, model.profile):
                 raise TruncatedStreamError(f"the stream of {endpoint} ended before its reply was complete")
             yield build_completed(response, origin)
         except Exception as error:
             secrets = (*find_option_secrets(request.provider_options), *_list_model_secrets(model))
-            raise Redaction(secrets).redact_error(translate_error(error, begun=begun, endpoint=endpoint)) from None
+            provider_error = translate_error(error, reply_started=reply_started, endpoint=endpoint)
+            raise Redaction(secrets).redact_error(provider_error) from None
 
     async def aclose(self) -> None:
-        """Give back the connections that the models have opened themselves; the next call opens new ones."""
-        for model in [*self._models.values(), *([self._fixed_model] if self._fixed_model is not None else [])]:
-            async with model:  # leaving it closes what pydantic-ai made for it, and nothing that it was given
+        """Close the connections that the models have opened themselves; the next call opens new ones."""
+        for model in filter(None, (*self._models.values(), self._fixed_model)):
+            async with model:  # its end closes what pydantic-ai created for it, and nothing that it was given
                 pass
 
     async def _get_model(self, name: str) -> Model:
         if self._fixed_model is not None:
-            one: Model = self._fixed_model
-            return one
+            model: Model = self._fixed_model
+            return model
         async with self._create_lock:
             if name not in self._models:
                 self._models[name] = await asyncio.to_thread(self._create_model, name)
@@ -134,29 +120,28 @@ class PydanticAIModel:
 
 
 def _list_model_secrets(part: object, depth: int = 0) -> Iterator[str]:
-    """Credentials and header values of a model, as far as they are attributes of it, its provider or their clients.
+    """Credentials and header values that are attributes of a model, its provider or their clients.
 
-    What a vendor's SDK keeps elsewhere (AWS profiles, Google's service accounts) is not known here.
+    Credentials that a vendor's SDK keeps elsewhere (AWS profiles, Google's service accounts) are not found.
     """
-    held = getattr(part, "__dict__", {})
-    yield from find_option_secrets(held)  # api_key, auth_token, _custom_headers, settings
+    attributes = getattr(part, "__dict__", {})
+    yield from find_option_secrets(attributes)  # api_key, auth_token, _custom_headers, settings
     for name in ("base_url", "_base_url"):
-        yield from find_address_secrets(str(held.get(name, "")))
+        yield from find_address_secrets(str(attributes.get(name, "")))
     for name in ("wrapped", "models", "provider", "_provider", "client", "_client"):
-        value = held.get(name)
+        value = attributes.get(name)
         for inner in value if isinstance(value, list | tuple) else (value,):
             if inner is not None and depth < _MAX_CREDENTIAL_DEPTH:
                 yield from _list_model_secrets(inner, depth + 1)
 
 
 def _import_pydantic_ai() -> None:
-    """Import it: seconds the first time, so in a thread."""
+    """Import it: it takes seconds the first time, so in a thread."""
     try:
-        from pydantic_ai import direct  # noqa: F401  # the package, and what is used of it
+        from pydantic_ai import direct  # noqa: F401  # the package, and the module that is used
     except ModuleNotFoundError as error:
-        raise build_missing_sdk_error(
-            _PYDANTIC_AI, "pydantic-ai-slim" if error.name == "pydantic_ai" else error.name
-        ) from None
+        package = "pydantic-ai-slim" if error.name == "pydantic_ai" else error.name
+        raise build_missing_sdk_error(_PYDANTIC_AI, package) from None
 
 
 async def _request_model_reply(
@@ -167,16 +152,16 @@ async def _request_model_reply(
 
     from .pydantic_ai_conversion import encode_messages
 
-    asked: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "model_settings": _build_model_settings(model, request),
         "model_request_parameters": _build_request_parameters(request),
         "instrument": False,
     }
     messages = encode_messages(request, origin, model.profile)
     try:
-        return await stack.enter_async_context(direct.model_request_stream(model, messages, **asked))
+        return await stack.enter_async_context(direct.model_request_stream(model, messages, **arguments))
     except NotImplementedError:
-        return await direct.model_request(model, messages, **asked)
+        return await direct.model_request(model, messages, **arguments)
 
 
 def _build_request_parameters(request: ModelRequest) -> ModelRequestParameters:
@@ -189,7 +174,7 @@ def _build_request_parameters(request: ModelRequest) -> ModelRequestParameters:
                 name=spec.name,
                 description=spec.description,
                 parameters_json_schema=json.loads(encode_json(dict(spec.parameters))),
-                strict=False,  # else some models are given another schema than ours
+                strict=False,  # else some models get another schema than ours
             )
             for spec in request.tools
         ]
@@ -197,16 +182,16 @@ def _build_request_parameters(request: ModelRequest) -> ModelRequestParameters:
 
 
 def _build_model_settings(model: Model, request: ModelRequest) -> ModelSettings:
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         _MODEL_SETTING_NAMES.get(key, key): value for key, value in request.settings.items() if value is not None
     }
-    if isinstance(stop := said.get("stop_sequences"), str):
-        said["stop_sequences"] = [stop]
-    if said.get("thinking") == "none":
-        said["thinking"] = False
+    if isinstance(stop := settings.get("stop_sequences"), str):
+        settings["stop_sequences"] = [stop]
+    if settings.get("thinking") == "none":
+        settings["thinking"] = False
     if "max_retries" not in model.unsupported_settings:
-        said["max_retries"] = 0
+        settings["max_retries"] = 0
     if request.tool_choice is not None:
-        said["tool_choice"] = [request.tool_choice]
-    settings: ModelSettings = {**said, **request.provider_options}  # type: ignore[typeddict-item]  # any vendor's keys
-    return settings
+        settings["tool_choice"] = [request.tool_choice]
+    model_settings: ModelSettings = {**settings, **request.provider_options}  # type: ignore[typeddict-item]  # any vendor's keys
+    return model_settings

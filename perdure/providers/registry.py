@@ -1,4 +1,4 @@
-"""Which provider a model name means. Importing this loads no SDK; built-ins load when first used."""
+"""Finds the provider of a model's name. Importing this loads no SDK; built-in providers load when first used."""
 
 from __future__ import annotations
 
@@ -10,87 +10,32 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType
-from typing import Any, get_args
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from ..errors import DefinitionError, ProviderError
-from ..ports import Completed, ModelRef, Provider, StreamEvent
-from ..types.messages import FinishReason, Part, Usage
+from ..errors import DefinitionError
+from ..ports import Provider
 from .endpoint import Endpoint, build_missing_sdk_error
-from .errors import describe_error, translate_transport_error
-
-# ---
-# What an author's provider is held to: one async generator method, known events, errors that say what to do.
-
 
 PROVIDER_HINT = "A provider is one async generator method: async def stream(self, request): yield …"
 
-_DELTA_TEXT_FIELDS = ("text", "id", "name", "arguments")
-"""Fields of deltas."""
-_STREAM_EVENT_TYPES = get_args(StreamEvent)
-_REPLY_PART_TYPES = get_args(get_args(Part)[0])
-_FINISH_REASON_VALUES = get_args(FinishReason)
 
+def check_stream(provider_label: str, provider: object) -> None:
+    """Check that ``provider`` (an object, or a class) can stream, by its method. Raises ``DefinitionError``.
 
-def check_stream(which: str, provider: object) -> None:
-    """Whether ``provider`` (an object, or a class) can stream, as far as its method shows. Raises ``DefinitionError``.
-
-    ``which`` names it for people. A plain method may give any async iterator, which shows when it is called.
+    ``provider_label`` names it in the error. A plain method may return any async iterator, which is checked when it is
+    called.
     """
     stream = getattr(provider, "stream", None)
     if not callable(stream):
-        raise DefinitionError(f"{which} has no stream method: {provider!r:.100}.", hint=PROVIDER_HINT)
+        raise DefinitionError(f"{provider_label} has no stream method: {provider!r:.100}.", hint=PROVIDER_HINT)
+    problem = ""
     if inspect.iscoroutinefunction(stream):
-        raise DefinitionError(f"The stream method of {which} is a coroutine: it has no yield.", hint=PROVIDER_HINT)
-    if inspect.isgeneratorfunction(stream):
-        raise DefinitionError(f"The stream method of {which} is not async.", hint=PROVIDER_HINT)
-
-
-def check_event(model: ModelRef, event: object) -> None:
-    """Whether ``event`` is one that a stream has. Raises ``ProviderError``, which another attempt does not mend."""
-    if not isinstance(event, _STREAM_EVENT_TYPES):
-        raise _build_contract_error(
-            model, f"yielded {event!r:.100}", "Yield TextDelta, ThinkingDelta, ToolCallDelta, last Completed."
-        )
-    if not isinstance(event, Completed):
-        if not all(isinstance(getattr(event, name), str) for name in _DELTA_TEXT_FIELDS if hasattr(event, name)):
-            raise _build_contract_error(
-                model, f"yielded {event!r:.100}", "What a delta says is text, where there is none an empty one."
-            )
-        return
-    if not isinstance(event.parts, list | tuple) or not all(
-        isinstance(part, _REPLY_PART_TYPES) for part in event.parts
-    ):
-        hint = 'For instance Completed((TextPart(text="Hello."),)).'
-        raise _build_contract_error(model, f"completed a reply whose parts are {event.parts!r:.100}", hint)
-    if not isinstance(event.usage, Usage):
-        raise _build_contract_error(
-            model, f"gave {event.usage!r:.100} for usage", "For instance Usage(input_tokens=7)."
-        )
-    if event.finish_reason not in _FINISH_REASON_VALUES:
-        raise _build_contract_error(
-            model,
-            f"gave {event.finish_reason!r:.100} for finish_reason",
-            f"It is one of {', '.join(_FINISH_REASON_VALUES)}.",
-        )
-
-
-def translate_unexpected_error(model: ModelRef, error: Exception, *, begun: bool) -> ProviderError:
-    """What an exception means that is no ``PerdureError``: what lies under the SDKs is known, anything else may pass.
-
-    ``begun``: the reply had started.
-    """
-    found = translate_transport_error(error, begun, str(model))
-    if found is None:
-        hint = "A provider raises ProviderError alone: its classes say whether to try again (perdure.errors)."
-        found = ProviderError(f"the provider of {model} raised {describe_error(error)}", hint=hint)
-        found.retryable = True
-    return found
-
-
-def _build_contract_error(model: ModelRef, did: str, hint: str) -> ProviderError:
-    return ProviderError(f"the provider of {model} {did}", hint=f"{hint} See perdure.ports.")
+        problem = "a coroutine: it has no yield"
+    elif inspect.isgeneratorfunction(stream):
+        problem = "not async"
+    if problem:
+        raise DefinitionError(f"The stream method of {provider_label} is {problem}.", hint=PROVIDER_HINT)
 
 
 ProviderFactory = Callable[[], Provider]
@@ -101,85 +46,89 @@ PROVIDER_ALIASES = {"openai-chat": "openai"}
 
 @dataclass(frozen=True, slots=True)
 class BuiltInProvider:
-    """A provider that comes with perdure: its module is loaded when it is first used, or its settings are checked."""
+    """A provider of perdure: its module is loaded when it is first used, or its settings are checked."""
 
     module: str
-    """In this package. It has ``check_settings``, and loads no SDK."""
+    """In this package. It loads no SDK."""
     class_name: str
     sdk: str
-    extra: str
 
     def __call__(self) -> Provider:
-        """The provider. Raises ``RuntimeSetupError`` where the SDK is not installed."""
-        if not _is_sdk_installed(self.sdk):
-            raise build_missing_sdk_error(self.extra, self.sdk)
-        made: Provider = getattr(self.load_module(), self.class_name)()
-        return made
+        """Create the provider. Raises ``RuntimeSetupError`` if the SDK is not installed."""
+        try:
+            is_installed = find_spec(self.sdk) is not None
+        except ModuleNotFoundError:  # the package around it is missing too
+            is_installed = False
+        if not is_installed:
+            raise build_missing_sdk_error(self.load_class().extra, self.sdk)
+        provider: Provider = self.load_class()()
+        return provider
 
-    def load_module(self) -> ModuleType:
-        """The adapter's module."""
-        return import_module(f".{self.module}", __package__)
+    def load_class(self) -> Any:
+        """The adapter."""
+        return getattr(import_module(f".{self.module}", __package__), self.class_name)
 
 
 _factories: dict[str, ProviderFactory] = {
-    "openai": BuiltInProvider("openai_chat", "OpenAIChat", "openai", "openai"),
-    "openai-responses": BuiltInProvider("openai_responses", "OpenAIResponses", "openai", "openai"),
-    "anthropic": BuiltInProvider("anthropic", "Anthropic", "anthropic", "anthropic"),
-    "google": BuiltInProvider("google", "Google", "google.genai", "google"),
+    "openai": BuiltInProvider("openai_chat", "OpenAIChat", "openai"),
+    "openai-responses": BuiltInProvider("openai_responses", "OpenAIResponses", "openai"),
+    "anthropic": BuiltInProvider("anthropic", "Anthropic", "anthropic"),
+    "google": BuiltInProvider("google", "Google", "google.genai"),
 }
 _providers: dict[str, Provider] = {}
 _worker_counts: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
-"""How many workers of an event loop use the providers."""
+"""The number of workers of an event loop that use the providers."""
 
 
 def register_provider(name: str, provider: Provider | ProviderFactory) -> None:
-    """Make ``provider`` known under ``name``, the first part of ``name:model``.
+    """Register ``provider`` under ``name``, the first part of ``name:model``.
 
-    A factory is called when the provider is first used. Replaces what had the name. Raises
-    ``DefinitionError`` for a name that cannot stand before a colon, or an object without an async ``stream``
-    method.
+    A factory is called when the provider is first used. Replaces an earlier provider of the name. Raises
+    ``DefinitionError`` for a name that cannot stand before a colon, or an object without an async ``stream`` method.
     """
     if not name or name.strip() != name or ":" in name:
-        raise DefinitionError(f"A provider's name is a text without blanks at its ends and without ':', not {name!r}.")
-    if hasattr(provider, "stream"):
+        raise DefinitionError(
+            f"A provider's name must be a text without ':' and without blanks at its ends, not {name!r}."
+        )
+    can_stream = hasattr(provider, "stream")
+    if can_stream:
         check_stream(f"provider {name!r}", provider)
     _providers.pop(name, None)
-    if not isinstance(provider, type) and hasattr(provider, "stream"):
+    if can_stream and not isinstance(provider, type):
         _factories.pop(name, None)
-        _providers[name] = provider
+        _providers[name] = provider  # type: ignore[assignment]  # it has a stream method
     elif callable(provider):
         _factories[name] = provider
     else:
         raise DefinitionError(
-            f"The provider {name!r} has no stream method and is no factory: {provider!r}.",
-            hint=PROVIDER_HINT,
+            f"The provider {name!r} must have a stream method or be a factory: {provider!r}.", hint=PROVIDER_HINT
         )
 
 
 def list_providers() -> tuple[str, ...]:
-    """Names that a model may begin with, in order."""
+    """Names of providers that a model's name may begin with, sorted."""
     return tuple(sorted({*_factories, *_providers, *PROVIDER_ALIASES}))
 
 
 def get_provider(name: str) -> Provider:
-    """The provider of that name, made when first asked for.
+    """The provider of that name, created with the first call.
 
-    Raises ``DefinitionError`` for an unknown name, or where the factory gives no provider; ``RuntimeSetupError`` for an
-    SDK that is not installed.
+    Raises ``DefinitionError`` for an unknown name, or a factory that does not return a provider; ``RuntimeSetupError``
+    for an SDK that is not installed.
     """
     name = _resolve_provider_name(name)
     if name not in _providers:
-        made = _factories[name]()
-        check_stream(f"provider {name!r}, as its factory made it,", made)
-        _providers[name] = made
+        provider = _factories[name]()
+        check_stream(f"provider {name!r}, as its factory made it,", provider)
+        _providers[name] = provider
     return _providers[name]
 
 
-def wire_format(name: str) -> tuple[str, str]:
-    """The wire format of the provider of that name, and the origin of opaque data that it gives (see
-    ``endpoint.origin``); the format is empty for one that is no endpoint of a known format.
+def get_wire_format(name: str) -> tuple[str, str]:
+    """The wire format of the provider of that name, and the origin of its opaque data (``endpoint.build_origin``).
 
-    Of a built-in provider nothing is loaded: it is taken for the vendor's own API. Raises ``DefinitionError``.
+    The format is empty for a provider that is not an endpoint of a known format. A built-in provider is not loaded: its
+    origin is the vendor's own API. Raises ``DefinitionError``.
     """
     name = _resolve_provider_name(name)
     if isinstance(_factories.get(name), BuiltInProvider):
@@ -201,26 +150,24 @@ def parse_model(model: str) -> tuple[str, str]:
 
 
 def check_settings(name: str, settings: Mapping[str, Any], provider_options: Mapping[str, Any]) -> None:
-    """Let the provider refuse settings that it lacks; one that has no ``check_settings`` takes everything.
+    """Let the provider check settings; a provider without ``check_settings`` takes all.
 
     Needs no SDK. Raises ``SettingsError``; ``DefinitionError`` for an unknown provider.
     """
     name = _resolve_provider_name(name)
-    check: Callable[[Mapping[str, Any], Mapping[str, Any]], None] | None
-    made = _factories.get(name)
-    check = getattr(
-        made.load_module() if isinstance(made, BuiltInProvider) else get_provider(name), "check_settings", None
-    )
+    factory = _factories.get(name)
+    provider: object = factory.load_class() if isinstance(factory, BuiltInProvider) else get_provider(name)
+    check = getattr(provider, "check_settings", None)
     if check is not None:
         check(settings, provider_options)
 
 
 @asynccontextmanager
 async def keep_providers_open() -> AsyncIterator[None]:
-    """Keep the providers' connections open for the length of the block.
+    """Keep the providers' connections open within the block.
 
-    Several workers of one event loop share them: the last that leaves closes them, or it would cut the others' replies,
-    which were paid for.
+    Several workers of one event loop share them: the last one closes them, because an earlier end would cut off the
+    others' replies, which were paid for.
     """
     loop = asyncio.get_running_loop()
     _worker_counts[loop] = _worker_counts.get(loop, 0) + 1
@@ -234,7 +181,7 @@ async def keep_providers_open() -> AsyncIterator[None]:
 
 
 async def close_providers() -> None:
-    """Close those that were used, as far as they can be closed; the next use opens them again."""
+    """Close the providers that have ``aclose``; the next use opens them again."""
     for provider in list(_providers.values()):
         close = getattr(provider, "aclose", None)
         if close is not None:
@@ -253,10 +200,3 @@ def _resolve_provider_name(name: str) -> str:
         f"Unknown provider {name!r}. Known providers: {', '.join(list_providers())}.",
         hint=f"Did you mean {close[0]!r}?" if close else "register_provider(name, provider) makes one known.",
     )
-
-
-def _is_sdk_installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ModuleNotFoundError:
-        return False  # not even the package around it

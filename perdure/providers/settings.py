@@ -1,4 +1,4 @@
-"""The canonical settings: one spelling for all providers, each checked when the agent is defined."""
+"""The canonical settings: one spelling for all providers, checked when the agent is defined."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _is_stop_setting(value: object) -> bool:
 
 
 def _is_metadata(value: object) -> bool:
-    # Texts alone are what every API takes that has metadata.
+    # Every API that has metadata takes texts.
     return isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair)
 
 
@@ -55,32 +55,32 @@ _SETTING_SHAPES: dict[str, tuple[str, Callable[[object], bool]]] = {
 
 
 def check_canonical_settings(provider: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """``settings`` without what is None. Raises ``SettingsError`` naming key, ``provider`` and who has it."""
+    """``settings`` without those that are None. Raises ``SettingsError`` that names the key and its providers."""
     given = {key: value for key, value in settings.items() if value is not None}
     for key, value in given.items():
         if key not in SETTING_PROVIDERS:
             raise SettingsError(
                 f"Unknown setting {key!r} for provider {provider!r}. Settings are: {', '.join(SETTING_PROVIDERS)}.",
-                hint=f"A parameter of one API alone goes unchanged through provider_options={{{key!r}: …}}.",
+                hint=f"Pass a parameter of one API unchanged with provider_options={{{key!r}: …}}.",
             )
         if provider not in SETTING_PROVIDERS[key]:
             raise SettingsError(
                 f"Provider {provider!r} has no setting {key!r}; supported by: {', '.join(SETTING_PROVIDERS[key])}.",
-                hint=f"An endpoint that takes it anyway gets it through provider_options={{{key!r}: …}}.",
+                hint=f"If this endpoint takes it, pass it with provider_options={{{key!r}: …}}.",
             )
         shape, fits = _SETTING_SHAPES[key]
         if not fits(value):
             raise SettingsError(
-                f"Setting {key!r} for provider {provider!r} is {shape}, not {value!r:.100}.",
-                hint="What an API takes besides goes unchanged through provider_options, under the API's own name.",
+                f"Setting {key!r} for provider {provider!r} must be {shape}, not {value!r:.100}.",
+                hint="Pass any other value that the API takes with provider_options, under the API's own name.",
             )
     return given
 
 
 def check_provider_options(provider: str, options: Mapping[str, Any], taken: Mapping[str, str]) -> None:
-    """Refuse options that meet what the adapter sets itself: ``taken`` has wire names, and what sets them.
+    """Refuse options that the adapter sets itself. ``taken`` maps each wire name to what sets it.
 
-    Raises ``SettingsError``, also for options that are not JSON.
+    Raises ``SettingsError``, also for options that are not plain JSON.
     """
     for key in options:
         if key in taken:
@@ -89,3 +89,21 @@ def check_provider_options(provider: str, options: Mapping[str, Any], taken: Map
         json.dumps(dict(options), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise SettingsError(f"provider_options for provider {provider!r} must be plain JSON: {error}") from None
+
+
+def check_all_settings(
+    provider: str,
+    settings: Mapping[str, Any],
+    options: Mapping[str, Any],
+    wire_names: Mapping[str, tuple[str, ...]],
+    reserved: Mapping[str, str],
+) -> dict[str, Any]:
+    """Check settings and options together; returns the settings without those that are None.
+
+    ``wire_names`` are the parameters that a setting becomes, if not one of its own name; ``reserved`` are parameters
+    that are never options, and what sets them. Raises ``SettingsError``.
+    """
+    given = check_canonical_settings(provider, settings)
+    taken = {wire_name: f"settings[{key!r}]" for key in given for wire_name in wire_names.get(key, (key,))}
+    check_provider_options(provider, options, {**reserved, **taken})
+    return given

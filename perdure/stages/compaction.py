@@ -25,7 +25,7 @@ from ..loop.compaction import (
     find_tail_start,
     truncate_text,
 )
-from ..ports import Cache, ModelCall, ModelReply, ModelRequest, NextModel, NextTool, ToolCall
+from ..ports import Cache, ModelRequest
 from ..types.compaction import CompactionSettings, Summarise
 from ..types.messages import (
     FilePart,
@@ -38,7 +38,8 @@ from ..types.messages import (
     Usage,
     clean_text,
 )
-from ..types.wire import CompactionResult, ModelOutput, ToolOutput
+from ..types.wire import CompactionResult, ModelOutput
+from .stage import ModelReply, NextRequest, RequestCall
 
 # ---
 # Summaries: the request for a summary, and the message that replaces the summarised messages in a transcript.
@@ -73,7 +74,7 @@ def build_summary_message(summary: str, output: ModelOutput, replaced: Replaced)
 class Summariser:
     """Has one model summarise one conversation, in as many calls as that takes."""
 
-    def __init__(self, call: ModelCall, next: NextModel, asked: Summarise) -> None:
+    def __init__(self, call: RequestCall, next: NextRequest, asked: Summarise) -> None:
         self.usage = Usage()
         self.cost_usd: float | None = None
         self.model = ""
@@ -86,17 +87,17 @@ class Summariser:
         if not self._uses_own_model:
             call.agent = _copy_agent_with_model(call.agent, asked.model)
 
-    async def summarise(self, old: Sequence[Message], sent: Sequence[Message]) -> str:
-        """Return the summary of ``old``; empty if the model gave none. ``sent``: the messages as sent to the model.
+    async def summarise(self, old: Sequence[Message], sent_messages: Sequence[Message]) -> str:
+        """Return the summary of ``old``; empty if the model gave none. ``sent_messages``: those sent to the model.
 
         The agent's own model gets the prompt behind the conversation, which the provider may have in its cache. Another
         model, or one for which that is too long, gets the conversation as text, in pieces if necessary.
         """
-        request = self._call.request
-        assert request is not None, "the iteration stage makes it"
-        if self._uses_own_model and sent:
+        if self._uses_own_model and sent_messages:
             try:
-                reply = await self._call_model(replace(request, messages=[*sent, Message.user(self._prompt)]))
+                reply = await self._call_model(
+                    replace(self._call.request, messages=[*sent_messages, Message.user(self._prompt)])
+                )
             except ContextLengthError:
                 pass
             else:
@@ -128,10 +129,8 @@ class Summariser:
         return "" if _is_vetoed_reply(reply) else reply.text.strip()
 
     def _build_text_request(self, conversation: str) -> ModelRequest:
-        request = self._call.request
-        assert request is not None, "the iteration stage makes it"
         text = f"{self._prompt}\n\n<conversation>\n{conversation}\n</conversation>"
-        agent: Agent = self._call.agent
+        agent = self._call.agent
         return ModelRequest(
             model=agent.model_name,
             messages=[Message.user(text)],
@@ -169,8 +168,8 @@ def _format_part_text(part: Part) -> str:
             f"(calls {part.name} with {truncate_text(json.dumps(part.arguments, ensure_ascii=False), _MAX_PART_CHARS)})"
         )
     if isinstance(part, ToolResultPart):
-        said = [truncate_text(part.content, _MAX_PART_CHARS), *_format_file_labels(part.files)]
-        return f"({'error' if part.is_error else 'result'} of {part.name}:) " + " ".join(said)
+        texts = [truncate_text(part.content, _MAX_PART_CHARS), *_format_file_labels(part.files)]
+        return f"({'error' if part.is_error else 'result'} of {part.name}:) " + " ".join(texts)
     return " ".join(_format_file_labels([part])) if isinstance(part, FilePart) else ""
 
 
@@ -200,54 +199,51 @@ class CompactionStage:
         """``cache`` keeps the views of conversations; a view that is not there is built anew, with the same outcome."""
         self._views = ConversationViewCache(cache)
 
-    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+    async def model(self, call: RequestCall, next: NextRequest) -> ModelReply:
         """Around a model call."""
-        agent: Agent = call.agent
-        ways = agent.compaction
-        if ways is None:
+        settings = call.agent.compaction
+        if settings is None:
             return ModelReply(ModelOutput(), None) if call.input.purpose == "compact" else await next(call)
         if call.input.purpose == "compact":
-            return await self._rewrite_conversation(call, next, ways)
-        fold = self._apply_view(call, ways)
+            return await self._rewrite_conversation(call, next, settings)
+        view = self._apply_view(call, settings)
         try:
             reply = await next(call)
         except ContextLengthError as error:
-            error.ways = _list_remaining_compactions(call, ways, fold)
+            error.ways = _list_remaining_compactions(call, settings, view)
             raise
-        if ways.summarise is not None and reply.message is not None:
-            reply.compaction_due = _is_summary_due(call, ways.summarise, reply.message)
+        if settings.summarise is not None and reply.message is not None:
+            reply.compaction_due = _is_summary_due(call, settings.summarise, reply.message)
         return reply
 
-    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Nothing to do."""
-        return await next(call)
-
-    def _apply_view(self, call: ModelCall, ways: CompactionSettings) -> ConversationView | None:
+    def _apply_view(self, call: RequestCall, settings: CompactionSettings) -> ConversationView | None:
         """Put the view into the request, and return it; None without one."""
-        request = call.request
-        assert request is not None, "the iteration stage makes it"
-        if not ways.has_view:
+        if not settings.has_view:
             return None
+        request = call.request
         recorded = len(_drop_system_messages(call.prefix))
-        fold = self._views.get_view(call.input.context_id, ways, call.input.tighter or 0, request.messages[:recorded])
-        fold.add_messages(request.messages[recorded:])
-        call.request = replace(request, messages=fold.build_sent_messages())
-        return fold
+        view = self._views.get_view(
+            call.input.context_id, settings, call.input.tighter or 0, request.messages[:recorded]
+        )
+        view.add_messages(request.messages[recorded:])
+        call.request = replace(request, messages=view.build_sent_messages())
+        return view
 
-    async def _rewrite_conversation(self, call: ModelCall, next: NextModel, ways: CompactionSettings) -> ModelReply:
-        said, asked = _drop_system_messages(call.prefix), ways.summarise
-        if asked is None:  # the agent's code has changed since the loop decided on it
+    async def _rewrite_conversation(
+        self, call: RequestCall, next: NextRequest, settings: CompactionSettings
+    ) -> ModelReply:
+        messages, summarise = _drop_system_messages(call.prefix), settings.summarise
+        if summarise is None:  # the agent's code has changed since the loop decided on it
             return ModelReply(ModelOutput(), None)
-        begin = _find_kept_start(said, asked.keep_last >> 2 * (call.input.tighter or 0))
-        old, kept = said[:begin], said[begin:]
+        kept_start = _find_kept_start(messages, summarise.keep_last >> 2 * (call.input.tighter or 0))
+        old, kept = messages[:kept_start], messages[kept_start:]
         if not _has_unsummarised_message(old):
             return ModelReply(ModelOutput(), None)
-        self._apply_view(call, ways)
-        assert call.request is not None, "the iteration stage makes it"
+        self._apply_view(call, settings)
         sent = list(call.request.messages)
-        summing = Summariser(call, next, asked)
-        text = await summing.summarise(old, sent[: -len(kept)] if kept else sent)
-        output = ModelOutput(usage=summing.usage, cost_usd=summing.cost_usd, model=summing.model)
+        summariser = Summariser(call, next, summarise)
+        text = await summariser.summarise(old, sent[: -len(kept)] if kept else sent)
+        output = ModelOutput(usage=summariser.usage, cost_usd=summariser.cost_usd, model=summariser.model)
         if not text:
             logger.warning("run %s is not compacted: the model gave no summary", call.input.context_id)
             return ModelReply(output, None)
@@ -260,7 +256,7 @@ class CompactionStage:
             replaces=call.head,
             messages_before=len(call.prefix),
             messages_after=len(rewritten),
-            **_estimate_token_change(said, rewritten),
+            **_estimate_token_change(messages, rewritten),
         )
         return ModelReply(output.model_copy(update={"compacted": compacted}), None, rewritten_messages=rewritten)
 
@@ -275,9 +271,9 @@ class _CachedView:
     bytes: int = 0
     """Estimated size of the messages that the view has read."""
 
-    def can_continue(self, ways: CompactionSettings, tighter: int, recorded: Sequence[Message]) -> bool:
+    def can_continue(self, settings: CompactionSettings, tighter: int, recorded: Sequence[Message]) -> bool:
         """Whether the view has the same settings, and has read a beginning of ``recorded``."""
-        if (self.ways, self.tighter) != (ways, tighter) or len(self.fold.all_messages) > len(recorded):
+        if (self.ways, self.tighter) != (settings, tighter) or len(self.fold.all_messages) > len(recorded):
             return False
         return all(a is b for a, b in zip(self.fold.all_messages, recorded, strict=False))
 
@@ -292,17 +288,17 @@ class ConversationViewCache:
         self._cache = cache
 
     def get_view(
-        self, run: str, ways: CompactionSettings, tighter: int, recorded: Sequence[Message]
+        self, run: str, settings: CompactionSettings, tighter: int, recorded: Sequence[Message]
     ) -> ConversationView:
         """Return a copy of the view that has read ``recorded``, to add more messages to."""
-        kept = self._cache.get(run)
-        if kept is None or not kept.can_continue(ways, tighter, recorded):
-            kept = _CachedView(ways, tighter, ConversationView(ways, tighter))
-        new = recorded[len(kept.fold.all_messages) :]
-        kept.fold.add_messages(new)
-        kept.bytes += sum(map(estimate_message_bytes, new))
-        self._cache.put(run, kept, kept.bytes)
-        return kept.fold.copy()
+        cached = self._cache.get(run)
+        if cached is None or not cached.can_continue(settings, tighter, recorded):
+            cached = _CachedView(settings, tighter, ConversationView(settings, tighter))
+        new = recorded[len(cached.fold.all_messages) :]
+        cached.fold.add_messages(new)
+        cached.bytes += sum(map(estimate_message_bytes, new))
+        self._cache.put(run, cached, cached.bytes)
+        return cached.fold.copy()
 
 
 def estimate_message_bytes(message: Message) -> int:
@@ -320,46 +316,45 @@ def _has_unsummarised_message(old: Sequence[Message]) -> bool:
     return any(message.replaces is None for message in old)
 
 
-def _find_kept_start(said: Sequence[Message], keep: int) -> int:
+def _find_kept_start(messages: Sequence[Message], keep: int) -> int:
     """Return the index where the last ``keep`` messages begin; with fewer of them, where else nothing is left to
     summarise."""
-    while not _has_unsummarised_message(said[: (begin := find_tail_start(said, keep))]) and keep:
+    while not _has_unsummarised_message(messages[: (start := find_tail_start(messages, keep))]) and keep:
         keep >>= 2
-    return begin
+    return start
 
 
 def _list_remaining_compactions(
-    call: ModelCall, ways: CompactionSettings, fold: ConversationView | None
+    call: RequestCall, settings: CompactionSettings, view: ConversationView | None
 ) -> tuple[str, ...]:
     """List the ways in which the call may be shortened."""
-    said, left = _drop_system_messages(call.prefix), []
-    if ways.summarise is not None and _has_unsummarised_message(said[: find_tail_start(said, 0)]):
-        left.append("summarise")
-    if fold is not None and fold.can_tighten:
-        left.append("window")
-    return tuple(left)
+    messages, remaining = _drop_system_messages(call.prefix), []
+    if settings.summarise is not None and _has_unsummarised_message(messages[: find_tail_start(messages, 0)]):
+        remaining.append("summarise")
+    if view is not None and view.can_tighten:
+        remaining.append("window")
+    return tuple(remaining)
 
 
-def _is_summary_due(call: ModelCall, asked: Summarise, reply: Message) -> bool:
+def _is_summary_due(call: RequestCall, summarise: Summarise, reply: Message) -> bool:
     """Whether the next call may be too long, and a summary would make it much shorter."""
     usage = reply.usage
     if usage is not None and usage.input_tokens:
         tokens = usage.input_tokens + usage.output_tokens
     else:
-        assert call.request is not None, "it was asked"
         tokens = estimate_tokens(call.request.messages) + estimate_message_tokens(reply)
-    if tokens < asked.at:
+    if tokens < summarise.at:
         return False
-    said = [*_drop_system_messages(call.prefix), *_drop_system_messages(call.new_messages), reply]
-    old = said[: find_tail_start(said, asked.keep_last)]
-    return _has_unsummarised_message(old) and estimate_tokens(old) >= asked.at // 4
+    messages = [*_drop_system_messages(call.prefix), *_drop_system_messages(call.new_messages), reply]
+    old = messages[: find_tail_start(messages, summarise.keep_last)]
+    return _has_unsummarised_message(old) and estimate_tokens(old) >= summarise.at // 4
 
 
-def _estimate_token_change(said: Sequence[Message], rewritten: Sequence[Message]) -> dict[str, int]:
+def _estimate_token_change(messages: Sequence[Message], rewritten: Sequence[Message]) -> dict[str, int]:
     """Return the tokens of the conversation before and after: before as its last reply was counted, else an estimate;
     after in the same proportion."""
-    before, after = estimate_tokens(said), estimate_tokens(rewritten)
-    usage = next((message.usage for message in reversed(said) if message.usage is not None), None)
+    before, after = estimate_tokens(messages), estimate_tokens(rewritten)
+    usage = next((message.usage for message in reversed(messages) if message.usage is not None), None)
     if usage is not None and usage.input_tokens:
         before, after = usage.total_tokens, after * usage.total_tokens // before
     return {"tokens_before": before, "tokens_after": after}

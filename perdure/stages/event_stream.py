@@ -13,32 +13,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from ..agent.agent import Agent
 from ..errors import StoreError, TranscriptCorruptedError
 from ..ports import (
     Completed,
     EventBatch,
     EventLog,
-    ModelCall,
-    ModelReply,
     NewEvent,
-    NextModel,
-    NextTool,
     Restarted,
     StreamEvent,
     TextDelta,
     ThinkingDelta,
-    ToolCall,
     ToolCallDelta,
     build_batch_token,
 )
 from ..types.events import ErrorEvent, MessageInjected, ModelDelta, ToolProgress, encode_event_body
 from ..types.interface import FINISH_TOOL
 from ..types.messages import FilePart, Message, clean_text
-from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, ToolOutput
+from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, ToolOutput, is_large_text
 from .event_builders import (
     build_closing_events,
     build_event_fields,
@@ -49,7 +45,9 @@ from .event_builders import (
     build_reminder_events,
     build_reply_events,
 )
-from .retries import decide_retry, measure_agent_missing
+from .heartbeat import measure_agent_missing
+from .retries import decide_retry
+from .stage import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 
 # ---
 # Event batches of a call.
@@ -72,40 +70,32 @@ def build_event_batch(
 
 def pop_injected_events(events: list[NewEvent]) -> list[NewEvent]:
     """Remove the events of users' messages from ``events`` and return them."""
-    said = [one for one in events if isinstance(one.event, MessageInjected)]
-    events[:] = [one for one in events if not isinstance(one.event, MessageInjected)]
-    return said
+    injected = [new for new in events if isinstance(new.event, MessageInjected)]
+    events[:] = [new for new in events if not isinstance(new.event, MessageInjected)]
+    return injected
 
 
-def update_injected_events(said: Sequence[NewEvent], messages: Sequence[Message]) -> list[NewEvent]:
-    """Return the events of ``messages``, with their present text. ``messages`` are those of ``said`` in their order,
-    or some of them."""
-    return list(_match_injected_events(list(said), messages))
-
-
-def _match_injected_events(said: list[NewEvent], messages: Sequence[Message]) -> Iterator[NewEvent]:
+def update_injected_events(injected: Sequence[NewEvent], messages: Sequence[Message]) -> list[NewEvent]:
+    """Return the events of ``messages``, with their present text: those of ``injected`` in their order, or some."""
+    updated, remaining = list[NewEvent](), iter(injected)
     for message in messages:
-        while said and _get_injected_message_id(said[0]) != message.id:  # already in the conversation
-            said.pop(0)
-        if said:
-            yield _update_injected_event(said.pop(0), message)
+        for new in remaining:
+            event = new.event
+            if isinstance(event, MessageInjected) and event.id == message.id:  # else it is in the conversation already
+                updated.append(replace(new, event=_update_injected_event(event, message)))
+                break
+    return updated
 
 
-def _get_injected_message_id(new: NewEvent) -> str | None:
-    return new.event.id if isinstance(new.event, MessageInjected) else None
-
-
-def _update_injected_event(new: NewEvent, message: Message) -> NewEvent:
+def _update_injected_event(event: MessageInjected, message: Message) -> MessageInjected:
     """Return the event with the message's present text and files; a large text is cut to ``INLINE_BYTES``."""
-    event = new.event
-    assert isinstance(event, MessageInjected), "no other was taken out"
     text = message.text
     if event.blob is not None and len(text.encode()) == event.blob.size:
-        return new  # as it was sent
-    if len(text) * 4 > INLINE_BYTES and len(text.encode()) > INLINE_BYTES:
+        return event  # as it was sent
+    if is_large_text(text):
         text = text.encode()[:INLINE_BYTES].decode(errors="ignore") + "…"
     files = tuple(part for part in message.parts if isinstance(part, FilePart))
-    return replace(new, event=event.model_copy(update={"content": text, "blob": None, "files": files}))
+    return event.model_copy(update={"content": text, "blob": None, "files": files})
 
 
 # ---
@@ -271,9 +261,15 @@ class _QueuedDelta:
 class ModelEventFeed:
     """Events of one attempt. Call all methods on the worker's event loop; only ``wait_for_write`` waits."""
 
-    def __init__(self, store: EventLog, call: ModelCall, *, stream: bool = True) -> None:
-        """Without ``stream`` nothing is written before the outcome, and no deltas at all."""
+    def __init__(
+        self, store: EventLog, call: ModelCall, *, stream: bool = True, answer_field: str | None = None
+    ) -> None:
+        """Without ``stream`` nothing is written before the outcome, and no deltas at all.
+
+        ``answer_field``: the argument of the finish tool that the answer is wrapped in, if any (``OutputType.inside``).
+        """
         self._call = call
+        self._answer_field = answer_field
         self._writes_deltas = stream
         self._queue: list[NewEvent | _QueuedDelta] = list(call.pending_events)
         call.pending_events.clear()
@@ -315,11 +311,11 @@ class ModelEventFeed:
     def stop(self) -> list[NewEvent]:
         """Stop writing. Return the events that are not known to be written, without deltas."""
         self._writer.stop()
-        taken = self._writer.unwritten_batch
-        mine = [new for new in taken.events if not isinstance(new.event, ModelDelta)] if taken else []
-        mine += [one for one in self._queue if isinstance(one, NewEvent)]
+        batch = self._writer.unwritten_batch
+        events = [new for new in batch.events if not isinstance(new.event, ModelDelta)] if batch else []
+        events += [queued for queued in self._queue if isinstance(queued, NewEvent)]
         self._queue = []
-        return mine
+        return events
 
     async def wait_for_write(self) -> None:
         """Wait for a write started before ``stop``, ``LAST_WRITE_TIMEOUT`` seconds at most."""
@@ -345,47 +341,46 @@ class ModelEventFeed:
         self._drop_deltas()
         self._offsets.clear()
         self._tool_calls.clear()
-        said = build_event_fields(self._call)
-        failed = ErrorEvent(**said, activity=MODEL_ACTIVITY, error_type=event.error_type, error=event.error)
+        fields = build_event_fields(self._call)
+        failed = ErrorEvent(**fields, activity=MODEL_ACTIVITY, error_type=event.error_type, error=event.error)
         self._queue.append(NewEvent(failed, key=f"failed/{self._call.owner}/{self._models_started}"))
         # Dropped by the store where nothing was streamed.
-        undone = build_model_retracted(self._call, event.error_type)
-        self._queue.append(replace(undone, key=f"undone/{self._call.owner}/{self._models_started}"))
+        retracted = build_model_retracted(self._call, event.error_type)
+        self._queue.append(replace(retracted, key=f"undone/{self._call.owner}/{self._models_started}"))
         self.start_model(event.model)
         if self._writes_deltas:
             self._writer.schedule_write(DELTA_INTERVAL)
 
     def _drop_deltas(self) -> None:
-        self._queue = [one for one in self._queue if isinstance(one, NewEvent)]
+        self._queue = [queued for queued in self._queue if isinstance(queued, NewEvent)]
         self._queued_chars = 0
 
     def _take_batch(self) -> EventBatch | None:
         if not self._queue:
             return None
-        events = [one if isinstance(one, NewEvent) else self._build_delta(one) for one in self._queue]
+        events = [queued if isinstance(queued, NewEvent) else self._build_delta(queued) for queued in self._queue]
         self._queue, self._queued_chars = [], 0
         return build_event_batch(
             self._call, events, build_batch_token(self._call.asked_at, self._call.attempt), advances=True
         )
 
-    def _build_delta(self, piece: _QueuedDelta) -> NewEvent:
+    def _build_delta(self, delta: _QueuedDelta) -> NewEvent:
         self.has_streamed = True
-        text = clean_text("".join(piece.texts))
-        at = piece.kind, piece.index
-        offset = self._offsets.get(at, 0)
-        self._offsets[at] = offset + len(text)
-        call_id, name = self._tool_calls[piece.index] if piece.kind == "tool_call" else ("", "")
-        inside = self._call.agent.output_type.inside if name == FINISH_TOOL and self._call.agent else None
+        text = clean_text("".join(delta.texts))
+        place = delta.kind, delta.index
+        offset = self._offsets.get(place, 0)
+        self._offsets[place] = offset + len(text)
+        call_id, name = self._tool_calls[delta.index] if delta.kind == "tool_call" else ("", "")
         event = ModelDelta(
-            **{**build_event_fields(self._call), "at": piece.at},
+            **{**build_event_fields(self._call), "at": delta.at},
             iteration=self._call.input.iteration,
-            kind=piece.kind,
+            kind=delta.kind,
             text=text,
             offset=offset,
-            index=piece.index,
+            index=delta.index,
             call_id=call_id,
             name=name,
-            inside=inside,
+            inside=self._answer_field if name == FINISH_TOOL else None,
         )
         return NewEvent(event)
 
@@ -468,11 +463,13 @@ class EventsStage:
         *,
         stream: bool = True,
         changed_by_hooks: Callable[[str], bool] = lambda _: False,
+        find_agent: Callable[[str], Agent | None] = lambda _: None,
     ) -> None:
         self._store = store
         self._stopped_by_run = stopped_by_run
         self._stream = stream
         self._changed_by_hooks = changed_by_hooks
+        self._find_agent = find_agent
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Around a model call, the recording of an ending, or a reminder."""
@@ -483,14 +480,19 @@ class EventsStage:
             )
             return reply
         call.pending_events += build_iteration_start_events(call)
-        said = pop_injected_events(call.pending_events) if self._changed_by_hooks(call.input.agent) else []
+        injected = pop_injected_events(call.pending_events) if self._changed_by_hooks(call.input.agent) else []
         if call.input.purpose == "close":
-            call.report_messages = lambda messages: call.pending_events.extend(update_injected_events(said, messages))
+            call.report_messages = lambda messages: call.pending_events.extend(
+                update_injected_events(injected, messages)
+            )
             reply = await next(call)
             return self._attach_events(call, reply, build_closing_events(call))
-        feed = ModelEventFeed(self._store, call, stream=self._stream)
+        agent = self._find_agent(call.input.agent)
+        feed = ModelEventFeed(
+            self._store, call, stream=self._stream, answer_field=None if agent is None else agent.output_type.inside
+        )
         call.report_model, call.emit = feed.start_model, feed.emit
-        call.report_messages = lambda messages: feed.add_events(update_injected_events(said, messages))
+        call.report_messages = lambda messages: feed.add_events(update_injected_events(injected, messages))
         try:
             reply = await next(call)
         except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""The hook stage: hooks around model calls and tool calls see the whole conversation and run under the journal.
+"""The hook stage: hooks around model calls see the whole conversation and run under the journal.
 
 The outcome that a retry finds in the journal was recorded after the hooks, so they do not run again. Outside of them
 the iteration makes the request and reads the reply; inside are the limits of a call, which a slow hook does not use up.
@@ -7,63 +7,47 @@ the iteration makes the request and reads the reply; inside are the limits of a 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 from ..agent.agent import Agent
-from ..agent.overrides import check_agent_settings
+from ..agent.validation import check_model_settings
 from ..errors import DefinitionError, HookError
 from ..hooks import AuthorRunner, Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks
 from ..hooks.dispatch import extract_file_blobs, read_hook_reply, read_hook_request
-from ..ports import ModelCall, ModelReply, ModelRequest, NextModel, NextTool, ToolCall
+from ..ports import ModelRequest
 from ..types.messages import Message, TextPart, Usage, clean_text
-from ..types.wire import ModelOutput, ToolOutput
-from .tool_hooks import FindTool, ToolContextFactory, ToolHookRunner
+from ..types.wire import ModelOutput
+from .stage import ModelReply, NextRequest, RequestCall
 
 
 class HookStage:
-    """Runs the hooks of the worker, then the agent's, then the tool's around the bare call.
+    """Runs the hooks of the worker, then the agent's around the bare call.
 
-    ``run`` calls an author's function on the author's side; ``find_agent``, ``find_tool`` and ``contexts`` return the
-    agent, the tool and the context of a tool call.
+    ``run`` calls an author's function on the author's side.
     """
 
-    def __init__(
-        self,
-        run: AuthorRunner,
-        find_agent: Callable[[str], Agent],
-        find_tool: FindTool,
-        contexts: ToolContextFactory,
-        worker: HookSet | None = None,
-    ) -> None:
+    def __init__(self, run: AuthorRunner, worker: HookSet | None = None) -> None:
         self._run_author_code = run
         self._worker_hooks = HookSet() if worker is None else worker
-        self._tool_hooks = ToolHookRunner(run, find_agent, find_tool, contexts, self._worker_hooks)
 
-    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+    async def model(self, call: RequestCall, next: NextRequest) -> ModelReply:
         """Around a model call. Raises ``HookError``, ``AbortError``."""
         before = self._select_hooks("before_llm_call", call)
         if before and (veto := await self._run_before_hooks(before, call)) is not None:
-            summing = call.input.purpose == "compact"  # the veto's reason must not become the summary
-            return ModelReply(ModelOutput(), Message(role="assistant") if summing else _build_veto_reply(veto))
+            is_summary = call.input.purpose == "compact"  # the veto's reason must not become the summary
+            return ModelReply(ModelOutput(), Message(role="assistant") if is_summary else _build_veto_reply(veto))
         reply = await next(call)
         if (after := self._select_hooks("after_llm_call", call)) and reply.message is not None:
             reply.message = await self._run_after_hooks(after, call, reply.message)
         return reply
 
-    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Around a tool call."""
-        return await self._tool_hooks.run_around(call, next)
+    def _select_hooks(self, event: HookEvent, call: RequestCall) -> tuple[Hook, ...]:
+        return (*self._worker_hooks.on(event), *call.agent.hooks.on(event))
 
-    def _select_hooks(self, event: HookEvent, call: ModelCall) -> tuple[Hook, ...]:
-        agent: Agent = call.agent
-        return (*self._worker_hooks.on(event), *agent.hooks.on(event))
-
-    async def _run_before_hooks(self, hooks: tuple[Hook, ...], call: ModelCall) -> Veto | None:
+    async def _run_before_hooks(self, hooks: tuple[Hook, ...], call: RequestCall) -> Veto | None:
         """Let hooks change the request. Return the ``Veto`` of a hook that forbids it, else None."""
-        agent: Agent = call.agent
+        agent = call.agent
         given: HookArguments = {"model": agent.model, "iteration": call.input.iteration, "ctx": call.run_context}
         vetoes: list[Veto] = []
 
@@ -71,16 +55,15 @@ class HookStage:
             given.update(request=request, messages=tuple(request.messages), tools=tuple(request.tools))
 
         def take(hook: Hook, returned: Any, given: HookArguments) -> bool:
-            found = read_hook_request(hook, returned, given["request"])
-            if isinstance(found, Veto):
-                vetoes.append(found)
+            changed = read_hook_request(hook, returned, given["request"])
+            if isinstance(changed, Veto):
+                vetoes.append(changed)
                 return True
-            if found is not given["request"]:
-                _check_hook_settings(hook, agent, found)
-                show(_move_request_files_to_blobs(found))
+            if changed is not given["request"]:
+                _check_hook_settings(hook, agent, changed)
+                show(_move_request_files_to_blobs(changed))
             return False
 
-        assert call.request is not None, "the iteration stage makes the request"
         # Settings are the agent's own dictionaries: what a hook changes in them in place is for this call alone.
         # Messages become a tuple, because a change of the list in place would not be checked.
         settings, options = copy.deepcopy((call.request.settings, call.request.provider_options))
@@ -90,8 +73,7 @@ class HookStage:
         call.request = given["request"]
         return vetoes[0] if vetoes else None
 
-    async def _run_after_hooks(self, hooks: tuple[Hook, ...], call: ModelCall, reply: Message) -> Message:
-        assert call.request is not None, "it was asked"
+    async def _run_after_hooks(self, hooks: tuple[Hook, ...], call: RequestCall, reply: Message) -> Message:
         given: HookArguments = {
             "messages": tuple(call.request.messages),
             "usage": reply.usage,
@@ -103,10 +85,12 @@ class HookStage:
         }
 
         def take(hook: Hook, returned: Any, given: HookArguments) -> None:
-            found = read_hook_reply(hook, returned, given["reply"])
-            if found is not given["reply"]:
-                found = found.model_copy(update={"parts": tuple(call.call_ids.assign_hook_ids(found.parts))})
-                given.update(reply=found, response=found)
+            changed_reply = read_hook_reply(hook, returned, given["reply"])
+            if changed_reply is not given["reply"]:
+                changed_reply = changed_reply.model_copy(
+                    update={"parts": tuple(call.call_ids.assign_hook_ids(changed_reply.parts))}
+                )
+                given.update(reply=changed_reply, response=changed_reply)
 
         await run_hooks(self._run_author_code, hooks, given, take)
         changed: Message = given["reply"]
@@ -115,18 +99,15 @@ class HookStage:
 
 def _build_veto_reply(veto: Veto) -> Message:
     """Build the message that stands in the transcript in the place of the vetoed reply."""
-    said = (TextPart(text=clean_text(str(veto.reason))),)
-    return Message(role="assistant", parts=said, finish_reason="veto", usage=Usage(), cost_usd=0.0)
+    parts = (TextPart(text=clean_text(str(veto.reason))),)
+    return Message(role="assistant", parts=parts, finish_reason="veto", usage=Usage(), cost_usd=0.0)
 
 
 def _check_hook_settings(hook: Hook, agent: Agent, request: ModelRequest) -> None:
     """Raise ``HookError`` for settings of a hook that the models do not take. An agent's are checked when it is
     defined; a hook's only now."""
-    given: Any = SimpleNamespace(
-        chain=agent.chain, settings=request.settings, provider_options=request.provider_options
-    )
     try:
-        check_agent_settings(given)
+        check_model_settings(agent.chain, request.settings, request.provider_options)
     except DefinitionError as error:
         raise HookError(
             f"the hook {hook.name} ({hook.event}) changed the settings: {error.message}", hint=error.hint

@@ -1,16 +1,15 @@
 """Attaches stages to Temporal: a worker interceptor that runs the stages around perdure's own activities only.
 
-Also has the composition of stages and the tracing stage. A user's interceptors are outside or inside of this one, in
-the worker's order. Inside, the argument is a ``ModelCall`` or ``ToolCall``; outside, the plain JSON that is in history.
+Also has the tracing stage. A user's interceptors are outside or inside of this one, in the worker's order. Inside, the
+argument is a ``RequestCall`` or ``ToolCall``; outside, the plain JSON that is in history.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -20,29 +19,13 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from ..errors import PerdureError
-from ..ports import ModelCall, ModelReply, NextModel, NextTool, Stage, ToolCall, timestamp
+from ..ports import timestamp
 from ..types.interface import PENDING_ATTRIBUTE
 from ..types.wire import MODEL_ACTIVITY, CallFacts, ModelInput, ModelOutput, ToolInput, ToolOutput
+from .heartbeat import Heartbeat, measure_agent_missing
 from .journal_keys import build_tool_key
-from .retries import Heartbeat, RetryDecision, decide_retry, measure_agent_missing
-
-# ---
-# Composition of stages around a call: the first stage is the outermost.
-
-
-def compose_model(stages: Sequence[Stage], call: NextModel) -> NextModel:
-    """Return ``call`` with ``stages`` around it."""
-    for stage in reversed(stages):
-        call = partial(stage.model, next=call)
-    return call
-
-
-def compose_tool(stages: Sequence[Stage], call: NextTool) -> NextTool:
-    """Return ``call`` with ``stages`` around it."""
-    for stage in reversed(stages):
-        call = partial(stage.tool, next=call)
-    return call
-
+from .retries import RetryDecision, decide_retry
+from .stage import ModelCall, ModelReply, NextModel, NextTool, Stages, ToolCall
 
 # ---
 # Which search attributes a run may update, and whether its memo: added to replies after the journal stage.
@@ -56,7 +39,7 @@ def needs_search_attributes(call: ModelCall, output: ModelOutput) -> bool:
     """Whether this reply carries the search attributes: the run needs them before its first wait, and renewed later."""
     if call.input.purpose not in ("call", "force_finish"):
         return False
-    return call.input.iteration <= 1 or any(one.approval is not None for one in output.calls)
+    return call.input.iteration <= 1 or any(tool_call.approval is not None for tool_call in output.calls)
 
 
 def attach_search_attributes(call: ModelCall, output: ModelOutput, names: tuple[str, ...] | None) -> ModelOutput:
@@ -72,11 +55,11 @@ logger = logging.getLogger("perdure.worker")
 
 
 class StageInterceptor(Interceptor):
-    """Puts ``stages()``, the first outermost, around the activities whose function ``ours`` accepts."""
+    """Puts ``stages()`` around the activities whose function ``ours`` accepts."""
 
     def __init__(
         self,
-        stages: Callable[[], Sequence[Stage]],
+        stages: Callable[[], Stages],
         ours: Callable[[Callable[..., Any]], bool],
         indexed: FindSearchAttributes | None = None,
     ) -> None:
@@ -99,7 +82,7 @@ class _StageInboundInterceptor(ActivityInboundInterceptor):
     def __init__(
         self,
         next: ActivityInboundInterceptor,
-        stages: Sequence[Stage],
+        stages: Stages,
         ours: Callable[[Callable[..., Any]], bool],
         indexed: FindSearchAttributes | None,
     ) -> None:
@@ -130,8 +113,8 @@ class _StageInboundInterceptor(ActivityInboundInterceptor):
             return await self.next.execute_activity(input)
 
         if isinstance(call, ToolCall):
-            return await compose_tool(self._stages, bare)(call)
-        output = (await compose_model(self._stages, bare)(call)).output
+            return await self._stages.wrap_tool(bare)(call)
+        output = (await self._stages.wrap_model(bare)(call)).output
         if self._find_attributes is None or not needs_search_attributes(call, output):
             return output
         return attach_search_attributes(call, output, await self._find_attributes())

@@ -29,7 +29,7 @@ def build_model_key(task: ModelInput) -> str:
         "closing": _dump_without_defaults(task.closing) if task.closing else None,
         **({} if task.tighter is None else {"tighter": task.tighter}),
         **({} if task.pinned is None else {"pinned": task.pinned.hash}),
-        **({"branches": [_dump_without_defaults(one) for one in task.branches]} if task.branches else {}),
+        **({"branches": [_dump_without_defaults(outcome) for outcome in task.branches]} if task.branches else {}),
         **({} if task.auth_context is None else {"auth_context": task.auth_context}),
         **({} if task.auth_ref is None else {"auth_ref": task.auth_ref}),
     }
@@ -45,7 +45,9 @@ def build_tool_key(task: ToolInput) -> str:
         "call_id": task.call_id,
         "name": task.name,
         "arguments": task.arguments if task.arguments is not None else task.head,
-        **({"answers": [_dump_without_defaults(one, "by", "at") for one in task.answers]} if task.answers else {}),
+        **(
+            {"answers": [_dump_without_defaults(answer, "by", "at") for answer in task.answers]} if task.answers else {}
+        ),
         **({} if task.side is None else {"side": {"kind": task.side.kind, **_dump_without_defaults(task.side)}}),
     }
     return _hash_journal_key(task.scope, task.op, "tool", digest)

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from ..errors import TranscriptCorruptedError
-from ..ports import ModelCall, ModelReply, NextModel, NextTool, ToolCall, TranscriptChain
+from ..ports import TranscriptChain
+from ..tools.context import AuthContext
 from ..types.messages import BlobRef
 from ..types.tool_calls import AfterExternalCall
 from ..types.wire import CallFacts, ToolOutput
 from .journal_keys import build_first_run_key
+from .stage import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 from .transcript import check_store_id, format_unreadable_result
 
 
@@ -30,7 +32,7 @@ class PrepareStage:
         chain: TranscriptChain,
         store_id: str,
         find_agent: Callable[[str], object],
-        authorise: Callable[[CallFacts], Awaitable[object]] | None = None,
+        authorise: Callable[[CallFacts], Awaitable[AuthContext | None]] | None = None,
     ) -> None:
         self._chain = chain
         self._store_id = store_id
@@ -69,7 +71,7 @@ class PrepareStage:
             text = format_unreadable_result(error)
             return side.model_copy(update={"text": text, "blob": None, "is_error": True, "error_type": "ToolError"})
 
-    async def _resolve_auth(self, task: CallFacts) -> object:
+    async def _resolve_auth(self, task: CallFacts) -> AuthContext | None:
         given = task.auth_context is not None or task.auth_ref is not None
         return await self._authorise(task) if given and self._authorise is not None else None
 

@@ -1,16 +1,11 @@
-"""Heartbeats of an activity, the budget stage (limits of a model call over its attempts), and the retry decision."""
+"""Retries: the budget stage (limits of a model call over its attempts), and the decision on a failed attempt."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from time import monotonic
-from types import TracebackType
-
-from pydantic_core import to_jsonable_python
-from temporalio import activity
 
 from ..errors import (
     AgentNotFoundError,
@@ -20,133 +15,11 @@ from ..errors import (
     ProviderTimeoutError,
     ToolsetError,
 )
-from ..ports import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 from ..tools.results import CUT
 from ..types.limits import LONGEST_SECONDS, Limits
 from ..types.messages import clean_text
-from ..types.wire import ToolOutput
-
-HEARTBEAT_INTERVAL = 0.5
-"""Seconds between heartbeats: a cancellation arrives with the response to one, and an interrupt is to stop a call
-within a second. A tenth of the timeout (workflows/options.py), and what the SDK lets through (worker/plugin.py)."""
-
-_AGENT_MISSING_SINCE = "agent missing since"
-
-_current_heartbeat: ContextVar[Heartbeat | None] = ContextVar("perdure_heartbeat", default=None)
-
-
-class Heartbeat:
-    """``async with Heartbeat():`` heartbeats until the end of the block; its details say why the activity waits."""
-
-    def __init__(self) -> None:
-        self._details: tuple[object, ...] = ()
-        self._values: dict[str, int] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def __aenter__(self) -> Heartbeat:
-        self._token = _current_heartbeat.set(self)
-        self._heartbeat = activity.heartbeat
-        for (
-            details
-        ) in activity.info().heartbeat_details:  # of the previous attempt, which includes the values of earlier ones
-            if isinstance(details, dict) and isinstance(kept := details.get("kept"), dict):
-                self._values = {name: value for name, value in kept.items() if isinstance(value, int)}
-        self._context = copy_context()  # the activity's: heartbeat() finds its activity there
-        self._schedule_tick()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        _current_heartbeat.reset(self._token)
-
-    def set_details(self, *details: object) -> None:
-        """Set the details of the next heartbeats; shown as the reason of a stuck run."""
-        self._details = details
-
-    def get_value(self, name: str) -> int:
-        """Return what :meth:`set_value` stored in this attempt or an earlier one; 0 by default."""
-        return self._values.get(name, 0)
-
-    def set_value(self, name: str, value: int) -> None:
-        """Store ``value`` for this attempt and the next ones."""
-        if self._values.get(name, 0) != value:
-            self._values[name] = value
-            self._context.run(self._send)
-
-    def build_reporter(self) -> Callable[..., None]:
-        """Return a function that sets the author's details and heartbeats at once; callable from any thread."""
-        loop = asyncio.get_running_loop()
-
-        def report(*details: object) -> None:
-            # Encode here, where the author's code sees the error: a heartbeat that cannot be encoded cancels its
-            # activity.
-            plain = tuple(to_jsonable_python(detail) for detail in details)
-            loop.call_soon_threadsafe(self._send_details, plain, context=self._context)
-
-        return report
-
-    def _send_details(self, details: tuple[object, ...]) -> None:
-        self._details = details
-        self._send()
-
-    def _schedule_tick(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL, self._tick, context=self._context)
-
-    def _tick(self) -> None:
-        self._send()
-        self._schedule_tick()
-
-    def _send(self) -> None:
-        self._heartbeat(*self._details, *([{"kept": self._values}] if self._values else []))
-
-
-def report_waiting(reason: str) -> None:
-    """Report why the current activity, if there is one, waits, in its heartbeats; "" when it no longer does."""
-    if (current := _current_heartbeat.get()) is not None:
-        current.set_details(*([{"waiting": reason}] if reason else []))
-
-
-def get_attempt_value(name: str) -> int | None:
-    """Return the value that the attempts of the current activity stored under ``name``; None outside an activity."""
-    current = _current_heartbeat.get()
-    return None if current is None else current.get_value(name)
-
-
-def set_attempt_value(name: str, value: int) -> bool:
-    """Store ``value`` for the current activity's next attempts. Return whether there is an activity."""
-    if (current := _current_heartbeat.get()) is not None:
-        current.set_value(name, value)
-    return current is not None
-
-
-def measure_agent_missing(error: Exception) -> float:
-    """Return the seconds since the first of the activity's attempts that did not find its agent; this one has failed
-    with ``error``. Uses the server's clock: each attempt may run on another machine."""
-    if (current := _current_heartbeat.get()) is None:
-        return 0.0
-    now, since = activity.info().started_time.timestamp(), 0
-    if isinstance(error, AgentNotFoundError):
-        since = current.get_value(_AGENT_MISSING_SINCE) or int(now)
-    current.set_value(_AGENT_MISSING_SINCE, since)
-    return now - since if since else 0.0
-
-
-def build_heartbeat_reporter() -> Callable[..., None]:
-    """Return the function behind a tool's ``ctx.heartbeat``; outside an activity it does nothing."""
-    current = _current_heartbeat.get()
-    return current.build_reporter() if current is not None else _ignore_heartbeat
-
-
-def _ignore_heartbeat(*details: object) -> None:
-    """No activity, no heartbeat."""
-
-
-# ---
-# The budget stage: limits of one model call over all its attempts (``Limits``); past them the last error fails the run.
-
+from .heartbeat import get_attempt_value, set_attempt_value
+from .stage import ModelReply, NextRequest, RequestCall
 
 FAILED_ATTEMPTS_KEY = "failed_attempts"
 """Name of the count of failed attempts in the heartbeats of a model call. Temporal keeps the last details of an attempt
@@ -168,10 +41,8 @@ class BudgetStage:
         self._failed_attempts: dict[str, int] = {}
         """Counts by call, where no Temporal heartbeats keep them (``perdure.testing``)."""
 
-    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+    async def model(self, call: RequestCall, next: NextRequest) -> ModelReply:
         """See the class."""
-        if call.input.purpose == "close":
-            return await next(call)
         limits = self._find_limits(call.input.agent)
         whole = limits.call_seconds
         left = whole if whole is None or call.attempt == 1 else max(0.0, whole - _measure_elapsed(call))
@@ -194,17 +65,13 @@ class BudgetStage:
                 raise _mark_final(error, why) from None
             raise
 
-    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Tools count their own attempts, in the journal."""
-        return await next(call)
-
-    def _count_failed_attempts(self, call: ModelCall, *, obeyed: bool) -> int:
+    def _count_failed_attempts(self, call: RequestCall, *, obeyed: bool) -> int:
         """Count the failed attempts, including this one unless the wait that the provider asks for is ``obeyed``."""
-        of_call = call.owner.rpartition("/")[0]
-        before = get_attempt_value(FAILED_ATTEMPTS_KEY)
-        failed = (self._failed_attempts.get(of_call, 0) if before is None else before) + (not obeyed)
+        call_id = call.owner.rpartition("/")[0]
+        counted = get_attempt_value(FAILED_ATTEMPTS_KEY)
+        failed = (self._failed_attempts.get(call_id, 0) if counted is None else counted) + (not obeyed)
         if not set_attempt_value(FAILED_ATTEMPTS_KEY, failed):
-            self._failed_attempts[of_call] = failed
+            self._failed_attempts[call_id] = failed
         return failed
 
 
@@ -215,8 +82,8 @@ def bound_wait(error: ProviderError, longest: float) -> bool:
     if asked is None or asked <= longest:
         return False
     error.retry_after = longest
-    waits = f"the provider asks to wait {_format_seconds(asked)}, and retry_wait allows {_format_seconds(longest)}"
-    error.message = f"{waits}: {error.message}"
+    reason = f"the provider asks to wait {_format_seconds(asked)}, and retry_wait allows {_format_seconds(longest)}"
+    error.message = f"{reason}: {error.message}"
     error.args = (error.message,)
     return True
 
@@ -242,7 +109,7 @@ def _mark_final(error: ProviderError, spent: str) -> ProviderError:
     return error
 
 
-def _measure_elapsed(call: ModelCall) -> float:
+def _measure_elapsed(call: RequestCall) -> float:
     """Return the seconds since the first attempt was scheduled."""
     return monotonic() - call.scheduled
 
@@ -303,14 +170,14 @@ def decide_retry(error: Exception, attempt: int, missing: float = 0.0) -> RetryD
     An error other than a ``PerdureError`` is a fault in the engine or in an author's prompt function: it is retried,
     up to ``UNEXPECTED_ATTEMPTS``.
     """
-    most = {
+    max_attempts = {
         ProviderError: UNEXPECTED_ATTEMPTS,  # of unknown kind
         ProviderTimeoutError: SILENT_ATTEMPTS,
         ToolsetError: TOOLSET_ATTEMPTS,
     }.get(type(error))
     if not isinstance(error, PerdureError):
         return RetryDecision(type(error).__name__, _truncate_failure_text(str(error)), attempt < UNEXPECTED_ATTEMPTS)
-    retry = error.retryable and (most is None or attempt < most)
+    retry = error.retryable and (max_attempts is None or attempt < max_attempts)
     if isinstance(error, AgentNotFoundError):
         retry = missing < AGENT_SECONDS
     delay = error.retry_after if isinstance(error, ProviderError) else None

@@ -17,12 +17,12 @@ from ..errors import AbortError
 from ..hooks import AuthorRunner, Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks
 from ..hooks.dispatch import extract_file_blobs, is_same_json, read_hook_arguments
 from ..hooks.hook import TOOL_HOOK_EVENTS
-from ..ports import NextTool, ToolCall
 from ..tools import ArgumentsError, Tool, ToolContext, format_error, read_result
 from ..tools.memory import MemoryWrites
 from ..types.messages import FilePart, Message, ToolResultPart, clean_text
 from ..types.tool_calls import AfterExternalCall, ExternalCallHooks
 from ..types.wire import ToolOutput
+from .stage import NextTool, ToolCall
 
 logger = logging.getLogger("perdure.worker")
 
@@ -38,8 +38,12 @@ class ToolContextFactory(Protocol):
         ...
 
 
-class ToolHookRunner:
-    """See :class:`~perdure.stages.hooks.HookStage`."""
+class ToolHookStage:
+    """Runs the hooks of the worker, then the agent's, then the tool's around the bare call.
+
+    ``run`` calls an author's function on the author's side; ``find_agent``, ``find_tool`` and ``contexts`` return the
+    agent, the tool and the context of a call.
+    """
 
     def __init__(
         self,
@@ -47,20 +51,20 @@ class ToolHookRunner:
         find_agent: Callable[[str], Agent],
         find_tool: FindTool,
         contexts: ToolContextFactory,
-        worker: HookSet,
+        worker: HookSet | None = None,
     ) -> None:
         self._run_author_code = run
         self._find_agent = find_agent
         self._find_tool = find_tool
         self._build_context = contexts
-        self._worker_hooks = worker
+        self._worker_hooks = HookSet() if worker is None else worker
 
-    async def run_around(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Run the hooks around ``next``."""
+    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
+        """Around a tool call."""
         agent = self._find_agent(call.input.agent)
         tool = self._find_tool(call.input.agent, call.input.name)
-        sets = [some for some in (self._worker_hooks, agent.hooks, *([tool.hooks] if tool is not None else [])) if some]
-        hooks = {event: tuple(hook for some in sets for hook in some.on(event)) for event in TOOL_HOOK_EVENTS if sets}
+        sets = [each for each in (self._worker_hooks, agent.hooks, *([tool.hooks] if tool is not None else [])) if each]
+        hooks = {event: tuple(hook for each in sets for hook in each.on(event)) for event in TOOL_HOOK_EVENTS if sets}
         if not any(hooks.values()):
             return await next(call)
         context = self._build_context(call, call.hook_writes)
@@ -99,7 +103,7 @@ class _ToolCallHooks:
         if (
             call.changed_by is not None
             and call.check_arguments is not None
-            and (refused := await call.check_arguments()) is not None
+            and (refused := await call.check_arguments(call.changed_by.name)) is not None
         ):
             return refused
         call.before_hook_writes = (
@@ -115,17 +119,17 @@ class _ToolCallHooks:
         if not output.is_error:
             self._context.memory.absorb(call.memory_writes)
             call.memory_writes.clear()
-        ran = f"{name} {'failed' if output.is_error else 'was run'}, and its result cannot be shown"
+        failed_after = f"{name} {'failed' if output.is_error else 'was run'}, and its result cannot be shown"
         try:
             await self._run_error_hooks(call)
             return output if output.status == "aborted" else await self._run_after_hooks(call, output)
         except asyncio.CancelledError:
             if call.input.idempotent or has_run:  # only hooks run, which may run again
                 raise
-            text = f"Cancelled: {ran}: the call was cancelled before its hooks had ended"
+            text = f"Cancelled: {failed_after}: the call was cancelled before its hooks had ended"
             return ToolOutput(key=call.key, content=text, is_error=True, status="cancelled")
         except Exception as error:
-            return _build_hook_failure(call, error, ran)
+            return _build_hook_failure(call, error, failed_after)
 
     def _build_around(self) -> ExternalCallHooks:
         """Build the plan of the hooks that run when the result comes back."""
@@ -133,7 +137,7 @@ class _ToolCallHooks:
 
     async def _read_context(self) -> None:
         """Convert ``ctx.context`` to the agent's type, on the author's side: its validators are the author's code."""
-        if self._agent.has_context and any("ctx" in hook.takes for some in self._hooks.values() for hook in some):
+        if self._agent.has_context and any("ctx" in hook.takes for hooks in self._hooks.values() for hook in hooks):
             name = f"context of agent {self._agent.name}"
             self._context.context = await self._run_author_code(name, self._agent.read_context, self._context.context)
 
@@ -144,12 +148,12 @@ class _ToolCallHooks:
 
         def take(hook: Hook, returned: Any, given: HookArguments) -> bool:
             nonlocal before
-            found = read_hook_arguments(hook, returned, given["arguments"])
-            if isinstance(found, Veto):
-                vetoes.append(found)
-            elif returned is not None or not is_same_json(found, before):  # returned, or changed in place
-                given["arguments"], call.changed_by = found, hook
-                before = copy.deepcopy(found)
+            changed = read_hook_arguments(hook, returned, given["arguments"])
+            if isinstance(changed, Veto):
+                vetoes.append(changed)
+            elif returned is not None or not is_same_json(changed, before):  # returned, or changed in place
+                given["arguments"], call.changed_by = changed, hook
+                before = copy.deepcopy(changed)
             return bool(vetoes)
 
         def undo(given: HookArguments) -> None:
@@ -203,8 +207,8 @@ class _ToolCallHooks:
         result: ToolResultPart = given["result"]
         if result is before:
             return output
-        said = {"content": result.content, "is_error": result.is_error, "files": result.files}
-        return output.model_copy(update=said)
+        update = {"content": result.content, "is_error": result.is_error, "files": result.files}
+        return output.model_copy(update=update)
 
     def _merge_hook_result(self, call: ToolCall, before: ToolResultPart, returned: Any) -> ToolResultPart:
         """Merge what a hook returned into the result: a ``ToolResultPart``, or a value as a tool returns it. With such
@@ -216,8 +220,8 @@ class _ToolCallHooks:
             text, files, is_error = result.text, tuple(file.part for file in result.files), before.is_error
         (message,), blobs = extract_file_blobs([Message(role="tool", parts=files)])
         call.blobs += blobs
-        kept = tuple(part for part in message.parts if isinstance(part, FilePart))
-        return before.model_copy(update={"content": text, "files": kept, "is_error": is_error})
+        file_parts = tuple(part for part in message.parts if isinstance(part, FilePart))
+        return before.model_copy(update={"content": text, "files": file_parts, "is_error": is_error})
 
     def _build_hook_arguments(self, call: ToolCall) -> HookArguments:
         task = call.input

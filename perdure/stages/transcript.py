@@ -16,26 +16,20 @@ from pydantic import ValidationError
 from ..agent.xml import to_xml
 from ..errors import StoreMismatchError, TranscriptCorruptedError
 from ..loop.finish import REMINDER_ID, build_output
+from ..loop.refused_content import find_last_withheld
 from ..loop.transcript import build_closing_messages
-from ..ports import (
-    Blob,
-    BranchConversation,
-    Commit,
-    Journal,
-    ModelCall,
-    ModelReply,
-    NextModel,
-    NextTool,
-    Node,
-    RunRow,
-    Runs,
-    ToolCall,
-    TranscriptChain,
-    TurnRow,
-)
-from ..types.files import decode_file_data
+from ..ports import Blob, Commit, Journal, Node, RunRow, Runs, TranscriptChain, TurnRow
 from ..types.interface import Response, parse_output
-from ..types.messages import BlobRef, ContentPart, FilePart, Message, TextPart, ToolResultPart
+from ..types.messages import (
+    BlobRef,
+    ContentPart,
+    FilePart,
+    Message,
+    TextPart,
+    ToolResultPart,
+    Withheld,
+    decode_file_data,
+)
 from ..types.plain_json import measure_json
 from ..types.subagents import BranchOutcome, BranchRequest, TellCall
 from ..types.tool_calls import AnsweredCall, Call, CallbackCall, RefusedCall, RemoteCall, SubagentCall
@@ -50,8 +44,10 @@ from ..types.wire import (
     NewMessage,
     NewResult,
     ToolOutput,
+    is_large_text,
 )
 from .journal_keys import parse_outcome
+from .stage import BranchConversation, ConversationCall, ModelCall, ModelReply, NextConversation, share_fields
 
 # ---
 # Branches of a step: forked conversations become nodes, and long texts become blobs.
@@ -59,7 +55,7 @@ from .journal_keys import parse_outcome
 
 async def resolve_branch_outcomes(chain: TranscriptChain, outcomes: Sequence[BranchOutcome]) -> list[BranchOutcome]:
     """Return ``outcomes`` with the answers loaded from blobs. Raises ``TranscriptCorruptedError``."""
-    return [await _resolve_branch_outcome(chain, one) for one in outcomes]
+    return [await _resolve_branch_outcome(chain, outcome) for outcome in outcomes]
 
 
 async def _resolve_branch_outcome(chain: TranscriptChain, outcome: BranchOutcome) -> BranchOutcome:
@@ -69,40 +65,40 @@ async def _resolve_branch_outcome(chain: TranscriptChain, outcome: BranchOutcome
 
 
 def build_branches_reply(
-    chain: TranscriptChain, store_id: str, call: ModelCall, reply: ModelReply, sent: Sequence[Blob]
+    chain: TranscriptChain, store_id: str, call: ConversationCall, reply: ModelReply, message_blobs: Sequence[Blob]
 ) -> ModelReply:
     """Complete ``reply``, whose step waits for branches: each branch gets the head of its conversation, and the run
     keeps its own head.
 
-    ``sent``: the files of messages that are new since the head.
+    ``message_blobs``: the files of messages that are new since the head.
     """
     nodes: dict[str, Node] = {}
-    blobs = [*sent, *call.blobs]
+    blobs = [*message_blobs, *call.blobs]
 
     def head(fork: BranchConversation | None) -> str | None:
         if fork is None or not fork.messages:
             return fork.head if fork is not None else None
-        node, more = chain.extend(fork.head, fork.messages)
+        node, node_blobs = chain.extend(fork.head, fork.messages)
         if node.hash not in nodes:
             chain.remember(node, fork.messages)
             nodes[node.hash] = node
-            blobs.extend(more)
+            blobs.extend(node_blobs)
         return node.hash
 
-    asked = tuple(
-        _move_branch_message_to_blob(one, blobs).model_copy(update={"head": head(fork)})
-        for one, fork in zip(reply.output.branches, reply.branch_conversations, strict=True)
+    branches = tuple(
+        _move_branch_message_to_blob(branch, blobs).model_copy(update={"head": head(fork)})
+        for branch, fork in zip(reply.output.branches, reply.branch_conversations, strict=True)
     )
-    output = reply.output.model_copy(update={"branches": asked, "head": call.head, "store_id": store_id})
+    output = reply.output.model_copy(update={"branches": branches, "head": call.head, "store_id": store_id})
     return replace(reply, output=output, commit=Commit(list(nodes.values()), blobs))
 
 
-def _move_branch_message_to_blob(asked: BranchRequest, blobs: list[Blob]) -> BranchRequest:
+def _move_branch_message_to_blob(branch: BranchRequest, blobs: list[Blob]) -> BranchRequest:
     """Replace a message above ``INLINE_BYTES`` by a reference, to keep it out of history; add its blob to ``blobs``."""
-    if asked.message is None or len(asked.message.encode()) <= INLINE_BYTES:
-        return asked
-    blobs.append(Blob.from_content(asked.message))
-    return asked.model_copy(update={"message": None, "blob": blobs[-1].ref})
+    if branch.message is None or not is_large_text(branch.message):
+        return branch
+    blobs.append(Blob.from_content(branch.message))
+    return branch.model_copy(update={"message": None, "blob": blobs[-1].ref})
 
 
 # ---
@@ -124,10 +120,10 @@ def build_run_row(call: ModelCall, output: ModelOutput) -> RunRow:
 def build_turn_row(call: ModelCall, output: ModelOutput) -> TurnRow | None:
     """Build the row of the turn if it took messages (maybe after its answer) or has ended; else None."""
     task = call.input
-    heard = [item for item in task.new if isinstance(item, NewMessage) and item.id != REMINDER_ID]
-    ids = tuple(item.id for item in heard if item.id)
+    messages = [item for item in task.new if isinstance(item, NewMessage) and item.id != REMINDER_ID]
+    ids = tuple(item.id for item in messages if item.id)
     ended = task.closing is not None or output.finish is not None
-    if not task.task_id or not (heard or ended):
+    if not task.task_id or not (messages or ended):
         return None
     status = "running"
     if ended:
@@ -143,16 +139,16 @@ def _encode_response(task: ModelInput, output: ModelOutput) -> bytes | None:
     None before there is an answer or an ending."""
     closing = task.closing
     if closing is not None:
-        why = {"error_type": closing.error_type, "error": closing.error} if closing.error_type else {}
-        return _encode_readable_json({**(closing.response or {}), "head": output.head, **why})
+        failure = {"error_type": closing.error_type, "error": closing.error} if closing.error_type else {}
+        return _encode_readable_json({**(closing.response or {}), "head": output.head, **failure})
     finish, blob = output.finish, output.answer_blob
     if finish is None:
         return None
-    said = build_output(finish.content, typed=finish.typed, called=finish.called, protocol=output.limits.protocol)
+    value = build_output(finish.content, typed=finish.typed, called=finish.called, protocol=output.limits.protocol)
     answer = Response(
         content=finish.content,
         blob=blob,
-        output=None if blob else said,
+        output=None if blob else value,
         typed=finish.typed,
         iterations=task.iteration,
         usage=task.used + output.usage,
@@ -280,7 +276,7 @@ class TranscriptStage:
         self._runs = runs
         self._store_id = store_id
 
-    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+    async def model(self, call: ModelCall, next: NextConversation) -> ModelReply:
         """Give the call its conversation, and the reply its head and its commit.
 
         Raises ``StoreMismatchError``, ``TranscriptCorruptedError``.
@@ -289,54 +285,68 @@ class TranscriptStage:
         check_store_id(task, self._store_id)
         if task.purpose == "remind":
             return await self._run_without_node(call, next)
-        sent = self._create_incoming_messages(task)
-        call.new_messages = await self._build_new_messages(task, sent)
-        call.head = head = await self._read_last_head(task) if task.resume else task.head
-        if task.purpose != "close":  # an ending calls no model, and must be possible on a corrupt chain
-            call.prefix = await self._chain.load(head)
-        behind = call.prefix or await self._load_preceding_messages(head, call.new_messages)
-        fresh = _drop_recorded_messages(behind, call.new_messages) if task.resume else call.new_messages
-        if task.purpose != "compact":  # calls that are open stay open after a compaction
-            call.new_messages = [*build_closing_messages(behind, fresh), *fresh]
-        if task.purpose != "close":
-            known = {blob.hash: blob.body for blob in sent.blobs}
-            call.files = await self._chain.load_files([*call.prefix, *call.new_messages], known)
-            call.branches = await resolve_branch_outcomes(self._chain, task.branches)
-        reply = await next(call)
+        incoming = self._create_incoming_messages(task)
+        conversation = await self._load_conversation(call, incoming)
+        reply = await next(conversation)
         if reply.output.branches:
-            return build_branches_reply(self._chain, self._store_id, call, reply, sent.blobs)
-        said = [
-            *self._build_system_messages(call, reply),
-            *call.new_messages,
+            return build_branches_reply(self._chain, self._store_id, conversation, reply, incoming.blobs)
+        reply.new_withheld = _find_new_withheld(conversation, reply)
+        messages = [
+            *self._build_system_messages(conversation, reply),
+            *conversation.new_messages,
             *([reply.message] if reply.message else []),
             *_build_answered_results(reply),
         ]
-        blobs = [*sent.blobs, *call.blobs]
+        blobs = [*incoming.blobs, *call.blobs]
         nodes: list[Node] = []
+        head = conversation.head
         if reply.rewritten_messages:
             head = self._extend_chain(None, reply.rewritten_messages, nodes, blobs)
-        if said:
-            head = self._extend_chain(head, said, nodes, blobs)
-        kept = {"head": head, "store_id": self._store_id, "compact": reply.compaction_due or None}
-        reply.output = _move_large_output_to_blobs(reply.output, blobs, kept)
+        if messages:
+            head = self._extend_chain(head, messages, nodes, blobs)
+        update = {"head": head, "store_id": self._store_id, "compact": reply.compaction_due or None}
+        reply.output = _move_large_output_to_blobs(reply.output, blobs, update)
         run, turn = build_run_row(call, reply.output), build_turn_row(call, reply.output)
         reply.commit = Commit(nodes, blobs, run=run, turn=turn)
         return reply
 
-    async def _run_without_node(self, call: ModelCall, next: NextModel) -> ModelReply:
+    async def _run_without_node(self, call: ModelCall, next: NextConversation) -> ModelReply:
         """Run a call that adds nothing to the conversation (a reminder)."""
-        call.prefix = await self._chain.load(call.input.head)
-        reply = await next(call)
-        reply.output = reply.output.model_copy(update={"head": call.input.head, "store_id": self._store_id})
+        head = call.input.head
+        reply = await next(ConversationCall(**share_fields(call), head=head, prefix=await self._chain.load(head)))
+        reply.output = reply.output.model_copy(update={"head": head, "store_id": self._store_id})
         return reply
 
-    def _extend_chain(self, head: str | None, said: Sequence[Message], nodes: list[Node], blobs: list[Blob]) -> str:
-        """Build the node of ``said`` behind ``head``; add it to ``nodes``, and its blobs to ``blobs``. Return the new
-        head."""
-        node, more = self._chain.extend(head, said)
-        self._chain.remember(node, said)
+    async def _load_conversation(self, call: ModelCall, incoming: IncomingMessages) -> ConversationCall:
+        """Load the transcript up to the call's head, and build the new messages after it."""
+        task = call.input
+        new_messages = await self._build_new_messages(task, incoming)
+        head = await self._read_last_head(task) if task.resume else task.head
+        if task.purpose == "close":  # an ending calls no model, and must be possible on a corrupt chain
+            before = await self._load_preceding_messages(head, new_messages)
+            return ConversationCall(
+                **share_fields(call), head=head, new_messages=_close_open_calls(task, before, new_messages)
+            )
+        prefix = await self._chain.load(head)
+        if task.purpose != "compact":  # calls that are open stay open after a compaction
+            new_messages = _close_open_calls(task, prefix, new_messages)
+        known = {blob.hash: blob.body for blob in incoming.blobs}
+        return ConversationCall(
+            **share_fields(call),
+            head=head,
+            prefix=prefix,
+            new_messages=new_messages,
+            files=await self._chain.load_files([*prefix, *new_messages], known),
+            branches=await resolve_branch_outcomes(self._chain, task.branches),
+        )
+
+    def _extend_chain(self, head: str | None, messages: Sequence[Message], nodes: list[Node], blobs: list[Blob]) -> str:
+        """Build the node of ``messages`` behind ``head``, and return its hash; add it to ``nodes``, its blobs to
+        ``blobs``."""
+        node, node_blobs = self._chain.extend(head, messages)
+        self._chain.remember(node, messages)
         nodes.append(node)
-        blobs += more
+        blobs += node_blobs
         return node.hash
 
     def _create_incoming_messages(self, task: ModelInput) -> IncomingMessages:
@@ -356,18 +366,14 @@ class TranscriptStage:
         row = await self._runs.get_run(task.context_id)
         return row.head if row is not None and row.head is not None else task.head
 
-    async def _load_preceding_messages(self, head: str | None, fresh: list[Message]) -> list[Message]:
-        """Load the messages before ``fresh``, in which an ending closes open calls; empty if they cannot be read."""
+    async def _load_preceding_messages(self, head: str | None, new_messages: list[Message]) -> list[Message]:
+        """Load the messages before ``new_messages``, in which an ending closes open calls; empty if unreadable."""
         try:
-            return await self._chain.load(head) if fresh else []
+            return await self._chain.load(head) if new_messages else []
         except TranscriptCorruptedError:
             return []
 
-    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Nothing to do: the next model call reads the result by its journal key."""
-        return await next(call)
-
-    async def _build_new_messages(self, task: ModelInput, sent: IncomingMessages) -> list[Message]:
+    async def _build_new_messages(self, task: ModelInput, incoming: IncomingMessages) -> list[Message]:
         """Build messages of the new items: neighbouring results become one message, in the order of their calls."""
         ending = task.purpose == "close"
         keys = [item.key for item in task.new if isinstance(item, NewResult) and item.key is not None]
@@ -381,7 +387,7 @@ class TranscriptStage:
             if results:
                 messages.append(Message(role="tool", parts=tuple(results)))
                 results = []
-            messages.append(await sent.build_message(item))
+            messages.append(await incoming.build_message(item))
         if results:
             messages.append(Message(role="tool", parts=tuple(results)))
         return messages
@@ -389,17 +395,17 @@ class TranscriptStage:
     async def _build_tool_result(self, item: NewResult, recorded: dict[str, bytes], *, ending: bool) -> ToolResultPart:
         """Build the part of a result. Raises ``TranscriptCorruptedError`` for a result that cannot be read; in an
         ending, and for a blob that a client has named, the part says so instead."""
-        said: dict[str, Any] = {"content": item.text or "", "is_error": item.is_error}
+        update: dict[str, Any] = {"content": item.text or "", "is_error": item.is_error}
         try:
             if item.blob is not None:
-                said["content"] = await self._chain.resolve_blob(item.blob)
+                update["content"] = await self._chain.resolve_blob(item.blob)
             elif item.key is not None:
-                said |= await self._read_recorded_result(item, item.key, recorded)
+                update |= await self._read_recorded_result(item, item.key, recorded)
         except TranscriptCorruptedError as error:
             if not ending and not (item.blob is not None and item.answered_by is not None):
                 raise  # for a missing blob that a client has named, the model gets an error: nothing is lost
-            said |= {"content": format_unreadable_result(error), "is_error": True}
-        return ToolResultPart(call_id=item.call_id, name=item.name, answered_by=item.answered_by or None, **said)
+            update |= {"content": format_unreadable_result(error), "is_error": True}
+        return ToolResultPart(call_id=item.call_id, name=item.name, answered_by=item.answered_by or None, **update)
 
     async def _read_recorded_result(self, item: NewResult, key: str, recorded: dict[str, bytes]) -> dict[str, Any]:
         if key not in recorded:
@@ -411,7 +417,7 @@ class TranscriptStage:
         text = await self._chain.resolve_blob(output.blob) if output.blob else output.content or ""
         return {"content": text, "is_error": output.is_error, "files": output.files}
 
-    def _build_system_messages(self, call: ModelCall, reply: ModelReply) -> list[Message]:
+    def _build_system_messages(self, call: ConversationCall, reply: ModelReply) -> list[Message]:
         """Return the system prompt as a message if it differs from the last one in the transcript."""
         if reply.system is None:
             return []
@@ -421,24 +427,43 @@ class TranscriptStage:
 
 def _build_answered_results(reply: ModelReply) -> Iterator[Message]:
     """Build the message of the results of calls that the engine answered itself; it follows the reply."""
-    answered = [(call, how) for call in reply.output.calls if isinstance(how := call.disposition, AnsweredCall)]
+    answered = [
+        (call, disposition) for call in reply.output.calls if isinstance(disposition := call.disposition, AnsweredCall)
+    ]
     if answered:
         yield Message(
             role="tool",
             parts=tuple(
-                ToolResultPart(call_id=call.id, name=call.name, content=how.text, is_error=how.is_error)
-                for call, how in answered
+                ToolResultPart(call_id=call.id, name=call.name, content=disposition.text, is_error=disposition.is_error)
+                for call, disposition in answered
             ),
         )
 
 
-def _drop_recorded_messages(behind: Sequence[Message], fresh: Sequence[Message]) -> list[Message]:
-    """Return ``fresh`` without the messages whose ids are already in the conversation.
+def _close_open_calls(task: ModelInput, before: Sequence[Message], new_messages: list[Message]) -> list[Message]:
+    """Return ``new_messages`` after results for the calls that are still open in the conversation ``before`` them.
+
+    In the first call of a new execution, messages that are already recorded are left out.
+    """
+    if task.resume:
+        new_messages = _drop_recorded_messages(before, new_messages)
+    return [*build_closing_messages(before, new_messages), *new_messages]
+
+
+def _find_new_withheld(call: ConversationCall, reply: ModelReply) -> list[Withheld]:
+    """Return the content that this reply's request is the first to lack."""
+    withheld = reply.message.withheld if reply.message is not None else ()
+    known = {each.key for each in find_last_withheld([*call.prefix, *call.new_messages])} if withheld else ()
+    return [each for each in withheld if each.key not in known]
+
+
+def _drop_recorded_messages(before: Sequence[Message], new_messages: Sequence[Message]) -> list[Message]:
+    """Return ``new_messages`` without the messages whose ids are already in the conversation.
 
     A worker that was lost may have recorded the first call of a new execution, without the workflow knowing.
     """
-    heard = {message.id for message in behind if message.role == "user" and message.id}
-    return [message for message in fresh if message.role != "user" or message.id not in heard]
+    known_ids = {message.id for message in before if message.role == "user" and message.id}
+    return [message for message in new_messages if message.role != "user" or message.id not in known_ids]
 
 
 def format_unreadable_result(error: TranscriptCorruptedError) -> str:
@@ -455,11 +480,11 @@ def check_store_id(task: CallFacts, store_id: str) -> None:
         )
 
 
-def _move_large_output_to_blobs(output: ModelOutput, blobs: list[Blob], kept: dict[str, Any]) -> ModelOutput:
-    """Return ``output`` updated with ``kept``, and with large text and arguments replaced by references, to keep them
+def _move_large_output_to_blobs(output: ModelOutput, blobs: list[Blob], update: dict[str, Any]) -> ModelOutput:
+    """Return ``output`` updated with ``update``, and with large text and arguments replaced by references, to keep them
     out of history. Adds their blobs to ``blobs``."""
-    output = output.model_copy(update=kept | {"calls": tuple(_omit_large_call_arguments(output.calls, blobs))})
-    large = _is_large_text(output.text)
+    output = output.model_copy(update=update | {"calls": tuple(_omit_large_call_arguments(output.calls, blobs))})
+    large = is_large_text(output.text)
     if output.finish is not None and (output.limits.protocol == "tool" or not large):
         return _move_answer_and_text_to_blobs(output, output.finish, blobs)
     if not large:
@@ -474,40 +499,36 @@ def _move_large_output_to_blobs(output: ModelOutput, blobs: list[Blob], kept: di
 def _move_answer_and_text_to_blobs(output: ModelOutput, finish: FinalAnswer, blobs: list[Blob]) -> ModelOutput:
     """The same where the answer differs from the reply's text, as a hook or a validator may have changed it."""
     update: dict[str, Any] = {}
-    if _is_large_text(finish.content):
+    if is_large_text(finish.content):
         blobs.append(Blob.from_content(finish.content))
         update["finish"] = finish.model_copy(update={"content": "", "blob": blobs[-1].ref})
-    if _is_large_text(output.text):
+    if is_large_text(output.text):
         blobs.append(Blob.from_content(output.text))
         update |= {"text": "", "blob": blobs[-1].ref}
     return output.model_copy(update=update) if update else output
-
-
-def _is_large_text(text: str) -> bool:
-    return len(text) * 4 > INLINE_BYTES and len(text.encode()) > INLINE_BYTES
 
 
 def _omit_large_call_arguments(calls: Iterable[Call], blobs: list[Blob]) -> Iterator[Call]:
     """Remove arguments that are too large, each or all together: they are read from the transcript node instead, and a
     subagent's message from a blob. The process that runs a remote or callback tool can read neither: its arguments are
     sent whole, or the call is refused."""
-    left = far = OUTPUT_BYTES
+    left = remote_left = OUTPUT_BYTES
     for call in calls:
-        found = measure_json(call.arguments)
-        if isinstance(how := call.disposition, RemoteCall | CallbackCall):
-            found += measure_json(how.model_dump(mode="json")) if isinstance(how, CallbackCall) else 0
-            if found > min(REMOTE_BYTES, far):
-                whose = "remote" if isinstance(how, RemoteCall) else "callback"
-                text = f"not run: its arguments have {found:,} bytes; a {whose} tool takes up to {REMOTE_BYTES:,}"
+        size = measure_json(call.arguments)
+        if isinstance(disposition := call.disposition, RemoteCall | CallbackCall):
+            size += measure_json(disposition.model_dump(mode="json")) if isinstance(disposition, CallbackCall) else 0
+            if size > min(REMOTE_BYTES, remote_left):
+                kind = "remote" if isinstance(disposition, RemoteCall) else "callback"
+                text = f"not run: its arguments have {size:,} bytes; a {kind} tool takes up to {REMOTE_BYTES:,}"
                 call = call.model_copy(update={"arguments": None, "disposition": RefusedCall(text=text)})
             else:
-                far -= found
-        elif found > INLINE_BYTES or found > left:
+                remote_left -= size
+        elif size > INLINE_BYTES or size > left:
             call = call.model_copy(update={"arguments": None})
-            if isinstance(how, SubagentCall | TellCall):
-                blobs.append(Blob.from_content(how.message))
-                how = how.model_copy(update={"message": "", "blob": blobs[-1].ref})
-                call = call.model_copy(update={"disposition": how})
+            if isinstance(disposition, SubagentCall | TellCall):
+                blobs.append(Blob.from_content(disposition.message))
+                disposition = disposition.model_copy(update={"message": "", "blob": blobs[-1].ref})
+                call = call.model_copy(update={"disposition": disposition})
         else:
-            left -= found
+            left -= size
         yield call

@@ -1,26 +1,34 @@
-"""The tables of the store, and SQLAlchemy Core statements compiled once per dialect and executed as driver SQL.
+"""The columns of the store's tables, and what its SQL needs: statements that SQLite and PostgreSQL both take.
 
-Core's own execution costs about 25 µs of CPU more per statement, and these run in every iteration. All differences
-between SQLite and PostgreSQL are in this module.
+Parameters are named (``:name``), and the driver runs the statements: SQLAlchemy costs about 25 µs of CPU more for each,
+and they run in every iteration. It is used for migrations only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-import sqlalchemy as sa
-from sqlalchemy import Dialect, bindparam
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.sql.dml import Insert
-from sqlalchemy.sql.elements import ClauseElement
-
-from ..ports import RunRow
+TABLES = {
+    "meta": ("id", "store_id", "created_at"),
+    "nodes": ("hash", "parent", "body"),
+    "blobs": ("hash", "body"),
+    "journal": ("key", "kind", "owner", "starts", "outcome", "claimed_at", "done_at"),
+    "runs": (
+        *("context_id", "agent", "scope", "head", "status", "iterations", "result", "asked_at"),
+        *("created_at", "updated_at"),
+    ),
+    "turns": ("context_id", "task_id", "status", "head", "result", "asked_at", "created_at", "updated_at"),
+    "sent": ("context_id", "message_id", "task_id"),
+    "memory": ("namespace", "key", "value", "updated_at"),
+    "events": ("context_id", "seq", "task_id", "type", "key", "body", "spans", "child"),
+    "feeds": ("context_id", "seq", "token", "open", "first_delta", "root", "path"),
+}
+"""The tables and columns of the newest schema, which ``migrations/`` creates and describes."""
 
 
 class Rows(Protocol):
-    """The result of a statement: a driver's cursor, or SQLAlchemy's result."""
+    """The result of a statement: a driver's cursor."""
 
     @property
     def rowcount(self) -> int:
@@ -37,220 +45,53 @@ class Rows(Protocol):
 
 
 class Database(Protocol):
-    """A connection in a transaction; an adapter passes the fastest that its driver has."""
+    """A connection in a transaction."""
 
-    @property
-    def dialect(self) -> Dialect:
-        """The dialect that statements are compiled for."""
-        ...
-
-    def execute(self, sql: str, parameters: tuple[Any, ...], /) -> Rows:
-        """Run ``sql`` with its parameters by position."""
+    def run(self, sql: str, /, **values: Any) -> Rows:
+        """Execute ``sql`` with the values of its parameters."""
         ...
 
 
-class Statement:
-    """A Core statement, built and compiled once per dialect; run with its parameters by name."""
-
-    def __init__(self, build: Callable[[Dialect], ClauseElement]) -> None:
-        self._build = build
-        self._compiled: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {}
-
-    def run(self, database: Database, **values: Any) -> Rows:
-        """Execute it once."""
-        dialect = database.dialect
-        sql, names, constants = self._compiled.get(dialect.name) or self._compile(dialect)
-        values |= constants
-        return database.execute(sql, tuple(map(values.__getitem__, names)))
-
-    def _compile(self, dialect: Dialect) -> tuple[str, tuple[str, ...], dict[str, Any]]:
-        built: Any = self._build(dialect).compile(dialect=dialect)  # Any: typed as less than it is
-        names = tuple(built.positiontup or ())
-        # A dialect may add parameters of its own, for instance SQLite an offset to every limit.
-        constants = {name: value for name, value in built.params.items() if value is not None}
-        compiled = self._compiled[dialect.name] = str(built), names, constants
-        return compiled
+MAX_KEYS = 512
+"""Keys in one statement; SQLite takes 32,766 parameters, PostgreSQL 32,767."""
 
 
-class KeyListStatement:
-    """A statement over a list of keys, padded to a power of two so that few statements are compiled."""
+def bind_keys(sql: str, keys: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Return ``sql`` with parameters for at most ``MAX_KEYS`` keys in the place of ``:keys``, and their values.
 
-    MAX_KEYS = 512
-    """Keys in one statement; SQLite takes 32,766 parameters, PostgreSQL 32,767."""
-
-    def __init__(self, build: Callable[[list[Any]], ClauseElement]) -> None:
-        self._build = build
-        self._by_count: dict[int, Statement] = {}
-
-    def run(self, database: Database, keys: Sequence[str], **values: Any) -> Rows:
-        """Execute it for at most ``MAX_KEYS`` keys; without keys it is run with one that matches no row."""
-        count = 1 << max(len(keys) - 1, 0).bit_length()
-        padded = [*keys, *[keys[-1] if keys else ""] * (count - len(keys))]
-        if count not in self._by_count:
-            names = [bindparam(f"k{i}", type_=sa.Text) for i in range(count)]
-            self._by_count[count] = Statement(lambda _: self._build(names))
-        return self._by_count[count].run(database, **{f"k{i}": key for i, key in enumerate(padded)}, **values)
-
-    def iter_rows(self, database: Database, keys: Iterable[str], **values: Any) -> Iterator[Any]:
-        """Yield all rows for any number of keys."""
-        wanted = list(dict.fromkeys(keys))
-        for start in range(0, len(wanted), self.MAX_KEYS):
-            yield from self.run(database, wanted[start : start + self.MAX_KEYS], **values)
+    They are padded to a power of two, so that few statements are prepared. Without keys one is bound that matches no
+    row.
+    """
+    count = 1 << max(len(keys) - 1, 0).bit_length()
+    padded = [*keys, *[keys[-1] if keys else ""] * (count - len(keys))]
+    values = {f"k{index}": key for index, key in enumerate(padded)}
+    return sql.replace(":keys", ", ".join(f":{name}" for name in values)), values
 
 
-def build_insert(dialect: Dialect, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-    """Build an INSERT with ON CONFLICT: the two dialects have the same syntax, but SQLAlchemy has a class for each."""
-    made = postgresql.insert(table) if dialect.name == "postgresql" else sqlite.insert(table)
-    return made.values({column.name: bindparam(column.name) for column in table.columns})
+def run_for_keys(database: Database, sql: str, keys: Iterable[str], **values: Any) -> Iterator[Any]:
+    """Yield the rows of ``sql``, whose ``:keys`` are any number of keys."""
+    unique = list(dict.fromkeys(keys))
+    for start in range(0, len(unique), MAX_KEYS):
+        statement, key_values = bind_keys(sql, unique[start : start + MAX_KEYS])
+        yield from database.run(statement, **key_values, **values)
 
 
-def build_insert_missing(table: sa.Table) -> Statement:
-    return Statement(lambda dialect: build_insert(dialect, table).on_conflict_do_nothing())
+def build_insert(table: str, on_conflict: str = "DO NOTHING") -> str:
+    """Build the INSERT of a whole row, its columns as parameters."""
+    columns = TABLES[table]
+    values = ", ".join(f":{column}" for column in columns)
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({values}) ON CONFLICT {on_conflict}"  # noqa: S608  # names of the schema
 
 
-def build_upsert(dialect: Dialect, table: sa.Table) -> Insert:
-    """Build an upsert by primary key that keeps a row with a later ``asked_at``."""
-    new_row = build_insert(dialect, table)
-    key = [column.name for column in table.primary_key]
-    new = {column.name: new_row.excluded[column.name] for column in table.columns}
-    for kept in (*key, "created_at"):
-        new.pop(kept, None)
-    not_older = new_row.excluded.asked_at >= table.c.asked_at if "asked_at" in table.c else None
-    return new_row.on_conflict_do_update(index_elements=key, set_=new, where=not_older)
+def build_upsert(table: str, *key: str) -> str:
+    """Build an upsert by primary key that keeps ``created_at``, and a row with a later ``asked_at``."""
+    columns = TABLES[table]
+    new_values = [f"{column} = excluded.{column}" for column in columns if column not in (*key, "created_at")]
+    not_older = f" WHERE excluded.asked_at >= {table}.asked_at" if "asked_at" in columns else ""
+    return build_insert(table, f"({', '.join(key)}) DO UPDATE SET {', '.join(new_values)}{not_older}")
 
 
 def as_bytes(value: Any) -> bytes:
     """Return ``value`` as bytes: SQLite has a type per value, so bytes that were altered by hand may come back as
     text."""
     return value.encode() if isinstance(value, str) else bytes(value)
-
-
-# ---
-# The tables of the newest schema. ``migrations/`` creates them; a test keeps the two equal.
-
-
-metadata = sa.MetaData()
-
-meta_table = sa.Table(
-    "meta",
-    metadata,
-    sa.Column("id", sa.Integer, sa.CheckConstraint("id = 1"), primary_key=True, autoincrement=False),
-    sa.Column("store_id", sa.Text, nullable=False),
-    sa.Column("created_at", sa.Text, nullable=False),
-)
-nodes_table = sa.Table(
-    "nodes",
-    metadata,
-    sa.Column("hash", sa.Text, primary_key=True),
-    sa.Column("parent", sa.Text),
-    sa.Column("body", sa.LargeBinary, nullable=False),
-)
-blobs_table = sa.Table(
-    "blobs",
-    metadata,
-    sa.Column("hash", sa.Text, primary_key=True),
-    sa.Column("body", sa.LargeBinary, nullable=False),
-)
-journal_table = sa.Table(
-    "journal",
-    metadata,
-    sa.Column("key", sa.Text, primary_key=True),
-    sa.Column("kind", sa.Text),
-    sa.Column("owner", sa.Text),
-    sa.Column("starts", sa.Integer, nullable=False),
-    sa.Column("outcome", sa.LargeBinary),
-    sa.Column("claimed_at", sa.Text),
-    sa.Column("done_at", sa.Text),
-)
-runs_table = sa.Table(
-    "runs",
-    metadata,
-    sa.Column("context_id", sa.Text, primary_key=True),
-    sa.Column("agent", sa.Text, nullable=False),
-    sa.Column("scope", sa.Text, nullable=False),
-    sa.Column("head", sa.Text),
-    sa.Column("status", sa.Text, nullable=False),
-    sa.Column("iterations", sa.Integer, nullable=False),
-    sa.Column("result", sa.LargeBinary),
-    sa.Column("asked_at", sa.Text, nullable=False),
-    sa.Column("created_at", sa.Text, nullable=False),
-    sa.Column("updated_at", sa.Text, nullable=False),
-    sa.Index("runs_created_at", "created_at"),
-    sa.Index("runs_agent", "agent", "created_at"),
-    sa.Index("runs_status", "status", "created_at"),
-)
-turns_table = sa.Table(
-    "turns",
-    metadata,
-    sa.Column("context_id", sa.Text, primary_key=True),
-    sa.Column("task_id", sa.Text, primary_key=True),
-    sa.Column("status", sa.Text, nullable=False),
-    sa.Column("head", sa.Text),
-    sa.Column("result", sa.LargeBinary),
-    sa.Column("asked_at", sa.Text, nullable=False),
-    sa.Column("created_at", sa.Text, nullable=False),
-    sa.Column("updated_at", sa.Text, nullable=False),
-)
-sent_messages_table = sa.Table(
-    "sent",
-    metadata,
-    sa.Column("context_id", sa.Text, primary_key=True),
-    sa.Column("message_id", sa.Text, primary_key=True),
-    sa.Column("task_id", sa.Text, nullable=False),
-)
-memory_table = sa.Table(
-    "memory",
-    metadata,
-    sa.Column("namespace", sa.Text, primary_key=True),
-    # Compared by code points, as SQLite does: a range of keys is a prefix then, and the index serves it.
-    sa.Column("key", sa.Text().with_variant(postgresql.TEXT(collation="C"), "postgresql"), primary_key=True),
-    sa.Column("value", sa.LargeBinary, nullable=False),
-    sa.Column("updated_at", sa.Text, nullable=False),
-)
-events_table = sa.Table(
-    "events",
-    metadata,
-    sa.Column("context_id", sa.Text, primary_key=True),
-    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("task_id", sa.Text),
-    sa.Column("type", sa.Text, nullable=False),
-    sa.Column("key", sa.Text),
-    sa.Column("body", sa.LargeBinary, nullable=False),
-    sa.Column("spans", sa.Text),
-    # Id of the child run, for an event of a run below the stream's own; NULL for the stream's own run.
-    sa.Column("child", sa.Text),
-)
-_HAS_KEY = events_table.c.key.is_not(None)
-_HAS_CHILD = events_table.c.child.is_not(None)
-sa.Index(
-    "events_key",
-    events_table.c.context_id,
-    events_table.c.key,
-    unique=True,
-    sqlite_where=_HAS_KEY,
-    postgresql_where=_HAS_KEY,
-)
-sa.Index(
-    "events_child",
-    events_table.c.context_id,
-    events_table.c.child,
-    events_table.c.seq,
-    sqlite_where=_HAS_CHILD,
-    postgresql_where=_HAS_CHILD,
-)
-feeds_table = sa.Table(
-    "feeds",
-    metadata,
-    sa.Column("context_id", sa.Text, primary_key=True),
-    # The number of the last event. Every writer updates it first: the row's lock puts all writers in one order.
-    sa.Column("seq", sa.Integer, nullable=False),
-    sa.Column("token", sa.Text, nullable=False),
-    # The first delta that is neither complete nor retracted, and the first that is in the table; 0 without.
-    sa.Column("open", sa.Integer, nullable=False),
-    sa.Column("first_delta", sa.Integer, nullable=False),
-    # The root run of the events' stream, and the paths from there (JSON: ``event_log.PathHistory``); NULL for its own.
-    sa.Column("root", sa.Text),
-    sa.Column("path", sa.Text),
-)
-RUN_COLUMNS = tuple(runs_table.columns.keys())
-assert tuple(field.name for field in fields(RunRow)) == RUN_COLUMNS  # rows are read by position

@@ -7,98 +7,69 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
-
-import sqlalchemy as sa
-from sqlalchemy import Dialect, bindparam
-from sqlalchemy.sql.dml import Insert
-from sqlalchemy.sql.elements import ClauseElement
+from dataclasses import asdict, replace
 
 from ..errors import MemoryChangedError, TranscriptCorruptedError
 from ..ports import Claim, Commit, EventBatch, MemoryWrite, Node, RunRow, TurnRow
 from . import event_log
 from .schema import (
-    RUN_COLUMNS,
+    MAX_KEYS,
     Database,
-    KeyListStatement,
-    Statement,
     as_bytes,
-    blobs_table,
+    bind_keys,
     build_insert,
-    build_insert_missing,
     build_upsert,
-    journal_table,
-    memory_table,
-    meta_table,
-    nodes_table,
-    runs_table,
-    sent_messages_table,
-    turns_table,
+    run_for_keys,
 )
 
 # ---
 # Operations on the memory that conversations share.
 
 
-def _build_recall_all(bounded: bool) -> Statement:
-    query = sa.select(memory_table.c.key, memory_table.c.value).where(
-        memory_table.c.namespace == bindparam("namespace"), memory_table.c.key >= bindparam("prefix")
-    )
-    if bounded:
-        query = query.where(memory_table.c.key < bindparam("behind"))
-    return Statement(lambda _: query.order_by(memory_table.c.key).limit(bindparam("limit", type_=sa.Integer)))
-
-
-_IS_MEMORY_KEY = memory_table.c.namespace == bindparam("namespace"), memory_table.c.key == bindparam("key")
-INSERT_MEMORY = build_insert_missing(memory_table)
-REPLACE_MEMORY = Statement(
-    lambda _: (
-        sa.update(memory_table)
-        .values(value=bindparam("new"), updated_at=bindparam("now"))
-        .where(*_IS_MEMORY_KEY, memory_table.c.value == bindparam("before"))
-    )
-)
-UPSERT_MEMORY = Statement(lambda dialect: build_upsert(dialect, memory_table))
-DELETE_MEMORY = Statement(lambda _: sa.delete(memory_table).where(*_IS_MEMORY_KEY))
-SELECT_MEMORY_VALUE = Statement(lambda _: sa.select(memory_table.c.value).where(*_IS_MEMORY_KEY))
-SELECT_MEMORY_VALUES = {bounded: _build_recall_all(bounded) for bounded in (False, True)}
+INSERT_MEMORY = build_insert("memory")
+LOCK_MEMORY = """
+    UPDATE memory SET updated_at = :now WHERE namespace = :namespace AND key = :key AND value = :before"""
+UPSERT_MEMORY = build_upsert("memory", "namespace", "key")
+DELETE_MEMORY = "DELETE FROM memory WHERE namespace = :namespace AND key = :key"
+SELECT_MEMORY_VALUE = "SELECT value FROM memory WHERE namespace = :namespace AND key = :key"
+SELECT_MEMORY_VALUES = """
+    SELECT key, value FROM memory WHERE namespace = :namespace AND key >= :prefix {before_end}
+    ORDER BY key LIMIT :limit"""
 
 
 def write_memory(database: Database, writes: Sequence[MemoryWrite], now: str) -> None:
-    """Write the memory changes; the last one of a key counts. Raises ``MemoryChangedError``."""
-    last = {(write.namespace, write.key): write for write in writes}
-    for (namespace, key), write in sorted(last.items(), key=lambda item: item[0]):
-        value = write.value
-        if write.checked and value is not None:
-            _replace_memory(database, write, value, now)
-        elif value is None:
-            DELETE_MEMORY.run(database, namespace=namespace, key=key)
+    """Write the memory changes; the last one of a key counts. Raises ``MemoryChangedError``; the caller rolls the
+    transaction back."""
+    last_writes = {(write.namespace, write.key): write for write in writes}
+    for namespace, key in sorted(last_writes):
+        write = last_writes[namespace, key]
+        name = {"namespace": namespace, "key": key}
+        if write.checked and not _lock_memory(database, name, write.before, now):
+            raise MemoryChangedError(f"memory {namespace!r}, key {key!r} was changed by another call")
+        if write.value is None:
+            database.run(DELETE_MEMORY, **name)
         else:
-            UPSERT_MEMORY.run(database, namespace=namespace, key=key, value=value, updated_at=now)
+            database.run(UPSERT_MEMORY, **name, value=write.value, updated_at=now)
 
 
-def _replace_memory(database: Database, write: MemoryWrite, value: bytes, now: str) -> None:
-    """Replace a value conditionally. Raises ``MemoryChangedError``; the caller rolls the transaction back."""
-    name = {"namespace": write.namespace, "key": write.key}
-    if write.before is None:
-        rows = INSERT_MEMORY.run(database, **name, value=value, updated_at=now)
-    else:
-        rows = REPLACE_MEMORY.run(database, **name, new=value, now=now, before=write.before)
-    if rows.rowcount == 0:
-        raise MemoryChangedError(f"memory {write.namespace!r}, key {write.key!r} was changed by somebody else")
+def _lock_memory(database: Database, name: dict[str, str], before: bytes | None, now: str) -> bool:
+    """Lock the row of a value until the transaction ends; false if the value is not ``before`` (None: no value)."""
+    if before is None:
+        return database.run(INSERT_MEMORY, **name, value=b"", updated_at=now).rowcount == 1
+    return database.run(LOCK_MEMORY, **name, before=before, now=now).rowcount == 1
 
 
 def recall(database: Database, namespace: str, key: str) -> bytes | None:
     """Return one value of the memory, or None."""
-    row = SELECT_MEMORY_VALUE.run(database, namespace=namespace, key=key).fetchone()
+    row = database.run(SELECT_MEMORY_VALUE, namespace=namespace, key=key).fetchone()
     return None if row is None else as_bytes(row[0])
 
 
 def recall_all(database: Database, namespace: str, prefix: str, limit: int) -> dict[str, bytes]:
     """Return the values whose key begins with ``prefix``; a range query, since it needs no escaping of patterns."""
-    behind = _find_prefix_end(prefix)
-    statement = SELECT_MEMORY_VALUES[behind is not None]
-    rows = statement.run(database, namespace=namespace, prefix=prefix, behind=behind, limit=limit)
+    prefix_end = _find_prefix_end(prefix)
+    select = SELECT_MEMORY_VALUES.format(before_end="" if prefix_end is None else "AND key < :prefix_end")
+    rows = database.run(select, namespace=namespace, prefix=prefix, prefix_end=prefix_end, limit=limit)
     return {key: as_bytes(value) for key, value in rows}
 
 
@@ -107,102 +78,67 @@ def _find_prefix_end(prefix: str) -> str | None:
     stem = prefix.rstrip(chr(sys.maxunicode))
     if not stem:
         return None
-    following = ord(stem[-1]) + 1
-    return stem[:-1] + chr(0xE000 if following == 0xD800 else following)  # surrogates are not valid text
+    next_code_point = ord(stem[-1]) + 1
+    return stem[:-1] + chr(0xE000 if next_code_point == 0xD800 else next_code_point)  # surrogates are not valid text
 
 
-def _build_record_outcome(dialect: Dialect) -> Insert:
-    """Build the statement that records an outcome in a journal entry, unless it has one."""
-    new_row = build_insert(dialect, journal_table)
-    new = {name: new_row.excluded[name] for name in ("kind", "outcome", "done_at")}
-    return new_row.on_conflict_do_update(index_elements=["key"], set_=new, where=journal_table.c.outcome.is_(None))
+# ---
+# Operations on journal, transcripts, runs and turns.
 
 
-def _build_select_chain(until: list[Any]) -> ClauseElement:
-    """Select the nodes from ``head`` towards the root, in any order.
-
-    UNION, not UNION ALL, over hashes alone: it terminates even if altered rows form a circle.
-    """
-    names = sa.select(nodes_table.c.hash, nodes_table.c.parent).where(nodes_table.c.hash == bindparam("head"))
-    found = names.cte("chain", recursive=True)
-    above = nodes_table.alias("above")
-    more = sa.select(above.c.hash, above.c.parent).join(found, above.c.hash == found.c.parent)
-    found = found.union(more.where(above.c.hash.not_in(until)))
-    return sa.select(nodes_table).join(found, nodes_table.c.hash == found.c.hash)
-
-
-def _build_select_runs(agent: bool, status: bool) -> Statement:
-    query = sa.select(runs_table)
-    if agent:
-        query = query.where(runs_table.c.agent == bindparam("agent"))
-    if status:
-        query = query.where(runs_table.c.status == bindparam("status"))
-    order = runs_table.c.created_at.desc(), runs_table.c.context_id.desc()
-    return Statement(lambda _: query.order_by(*order).limit(bindparam("limit", type_=sa.Integer)))
-
-
-_IS_JOURNAL_KEY = journal_table.c.key == bindparam("key")
-SELECT_OUTCOMES = KeyListStatement(
-    lambda keys: sa.select(journal_table.c.key, journal_table.c.outcome).where(journal_table.c.key.in_(keys))
+SELECT_OUTCOMES = "SELECT key, outcome FROM journal WHERE key IN (:keys)"
+# The update of an existing row changes nothing and locks it, so that two retries do not take over one claim.
+INSERT_OR_LOCK_CLAIM = build_insert(
+    "journal", "(key) DO UPDATE SET key = excluded.key RETURNING owner, starts, outcome"
 )
-INSERT_CLAIM = build_insert_missing(journal_table)
-# The lock prevents two retries on PostgreSQL from taking over one claim; SQLite has one writer and ignores it.
-SELECT_CLAIM = Statement(
-    lambda _: (
-        sa.select(journal_table.c.owner, journal_table.c.starts, journal_table.c.outcome)
-        .where(_IS_JOURNAL_KEY)
-        .with_for_update()
+TAKE_OVER_CLAIM = "UPDATE journal SET owner = :owner, starts = :starts, claimed_at = :now WHERE key = :key"
+RECORD_OUTCOME = build_insert(
+    "journal",
+    """(key) DO UPDATE SET kind = excluded.kind, outcome = excluded.outcome, done_at = excluded.done_at
+    WHERE journal.outcome IS NULL""",
+)
+INSERT_NODE = build_insert("nodes")
+INSERT_BLOB = build_insert("blobs")
+UPSERT_RUN = build_upsert("runs", "context_id")
+UPSERT_TURN = build_upsert("turns", "context_id", "task_id")
+INSERT_SENT_MESSAGE = build_insert("sent")
+# From ``head`` towards the root, in any order. UNION, not UNION ALL, over hashes alone: it terminates even if altered
+# rows form a circle.
+SELECT_CHAIN = """
+    WITH RECURSIVE chain (hash, parent) AS (
+        SELECT hash, parent FROM nodes WHERE hash = :head
+        UNION
+        SELECT above.hash, above.parent FROM nodes AS above JOIN chain ON above.hash = chain.parent
+        WHERE above.hash NOT IN (:keys)
     )
-)
-TAKE_OVER_CLAIM = Statement(
-    lambda _: (
-        sa.update(journal_table)
-        .values(owner=bindparam("owner"), starts=bindparam("starts"), claimed_at=bindparam("now"))
-        .where(_IS_JOURNAL_KEY)
-    )
-)
-RECORD_OUTCOME = Statement(_build_record_outcome)
-INSERT_NODE = build_insert_missing(nodes_table)
-INSERT_BLOB = build_insert_missing(blobs_table)
-UPSERT_RUN = Statement(lambda dialect: build_upsert(dialect, runs_table))
-UPSERT_TURN = Statement(lambda dialect: build_upsert(dialect, turns_table))
-INSERT_SENT_MESSAGE = build_insert_missing(sent_messages_table)
-SELECT_CHAIN = KeyListStatement(_build_select_chain)
-SELECT_BLOBS = KeyListStatement(lambda keys: sa.select(blobs_table).where(blobs_table.c.hash.in_(keys)))
-SELECT_RUN = Statement(lambda _: sa.select(runs_table).where(runs_table.c.context_id == bindparam("context_id")))
-SELECT_RUNS = {
-    (agent, status): _build_select_runs(agent, status) for agent in (False, True) for status in (False, True)
-}
-SELECT_TURN = Statement(
-    lambda _: sa.select(*[turns_table.c[name] for name in ("status", "head", "result", "asked_at")]).where(
-        turns_table.c.context_id == bindparam("context_id"), turns_table.c.task_id == bindparam("task_id")
-    )
-)
-SELECT_TURN_OF_MESSAGE = Statement(
-    lambda _: sa.select(sent_messages_table.c.task_id).where(
-        sent_messages_table.c.context_id == bindparam("context_id"),
-        sent_messages_table.c.message_id == bindparam("message_id"),
-    )
-)
-INSERT_STORE_ID = build_insert_missing(meta_table)
-SELECT_STORE_ID = Statement(lambda _: sa.select(meta_table.c.store_id))
+    SELECT nodes.hash, nodes.parent, nodes.body FROM nodes JOIN chain ON nodes.hash = chain.hash"""
+SELECT_BLOBS = "SELECT hash, body FROM blobs WHERE hash IN (:keys)"
+SELECT_RUNS = """
+    SELECT context_id, agent, scope, head, status, iterations, result, asked_at, created_at, updated_at FROM runs"""
+NEWEST_RUNS_FIRST = "ORDER BY created_at DESC, context_id DESC LIMIT :limit"
+SELECT_TURN = """
+    SELECT status, head, result, asked_at FROM turns WHERE context_id = :context_id AND task_id = :task_id"""
+SELECT_TURN_OF_MESSAGE = "SELECT task_id FROM sent WHERE context_id = :context_id AND message_id = :message_id"
+INSERT_STORE_ID = build_insert("meta")
+SELECT_STORE_ID = "SELECT store_id FROM meta"
 
 
 def assign_store_id(database: Database, proposed: str, now: str) -> str:
     """Return the recorded ``store_id``, or record ``proposed`` as such."""
-    INSERT_STORE_ID.run(database, id=1, store_id=proposed, created_at=now)
-    return str(SELECT_STORE_ID.run(database).fetchone()[0])
+    database.run(INSERT_STORE_ID, id=1, store_id=proposed, created_at=now)
+    return str(database.run(SELECT_STORE_ID).fetchone()[0])
 
 
 def read_store_id(database: Database) -> str | None:
     """Return the recorded ``store_id``, if any."""
-    row = SELECT_STORE_ID.run(database).fetchone()
+    row = database.run(SELECT_STORE_ID).fetchone()
     return None if row is None else str(row[0])
 
 
 def read_outcomes(database: Database, keys: Sequence[str]) -> dict[str, bytes]:
     """Return the recorded outcomes among ``keys``."""
-    return {key: as_bytes(outcome) for key, outcome in SELECT_OUTCOMES.iter_rows(database, keys) if outcome is not None}
+    rows = run_for_keys(database, SELECT_OUTCOMES, keys)
+    return {key: as_bytes(outcome) for key, outcome in rows if outcome is not None}
 
 
 def claim_call(
@@ -217,16 +153,14 @@ def claim_call(
 
 def _claim_journal_key(database: Database, key: str, owner: str, again: bool, now: str) -> Claim:
     entry = {"key": key, "kind": None, "owner": owner, "starts": 1, "outcome": None}
-    if INSERT_CLAIM.run(database, **entry, claimed_at=now, done_at=None).rowcount == 1:
-        return Claim("new")
-    claimed_by, starts, outcome = SELECT_CLAIM.run(database, key=key).fetchone()
+    [(claimed_by, starts, outcome)] = database.run(INSERT_OR_LOCK_CLAIM, **entry, claimed_at=now, done_at=None)
     if outcome is not None:
         return Claim("done", as_bytes(outcome))
     if claimed_by == owner:
         return Claim("new", starts=starts)
     if not again:
         return Claim("begun", starts=starts)
-    TAKE_OVER_CLAIM.run(database, key=key, owner=owner, starts=starts + 1, now=now)
+    database.run(TAKE_OVER_CLAIM, key=key, owner=owner, starts=starts + 1, now=now)
     return Claim("new", starts=starts + 1)
 
 
@@ -234,18 +168,16 @@ def write_commit(database: Database, commit: Commit, now: str) -> bytes | None:
     """Write all of ``commit``; see :meth:`perdure.ports.Journal.commit`."""
     # In the same order everywhere, so that two transactions on PostgreSQL never deadlock.
     for blob in sorted(commit.blobs, key=lambda blob: blob.hash):
-        INSERT_BLOB.run(database, hash=blob.hash, body=blob.body)
+        database.run(INSERT_BLOB, hash=blob.hash, body=blob.body)
     for node in sorted(commit.nodes, key=lambda node: node.hash):
-        INSERT_NODE.run(database, hash=node.hash, parent=node.parent, body=node.body)
+        database.run(INSERT_NODE, hash=node.hash, parent=node.parent, body=node.body)
     outcome = commit.outcome
     if outcome is not None:
         entry = {"key": outcome.key, "kind": outcome.kind, "outcome": outcome.body, "done_at": now}
-        if RECORD_OUTCOME.run(database, **entry, owner=None, starts=0, claimed_at=None).rowcount == 0:
-            return as_bytes(SELECT_CLAIM.run(database, key=outcome.key).fetchone()[-1])
+        if database.run(RECORD_OUTCOME, **entry, owner=None, starts=0, claimed_at=None).rowcount == 0:
+            return read_outcomes(database, [outcome.key])[outcome.key]
     if commit.run is not None:
-        row = {name: getattr(commit.run, name) for name in RUN_COLUMNS}
-        row["created_at"] = row["updated_at"] = now
-        UPSERT_RUN.run(database, **row)
+        database.run(UPSERT_RUN, **asdict(replace(commit.run, created_at=now, updated_at=now)))
     if commit.turn is not None:
         _write_turn(database, commit.turn, now)
     if commit.memory:
@@ -259,54 +191,57 @@ def _write_turn(database: Database, turn: TurnRow, now: str) -> None:
     """Write the turn and its messages. A row that is too late leaves no messages either."""
     names = {"context_id": turn.context_id, "task_id": turn.task_id}
     row = {"status": turn.status, "head": turn.head, "result": turn.result, "asked_at": turn.asked_at}
-    if UPSERT_TURN.run(database, **names, **row, created_at=now, updated_at=now).rowcount == 0:
+    if database.run(UPSERT_TURN, **names, **row, created_at=now, updated_at=now).rowcount == 0:
         return
     for message_id in sorted(set(turn.messages)):
-        INSERT_SENT_MESSAGE.run(database, **names, message_id=message_id)
+        database.run(INSERT_SENT_MESSAGE, **names, message_id=message_id)
 
 
 def read_nodes(database: Database, head: str, until: Sequence[str]) -> list[Node]:
     """Return the chain that ends in ``head``, root first; see :meth:`perdure.ports.Transcripts.read_nodes`."""
-    known = set(until)
-    if head in known:
+    known_nodes = set(until)
+    if head in known_nodes:
         return []
-    rows = SELECT_CHAIN.run(database, list(until[: KeyListStatement.MAX_KEYS]), head=head)
-    found = {row[0]: Node(row[0], row[1], as_bytes(row[2])) for row in rows}
+    select, values = bind_keys(SELECT_CHAIN, until[:MAX_KEYS])
+    nodes = {
+        name: Node(name, parent, as_bytes(body)) for name, parent, body in database.run(select, head=head, **values)
+    }
     chain: list[Node] = []
-    at: str | None = head
-    while at is not None and at not in known:
-        node = found.pop(at, None)  # popped, so that a circle ends here too
+    name: str | None = head
+    while name is not None and name not in known_nodes:
+        node = nodes.pop(name, None)  # popped, so that a circle ends here too
         if node is None:
             raise TranscriptCorruptedError(
-                f"node {at} of the transcript that ends in {head} is missing from the store",
+                f"node {name} of the transcript that ends in {head} is missing from the store",
                 hint="Restore it from a backup of the store, or fork the run from a head that is intact.",
             )
         chain.append(node)
-        at = node.parent
-    chain.reverse()
-    return chain
+        name = node.parent
+    return chain[::-1]
 
 
 def read_blobs(database: Database, hashes: Sequence[str]) -> dict[str, bytes]:
     """Return the blobs that exist."""
-    return {name: as_bytes(body) for name, body in SELECT_BLOBS.iter_rows(database, hashes)}
+    return {name: as_bytes(body) for name, body in run_for_keys(database, SELECT_BLOBS, hashes)}
 
 
 def read_run(database: Database, context_id: str) -> RunRow | None:
     """Return one row of the runs, or None."""
-    row = SELECT_RUN.run(database, context_id=context_id).fetchone()
+    row = database.run(f"{SELECT_RUNS} WHERE context_id = :context_id", context_id=context_id).fetchone()
     return None if row is None else RunRow(*row)
 
 
 def read_runs(database: Database, agent: str | None, status: str | None, limit: int) -> list[RunRow]:
     """Return rows of the runs, the newest first."""
-    statement = SELECT_RUNS[agent is not None, status is not None]
-    return [RunRow(*row) for row in statement.run(database, agent=agent, status=status, limit=limit)]
+    conditions = [f"{name} = :{name}" for name, value in (("agent", agent), ("status", status)) if value is not None]
+    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    rows = database.run(f"{SELECT_RUNS} {where} {NEWEST_RUNS_FIRST}", agent=agent, status=status, limit=limit)
+    return [RunRow(*row) for row in rows]
 
 
 def read_turn(database: Database, context_id: str, task_id: str) -> TurnRow | None:
     """Return one row of the turns, or None."""
-    row = SELECT_TURN.run(database, context_id=context_id, task_id=task_id).fetchone()
+    row = database.run(SELECT_TURN, context_id=context_id, task_id=task_id).fetchone()
     if row is None:
         return None
     status, head, result, asked_at = row
@@ -315,5 +250,5 @@ def read_turn(database: Database, context_id: str, task_id: str) -> TurnRow | No
 
 def find_turn_of_message(database: Database, context_id: str, message_id: str) -> str | None:
     """Return the ``task_id`` of the first turn that took a message."""
-    row = SELECT_TURN_OF_MESSAGE.run(database, context_id=context_id, message_id=message_id).fetchone()
+    row = database.run(SELECT_TURN_OF_MESSAGE, context_id=context_id, message_id=message_id).fetchone()
     return None if row is None else str(row[0])

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import RuntimeSetupError, StoreError, StoreVersionError
 from ..ports import Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow, timestamp
 from . import event_log, migrations, sql
-from .sqlite_connection import DatabaseWork, SqliteDatabase, SqliteSession, StoreThread
+from .sqlite_connection import SqliteDatabase, SqliteSession, StoreFile, StoreThread
 from .sqlite_notify import EventWatcher
 
 T = TypeVar("T")
@@ -25,6 +25,12 @@ _QUICK_EVENTS, _QUICK_BYTES = 64, 64 * 1024  # likewise: the events of a followe
 def format_utc_now() -> str:
     """Return the current time, formatted by :func:`~perdure.ports.timestamp`."""
     return timestamp(datetime.now(UTC))
+
+
+class _Threads(NamedTuple):
+    writer: StoreThread
+    reader: StoreThread
+    watcher: EventWatcher
 
 
 class SqliteStore:
@@ -49,89 +55,83 @@ class SqliteStore:
         self.store_id = ""
         self._now = now
         self._busy_timeout = busy_timeout
-        self._threads: tuple[StoreThread[DatabaseWork], StoreThread[DatabaseWork]] | None = None
-        self._watcher: EventWatcher | None = None
+        self._file = StoreFile(self.path)
+        self._open_threads: _Threads | None = None
         self._loop_session_lock = threading.Lock()
-        self._loop_session = self._create_session(write=False, busy_timeout=0)
-        self._sessions = [self._loop_session]
+        self._loop_session = SqliteSession(self._file, write=False, busy_timeout=0)
 
-    def _create_session(self, *, write: bool, busy_timeout: float) -> SqliteSession:
-        return SqliteSession(self.path, write=write, busy_timeout=busy_timeout)
+    @property
+    def _threads(self) -> _Threads:
+        """Raises ``StoreError`` if the store is not open."""
+        if self._open_threads is None:
+            raise StoreError(f"the store {self.path} is not open", hint="Call open() first.")
+        return self._open_threads
 
     async def open(self, *, create: bool = True) -> None:
         """See :class:`perdure.ports.Store`."""
-        if self._threads is None:
+        if self._open_threads is None:
             writer, reader, watcher = (
-                self._create_session(write=n == 0, busy_timeout=self._busy_timeout) for n in range(3)
+                SqliteSession(self._file, write=n == 0, busy_timeout=self._busy_timeout) for n in range(3)
             )
-            self._sessions = [writer, reader, watcher, self._loop_session]
-            self._threads = (
-                StoreThread("perdure-store-write", writer.run_all, writer.close),
-                StoreThread("perdure-store-read", reader.run_all, reader.close),
+            self._open_threads = _Threads(
+                StoreThread("perdure-store-write", writer),
+                StoreThread("perdure-store-read", reader),
+                EventWatcher(watcher, self._read_latest_seq),
             )
-            self._watcher = EventWatcher(watcher, self._read_latest_seq)
-            self.store_id = ""
+            self.store_id = self._file.store_id = ""
         if self.store_id:
             return
         try:
-            self.store_id = await self._prepare_store(create)
+            self.store_id = self._file.store_id = await self._prepare_store(create)
         except BaseException:
             await self.close()
             raise
-        for session in self._sessions:
-            session.store_id = self.store_id
 
     async def _prepare_store(self, create: bool) -> str:
         """Prepare the store and return the ``store_id``; "" if there is no store and none is made."""
         try:
-            known: str = await self._run_read(_read_current_store_id)
-        except StoreVersionError:
-            raise
-        except StoreError:
-            if not create:
+            known_id = await self._run_read(_read_current_store_id)
+        except StoreError as error:
+            if isinstance(error, StoreVersionError) or not create:
                 raise
-            known = ""  # preparing it raises the error
-        if known or not create:
-            return known  # also of a store that another process has locked
-        writer = self._sessions[0]
-        writer.create = True
+            known_id = ""  # preparing it raises the error
+        if known_id or not create:
+            return known_id  # also of a store that another process has locked
+        self._file.create = True
         try:
-            return await self._run_on_thread(0, _prepare_schema, (uuid.uuid4().hex, self._now()))
+            proposed_id, now = uuid.uuid4().hex, self._now()
+            return await self._threads.writer.run(lambda database: _prepare_schema(database, proposed_id, now))
         finally:
-            writer.create = False
+            self._file.create = False
 
     async def close(self) -> None:
         """Finish the work that was handed over, close the file and end the threads. ``open`` may follow."""
-        if self._watcher is not None:
-            watch, self._watcher = self._watcher, None
-            await watch.close()
-        if self._threads is not None:
-            threads, self._threads = self._threads, None
+        threads, self._open_threads = self._open_threads, None
+        if threads is not None:
+            await threads.watcher.close()
             with self._loop_session_lock:
                 self._loop_session.close()
-            await threads[1].close()
-            await threads[0].close()
-            for session in self._sessions:
-                session.store_id = ""
+            await threads.reader.close()
+            await threads.writer.close()
 
     async def _run_write(self, operation: Callable[..., T], *arguments: Any) -> T:
-        if self._threads is not None and not self.store_id:
+        threads = self._threads
+        if not self.store_id:
             await self.open(create=False)
             if not self.store_id:
                 raise StoreError(
                     f"there is no store at {self.path} yet",
                     hint="Workers make it when they start; or put its file there, or mount its volume.",
                 )
-        return await self._run_on_thread(0, operation, arguments)
+        return await threads.writer.run(lambda database: operation(database, *arguments))
 
     async def _run_read(self, operation: Callable[..., T], *arguments: Any) -> T:
-        return await self._run_on_thread(1, operation, arguments)
+        return await self._threads.reader.run(lambda database: operation(database, *arguments))
 
-    async def _run_on_thread(self, thread: int, operation: Callable[..., T], arguments: tuple[Any, ...]) -> T:
-        if self._threads is None:
-            raise StoreError(f"the store {self.path} is not open", hint="Call open() first.")
-        done: T = await self._threads[thread].run(lambda database: operation(database, *arguments))
-        return done
+    async def _run_quick_read(self, operation: Callable[..., T], *arguments: Any) -> T:
+        """Run a read on the event loop if that needs no waiting, otherwise on the reader's thread."""
+        result = self._try_on_loop(operation, *arguments)
+        return await self._run_read(operation, *arguments) if result is None else result
 
     def _try_on_loop(self, operation: Callable[..., T], *arguments: Any) -> T | None:
         """Run a read on the event loop itself, without waiting: 30 µs, where a thread hand-over costs 150 and wakes
@@ -143,7 +143,7 @@ class SqliteStore:
         if not self._loop_session_lock.acquire(blocking=False):
             return None
         try:
-            if self._threads is None:
+            if self._open_threads is None:
                 return None
             return self._loop_session.run(lambda database: operation(database, *arguments))
         except StoreError:
@@ -152,16 +152,17 @@ class SqliteStore:
             self._loop_session_lock.release()
 
     def _notify_watcher(self, events: EventBatch | None) -> None:
-        if events is not None and self._watcher is not None:
-            self._watcher.notify_write(events.context_id)
+        if events is not None and self._open_threads is not None:
+            self._open_threads.watcher.notify_write(events.context_id)
             if events.lineage is not None:
-                self._watcher.notify_write(events.lineage.root)
+                self._open_threads.watcher.notify_write(events.lineage.root)
 
     async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
         """See :class:`perdure.ports.Journal`."""
-        if 0 < len(keys) <= _QUICK_KEYS and (found := self._try_on_loop(sql.read_outcomes, keys)) is not None:
-            return found
-        return await self._run_read(sql.read_outcomes, keys) if keys else {}
+        if not keys:
+            return {}
+        run = self._run_quick_read if len(keys) <= _QUICK_KEYS else self._run_read
+        return await run(sql.read_outcomes, keys)
 
     async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
         """See :class:`perdure.ports.Journal`."""
@@ -217,37 +218,36 @@ class SqliteStore:
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
     ) -> list[EventRow]:
         """See :class:`perdure.ports.EventLog`."""
-        few = min(limit, _QUICK_EVENTS)
-        read = partial(event_log.read_events, children=children)
-        found = self._try_on_loop(read, context_id, after, few, _QUICK_BYTES)
-        if found is not None and (len(found) < few or few == limit) and sum(len(r.body) for r in found) <= _QUICK_BYTES:
-            return found
-        return await self._run_read(read, context_id, after, limit)
+        quick_limit = min(limit, _QUICK_EVENTS)
+        read_page = partial(event_log.read_events, children=children)
+        rows = self._try_on_loop(read_page, context_id, after, quick_limit, _QUICK_BYTES)
+        if rows is None or len(rows) == quick_limit < limit or sum(len(row.body) for row in rows) > _QUICK_BYTES:
+            return await self._run_read(read_page, context_id, after, limit)
+        return rows
 
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
         """See :class:`perdure.ports.EventLog`."""
-        if self._watcher is None:
-            raise StoreError(f"the store {self.path} is not open", hint="Call open() first.")
-        return await self._watcher.wait_for_event(context_id, after, timeout)
+        return await self._threads.watcher.wait_for_event(context_id, after, timeout)
 
     async def _read_latest_seq(self, context_id: str) -> int:
-        found = self._try_on_loop(event_log.read_latest_seqs, [context_id])
-        if found is None:
-            found = await self._run_read(event_log.read_latest_seqs, [context_id])
-        return found.get(context_id, 0)
+        seqs = await self._run_quick_read(event_log.read_latest_seqs, [context_id])
+        return seqs.get(context_id, 0)
+
+
+def _is_current(database: SqliteDatabase) -> bool:
+    own = "type = 'table' AND name NOT LIKE 'sqlite~_%' ESCAPE '~'"  # the others are SQLite's
+    rows = database.run(f"SELECT name FROM sqlite_master WHERE {own} ORDER BY name")  # noqa: S608  # a constant
+    return migrations.is_current(database, [name for (name,) in rows])
 
 
 def _read_current_store_id(database: SqliteDatabase) -> str:
-    with database.open_sqlalchemy() as connection:
-        current = migrations.is_current(connection)
-        if not current:
-            migrations.check_not_foreign(connection)
-    return sql.read_store_id(database) or "" if current else ""
+    return sql.read_store_id(database) or "" if _is_current(database) else ""
 
 
 def _prepare_schema(database: SqliteDatabase, proposed: str, now: str) -> str:
-    with database.open_sqlalchemy() as connection:
-        migrations.upgrade(connection)
+    if not _is_current(database):
+        with database.open_sqlalchemy() as connection:
+            migrations.upgrade(connection)
     return sql.assign_store_id(database, proposed, now)
 
 

@@ -6,47 +6,38 @@ Work goes to the driver directly: SQLAlchemy's connection costs 25 µs of CPU a 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import sqlite3
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
-
-import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite.pysqlite import dialect as pysqlite
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import NullPool
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import StoreError, StoreMismatchError
 from . import sql
 from .migrations import CURRENT_VERSION, VERSION_TABLE
-from .schema import metadata
+from .schema import TABLES
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+logger = logging.getLogger("perdure.store")
+
+T = TypeVar("T")
 
 # ---
 # Translation of every SQLite failure into a ``StoreError`` that names the file and the way out.
 
 
-SqliteFailure = sqlite3.Error | sqlite3.Warning | SQLAlchemyError | OSError
-SQLITE_FAILURES = (sqlite3.Error, sqlite3.Warning, SQLAlchemyError, OSError)
+SqliteFailure = sqlite3.Error | sqlite3.Warning | OSError
+SQLITE_FAILURES = (sqlite3.Error, sqlite3.Warning, OSError)
 """Exceptions that work on a SQLite file may raise."""
 
-_LOCKED_ERROR = (
-    "the store {path} is locked by another process",
-    "Close the program that holds it (a database browser?); the work is tried again.",
-)
-_DISK_FULL_ERROR = (
-    "the disk of the store {path} is full",
-    "Free space there; nothing is half-written, and the work is tried again.",
-)
-_READ_ONLY_ERROR = (
-    "the store {path} is read-only",
-    "Make the file and its directory writable for this user (SQLite also writes {name}-wal and -shm).",
-)
 CLOSED = "the store is closed"
 CLOSED_HINT = "Open it again with open()."
 
@@ -63,189 +54,97 @@ _FILE_REMOVED_ERROR = (
     "the store {path} was removed while it was in use",
     "Put the file back (with its -wal file, if it has one); the work goes on with it.",
 )
-_NOT_A_DATABASE_ERROR = (
-    "{path} is not a SQLite database",
-    "Set PERDURE_STORE_URL to another file, or restore this one from a backup.",
-)
-_CORRUPTED_ERROR = (
-    "the store {path} is damaged",
-    "Stop the workers; restore the file from a backup, or save what is left by `sqlite3 {path} .recover`.",
-)
-_IO_ERROR = (
-    "the disk of the store {path} fails to read or write",
-    "Check the disk and the system's log; the work is tried again.",
-)
-_FOREIGN_SCHEMA_ERROR = (
-    "{path} is not laid out as a perdure store",
-    "Another program changed it? Restore it from a backup, or set PERDURE_STORE_URL to another file.",
-)
-_VALUE_TOO_LARGE_ERROR = (
-    "a value is too large for the store {path}",
-    "SQLite takes up to 1 GB in one value.",
-)
 _UNKNOWN_ERROR = ("the store {path} fails", "Run `perdure doctor`, and `sqlite3 {path} 'PRAGMA integrity_check'`.")
-
-_ERRORS_BY_CODE = {
-    sqlite3.SQLITE_BUSY: _LOCKED_ERROR,
-    sqlite3.SQLITE_LOCKED: _LOCKED_ERROR,
-    sqlite3.SQLITE_PROTOCOL: _LOCKED_ERROR,
-    sqlite3.SQLITE_FULL: _DISK_FULL_ERROR,
-    sqlite3.SQLITE_READONLY: _READ_ONLY_ERROR,
-    sqlite3.SQLITE_PERM: _CANNOT_OPEN_ERROR,
-    sqlite3.SQLITE_AUTH: _CANNOT_OPEN_ERROR,
-    sqlite3.SQLITE_CANTOPEN: _CANNOT_OPEN_ERROR,
-    sqlite3.SQLITE_NOTADB: _NOT_A_DATABASE_ERROR,
-    sqlite3.SQLITE_FORMAT: _NOT_A_DATABASE_ERROR,
-    sqlite3.SQLITE_CORRUPT: _CORRUPTED_ERROR,
-    sqlite3.SQLITE_IOERR: _IO_ERROR,
-    sqlite3.SQLITE_NOLFS: _IO_ERROR,
-    sqlite3.SQLITE_ERROR: _FOREIGN_SCHEMA_ERROR,  # for instance a missing table: the statements are right
-    sqlite3.SQLITE_SCHEMA: _FOREIGN_SCHEMA_ERROR,
-    sqlite3.SQLITE_CONSTRAINT: _FOREIGN_SCHEMA_ERROR,
-    sqlite3.SQLITE_MISMATCH: _FOREIGN_SCHEMA_ERROR,
-    sqlite3.SQLITE_TOOBIG: _VALUE_TOO_LARGE_ERROR,
+_ERRORS = {
+    (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL): (
+        "the store {path} is locked by another process",
+        "Close the program that holds it (a database browser?); the work is tried again.",
+    ),
+    (sqlite3.SQLITE_FULL,): (
+        "the disk of the store {path} is full",
+        "Free space there; nothing is half-written, and the work is tried again.",
+    ),
+    (sqlite3.SQLITE_READONLY,): (
+        "the store {path} is read-only",
+        "Make the file and its directory writable for this user (SQLite also writes {name}-wal and -shm).",
+    ),
+    (sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_CANTOPEN): _CANNOT_OPEN_ERROR,
+    (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT): (
+        "{path} is not a SQLite database",
+        "Set PERDURE_STORE_URL to another file, or restore this one from a backup.",
+    ),
+    (sqlite3.SQLITE_CORRUPT,): (
+        "the store {path} is damaged",
+        "Stop the workers; restore the file from a backup, or save what is left by `sqlite3 {path} .recover`.",
+    ),
+    (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOLFS): (
+        "the disk of the store {path} fails to read or write",
+        "Check the disk and the system's log; the work is tried again.",
+    ),
+    # SQLITE_ERROR is for instance a missing table: the statements are right.
+    (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH): (
+        "{path} is not laid out as a perdure store",
+        "Another program changed it? Restore it from a backup, or set PERDURE_STORE_URL to another file.",
+    ),
+    (sqlite3.SQLITE_TOOBIG,): ("a value is too large for the store {path}", "SQLite takes up to 1 GB in one value."),
 }
+_ERRORS_BY_CODE = {code: texts for codes, texts in _ERRORS.items() for code in codes}
 
 
 def translate_sqlite_failure(error: SqliteFailure, path: Path) -> StoreError:
     """Translate ``error`` into a ``StoreError``. Total: unknown errors are translated too."""
     message, hint = _select_error_texts(error, path)
     names = {"path": path, "name": path.name, "directory": path.parent}
-    return StoreError(f"{message.format(**names)} ({_format_failure_detail(error)})", hint=hint.format(**names))
+    error_name = getattr(error, "sqlite_errorname", None) or type(error).__name__
+    return StoreError(f"{message.format(**names)} ({error_name}: {error})", hint=hint.format(**names))
 
 
 def _select_error_texts(error: SqliteFailure, path: Path) -> tuple[str, str]:
-    original = getattr(error, "orig", None) or error
-    if isinstance(original, FileNotFoundError):
+    if isinstance(error, FileNotFoundError):
         return _FILE_REMOVED_ERROR if path.parent.is_dir() else _NO_DIRECTORY_ERROR
-    code = getattr(original, "sqlite_errorcode", None)
+    code = getattr(error, "sqlite_errorcode", None)
     if code is None:
-        return _CANNOT_OPEN_ERROR if isinstance(original, OSError) else _UNKNOWN_ERROR
-    kind = _ERRORS_BY_CODE.get(code & 0xFF, _UNKNOWN_ERROR)  # extended codes keep the primary one in the low byte
-    if kind is _CANNOT_OPEN_ERROR and path.is_dir():
+        return _CANNOT_OPEN_ERROR if isinstance(error, OSError) else _UNKNOWN_ERROR
+    texts = _ERRORS_BY_CODE.get(code & 0xFF, _UNKNOWN_ERROR)  # extended codes keep the primary one in the low byte
+    if texts is _CANNOT_OPEN_ERROR and path.is_dir():
         return _IS_DIRECTORY_ERROR
-    if kind is _CANNOT_OPEN_ERROR and not path.parent.is_dir():
+    if texts is _CANNOT_OPEN_ERROR and not path.parent.is_dir():
         return _NO_DIRECTORY_ERROR
-    return kind
-
-
-def _format_failure_detail(error: SqliteFailure) -> str:
-    original = getattr(error, "orig", None) or error
-    name = getattr(original, "sqlite_errorname", None) or type(original).__name__
-    if isinstance(original, SQLAlchemyError):  # its str() is the statement with all parameters: a conversation
-        return f"{name}: {original.args[0] if original.args else ''}"
-    return f"{name}: {original}"
+    return texts
 
 
 # ---
-# A thread that runs jobs for event loops, in order, with all queued jobs in one batch.
-#
-# A job that was handed over is always run to its end, even if its caller stops waiting: a cancelled activity must
-# not lose the outcome of an effect that was paid. One hand-over costs 35 µs less than ``run_in_executor``.
-
-
-JobT = TypeVar("JobT")
-JobResult = tuple[Any, BaseException | None]
-"""A job's return value, or its exception."""
-
-_QueuedJob = tuple[JobT | None, "asyncio.Future[Any]", asyncio.AbstractEventLoop]
-_MAX_JOBS_AT_ONCE = 64  # jobs at once: enough to share a disk sync, few enough for short waits
-
-
-class StoreThread(Generic[JobT]):
-    """One daemon thread, so that a program that does not call ``close`` still exits.
-
-    ``execute`` gets the queued jobs and returns a result for each, in order; it must not raise. ``end`` is run last,
-    when the thread is closed.
-    """
-
-    def __init__(
-        self, name: str, execute: Callable[[Sequence[JobT]], Sequence[JobResult]], end: Callable[[], None]
-    ) -> None:
-        self._execute = execute
-        self._on_close = end
-        self._queue: SimpleQueue[_QueuedJob[JobT]] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._closed = False
-        self._thread = threading.Thread(target=self._run_thread, name=name, daemon=True)
-        self._thread.start()
-
-    async def run(self, job: JobT) -> Any:
-        """Run ``job`` and return its result. Raises its exception, or ``StoreError`` after :meth:`close`."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        with self._lock:  # otherwise a job could be queued after the end
-            if self._closed:
-                raise StoreError(CLOSED, hint=CLOSED_HINT)
-            self._queue.put((job, future, loop))
-        return await future
-
-    async def close(self) -> None:
-        """Finish the work that was handed over, and end the thread."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._queue.put((None, future, loop))
-        await future
-        self._thread.join()  # it has nothing left to do
-
-    def _run_thread(self) -> None:
-        ended = False
-        while not ended:
-            ended = self._run_queued_jobs()  # a frame of its own: an idle thread keeps nothing alive
-
-    def _run_queued_jobs(self) -> bool:
-        """Run the queued jobs; true after the end."""
-        waiting = [self._queue.get()]
-        while len(waiting) < _MAX_JOBS_AT_ONCE and waiting[-1][0] is not None and not self._queue.empty():
-            waiting.append(self._queue.get_nowait())  # there is one: this thread is the only consumer
-        ended = waiting[-1][0] is None
-        jobs = [job for job, _, _ in waiting if job is not None]
-        done = list(self._execute(jobs)) if jobs else []
-        if ended:
-            self._on_close()
-            done.append((None, None))
-        for loop in {loop for _, _, loop in waiting}:
-            settled = [(future, answer) for (_, future, of), answer in zip(waiting, done, strict=True) if of is loop]
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, with its waiters
-                loop.call_soon_threadsafe(_resolve_futures, settled)
-        return ended
-
-
-def _resolve_futures(settled: list[tuple[asyncio.Future[Any], JobResult]]) -> None:
-    for future, (value, error) in settled:
-        if future.done():  # cancelled meanwhile
-            continue
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)
-
-
-logger = logging.getLogger("perdure.store")
-
-T = TypeVar("T")
-DIALECT = pysqlite()
+# A connection to the file.
 
 
 class SqliteDatabase:
     """A ``Database`` over the driver's connection."""
 
-    dialect = DIALECT
-
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.execute = connection.execute
 
+    def run(self, sql: str, /, **values: Any) -> sqlite3.Cursor:
+        """See :class:`.schema.Database`."""
+        return self.connection.execute(sql, values)
+
     @contextmanager
-    def open_sqlalchemy(self) -> Iterator[sa.Connection]:
-        """Wrap the connection for SQLAlchemy, inside the open transaction: for the schema, not for rows."""
-        engine = sa.create_engine("sqlite://", creator=lambda: _BorrowedConnection(self.connection), poolclass=NullPool)
-        with engine.connect() as connection:
-            yield connection
+    def open_sqlalchemy(self) -> Iterator[Connection]:
+        """Wrap the connection for SQLAlchemy, inside the open transaction: for migrations. Raises the
+        driver's errors."""
+        from sqlalchemy import create_engine
+        from sqlalchemy.exc import SQLAlchemyError
+        from sqlalchemy.pool import NullPool
+
+        engine = create_engine("sqlite://", creator=lambda: _BorrowedConnection(self.connection), poolclass=NullPool)
+        try:
+            with engine.connect() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            original = getattr(error, "orig", None)
+            # Not its str(), which is the statement with all parameters.
+            other = sqlite3.DatabaseError(f"{type(error).__name__}: {error.args[0] if error.args else ''}")
+            raise (original if isinstance(original, SqliteFailure) else other) from None
 
 
 class _BorrowedConnection:
@@ -266,24 +165,36 @@ class _BorrowedConnection:
 DatabaseWork = Callable[[SqliteDatabase], Any]
 
 
+WorkResult = tuple[Any, BaseException | None]
+"""What a work returned, or its exception."""
+
+
+@dataclass
+class StoreFile:
+    """The file of a store, for all sessions of one ``SqliteStore``."""
+
+    path: Path
+    store_id: str = ""
+    """Once set, another store at the same path is refused."""
+    create: bool = False
+    """Whether a writer makes the file if it is missing."""
+
+
 class SqliteSession:
     """One connection to the file, for one thread. After a failure the next work opens a new one.
 
     ``busy_timeout``: seconds to wait for another process's transaction.
     """
 
-    def __init__(self, path: Path, *, write: bool, busy_timeout: float) -> None:
-        self._path = path
+    def __init__(self, file: StoreFile, *, write: bool, busy_timeout: float) -> None:
+        self._file = file
+        self._path = file.path
         self._is_writer = write
         self._busy_timeout = busy_timeout
         self._database: SqliteDatabase | None = None
         self._file_identity: tuple[int, ...] | None = None
         self._is_snapshot = False
         """Whether the connection does not see other connections' writes (see :meth:`_open_for_reading`)."""
-        self.create = False
-        """Whether a writer makes the file if it is missing."""
-        self.store_id = ""
-        """Once set, another store at the same path is refused."""
 
     def run(self, work: Callable[[SqliteDatabase], T]) -> T:
         """Run ``work`` in a transaction of its own: all of it, or nothing. Raises ``StoreError``.
@@ -306,27 +217,27 @@ class SqliteSession:
             self.close()
             raise
 
-    def run_all(self, works: Sequence[DatabaseWork]) -> list[JobResult]:
+    def run_all(self, works: Sequence[DatabaseWork]) -> list[WorkResult]:
         """Run all of ``works``: those of a writer in one transaction, which shares the sync of the disk.
 
         If that fails, each alone, so that each gets its own result; they are all safe to run again.
         """
         if self._is_writer and len(works) > 1:
-            begun = False
+            has_begun = False
 
-            def together(database: SqliteDatabase) -> list[JobResult]:
-                nonlocal begun
-                begun = True
+            def run_together(database: SqliteDatabase) -> list[WorkResult]:
+                nonlocal has_begun
+                has_begun = True
                 return [(work(database), None) for work in works]
 
             try:
-                return self.run(together)
+                return self.run(run_together)
             except Exception as error:
-                if not begun and isinstance(error, StoreError):  # locked, read-only, removed: the same for all
+                if not has_begun and isinstance(error, StoreError):  # locked, read-only, removed: the same for all
                     return [(None, _copy_store_error(error)) for _ in works]
         return [self._run_alone(work) for work in works]
 
-    def _run_alone(self, work: DatabaseWork) -> JobResult:
+    def _run_alone(self, work: DatabaseWork) -> WorkResult:
         try:
             return self.run(work), None
         except BaseException as error:  # any exception belongs to the waiting caller
@@ -349,13 +260,13 @@ class SqliteSession:
             if self._read_file_identity() == self._file_identity:
                 return self._database
             self.close()
-        if self._is_writer and self.create:
+        if self._is_writer and self._file.create:
             self._create_file()
         self._is_snapshot = not self._is_writer
         before = self._read_file_identity()  # also because SQLite's own error for a missing file says less
         self._database = SqliteDatabase(self._open_for_writing() if self._is_writer else self._open_for_reading(before))
         self._file_identity = before if self._is_snapshot else before[:2]
-        if self.store_id:
+        if self._file.store_id:
             self._check_same_store(self._database)
         return self._database
 
@@ -365,7 +276,7 @@ class SqliteSession:
         try:
             stat = self._path.stat()
         except FileNotFoundError:
-            if self._is_writer or self.store_id:
+            if self._is_writer or self._file.store_id:
                 raise
             return ()
         if not self._is_snapshot:
@@ -383,10 +294,10 @@ class SqliteSession:
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     def _check_same_store(self, database: SqliteDatabase) -> None:
-        found = sql.read_store_id(database)
-        if found != self.store_id:
+        store_id = sql.read_store_id(database)
+        if store_id != self._file.store_id:
             raise StoreMismatchError(
-                f"{self._path} is now another store ({found}) than the one that was opened ({self.store_id})",
+                f"{self._path} is now another store ({store_id}) than the one that was opened ({self._file.store_id})",
                 hint="Put the right file back, or restart this program to use the new one.",
             )
 
@@ -425,7 +336,7 @@ class SqliteSession:
                 raise
             logger.info("the store %s is on a disk that cannot be written: it is read as it is now", self._path)
             return self._open_connection("mode=ro&immutable=1")
-        if not tables and not self.store_id:
+        if not tables and not self._file.store_id:
             connection.close()
             return _open_empty_store()
         self._is_snapshot = False
@@ -439,8 +350,8 @@ class SqliteSession:
 
 def _open_empty_store() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    with SqliteDatabase(connection).open_sqlalchemy() as alchemy:
-        metadata.create_all(alchemy)
+    for table, columns in TABLES.items():
+        connection.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
     connection.execute(f"CREATE TABLE {VERSION_TABLE} AS SELECT '{CURRENT_VERSION}' AS version_num")
     return connection
 
@@ -450,3 +361,79 @@ def _copy_store_error(error: StoreError) -> StoreError:
     copy = type(error)(error.message, hint=error.hint)
     copy.__cause__ = error.__cause__
     return copy
+
+
+# ---
+# A thread that runs work for event loops, in order, all that is queued in one batch.
+#
+# Work that was handed over is always run to its end, even if its caller stops waiting: a cancelled activity must
+# not lose the outcome of an effect that was paid. One hand-over costs 35 µs less than ``run_in_executor``.
+
+
+_MAX_WORKS_AT_ONCE = 64  # enough to share a disk sync, few enough for short waits
+
+
+class StoreThread:
+    """One thread and its session. A daemon, so that a program that does not call ``close`` still exits."""
+
+    def __init__(self, name: str, session: SqliteSession) -> None:
+        self._session = session
+        self._queue: SimpleQueue[tuple[DatabaseWork | None, asyncio.Future[Any]]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run_thread, name=name, daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Callable[[SqliteDatabase], T]) -> T:
+        """Run ``work`` and return its result. Raises its exception, or ``StoreError`` after :meth:`close`."""
+        result: T = await self._hand_over(work)
+        return result
+
+    async def close(self) -> None:
+        """Finish the work that was handed over, close the session, and end the thread."""
+        if not self._closed:
+            await self._hand_over(None)
+            self._thread.join()  # it has nothing left to do
+
+    def _hand_over(self, work: DatabaseWork | None) -> asyncio.Future[Any]:
+        """Queue ``work``, or the end."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        with self._lock:  # otherwise work could be queued after the end
+            if self._closed:
+                raise StoreError(CLOSED, hint=CLOSED_HINT)
+            self._closed = work is None
+            self._queue.put((work, future))
+        return future
+
+    def _run_thread(self) -> None:
+        ended = False
+        while not ended:
+            ended = self._run_queued()  # a frame of its own: an idle thread keeps nothing alive
+
+    def _run_queued(self) -> bool:
+        """Run the queued work; true after the end."""
+        queued = [self._queue.get()]
+        while len(queued) < _MAX_WORKS_AT_ONCE and queued[-1][0] is not None and not self._queue.empty():
+            queued.append(self._queue.get_nowait())  # there is one: this thread is the only consumer
+        results = self._session.run_all([work for work, _ in queued if work is not None])
+        ended = queued[-1][0] is None
+        if ended:
+            self._session.close()
+            results.append((None, None))
+        resolutions: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], WorkResult]]] = defaultdict(list)
+        for (_, future), result in zip(queued, results, strict=True):
+            resolutions[future.get_loop()].append((future, result))
+        for loop, resolved in resolutions.items():
+            with suppress(RuntimeError):  # the loop was closed meanwhile, with its waiters
+                loop.call_soon_threadsafe(_resolve_futures, resolved)
+        return ended
+
+
+def _resolve_futures(resolved: list[tuple[asyncio.Future[Any], WorkResult]]) -> None:
+    for future, (value, error) in resolved:
+        if future.done():  # cancelled meanwhile
+            continue
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)

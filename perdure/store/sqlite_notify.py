@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from ..errors import StoreError
@@ -32,7 +32,6 @@ MIN_INTERVAL = 0.005
 class _EventWaiter:
     context_id: str
     after: int
-    loop: asyncio.AbstractEventLoop
     latest_seq: asyncio.Future[int]
 
 
@@ -51,7 +50,6 @@ class EventWatcher:
         self._thread: threading.Thread | None = None
         self._is_asleep = False
         self._closed = False
-        self._on_end: Callable[[], object] = lambda: None
         self._seen_version: tuple[SqliteDatabase, int] | None = None
         self._last_change_at = self._last_waiter_at = 0.0
 
@@ -74,21 +72,15 @@ class EventWatcher:
 
     async def close(self) -> None:
         """End the thread; callers that still wait get a ``StoreError``."""
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
         with self._lock:
             self._closed = True
-            self._on_end = lambda: loop.call_soon_threadsafe(ended.set_result, None)
-            thread = self._thread
         self._poll_now.set()
         self._fail_waiters(StoreError, CLOSED, CLOSED_HINT)
-        if thread is not None:
-            await ended
-            thread.join()  # it has nothing left to do
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
 
     def _add_waiter(self, context_id: str, after: int) -> _EventWaiter:
-        loop = asyncio.get_running_loop()
-        waiter = _EventWaiter(context_id, after, loop, loop.create_future())
+        waiter = _EventWaiter(context_id, after, asyncio.get_running_loop().create_future())
         with self._lock:
             if self._closed:
                 raise StoreError(CLOSED, hint=CLOSED_HINT)
@@ -103,9 +95,9 @@ class EventWatcher:
 
     def _remove_waiter(self, waiter: _EventWaiter) -> None:
         with self._lock:
-            waiting = self._waiters[waiter.context_id]
-            waiting.discard(waiter)
-            if not waiting:
+            waiters = self._waiters[waiter.context_id]
+            waiters.discard(waiter)
+            if not waiters:
                 del self._waiters[waiter.context_id]
         if not waiter.latest_seq.cancel() and not waiter.latest_seq.cancelled():
             waiter.latest_seq.exception()  # marks the exception as retrieved, also if the caller stopped waiting
@@ -113,13 +105,11 @@ class EventWatcher:
     def _run_thread(self) -> None:
         while self._wait_for_poll():
             with self._lock:
-                wanted = bool(self._waiters)
-            if wanted:
+                has_waiters = bool(self._waiters)
+            if has_waiters:
                 self._last_waiter_at = time.monotonic()
                 self._poll_database()
         self._session.close()
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, with its waiters
-            self._on_end()
 
     def _wait_for_poll(self) -> bool:
         """Wait until the next poll is due; false when the thread is to end."""
@@ -127,9 +117,9 @@ class EventWatcher:
         now = time.monotonic()
         with self._lock:
             self._is_asleep = not self._waiters and now - self._last_waiter_at > LINGER_SECONDS
-            asleep = self._is_asleep
-        every = BUSY_INTERVAL if now - self._last_change_at < BUSY_SECONDS else QUIET_INTERVAL
-        self._poll_now.wait(None if asleep else every - MIN_INTERVAL)
+            is_asleep = self._is_asleep
+        interval = BUSY_INTERVAL if now - self._last_change_at < BUSY_SECONDS else QUIET_INTERVAL
+        self._poll_now.wait(None if is_asleep else interval - MIN_INTERVAL)
         with self._lock:
             self._is_asleep = False
             self._poll_now.clear()
@@ -148,40 +138,39 @@ class EventWatcher:
     def _find_new_events(self, database: SqliteDatabase) -> None:
         version: int = database.execute("PRAGMA data_version").fetchone()[0]
         # Versions are those of one connection: they are not comparable after the file was replaced.
-        if self._seen_version is not None and self._seen_version[0] is database and self._seen_version[1] == version:
+        if self._seen_version == (database, version):
             return
         with self._lock:
-            wanted = list(self._waiters)
-        found = event_log.read_latest_seqs(database, wanted)
+            context_ids = list(self._waiters)
+        latest_seqs = event_log.read_latest_seqs(database, context_ids)
         self._seen_version = database, version
         self._last_change_at = time.monotonic()
         with self._lock:
-            ready = {
-                waiter: seq
-                for context_id, seq in found.items()
+            ready = [
+                (waiter, seq)
+                for context_id, seq in latest_seqs.items()
                 for waiter in self._waiters.get(context_id, ())
                 if waiter.after < seq
-            }
-        _wake_waiters(ready, lambda waiter: waiter.latest_seq.set_result(ready[waiter]))
+            ]
+        for waiter, seq in ready:
+            _wake_waiter(waiter, seq)
 
     def _fail_waiters(self, kind: type[StoreError], message: str, hint: str | None) -> None:
         with self._lock:
-            waiting = [waiter for waiters in self._waiters.values() for waiter in waiters]
-        # One for each: a traceback grows wherever an error is raised.
-        _wake_waiters(waiting, lambda waiter: waiter.latest_seq.set_exception(kind(message, hint=hint)))
+            all_waiters = [waiter for waiters in self._waiters.values() for waiter in waiters]
+        for waiter in all_waiters:  # an error for each: a traceback grows wherever an error is raised
+            _wake_waiter(waiter, kind(message, hint=hint))
 
 
-def _wake_waiters(waiters: Iterable[_EventWaiter], settle: Callable[[_EventWaiter], None]) -> None:
-    """Wake each event loop once."""
-    of: dict[asyncio.AbstractEventLoop, list[_EventWaiter]] = {}
-    for waiter in waiters:
-        of.setdefault(waiter.loop, []).append(waiter)
-    for loop, woken in of.items():
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, with its waiters
-            loop.call_soon_threadsafe(_settle_waiters, woken, settle)
+def _wake_waiter(waiter: _EventWaiter, result: int | StoreError) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, with its waiters
+        waiter.latest_seq.get_loop().call_soon_threadsafe(_settle_waiter, waiter.latest_seq, result)
 
 
-def _settle_waiters(waiters: list[_EventWaiter], settle: Callable[[_EventWaiter], None]) -> None:
-    for waiter in waiters:
-        if not waiter.latest_seq.done():
-            settle(waiter)
+def _settle_waiter(latest_seq: asyncio.Future[int], result: int | StoreError) -> None:
+    if latest_seq.done():
+        return
+    if isinstance(result, StoreError):
+        latest_seq.set_exception(result)
+    else:
+        latest_seq.set_result(result)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import takewhile
 from typing import Any
 
 from pydantic_core import from_json
@@ -12,7 +14,7 @@ from pydantic_core import from_json
 from ..errors import InvalidInputError
 from ..loop.compaction import SUMMARY_ID
 from ..ports import Node, Transcripts
-from ..types.messages import Message, Replaced, ToolResultPart, encode_canonical, parse_messages
+from ..types.messages import Message, ToolResultPart, encode_canonical, parse_messages
 from .chain import Chain, decode_node
 
 UNFINISHED_RESULT = "Forked: this call had not finished when the conversation was forked. It may have happened or not."
@@ -34,25 +36,22 @@ class ForkPoint:
 class _RawMessage:
     """A message that is not decoded: of thousands of messages that are scanned, only a few are needed as objects."""
 
-    node_index: int
-    message_index: int
+    node: Node
+    index: int
+    """Its index in the node."""
     raw: Mapping[str, Any]
 
     @property
     def role(self) -> str:
         return str(self.raw["role"])
 
-    def list_part_ids(self, type: str, name: str) -> list[str]:
-        """Return the ids of its tool calls, or of the calls that it has the results of."""
-        return [part[name] for part in self.raw.get("parts", ()) if part["type"] == type]
-
     @property
     def call_ids(self) -> list[str]:
-        return self.list_part_ids("tool_call", "id")
+        return [part["id"] for part in self.raw.get("parts", ()) if part["type"] == "tool_call"]
 
     @property
     def result_ids(self) -> list[str]:
-        return self.list_part_ids("tool_result", "call_id")
+        return [part["call_id"] for part in self.raw.get("parts", ()) if part["type"] == "tool_result"]
 
 
 async def find_fork_point(
@@ -64,116 +63,101 @@ async def find_fork_point(
     Without ``at`` its end; with ``results`` (texts by call id) the iteration of their calls. Raises
     ``InvalidInputError`` for an unknown iteration or call, ``TranscriptCorruptedError``.
     """
+    results = results or {}
     nodes = await transcripts.read_nodes(head) if head is not None else []
-    said = [
-        _RawMessage(node, place, raw) for node, one in enumerate(nodes) for place, raw in enumerate(from_json(one.body))
-    ]
-    replies = [index for index, one in enumerate(said) if one.role == "assistant"]
+    messages = [_RawMessage(node, index, raw) for node in nodes for index, raw in enumerate(from_json(node.body))]
+    replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
     if at is None and results:
-        at = _find_call_iteration(said, replies, results)
+        at = _find_call_iteration(messages, replies, next(iter(results)))
     if at is not None and not 0 <= at <= len(replies):
         raise InvalidInputError(
             f"there is no iteration {at}: the conversation has {len(replies)}",
             hint="`perdure show ID` numbers them; 0 is before the first.",
         )
-    if at == 0 or not said:
+    if at == 0 or not messages:
         return ForkPoint(None, (), 0, is_answered=True)
-    return _build_fork_point(nodes, said, replies, at, dict(results or {}))
+    return _build_fork_point(messages, replies, at, results)
 
 
 def _build_fork_point(
-    nodes: Sequence[Node], said: list[_RawMessage], replies: list[int], at: int | None, given: dict[str, str]
+    messages: Sequence[_RawMessage], replies: Sequence[int], at: int | None, new_results: Mapping[str, str]
 ) -> ForkPoint:
     iteration = len(replies) if at is None else at
     reply = replies[iteration - 1] if iteration else -1
-    end, later = (len(said), []) if at is None else _find_reply_results(said, reply)
-    known = {call for one in [*said[reply + 1 : end], *later] for call in one.result_ids}
-    asked = said[reply].call_ids if iteration else []
-    if strangers := given.keys() - set(asked):
-        raise _build_missing_call_error(min(strangers), iteration)
-    edited = [index for index in range(reply + 1, end) if given.keys() & set(said[index].result_ids)]
-    whole = min(edited, default=end)
-    """The messages before it are unchanged: nodes that end there are shared."""
-    last = [
-        index
-        for index, one in enumerate(said)
-        if index + 1 == len(said) or said[index + 1].node_index != one.node_index
-    ]
-    shared = max((index for index in last if index < whole), default=-1)
-    decoded: dict[int, list[Message]] = {}
+    call_ids = messages[reply].call_ids if iteration else []
+    if unknown_ids := new_results.keys() - set(call_ids):
+        raise _build_missing_call_error(min(unknown_ids), iteration)
+    end, later_results = (len(messages), []) if at is None else _find_reply_results(messages, reply)
+    changed = (index for index in range(reply + 1, end) if new_results.keys() & set(messages[index].result_ids))
+    unchanged_end = min(changed, default=end)
+    shared_end = unchanged_end  # messages of whole nodes are shared: the base is the node that ends there
+    while 0 < shared_end < len(messages) and messages[shared_end].node is messages[shared_end - 1].node:
+        shared_end -= 1
+    decode = cache(decode_node)
     extra: list[Message] = []
-    for one in [*said[shared + 1 : end], *later]:
-        if one.node_index not in decoded:
-            decoded[one.node_index] = decode_node(nodes[one.node_index])
-        extra.append(_replace_results(decoded[one.node_index][one.message_index], given if one.role == "tool" else {}))
-    if missing := [call for call in asked if call not in known]:
-        extra.append(
-            _build_missing_results(
-                decode_node(nodes[said[reply].node_index])[said[reply].message_index], missing, given
-            )
-        )
-    answered = end - 1 == reply and not later and not asked
-    return ForkPoint(nodes[said[shared].node_index].hash if shared >= 0 else None, tuple(extra), iteration, answered)
+    for raw_message in [*messages[shared_end:end], *later_results]:
+        message = decode(raw_message.node)[raw_message.index]
+        extra.append(_replace_results(message, new_results) if raw_message.role == "tool" else message)
+    result_ids = {call_id for message in [*messages[reply + 1 : end], *later_results] for call_id in message.result_ids}
+    if missing_ids := [call_id for call_id in call_ids if call_id not in result_ids]:
+        reply_message = decode(messages[reply].node)[messages[reply].index]
+        extra.append(_build_missing_results(reply_message, missing_ids, new_results))
+    base_head = messages[shared_end - 1].node.hash if shared_end else None
+    is_answered = end == reply + 1 and not later_results and not call_ids
+    return ForkPoint(base_head, tuple(extra), iteration, is_answered)
 
 
-def _find_reply_results(said: Sequence[_RawMessage], reply: int) -> tuple[int, list[_RawMessage]]:
+def _find_reply_results(messages: Sequence[_RawMessage], reply: int) -> tuple[int, list[_RawMessage]]:
     """Return the end of the results right after a reply, and the results that follow a new system prompt."""
     end = reply + 1
-    while end < len(said) and said[end].role == "tool":
+    while end < len(messages) and messages[end].role == "tool":
         end += 1
-    later: list[_RawMessage] = []
-    for one in said[end:]:
-        if one.role not in ("tool", "system"):
-            break
-        later += [one] if one.role == "tool" else []
-    return end, later
+    following = takewhile(lambda message: message.role in ("tool", "system"), messages[end:])
+    return end, [message for message in following if message.role == "tool"]
 
 
-def _find_call_iteration(said: Sequence[_RawMessage], replies: Sequence[int], results: Mapping[str, str]) -> int:
+def _find_call_iteration(messages: Sequence[_RawMessage], replies: Sequence[int], call_id: str) -> int:
     """Return the last iteration that has the call; some models reuse ids."""
-    first = next(iter(results))
     for iteration in range(len(replies), 0, -1):
-        if first in said[replies[iteration - 1]].call_ids:
+        if call_id in messages[replies[iteration - 1]].call_ids:
             return iteration
-    raise _build_missing_call_error(first, None)
+    raise _build_missing_call_error(call_id, None)
 
 
-def _build_missing_call_error(call: str, iteration: int | None) -> InvalidInputError:
-    where = "in the conversation" if iteration is None else f"in iteration {iteration}"
+def _build_missing_call_error(call_id: str, iteration: int | None) -> InvalidInputError:
+    place = "in the conversation" if iteration is None else f"in iteration {iteration}"
     return InvalidInputError(
-        f"results: there is no call {call!r:.100} {where}",
+        f"results: there is no call {call_id!r:.100} {place}",
         hint="`perdure show ID -o json` has the ids; all results are of one iteration's calls.",
     )
 
 
-def _replace_results(message: Message, given: Mapping[str, str]) -> Message:
-    """Return ``message`` with the given results instead of its own."""
-    if not any(part.call_id in given for part in message.tool_results):
+def _replace_results(message: Message, new_results: Mapping[str, str]) -> Message:
+    """Return ``message`` with the new results instead of its own."""
+    if not any(part.call_id in new_results for part in message.tool_results):
         return message
     parts = tuple(
-        ToolResultPart(call_id=part.call_id, name=part.name, content=given[part.call_id])
-        if isinstance(part, ToolResultPart) and part.call_id in given
+        ToolResultPart(call_id=part.call_id, name=part.name, content=new_results[part.call_id])
+        if isinstance(part, ToolResultPart) and part.call_id in new_results
         else part
         for part in message.parts
     )
     return message.model_copy(update={"parts": parts})
 
 
-def _build_missing_results(reply: Message, missing: Sequence[str], given: Mapping[str, str]) -> Message:
+def _build_missing_results(reply: Message, missing_ids: Sequence[str], new_results: Mapping[str, str]) -> Message:
     """Build a result for every call without one: no provider accepts a transcript with an open call."""
-    return Message(
-        role="tool",
-        parts=tuple(
-            ToolResultPart(
-                call_id=call.id,
-                name=call.name,
-                content=given.get(call.id, UNFINISHED_RESULT),
-                is_error=call.id not in given,
-            )
-            for call in reply.tool_calls
-            if call.id in missing
-        ),
-    )
+    parts = [
+        ToolResultPart(
+            call_id=call.id,
+            name=call.name,
+            content=new_results.get(call.id, UNFINISHED_RESULT),
+            is_error=call.id not in new_results,
+        )
+        for call in reply.tool_calls
+        if call.id in missing_ids
+    ]
+    return Message(role="tool", parts=tuple(parts))
 
 
 # ---
@@ -189,48 +173,45 @@ async def load_full_conversation(transcripts: Transcripts, head: str | None) -> 
     chain = Chain(transcripts)
     forms: list[tuple[list[Message], int]] = []
     """The conversation's forms, the current one first, each with the number of messages in its first node."""
-    replaced: Replaced | None = None
     while head is not None:
         messages = await chain.load(head)
-        found = [message.replaces for message in messages[:2] if message.replaces is not None]
-        replaced = found[0] if found else None
-        root = 0
+        replaced = next((message.replaces for message in messages[:2] if message.replaces is not None), None)
+        root_count = 0
         if replaced is not None and not replaced.kept:
-            root = len(parse_messages((await transcripts.read_nodes(head))[0].body))
-        forms.append((messages, root))
+            root_count = len(parse_messages((await transcripts.read_nodes(head))[0].body))
+        forms.append((messages, root_count))
         head = replaced.head if replaced is not None else None
-    said: list[Message] = []
-    for messages, root in reversed(forms):
-        said = _merge_conversation_form(said, messages, root)
-    return said
+    conversation: list[Message] = []
+    for messages, root_count in reversed(forms):
+        conversation = _merge_conversation_form(conversation, messages, root_count)
+    return conversation
 
 
-def _merge_conversation_form(said: list[Message], messages: list[Message], root: int) -> list[Message]:
-    """Add to ``said`` the new messages of the form ``messages``."""
-    place = next((place for place, message in enumerate(messages[:2]) if message.replaces is not None), None)
-    if place is None:
-        return [*said, *messages]
-    marker = messages[place]
-    kept = marker.replaces.kept if marker.replaces is not None else 0
-    if kept:
-        return [*said[:-kept], marker, *said[-kept:], *messages[place + 1 + kept :]]
-    if marker.id != SUMMARY_ID:  # an ordinary message that an edit has marked
-        marker = _clear_replaces(marker)
-    edited = [*messages[:place], marker, *messages[place + 1 : root]]
-    return [*said, *_select_new_messages(edited, said), *messages[root:]]
+def _merge_conversation_form(conversation: list[Message], messages: list[Message], root_count: int) -> list[Message]:
+    """Return ``conversation`` with the new messages of its next form."""
+    for index, marker in enumerate(messages[:2]):
+        if marker.replaces is None:
+            continue
+        if kept := marker.replaces.kept:
+            return [*conversation[:-kept], marker, *conversation[-kept:], *messages[index + 1 + kept :]]
+        if marker.id != SUMMARY_ID:  # an ordinary message that an edit has marked
+            marker = _clear_replaces(marker)
+        edited = [*messages[:index], marker, *messages[index + 1 : root_count]]
+        return [*conversation, *_select_new_messages(edited, conversation), *messages[root_count:]]
+    return [*conversation, *messages]
 
 
-def _select_new_messages(edited: Sequence[Message], said: Sequence[Message]) -> list[Message]:
-    """Return those of ``edited`` that are not among ``said``, counting repeated messages."""
-    known = Counter(encode_canonical([_clear_replaces(message)]) for message in said)
-    new = []
+def _select_new_messages(edited: Sequence[Message], conversation: Sequence[Message]) -> list[Message]:
+    """Return those of ``edited`` that are not in ``conversation``, counting repeated messages."""
+    known = Counter(encode_canonical([_clear_replaces(message)]) for message in conversation)
+    new_messages = []
     for message in edited:
-        name = encode_canonical([_clear_replaces(message)])
-        if known[name]:
-            known[name] -= 1
+        canonical = encode_canonical([_clear_replaces(message)])
+        if known[canonical]:
+            known[canonical] -= 1
         else:
-            new.append(message)
-    return new
+            new_messages.append(message)
+    return new_messages
 
 
 def _clear_replaces(message: Message) -> Message:

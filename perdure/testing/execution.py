@@ -25,10 +25,11 @@ from temporalio.converter import DataConverter
 from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError, TerminatedError
 from temporalio.exceptions import CancelledError as TemporalCancelledError
 
-from ..ports import ModelCall, ToolCall, timestamp
+from ..ports import timestamp
 from ..stages.interceptor import attach_search_attributes
 from ..stages.journal_keys import build_tool_key
 from ..stages.retries import decide_retry
+from ..stages.stage import ModelCall, ToolCall
 from ..temporal_service import ACCEPTED_UPDATE_ENDED
 from ..types.interface import SEARCH_ATTRIBUTES, WORKFLOW_TYPE
 from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY_PREFIX, ModelInput, ModelOutput, ToolInput, ToolOutput
@@ -36,6 +37,8 @@ from ..worker import Engine
 from ..workflows import AgentWorkflow
 from ..workflows.child_workflows import EXTERNAL_RUN_GONE
 from ..workflows.host import Host, use_host
+
+logger = logging.getLogger("perdure.testing")
 
 # ---
 # Activities without Temporal: the engine's calls through all stages, with Temporal's retries.
@@ -61,27 +64,27 @@ class ActivityRunner:
         plain = json.loads(json.dumps(argument))
         if name != MODEL_ACTIVITY and not plain.keys() >= _TOOL_INPUT_FIELDS:
             return await self._run_remote_tool(name.removeprefix(TOOL_ACTIVITY_PREFIX), plain)
-        number, asked_at = next(self._numbers), timestamp(datetime.now(UTC))
-        scheduled = monotonic()
-        for attempt in itertools.count(1):
+        number, asked_at, scheduled = next(self._numbers), timestamp(datetime.now(UTC)), monotonic()
+        attempt = 0
+        while True:
+            attempt += 1
             owner = f"{self._run_id}/{number}/{attempt}"
             try:
                 output = await self._run_attempt(name, plain, owner, attempt, asked_at, scheduled)
             except Exception as error:
-                found = decide_retry(error, attempt)
-                if found.retry and attempt < MAX_ATTEMPTS:
+                decision = decide_retry(error, attempt)
+                if decision.retry and attempt < MAX_ATTEMPTS:
                     await asyncio.sleep(0)  # at once, whatever the requested delay
                     continue
-                text = f"{found.message} (given up after {MAX_ATTEMPTS} attempts)" if found.retry else found.message
-                raise ApplicationError(text, *found.details, type=found.error_type, non_retryable=True) from None
+                text = decision.message + (f" (given up after {attempt} attempts)" if decision.retry else "")
+                raise ApplicationError(text, *decision.details, type=decision.error_type, non_retryable=True) from None
             return json.loads(output.model_dump_json(exclude_none=True))
-        raise AssertionError("counting does not end")
 
     async def _run_remote_tool(self, name: str, arguments: dict[str, Any]) -> Any:
         """Run a remote tool: call the tool of the same name in ``scripted(tools=…)`` in its place."""
         stand_in = self._engine.agents.tools.get(name)
         if stand_in is None:
-            text = f'nobody runs it here; give the script one in its place: tools=[tool(name="{name}")(function)]'
+            text = f'this test has no worker for it; script a tool in its place: tools=[tool(name="{name}")(function)]'
             raise ApplicationError(text, type="NotFoundError", non_retryable=True)
         try:
             value = stand_in.bind(arguments)()
@@ -95,25 +98,11 @@ class ActivityRunner:
     ) -> ModelOutput | ToolOutput:
         if name == MODEL_ACTIVITY:
             call = ModelCall(ModelInput.model_validate(argument), owner, attempt, asked_at, scheduled)
-            return attach_search_attributes(
-                call, (await self._engine.call_model(call)).output, tuple(SEARCH_ATTRIBUTES)
-            )
+            reply = await self._engine.call_model(call)
+            return attach_search_attributes(call, reply.output, tuple(SEARCH_ATTRIBUTES))
         task = ToolInput.model_validate(argument)
-        asked = ToolCall(task, build_tool_key(task), owner, attempt, task.arguments or {}, asked_at=asked_at)
-        return await self._engine.call_tool(asked)
-
-
-def build_activity_error(name: str) -> ActivityError:
-    """Build the error that Temporal wraps the failure of activity ``name`` in; the failure is its cause."""
-    return ActivityError(
-        "Activity task failed",
-        scheduled_event_id=0,
-        started_event_id=0,
-        identity="",
-        activity_type=name,
-        activity_id="",
-        retry_state=None,
-    )
+        tool_call = ToolCall(task, build_tool_key(task), owner, attempt, task.arguments or {}, asked_at=asked_at)
+        return await self._engine.call_tool(tool_call)
 
 
 # ---
@@ -165,76 +154,30 @@ async def _wait_for_child_result(execution: Execution) -> Any:
 
 
 # ---
-# The conditions that an execution waits for, checked after every event.
-
-
-_SETTLING_LOOP_TURNS = 20
-"""Turns of the event loop after which all consequences of an event have happened; it takes about five."""
-
-
-class ConditionWaiters:
-    """The waiting conditions of one execution. Use it on its event loop."""
-
-    def __init__(self, execution: Execution) -> None:
-        self._execution = execution
-        self._loop = asyncio.get_running_loop()
-        self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
-
-    async def wait_until(self, condition: Callable[[], bool], seconds: float | None) -> None:
-        """Wait until ``condition()`` holds. Raises ``TimeoutError``."""
-        if condition():  # it must hold when everything that has arrived is applied
-            for _turn in range(_SETTLING_LOOP_TURNS):
-                await asyncio.sleep(0)
-            return
-        met: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append((condition, met))
-        try:
-            async with asyncio.timeout(seconds):
-                await met
-        finally:
-            self._waiting = [one for one in self._waiting if one[1] is not met]
-
-    def schedule_check(self) -> None:
-        """Check the conditions now and in the next turns of the loop, in which consequences of the event happen."""
-        self._loop.call_soon(self._check_conditions, _SETTLING_LOOP_TURNS)
-
-    def _check_conditions(self, turns: int) -> None:
-        with use_host(self._execution):  # a condition may use the host too
-            for condition, met in self._waiting:
-                if not met.done() and condition():
-                    met.set_result(None)
-        if turns and self._waiting:
-            self._loop.call_soon(self._check_conditions, turns - 1)
-
-
-# ---
 # The start of an execution, and the execution itself.
 
 
 @dataclass(frozen=True)
 class ExecutionStart:
-    """The start arguments of an execution, with the names of the workflow's ``info()`` where it reads them."""
+    """The start arguments of an execution."""
 
     workflow_id: str
     input: list[Any]
     memo: Any = None
     task_queue: str = ""
-    first_execution_run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
-    continued_run_id: str | None = None
-    cron_schedule: str | None = None
-    parent_id: str | None = None
-    """Id of the run that started it as its child."""
+    parent: Execution | None = None
+    """The run that started it as its child."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     """Search attributes."""
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
-logger = logging.getLogger("perdure.testing")
-
 _CLOSING_SECONDS = 2.0
 """Seconds that a run may take to end by itself."""
 _EVENTS_PER_ACTIVITY = 6
 """Number of events that a call adds to a history."""
+_SETTLING_LOOP_TURNS = 20
+"""Turns of the event loop after which all consequences of an event have happened; it takes about five."""
 
 SIGNALS = frozenset({"inject_user_message", "interrupt", "close", "resume", "child_ended", "probe"})
 QUERIES = frozenset({"status", "turn"})
@@ -248,13 +191,6 @@ UPDATES = {
 """Updates and their validators."""
 
 ExecutionEndState = Literal["completed", "failed", "cancelled", "terminated"]
-
-
-@dataclass(frozen=True)
-class ParentExecution:
-    """See ``workflow.ParentInfo``."""
-
-    workflow_id: str
 
 
 class ExecutionRegistry(Protocol):
@@ -275,26 +211,29 @@ class Execution(Host):
     def __init__(self, engine: Engine, started: ExecutionStart, others: ExecutionRegistry) -> None:
         self.started = started
         self._others = others
-        self.run_id = started.first_execution_run_id
+        self.workflow_id = started.workflow_id
+        self.run_id = self.first_execution_run_id = str(uuid.uuid4())
+        self.parent = started.parent
+        self.cron_schedule: str | None = None
         self.continued_run_id: str | None = None
         self.ended: ExecutionEndState | None = None
         self.ended_at: datetime | None = None
         self.result: Any = None
         self.failure: ApplicationError | None = None
-        self._calls = ActivityRunner(engine, self.run_id)
+        self._activities = ActivityRunner(engine, self.run_id)
         self._loop = asyncio.get_running_loop()
         self._workflow = AgentWorkflow()
-        self._conditions = ConditionWaiters(self)
+        self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._handling = 0
         self.attributes: dict[str, Any] = {**started.attributes}
         self.memo: dict[str, Any] = {}
         """Changes of the memo that it was started with; None removes a field."""
         self._events = 0
         self._updates: dict[str, asyncio.Task[Any]] = {}
+        self._closed = asyncio.Event()
         self._outside = contextvars.copy_context()
         with use_host(self):
             self._task = self._loop.create_task(self._run_workflow())
-        self._closed = asyncio.Event()
 
     # --- requests of clients
 
@@ -305,17 +244,17 @@ class Execution(Host):
     def cancel(self) -> None:
         """Request the cancellation of the run."""
         self._task.cancel()
-        self._conditions.schedule_check()
+        self._schedule_check()
 
     async def stop(self, ended: ExecutionEndState | None = None) -> None:
         """End the execution at once, without the workflow."""
         if self.ended is None and ended is not None:
             self._record_end(ended)
-        patience = _CLOSING_SECONDS  # first it closes its transcript, as a cancelled run does
+        seconds = _CLOSING_SECONDS  # first it closes its transcript, as a cancelled run does
         while not self._task.done():
             self._task.cancel()
-            await asyncio.wait([self._task], timeout=patience)
-            patience = 0.01
+            await asyncio.wait([self._task], timeout=seconds)
+            seconds = 0.01
 
     def signal(self, name: str, arguments: Sequence[Any]) -> None:
         """Call a signal's handler; an unknown signal is dropped."""
@@ -324,7 +263,7 @@ class Execution(Host):
             return
         with use_host(self):
             getattr(self._workflow, name)(*arguments)
-        self._conditions.schedule_check()
+        self._schedule_check()
 
     def query(self, name: str, arguments: Sequence[Any]) -> Any:
         """Call a query's handler. Raises its exception, or ``LookupError`` for an unknown query."""
@@ -341,12 +280,12 @@ class Execution(Host):
             with use_host(self):
                 getattr(self._workflow, UPDATES[name])(*arguments)
                 self._updates[id] = self._loop.create_task(self._run_update_handler(name, arguments))
-        ending = self._loop.create_task(self.wait_closed())
-        await asyncio.wait([self._updates[id], ending], return_when=asyncio.FIRST_COMPLETED)
-        ending.cancel()
+        closing = self._loop.create_task(self.wait_closed())
+        await asyncio.wait([self._updates[id], closing], return_when=asyncio.FIRST_COMPLETED)
+        closing.cancel()
         if not self._updates[id].done():
-            kind = ACCEPTED_UPDATE_ENDED
-            raise ApplicationError("the run ended before the update did", type=kind, non_retryable=True)
+            message = "the run ended before the update did"
+            raise ApplicationError(message, type=ACCEPTED_UPDATE_ENDED, non_retryable=True)
         return self._updates[id].result()
 
     async def _run_update_handler(self, name: str, arguments: Sequence[Any]) -> Any:
@@ -355,27 +294,9 @@ class Execution(Host):
             return await getattr(self._workflow, name)(*arguments)
         finally:
             self._handling -= 1
-            self._conditions.schedule_check()
+            self._schedule_check()
 
     # --- the host
-
-    @property
-    def workflow_id(self) -> str:
-        """The ``context_id``."""
-        return self.started.workflow_id
-
-    @property
-    def first_execution_run_id(self) -> str:
-        """The id that the journal's scope is built from."""
-        return self.started.first_execution_run_id
-
-    cron_schedule = None
-
-    @property
-    def parent(self) -> ParentExecution | None:
-        """The run that started it as its child."""
-        parent_id = self.started.parent_id
-        return None if parent_id is None else ParentExecution(parent_id)
 
     def is_continue_as_new_suggested(self) -> bool:
         """False: there is no history that could become too long."""
@@ -419,27 +340,55 @@ class Execution(Host):
 
     async def wait_condition(self, condition: Callable[[], bool], *, timeout: Any = None, **_: Any) -> None:
         """See ``Host``."""
-        seconds = timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout
-        await self._conditions.wait_until(condition, seconds)
+        if condition():  # it must hold when everything that has arrived is applied
+            for _turn in range(_SETTLING_LOOP_TURNS):
+                await asyncio.sleep(0)
+            return
+        met: asyncio.Future[None] = self._loop.create_future()
+        self._conditions.append((condition, met))
+        try:
+            async with asyncio.timeout(timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout):
+                await met
+        finally:
+            self._conditions.remove((condition, met))
+
+    def _schedule_check(self) -> None:
+        """Check the conditions now and in the next turns of the loop, in which consequences of the event happen."""
+        self._loop.call_soon(self._check_conditions, _SETTLING_LOOP_TURNS)
+
+    def _check_conditions(self, turns: int) -> None:
+        with use_host(self):  # a condition may use the host too
+            for condition, met in self._conditions:
+                if not met.done() and condition():
+                    met.set_result(None)
+        if turns and self._conditions:
+            self._loop.call_soon(self._check_conditions, turns - 1)
 
     async def execute_activity(self, name: str, argument: dict[str, Any], **_: Any) -> Any:
         """See ``Host``. When cancelled, it waits for the call to end, and returns its result."""
         if self.ended is not None:
             raise asyncio.CancelledError("the run was terminated")
-        work = self._loop.create_task(self._calls.run(name, argument), context=self._outside.copy())
+        activity = self._loop.create_task(self._activities.run(name, argument), context=self._outside.copy())
         try:
-            await asyncio.wait([work])
+            await asyncio.wait([activity])
         except asyncio.CancelledError:
-            work.cancel()
-            await asyncio.wait([work])
+            activity.cancel()
+            await asyncio.wait([activity])
         finally:
             self._events += _EVENTS_PER_ACTIVITY
-            self._conditions.schedule_check()
-        if work.cancelled():
-            raise build_activity_error(name) from TemporalCancelledError("Cancelled")
-        if (error := work.exception()) is not None:
-            raise build_activity_error(name) from error
-        return work.result()
+            self._schedule_check()
+        cause = TemporalCancelledError("Cancelled") if activity.cancelled() else activity.exception()
+        if cause is None:
+            return activity.result()
+        raise ActivityError(
+            "Activity task failed",
+            scheduled_event_id=0,
+            started_event_id=0,
+            identity="",
+            activity_type=name,
+            activity_id="",
+            retry_state=None,
+        ) from cause
 
     async def start_child_workflow(self, name: str, argument: dict[str, Any], **options: Any) -> InProcessChild:
         """See ``Host``."""
@@ -451,10 +400,10 @@ class Execution(Host):
             encode_memo(options["memo"]),
             self.started.task_queue,
             attributes={pair.key.name: pair.value for pair in options.get("search_attributes") or ()},
-            parent_id=self.workflow_id,
+            parent=self,
         )
         child = InProcessChild(self._outside.copy().run(self._others.start_child, started))
-        child.add_done_callback(lambda _: self._conditions.schedule_check())
+        child.add_done_callback(lambda _: self._schedule_check())
         return child
 
     async def signal_external(self, id: str, signal: str, arguments: Sequence[Any]) -> None:
@@ -466,10 +415,10 @@ class Execution(Host):
         self._find_open_execution(id).cancel()
 
     def _find_open_execution(self, id: str) -> Execution:
-        found = self._others.find_latest(id)
-        if found is None or found.ended is not None:
+        execution = self._others.find_latest(id)
+        if execution is None or execution.ended is not None:
             raise ApplicationError(f"no run {id} is open", type=EXTERNAL_RUN_GONE)
-        return found
+        return execution
 
     # --- execution
 
@@ -479,8 +428,8 @@ class Execution(Host):
             try:
                 self.result = await self._workflow.run(*arguments)
                 self._record_end("completed")
-            except _ContinuedAsNew as again:
-                self._workflow, self._events, arguments = AgentWorkflow(), 0, [again.carried]
+            except _ContinuedAsNew as continued:
+                self._workflow, self._events, arguments = AgentWorkflow(), 0, [continued.carried]
                 self.continued_run_id = self.run_id
                 self.memo.clear()
                 continue
@@ -490,7 +439,7 @@ class Execution(Host):
                 self.failure = error
                 self._record_end("failed")
             except Exception as error:
-                logger.exception("the workflow failed; Temporal would wait for a worker that can go on")
+                logger.exception("the workflow failed; Temporal would retry its task until a worker succeeds")
                 self.failure = ApplicationError(str(error), type=type(error).__name__)
                 self._record_end("failed")
             return

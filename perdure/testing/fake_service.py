@@ -7,19 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, NoReturn, TypeVar
 
 from google.protobuf.any_pb2 import Any as AnyProto
 from temporalio.api.common.v1 import GrpcStatus, Memo, Payloads, WorkflowExecution, WorkflowType
-from temporalio.api.enums.v1 import (
-    EventType,
-    HistoryEventFilterType,
-    UpdateWorkflowExecutionLifecycleStage,
-    WorkflowExecutionStatus,
-    WorkflowIdConflictPolicy,
-    WorkflowIdReusePolicy,
-)
+from temporalio.api.enums import v1 as enums
 from temporalio.api.errordetails.v1 import MultiOperationExecutionFailure, WorkflowExecutionAlreadyStartedFailure
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import History, HistoryEvent
@@ -43,19 +36,19 @@ from .execution import Execution, ExecutionStart, encode_memo
 
 _CONVERTER = DataConverter.default
 _PROTO_STATUSES = {
-    None: WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING,
-    "completed": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_COMPLETED,
-    "failed": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_FAILED,
-    "cancelled": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_CANCELED,
-    "terminated": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_TERMINATED,
+    None: enums.WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING,
+    "completed": enums.WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_COMPLETED,
+    "failed": enums.WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_FAILED,
+    "cancelled": enums.WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_CANCELED,
+    "terminated": enums.WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_TERMINATED,
 }
 _TAKEN_HISTORY_LENGTH = 10
 """Length of the history of a run that a worker has taken."""
 
 
-def decode_arguments(given: Payloads) -> list[Any]:
+def decode_arguments(arguments: Payloads) -> list[Any]:
     """Decode the arguments of a client's request."""
-    return _CONVERTER.payload_converter.from_payloads(given.payloads)
+    return _CONVERTER.payload_converter.from_payloads(arguments.payloads)
 
 
 def encode_payloads(*values: Any) -> Payloads:
@@ -65,9 +58,9 @@ def encode_payloads(*values: Any) -> Payloads:
 
 def encode_failure(error: BaseException) -> Failure:
     """Encode an error as a failure message."""
-    said = Failure()
-    _CONVERTER.failure_converter.to_failure(error, _CONVERTER.payload_converter, said)
-    return said
+    failure = Failure()
+    _CONVERTER.failure_converter.to_failure(error, _CONVERTER.payload_converter, failure)
+    return failure
 
 
 def build_execution_ref(execution: Execution) -> WorkflowExecution:
@@ -107,17 +100,17 @@ def build_close_event(execution: Execution) -> HistoryEvent:
     event = HistoryEvent(event_id=_TAKEN_HISTORY_LENGTH)
     match execution.ended:
         case "completed":
-            event.event_type = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED
+            event.event_type = enums.EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED
             event.workflow_execution_completed_event_attributes.result.CopyFrom(encode_payloads(execution.result))
         case "failed":
-            assert execution.failure is not None, "a failed execution says why"
-            event.event_type = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_FAILED
+            assert execution.failure is not None, "a failed execution has a failure"
+            event.event_type = enums.EventType.EVENT_TYPE_WORKFLOW_EXECUTION_FAILED
             event.workflow_execution_failed_event_attributes.failure.CopyFrom(encode_failure(execution.failure))
         case "terminated":
-            event.event_type = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_TERMINATED
+            event.event_type = enums.EventType.EVENT_TYPE_WORKFLOW_EXECUTION_TERMINATED
             event.workflow_execution_terminated_event_attributes.reason = "terminated"
         case _:
-            event.event_type = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCELED
+            event.event_type = enums.EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCELED
             event.workflow_execution_canceled_event_attributes.SetInParent()
     return event
 
@@ -134,7 +127,9 @@ def build_rpc_error(status: RPCStatusCode, message: str, details: Any = None) ->
 
 T = TypeVar("T")
 
-_UPDATE_COMPLETED_STAGE = UpdateWorkflowExecutionLifecycleStage.UPDATE_WORKFLOW_EXECUTION_LIFECYCLE_STAGE_COMPLETED
+_UPDATE_COMPLETED_STAGE = (
+    enums.UpdateWorkflowExecutionLifecycleStage.UPDATE_WORKFLOW_EXECUTION_LIFECYCLE_STAGE_COMPLETED
+)
 
 
 class HomeLoop:
@@ -176,49 +171,39 @@ class InProcessService(ServiceClient):
     def update_api_key(self, api_key: str | None) -> None:
         """See base class."""
 
-    async def _rpc_call(
-        self,
-        rpc: str,
-        req: Any,
-        resp_type: type[Any],
-        *,
-        service: str,
-        retry: bool,
-        metadata: Mapping[str, str | bytes],
-        timeout: timedelta | None,
-    ) -> Any:
+    async def _rpc_call(self, rpc: str, req: Any, resp_type: type[Any], **_: Any) -> Any:
         answer: Callable[[Any], Coroutine[Any, Any, Any]] | None = getattr(self, f"_on_{rpc}", None)
         if answer is None:
-            raise build_rpc_error(
-                RPCStatusCode.UNIMPLEMENTED, f'{rpc} needs a real server: scripted(…, engine="temporal")'
-            )
+            message = f'{rpc} needs a real server: scripted(…, engine="temporal")'
+            raise build_rpc_error(RPCStatusCode.UNIMPLEMENTED, message)
         return await self._home.run(lambda: answer(req))
 
     # --- starts and messages
 
     async def _on_start_workflow_execution(self, req: api.StartWorkflowExecutionRequest) -> Any:
-        last = self.find_latest(req.workflow_id)
-        if last is not None and not _can_start_execution(req, last):
-            if req.workflow_id_conflict_policy == WorkflowIdConflictPolicy.WORKFLOW_ID_CONFLICT_POLICY_USE_EXISTING:
-                return api.StartWorkflowExecutionResponse(run_id=last.run_id, started=False)
-            started = WorkflowExecutionAlreadyStartedFailure(run_id=last.run_id)
-            raise build_rpc_error(RPCStatusCode.ALREADY_EXISTS, "Workflow execution already started", started)
-        if req.workflow_type.name != WORKFLOW_TYPE:
-            kind = req.workflow_type.name
-            raise build_rpc_error(RPCStatusCode.INVALID_ARGUMENT, f"only {WORKFLOW_TYPE} runs in process, not {kind}")
+        latest = self.find_latest(req.workflow_id)
+        if latest is not None and not _can_start_execution(req, latest):
+            if (
+                req.workflow_id_conflict_policy
+                == enums.WorkflowIdConflictPolicy.WORKFLOW_ID_CONFLICT_POLICY_USE_EXISTING
+            ):
+                return api.StartWorkflowExecutionResponse(run_id=latest.run_id, started=False)
+            details = WorkflowExecutionAlreadyStartedFailure(run_id=latest.run_id)
+            raise build_rpc_error(RPCStatusCode.ALREADY_EXISTS, "Workflow execution already started", details)
+        if (type_ := req.workflow_type.name) != WORKFLOW_TYPE:
+            raise build_rpc_error(RPCStatusCode.INVALID_ARGUMENT, f"only {WORKFLOW_TYPE} runs in process, not {type_}")
         attributes = {pair.key.name: pair.value for pair in decode_typed_search_attributes(req.search_attributes)}
+        arguments = decode_arguments(req.input)
         execution = self.start_child(
-            ExecutionStart(
-                req.workflow_id, decode_arguments(req.input), req.memo, req.task_queue.name, attributes=attributes
-            )
+            ExecutionStart(req.workflow_id, arguments, req.memo, req.task_queue.name, attributes=attributes)
         )
         return api.StartWorkflowExecutionResponse(run_id=execution.run_id, started=True)
 
     def start_child(self, started: ExecutionStart) -> Execution:
         """Start a child. Raises ``WorkflowAlreadyStartedError``, which only the start of a child can raise."""
-        last = self.find_latest(started.workflow_id)
-        if last is not None and last.ended is None:
-            raise WorkflowAlreadyStartedError(started.workflow_id, WORKFLOW_TYPE, run_id=last.run_id)
+        latest = self.find_latest(started.workflow_id)
+        if latest is not None and latest.ended is None:
+            raise WorkflowAlreadyStartedError(started.workflow_id, WORKFLOW_TYPE, run_id=latest.run_id)
         execution = Execution(self._engine, started, self)
         self._executions.setdefault(started.workflow_id, []).append(execution)
         return execution
@@ -229,14 +214,11 @@ class InProcessService(ServiceClient):
             started = await self._on_start_workflow_execution(req.operations[0].start_workflow)
             updated = await self._on_update_workflow_execution(req.operations[1].update_workflow)
         except RPCError as error:
-            statuses = [
-                MultiOperationExecutionFailure.OperationStatus(
-                    code=error.grpc_status.code, message=error.message, details=error.grpc_status.details
-                )
-            ]
-            raise build_rpc_error(
-                error.status, error.message, MultiOperationExecutionFailure(statuses=statuses)
-            ) from None
+            status = MultiOperationExecutionFailure.OperationStatus(
+                code=error.grpc_status.code, message=error.message, details=error.grpc_status.details
+            )
+            details = MultiOperationExecutionFailure(statuses=[status])
+            raise build_rpc_error(error.status, error.message, details) from None
         response = api.ExecuteMultiOperationResponse.Response
         return api.ExecuteMultiOperationResponse(
             responses=[response(start_workflow=started), response(update_workflow=updated)]
@@ -248,9 +230,9 @@ class InProcessService(ServiceClient):
 
     async def _on_update_workflow_execution(self, req: api.UpdateWorkflowExecutionRequest) -> Any:
         execution = self._find_open_execution(req.workflow_execution)
-        update_id, asked = req.request.meta.update_id, req.request.input
+        update_id, update = req.request.meta.update_id, req.request.input
         try:
-            value = await execution.update(update_id, asked.name, decode_arguments(asked.args))
+            value = await execution.update(update_id, update.name, decode_arguments(update.args))
         except FailureError as error:
             outcome = Outcome(failure=encode_failure(error))
         else:
@@ -290,12 +272,12 @@ class InProcessService(ServiceClient):
         execution = self._find_execution(req.execution)
         if req.wait_new_event:
             await execution.wait_closed()
-        ending = [build_close_event(execution)] if execution.ended else []
-        if req.history_event_filter_type == HistoryEventFilterType.HISTORY_EVENT_FILTER_TYPE_CLOSE_EVENT:
-            return api.GetWorkflowExecutionHistoryResponse(history=History(events=ending))
-        begun = HistoryEvent(event_id=1, event_type=EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED)
-        begun.workflow_execution_started_event_attributes.input.CopyFrom(encode_payloads(*execution.started.input))
-        return api.GetWorkflowExecutionHistoryResponse(history=History(events=[begun, *ending]))
+        events = [build_close_event(execution)] if execution.ended else []
+        if req.history_event_filter_type != enums.HistoryEventFilterType.HISTORY_EVENT_FILTER_TYPE_CLOSE_EVENT:
+            start = HistoryEvent(event_id=1, event_type=enums.EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED)
+            start.workflow_execution_started_event_attributes.input.CopyFrom(encode_payloads(*execution.started.input))
+            events.insert(0, start)
+        return api.GetWorkflowExecutionHistoryResponse(history=History(events=events))
 
     async def _on_list_workflow_executions(self, req: api.ListWorkflowExecutionsRequest) -> Any:
         """Return all executions, the newest first; the query is ignored."""
@@ -309,9 +291,9 @@ class InProcessService(ServiceClient):
         )
 
     async def _on_describe_task_queue(self, req: api.DescribeTaskQueueRequest) -> Any:
-        here = PollerInfo()
-        here.last_access_time.FromDatetime(datetime.now(UTC))
-        return api.DescribeTaskQueueResponse(pollers=[here])
+        poller = PollerInfo()
+        poller.last_access_time.FromDatetime(datetime.now(UTC))
+        return api.DescribeTaskQueueResponse(pollers=[poller])
 
     def _list_executions(self) -> list[Execution]:
         return [execution for executions in self._executions.values() for execution in executions]
@@ -321,27 +303,24 @@ class InProcessService(ServiceClient):
         executions = self._executions.get(id)
         return executions[-1] if executions else None
 
-    def _find_execution(self, named: WorkflowExecution) -> Execution:
-        executions = self._executions.get(named.workflow_id, [])
-        found = [one for one in executions if named.run_id in ("", one.run_id)]
-        if not found:
-            raise build_rpc_error(RPCStatusCode.NOT_FOUND, f"workflow not found for ID: {named.workflow_id}")
-        return found[-1]
+    def _find_execution(self, ref: WorkflowExecution) -> Execution:
+        for execution in reversed(self._executions.get(ref.workflow_id, [])):
+            if ref.run_id in ("", execution.run_id):
+                return execution
+        raise build_rpc_error(RPCStatusCode.NOT_FOUND, f"workflow not found for ID: {ref.workflow_id}")
 
-    def _find_open_execution(self, named: WorkflowExecution) -> Execution:
-        execution = self._find_execution(named)
+    def _find_open_execution(self, ref: WorkflowExecution) -> Execution:
+        execution = self._find_execution(ref)
         if execution.ended is not None:
             raise build_rpc_error(RPCStatusCode.NOT_FOUND, "workflow execution already completed")
         return execution
 
 
-def _can_start_execution(req: api.StartWorkflowExecutionRequest, last: Execution) -> bool:
-    if last.ended is None:
-        return False
+def _can_start_execution(req: api.StartWorkflowExecutionRequest, latest: Execution) -> bool:
     match req.workflow_id_reuse_policy:
-        case WorkflowIdReusePolicy.WORKFLOW_ID_REUSE_POLICY_REJECT_DUPLICATE:
+        case enums.WorkflowIdReusePolicy.WORKFLOW_ID_REUSE_POLICY_REJECT_DUPLICATE:
             return False
-        case WorkflowIdReusePolicy.WORKFLOW_ID_REUSE_POLICY_ALLOW_DUPLICATE_FAILED_ONLY:
-            return last.ended != "completed"
+        case enums.WorkflowIdReusePolicy.WORKFLOW_ID_REUSE_POLICY_ALLOW_DUPLICATE_FAILED_ONLY:
+            return latest.ended not in (None, "completed")
         case _:
-            return True
+            return latest.ended is not None

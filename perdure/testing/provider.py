@@ -11,10 +11,9 @@ import os
 import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ..errors import BadRequestError, ProviderError
@@ -66,30 +65,25 @@ def cut(reply: Any, *, after: int) -> Fault:
     return Fault(reply, after)
 
 
-class PointListener:
+class PointListener(AbstractContextManager["PointListener"]):
     """Calls ``fn`` when a named point is reached, until the end of the block, or for good without one."""
 
     def __init__(self, point: Point, fn: Callable[[], object]) -> None:
         if point not in POINTS:
-            raise ValueError(f"there is no point {point!r}; there are: {', '.join(POINTS)}")
+            raise ValueError(f"unknown point {point!r}; the points are {', '.join(POINTS)}")
         self._point = point
         self._fn = fn
         test_seams.listeners[point] = (*test_seams.listeners.get(point, ()), fn)
 
     def remove(self) -> None:
         """Stop listening."""
-        left = tuple(fn for fn in test_seams.listeners.get(self._point, ()) if fn is not self._fn)
-        if left:
-            test_seams.listeners[self._point] = left
+        others = tuple(fn for fn in test_seams.listeners.get(self._point, ()) if fn is not self._fn)
+        if others:
+            test_seams.listeners[self._point] = others
         else:
             test_seams.listeners.pop(self._point, None)
 
-    def __enter__(self) -> PointListener:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
 
@@ -111,23 +105,17 @@ def kill_at(point: Point, *, count: int = 1, once: Path | str | None = None) -> 
 
         kill_at("tool.acted", once="/tmp/killed")
     """
-    left = [count]
+    times = itertools.count(1)
 
     def die() -> None:
-        left[0] -= 1
-        if left[0] == 0 and _create_marker_file(once):
+        if next(times) != count:
+            return
+        with suppress(FileExistsError):
+            if once is not None:
+                Path(once).touch(0o644, exist_ok=False)
             os.kill(os.getpid(), signal.SIGKILL)
 
     return PointListener(point, die)
-
-
-def _create_marker_file(file: Path | str | None) -> bool:
-    if file is None:
-        return True
-    with suppress(FileExistsError):
-        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-        return True
-    return False
 
 
 PlainReply = str | ToolCallPart | Sequence["str | ToolCallPart"] | Completed | Exception | Fault
@@ -199,11 +187,13 @@ class ScriptedProvider:
         """Describe the mismatch so far: how many replies were not requested, or are missing; None if there is none."""
         if self._count is None or len(self.requests) == self._count:
             return None
-        asked, has = len(self.requests), f"The script has {_format_script_count(self._count, 'reply', 'replies')}"
-        if asked < self._count:
-            return f"{has}; {self._count - asked} of them {_choose_was_or_were(self._count - asked)} not asked for."
-        said = self.requests[-1].messages[-1].text or self.requests[-1].messages[-1].parts
-        return f"{has}, and the model was asked {asked} times; the last time it was told: {said!s:.200}"
+        requested = len(self.requests)
+        script = f"The script has {self._count} {'reply' if self._count == 1 else 'replies'}"
+        if (unused := self._count - requested) > 0:
+            return f"{script}; {unused} of them {'was' if unused == 1 else 'were'} not requested."
+        last_message = self.requests[-1].messages[-1]
+        text = last_message.text or last_message.parts
+        return f"{script}, and the model was called {requested} times; its last message: {text!s:.200}"
 
     def _build_completed(self, reply: Any, request: ModelRequest) -> Completed:
         if isinstance(reply, Completed):
@@ -212,24 +202,15 @@ class ScriptedProvider:
             raise ProviderError(f"A scripted exception cannot be part of a reply: {reply!r}")
         pieces = [reply] if isinstance(reply, str | ToolCallPart) else list(reply)
         parts = tuple(self._build_part(piece) for piece in pieces)
-        calls = any(isinstance(part, ToolCallPart) for part in parts)
-        usage = Usage(
-            input_tokens=_count_request_words(request), output_tokens=max(1, sum(map(_count_part_words, parts)))
-        )
-        return Completed(parts, "tool_calls" if calls else "stop", usage, request.model)
+        has_calls = any(isinstance(part, ToolCallPart) for part in parts)
+        input_words = sum(_count_part_words(part) for message in request.messages for part in message.parts)
+        usage = Usage(input_tokens=input_words, output_tokens=max(1, sum(map(_count_part_words, parts))))
+        return Completed(parts, "tool_calls" if has_calls else "stop", usage, request.model)
 
     def _build_part(self, piece: str | ToolCallPart) -> Part:
         if isinstance(piece, str):
             return TextPart(text=piece)
         return piece if piece.id else piece.model_copy(update={"id": f"call_{next(self._ids)}"})
-
-
-def _format_script_count(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"
-
-
-def _choose_was_or_were(count: int) -> str:
-    return "was" if count == 1 else "were"
 
 
 def _truncate_deltas(size: int, events: Iterable[StreamEvent]) -> Iterator[StreamEvent]:
@@ -271,7 +252,3 @@ def _count_part_words(part: Part) -> int:
     if isinstance(part, TextPart | ThinkingPart):
         return len(part.text.split())
     return 1
-
-
-def _count_request_words(request: ModelRequest) -> int:
-    return sum(_count_part_words(part) for message in request.messages for part in message.parts)

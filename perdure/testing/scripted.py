@@ -8,10 +8,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from types import TracebackType
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from typing import Any, Literal, TypeVar
 
 from temporalio.client import Client as TemporalClient
@@ -24,8 +28,8 @@ from ..local_engine import local
 from ..ports import ModelRequest, Provider, Store, StreamEvent
 from ..ports.test_seams import fake_models, fake_servers
 from ..tools import Tool
-from ..types.files import Content
 from ..types.interface import Response
+from ..types.messages import Content
 from ..worker import Engine, Lifespan
 from .fake_service import HomeLoop, InProcessService
 from .provider import PlainReply, Reply, ScriptedProvider, ScriptError
@@ -39,7 +43,7 @@ class ModelsBlockedError(ProviderError):
     """A test tried to call a real model. Not retried."""
 
 
-class block_models:  # noqa: N801  # used as a function, and as `with block_models():`
+class block_models(AbstractContextManager["block_models"]):  # noqa: N801  # used as a function, and with `with`
     """Block calls of real models by agents of this process: they fail with ``ModelsBlockedError``.
 
     Scripted models are not blocked: inside ``scripted``, and a ``ScriptedProvider`` as an agent's model. Neither are
@@ -56,12 +60,7 @@ class block_models:  # noqa: N801  # used as a function, and as `with block_mode
         if self._find_blocked_provider in fake_models:
             fake_models.remove(self._find_blocked_provider)
 
-    def __enter__(self) -> block_models:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
     def _find_blocked_provider(self, agent: str, model: str, own: Provider | None) -> Provider | None:
@@ -78,10 +77,10 @@ class _BlockedProvider:
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
         """Raises ``ModelsBlockedError``."""
-        said = request.messages[-1].text if request.messages else ""
+        last_message = request.messages[-1].text if request.messages else ""
         raise ModelsBlockedError(
-            f"agent {self._agent!r} was about to call {self._model}, and block_models() forbids it; it was to be told: "
-            f"{said!r:.200}",
+            f"agent {self._agent!r} was about to call {self._model}, which block_models() forbids; the last message: "
+            f"{last_message!r:.200}",
             hint=f"Script its replies: with scripted({self._agent}, [...]): …",
         )
         yield  # makes it a generator
@@ -168,7 +167,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
         self._agent = agent
         self._agents = [agent, *(others or {})]
         self._providers = {agent.name: ScriptedProvider(replies)}
-        self._providers |= {other.name: ScriptedProvider(said) for other, said in (others or {}).items()}
+        self._providers |= {other.name: ScriptedProvider(script) for other, script in (others or {}).items()}
         self._serve = self._serve_in_process if engine == "process" else self._serve_on_temporal
         self._lifespan = lifespan
         self._store = store
@@ -185,13 +184,11 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
             self._stack = stack.pop_all()
         return script
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self._stack.aclose()
         for name, provider in self._providers.items() if error is None else ():
-            if (wrong := provider.describe_mismatch()) is not None:
-                raise ScriptError(wrong if name == self._agent.name else f"{name}: {wrong}")
+            if (mismatch := provider.describe_mismatch()) is not None:
+                raise ScriptError(mismatch if name == self._agent.name else f"{name}: {mismatch}")
 
     def __enter__(self) -> Script:
         self._thread = _LoopThread()
@@ -201,9 +198,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
             self._thread.stop()
             raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._thread is not None, "entered before"
         try:
             self._thread.run(self.__aexit__(kind, error, trace))
@@ -224,7 +219,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
 
             script._client = client()
             try:
-                with _LocalServerOverride(self._agent, lambda agents: _serve_with_client(engine, agents, client())):
+                with _serve_locally(self._agent, lambda agents: _serve_with_client(engine, agents, client())):
                     yield
             finally:
                 await service.close()
@@ -234,7 +229,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
         queue = f"scripted-{uuid.uuid4().hex[:12]}"
         async with local(self._agents, task_queue=queue, lifespan=self._lifespan, tools=self._tools) as client:
             script._client = client
-            with _LocalServerOverride(self._agent, lambda _: _open_loop_client(client)):
+            with _serve_locally(self._agent, lambda _: _open_loop_client(client)):
                 yield
 
 
@@ -250,28 +245,27 @@ class _InProcessClient(Client):
         return self._shared
 
 
-class _LocalServerOverride:
-    """Serves ``local()`` and calls of ``agent`` by ``open``, for the length of a block."""
+@contextmanager
+def _serve_locally(
+    agent: Agent, open_client: Callable[[list[Agent]], AbstractAsyncContextManager[Client]]
+) -> Iterator[None]:
+    """Serve ``local()`` and calls of ``agent`` by ``open_client``, for the length of a block."""
 
-    def __init__(self, agent: Agent, open: Callable[[list[Agent]], AbstractAsyncContextManager[Client]]) -> None:
-        self._agent = agent
-        self._open = open
+    def find_server(agents: Any) -> AbstractAsyncContextManager[Client] | None:
+        is_ours = isinstance(agents, list) and agent.name in (getattr(served, "name", None) for served in agents)
+        return open_client(agents) if is_ours else None
 
-    def __enter__(self) -> None:
-        fake_servers.append(self._find_server)
-
-    def __exit__(self, *_: object) -> None:
-        fake_servers.remove(self._find_server)
-
-    def _find_server(self, agents: Any) -> AbstractAsyncContextManager[Client] | None:
-        ours = isinstance(agents, list) and self._agent.name in (getattr(agent, "name", None) for agent in agents)
-        return self._open(agents) if ours else None
+    fake_servers.append(find_server)
+    try:
+        yield
+    finally:
+        fake_servers.remove(find_server)
 
 
 @asynccontextmanager
 async def _serve_with_client(engine: Engine, agents: list[Agent], client: Client) -> AsyncIterator[Client]:
     for agent in agents:
-        if agent.name not in {known.name for known in engine.agents}:
+        if agent.name not in {served.name for served in engine.agents}:
             engine.agents.add(agent)
     yield client
 
@@ -290,10 +284,9 @@ class _LoopThread:
     """An event loop in a thread."""
 
     def __init__(self) -> None:
-        started: Future[asyncio.AbstractEventLoop] = Future()
-        self._thread = threading.Thread(target=_run_event_loop, args=(started,), name="perdure-scripted", daemon=True)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run_loop, name="perdure-scripted", daemon=True)
         self._thread.start()
-        self._loop = started.result()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Await the coroutine on the thread's loop and return its result."""
@@ -304,10 +297,6 @@ class _LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
-
-def _run_event_loop(started: Future[asyncio.AbstractEventLoop]) -> None:
-    with asyncio.Runner() as runner:
-        loop = runner.get_loop()
-        loop.call_soon(started.set_result, loop)
-        asyncio.set_event_loop(loop)
-        loop.run_forever()
+    def _run_loop(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # ends the loop's tasks at the end
+            runner.get_loop().run_forever()

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from ..errors import MemoryChangedError, StoreError, TranscriptCorruptedError
 from ..ports import Claim, Commit, EventBatch, EventRow, NewEvent, Node, RunRow, TurnRow, timestamp
+from ..ports.store import build_spans
 from ..types.events import Span, build_worker_lost_retraction, decode_event, encode_event_body
 from ..types.subagents import PathStep
 
@@ -57,9 +58,9 @@ class MemoryFeed:
             return False
         if batch.lineage is not None and batch.lineage.root == self.root:
             self.path = batch.lineage.path
-        settles = recorded and any(new.event.type in ("model.completed", "model.retracted") for new in batch.events)
+        ends_deltas = any(new.event.type in ("model.completed", "model.retracted") for new in batch.events)
         if batch.token > self.token:
-            if self.open and not settles:
+            if self.open and not (recorded and ends_deltas):
                 first = next(row for row in self.rows if row.seq == self.open[0])
                 delta = decode_event(self.context_id, first.seq, first.task_id, first.type, first.body)
                 assert delta is not None
@@ -71,12 +72,12 @@ class MemoryFeed:
         return True
 
     def read_after(self, seq: int, limit: int, *, children: bool) -> list[EventRow]:
-        """Events behind number ``seq``, in order."""
-        found = [row for row in self.stream.rows if row.seq > seq and self._has_row(row, children=children)]
-        return [self._localize_row(row) for row in found[:limit]]
+        """Events after number ``seq``, in order."""
+        rows = [row for row in self.stream.rows if row.seq > seq and self._has_row(row, children=children)]
+        return [self._localize_row(row) for row in rows[:limit]]
 
     def _has_row(self, row: EventRow, *, children: bool) -> bool:
-        assert row.child is not None, "each says whose it is"
+        assert row.child is not None, "a memory stream names the run of every row, also the root's"
         return row.child == self.context_id or (children and row.child.startswith(f"{self.context_id}/"))
 
     def _localize_row(self, row: EventRow) -> EventRow:
@@ -89,13 +90,13 @@ class MemoryFeed:
         event = new.event
         if new.key is not None and new.key in self.keys:
             return
-        replaced: tuple[Span, ...] = ()
+        spans: tuple[Span, ...] = ()
         if event.type == "model.retracted":
-            replaced, self.open = build_spans(self.open), []
-            if not replaced:
+            spans, self.open = build_spans(self.open), []
+            if not spans:
                 return
         elif event.type == "model.completed":
-            replaced = build_spans([row.seq for row in self.rows if row.type == "model.delta"])
+            spans = build_spans(row.seq for row in self.rows if row.type == "model.delta")
             self.stream.rows = [
                 row for row in self.stream.rows if row.child != self.context_id or row.type != "model.delta"
             ]
@@ -105,21 +106,8 @@ class MemoryFeed:
             self.open.append(self.seq)
         elif new.key is not None:
             self.keys.add(new.key)
-        row = EventRow(
-            self.seq, event.task_id, event.type, encode_event_body(event), replaced, self.context_id, self.path
-        )
-        self.stream.rows.append(row)
-
-
-def build_spans(numbers: list[int]) -> tuple[Span, ...]:
-    """Return ascending numbers as first and last of each gapless range."""
-    found: list[Span] = []
-    for number in numbers:
-        if found and found[-1][1] == number - 1:
-            found[-1] = found[-1][0], number
-        else:
-            found.append((number, number))
-    return tuple(found)
+        body = encode_event_body(event)
+        self.stream.rows.append(EventRow(self.seq, event.task_id, event.type, body, spans, self.context_id, self.path))
 
 
 @dataclass(slots=True)
@@ -129,24 +117,6 @@ class JournalEntry:
     owner: str | None = None
     starts: int = 0
     outcome: bytes | None = None
-
-
-class _MemoryEventWaiter:
-    """A caller that waits for an event of a conversation after number ``after``, on its own event loop."""
-
-    def __init__(self, context_id: str, after: int) -> None:
-        self.context_id = context_id
-        self.after = after
-        self._loop = asyncio.get_running_loop()
-        self.next_seq: asyncio.Future[int] = self._loop.create_future()
-
-    def wake(self, seq: int) -> None:
-        """Report that number ``seq`` is taken. From any thread."""
-        self._loop.call_soon_threadsafe(self._set_next_seq, seq)
-
-    def _set_next_seq(self, seq: int) -> None:
-        if not self.next_seq.done():
-            self.next_seq.set_result(seq)
 
 
 class MemoryStore:
@@ -169,7 +139,8 @@ class MemoryStore:
         self.memory: dict[tuple[str, str], bytes] = {}
         self.commits: list[Commit] = []
         self.feeds: dict[str, MemoryFeed] = {}
-        self._waiting: set[_MemoryEventWaiter] = set()
+        self._waiting: set[tuple[str, int, asyncio.Future[int]]] = set()
+        """Conversation, number after which an event is awaited, and the future to resolve, on any event loop."""
         self._now = now or (lambda: timestamp(datetime.now(UTC)))
         self._id = uuid.uuid4().hex
 
@@ -184,8 +155,8 @@ class MemoryStore:
     async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
         """The recorded outcomes among ``keys``."""
         self._raise_failure()
-        found = {key: self.journal[key].outcome for key in keys if key in self.journal}
-        return {key: outcome for key, outcome in found.items() if outcome is not None}
+        entries = {key: self.journal[key] for key in keys if key in self.journal}
+        return {key: entry.outcome for key, entry in entries.items() if entry.outcome is not None}
 
     async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
         """Record the intent of ``owner`` to act."""
@@ -196,10 +167,7 @@ class MemoryStore:
         return claim
 
     def _claim_entry(self, key: str, owner: str, again: bool) -> Claim:
-        entry = self.journal.get(key)
-        if entry is None:
-            self.journal[key] = JournalEntry(owner, 1)
-            return Claim("new")
+        entry = self.journal.setdefault(key, JournalEntry(owner, 1))
         if entry.outcome is not None:
             return Claim("done", entry.outcome)
         if entry.owner != owner and not again:
@@ -223,9 +191,9 @@ class MemoryStore:
                 return entry.outcome
             entry.outcome = commit.outcome.body
         if commit.run is not None:
-            now, old = self._now(), self.all_runs.get(commit.run.context_id)
-            row = replace(commit.run, created_at=old.created_at if old else now, updated_at=now)
-            if old is None or row.asked_at >= old.asked_at:
+            now, old_row = self._now(), self.all_runs.get(commit.run.context_id)
+            row = replace(commit.run, created_at=old_row.created_at if old_row else now, updated_at=now)
+            if old_row is None or row.asked_at >= old_row.asked_at:
                 self.all_runs[row.context_id] = row
         if commit.turn is not None:
             self._write_turn(commit.turn)
@@ -245,26 +213,26 @@ class MemoryStore:
         if entry is not None and entry.outcome is not None:
             return
         last = {(write.namespace, write.key): write for write in commit.memory}
-        for name, write in last.items():
-            if write.checked and self.memory.get(name) != write.before:
-                raise MemoryChangedError(f"memory {name} was changed by somebody else")
+        for (namespace, key), write in last.items():
+            if write.checked and self.memory.get((namespace, key)) != write.before:
+                raise MemoryChangedError(f"memory {namespace!r}, key {key!r} was changed by another call")
 
     async def read_nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
-        """The chain that ends in ``head``, root first, without what stands at or before a node of ``until``."""
+        """The chain that ends in ``head``, root first, without the nodes of ``until`` and those before them."""
         self._raise_failure()
         chain: list[Node] = []
-        at: str | None = head
-        while at is not None and at not in until:
-            if at not in self.all_nodes:
+        name: str | None = head
+        while name is not None and name not in until:
+            if name not in self.all_nodes:
                 raise TranscriptCorruptedError(
-                    f"node {at} is missing from the store", hint="Fork the run from a head that is intact."
+                    f"node {name} is missing from the store", hint="Fork the run from a head that is intact."
                 )
-            chain.append(self.all_nodes[at])
-            at = chain[-1].parent
+            chain.append(self.all_nodes[name])
+            name = chain[-1].parent
         return chain[::-1]
 
     async def read_blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
-        """The blobs that are there."""
+        """The blobs that exist."""
         self._raise_failure()
         return {name: self.all_blobs[name] for name in hashes if name in self.all_blobs}
 
@@ -301,29 +269,30 @@ class MemoryStore:
         return {key: self.memory[namespace, key] for key in keys[:limit]}
 
     async def append(self, batch: EventBatch) -> bool:
-        """Record ``batch``. False where it came too late."""
+        """Record ``batch``. False if it is too late."""
         self._raise_failure()
         return self._write_events(batch)
 
     async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
     ) -> list[EventRow]:
-        """Events behind number ``after``, in order."""
+        """Events after number ``after``, in order."""
         self._raise_failure()
         feed = self.feeds.get(context_id)
         return feed.read_after(after, limit, children=children) if feed is not None else []
 
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
-        """Wait until a number behind ``after`` is taken; the last one."""
+        """Wait for a number after ``after``; return the last number, 0 after ``timeout`` seconds without one."""
         self._raise_failure()
         feed = self.feeds.get(context_id)
         if feed is not None and feed.seq > after:
             return feed.seq
-        waiter = _MemoryEventWaiter(context_id, after)
+        next_seq: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        waiter = context_id, after, next_seq
         self._waiting.add(waiter)
         try:
             async with asyncio.timeout(timeout):
-                return await waiter.next_seq
+                return await next_seq
         except TimeoutError:
             return 0
         finally:
@@ -332,34 +301,35 @@ class MemoryStore:
     def _write_events(self, batch: EventBatch, *, recorded: bool = False) -> bool:
         feed = self._get_or_create_feed(batch)
         written = feed.write(batch, self._now(), recorded=recorded)
-        for waiter in tuple(self._waiting):
-            of = self.feeds.get(waiter.context_id)
-            if of is not None and of.stream is feed.stream and waiter.after < feed.seq:
-                waiter.wake(feed.seq)
+        for context_id, after, next_seq in tuple(self._waiting):
+            awaited = self.feeds.get(context_id)
+            if awaited is not None and awaited.stream is feed.stream and after < feed.seq:
+                next_seq.get_loop().call_soon_threadsafe(_resolve_future, next_seq, feed.seq)
         return written
 
     def _get_or_create_feed(self, batch: EventBatch) -> MemoryFeed:
         """Return the feed of the conversation; its first batch fixes the stream of its events."""
-        known = self.feeds.get(batch.context_id)
-        if known is not None:
-            return known
-        if batch.lineage is None:
-            made = MemoryFeed(batch.context_id)
-        else:
-            top = self.feeds.setdefault(batch.lineage.root, MemoryFeed(batch.lineage.root))
-            made = MemoryFeed(batch.context_id, top.stream, batch.lineage.root, batch.lineage.path)
-        self.feeds[batch.context_id] = made
-        return made
+        if batch.context_id not in self.feeds:
+            feed = self.feeds[batch.context_id] = MemoryFeed(batch.context_id)
+            if batch.lineage is not None:
+                feed.root, feed.path = batch.lineage.root, batch.lineage.path
+                feed.stream = self.feeds.setdefault(feed.root, MemoryFeed(feed.root)).stream
+        return self.feeds[batch.context_id]
 
     def _write_turn(self, turn: TurnRow) -> None:
-        at = (turn.context_id, turn.task_id)
-        old = self.all_turns.get(at)
-        if old is not None and turn.asked_at < old.asked_at:
+        name = turn.context_id, turn.task_id
+        old_turn = self.all_turns.get(name)
+        if old_turn is not None and turn.asked_at < old_turn.asked_at:
             return
-        self.all_turns[at] = replace(turn, messages=())
+        self.all_turns[name] = replace(turn, messages=())
         for message_id in turn.messages:
             self.sent.setdefault((turn.context_id, message_id), turn.task_id)
 
     def _raise_failure(self) -> None:
         if self.failure is not None:
             raise self.failure
+
+
+def _resolve_future(future: asyncio.Future[int], value: int) -> None:
+    if not future.done():
+        future.set_result(value)

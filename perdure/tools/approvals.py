@@ -1,4 +1,4 @@
-"""Which calls wait for a person: ``Approval``, the terms; ``allow``, ``ask`` and ``deny``, the rules of an agent."""
+"""Approvals of tool calls: ``Approval``, the terms; ``allow``, ``ask`` and ``deny``, the rules of an agent."""
 
 from __future__ import annotations
 
@@ -21,17 +21,20 @@ from ..types.approvals import OnExpiry
 from ..types.limits import parse_seconds
 from ..types.plain_json import EXACT_INTEGERS
 
+RuleAction = Literal["allow", "ask", "deny"]
+
 MIN_REMIND_SECONDS = 1.0
-"""Seconds between two reminders."""
+"""Least number of seconds between two reminders."""
 
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """On what terms a call waits: ``needs_approval=Approval(expires="7d")``.
+    """The terms on which a call waits: ``needs_approval=Approval(expires="7d")``.
 
-    ``expires`` is seconds, or text like ``"7d"``; without it the call waits for as long as it takes. ``on_expiry`` says
-    what a call comes to that nobody decided on. ``separate``: whoever wrote to the run in this turn cannot approve it.
-    ``remind``, of the same kind: so often the hook ``on_approval`` runs again while the call waits; at least 1 s.
+    ``expires`` is seconds, or text like ``"7d"``; without it the call waits without a limit. ``on_expiry`` is the
+    decision on a call that expires. ``separate``: the users who wrote to the run in this turn cannot approve the call.
+    ``remind``, a duration like ``expires`` of at least 1 s: the interval at which the hook ``on_approval`` runs again
+    while the call waits.
     """
 
     expires: float | str | timedelta | None = None
@@ -45,91 +48,87 @@ class Approval:
         if not isinstance(self.separate, bool):
             raise DefinitionError(f"Approval: separate is True or False, not {self.separate!r:.100}")
         if self.expires is None and self.on_expiry == "approve":
-            raise DefinitionError(
-                "Approval: on_expiry='approve' without expires", hint="Say when: Approval(expires='1h', …)."
-            )
+            hint = "Write for instance Approval(expires='1h', …)."
+            raise DefinitionError("Approval: on_expiry='approve' needs expires", hint=hint)
         expires, remind = self._normalise_seconds("expires"), self._normalise_seconds("remind")
-        if remind is None:
-            return
-        if remind < MIN_REMIND_SECONDS:
+        if remind is not None and remind < MIN_REMIND_SECONDS:
             raise DefinitionError(f"Approval: remind is at least {MIN_REMIND_SECONDS:g} s, not {remind:g} s")
-        if expires is not None and remind >= expires:
+        if remind is not None and expires is not None and remind >= expires:
+            hint = "No reminder would be sent: remind more often, or leave it out."
             raise DefinitionError(
-                f"Approval: remind ({remind:g} s) is not shorter than expires ({expires:g} s)",
-                hint="Nobody would be reminded: remind more often, or leave it out.",
+                f"Approval: remind ({remind:g} s) is not shorter than expires ({expires:g} s)", hint=hint
             )
 
     def _normalise_seconds(self, name: Literal["expires", "remind"]) -> float | None:
-        given = getattr(self, name)
-        if given is None:
-            return None
+        value = getattr(self, name)
         try:
-            found = parse_seconds(given)
+            seconds = None if value is None else parse_seconds(value)
         except ValueError as error:
             raise DefinitionError(f"Approval: {name}: {error}") from None
-        object.__setattr__(self, name, found)
-        return found
+        object.__setattr__(self, name, seconds)
+        return seconds
 
 
 def takes_call_and_context(policy: Callable[..., Any]) -> bool:
-    """Whether it can be a policy: it would be asked in the middle of a run, and a person in its place."""
+    """Whether ``policy`` accepts a call and a context. Checked at definition, since a failure in a run would ask a
+    person instead."""
     try:
         inspect.signature(policy).bind(None, None)
     except TypeError:
         return False
-    except ValueError:  # built in: nobody can say
-        return True
+    except ValueError:  # built in: it has no signature
+        pass
     return True
 
 
-def combine_approvals(one: Approval | None, other: Approval) -> Approval:
-    """Terms that hold where a call is asked for on two: times of the first that has some, and nobody decides less."""
-    if one is None:
-        return other
-    timed = one if one.expires is not None or one.remind is not None else other
-    on_expiry: OnExpiry = "approve" if one.on_expiry == other.on_expiry == "approve" else "deny"
-    return replace(timed, on_expiry=on_expiry, separate=one.separate or other.separate)
+def combine_approvals(first: Approval | None, second: Approval) -> Approval:
+    """Combine two terms of one call: the durations of the first that has any, and the stricter of the other fields."""
+    if first is None:
+        return second
+    timed = first if first.expires is not None or first.remind is not None else second
+    on_expiry: OnExpiry = "approve" if first.on_expiry == second.on_expiry == "approve" else "deny"
+    return replace(timed, on_expiry=on_expiry, separate=first.separate or second.separate)
 
 
 UNKNOWN_ARGUMENT = object()
-"""In the place of an argument that cannot be compared."""
+"""Stands for an argument that cannot be compared."""
 
 
 class NamedFields(dict[str, Any]):
-    """The fields of a model or a dataclass. In rules each may have any of its names."""
+    """The fields of a model or a dataclass. A rule may use any name of a field."""
 
     aliases: Mapping[str, str] = {}
-    """Other names of fields: which is the key here."""
+    """The key of each other name of a field."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The arguments of a call as rules see them: plain data."""
+    """The arguments of a call as rules compare them: plain data."""
 
     arguments: Mapping[str, Any]
-    """What the tool's function is called with; in the place of a value that is no data, ``UNKNOWN_ARGUMENT``."""
+    """The arguments of the tool's function, with ``UNKNOWN_ARGUMENT`` for a value that is not plain data."""
     is_unvalidated: bool = False
-    """They are what the model said, and are read where the call is run: a text may become a number there."""
+    """They are as the model gave them, and are converted where the call runs: a text may become a number there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One rule of ``Agent(approvals=[…])``. Made by :func:`allow`, :func:`ask` and :func:`deny`."""
 
-    action: Literal["allow", "ask", "deny"]
+    action: RuleAction
     tool: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     approval: Approval | None = None
     is_uncertain: bool = False
-    """It cannot be told whether it matches: ``approval`` adds to the terms of the tool's own."""
+    """Whether the rule matches is unknown: ``approval`` is combined with the tool's own terms."""
 
-    def matches(self, name: str, seen: CallArguments) -> bool | None:
-        """Whether it is for this call; None where that cannot be told."""
+    def matches(self, name: str, call_arguments: CallArguments) -> bool | None:
+        """Whether the rule matches this call; None if that is unknown."""
         if not fnmatchcase(name, self.tool):
             return False
-        given = seen.arguments
+        arguments, loose = call_arguments.arguments, call_arguments.is_unvalidated
         return _all_match(
-            argument in given and self._matches_pattern(pattern, given[argument], loose=seen.is_unvalidated)
+            argument in arguments and self._matches_pattern(pattern, arguments[argument], loose=loose)
             for argument, pattern in self.arguments.items()
         )
 
@@ -137,24 +136,24 @@ class Rule:
         if value is UNKNOWN_ARGUMENT:
             return None
         if isinstance(value, list) and not isinstance(pattern, list):
-            # One dangerous item is enough to be asked for; what is allowed must be so in all of them.
+            # One item is enough for ask and deny; allow must match all items.
             of_items = [self._matches_pattern(pattern, item, loose=loose) for item in value]
             return bool(of_items) and _all_match(of_items) if self.action == "allow" else _any_matches(of_items)
         if isinstance(pattern, str):
             if any(fnmatchcase(text, pattern) for text in _iterate_glob_texts(value)):
                 return True
-            meant = _parse_pattern_scalar(pattern) if loose else None
-            return False if meant is None else self._equals(meant, value, loose=loose)
+            scalar = _parse_pattern_scalar(pattern) if loose else None
+            return False if scalar is None else self._equals(scalar, value, loose=loose)
         return self._equals(pattern, value, loose=loose)
 
     def _equals(self, pattern: Any, value: Any, *, loose: bool) -> bool | None:
-        """``loose``: a value of another kind may become the pattern where the call is run."""
+        """``loose``: a value of another kind may become equal to the pattern where the call runs."""
         if isinstance(pattern, list) and isinstance(value, list):
             pairs = zip(pattern, value, strict=False)
             return len(pattern) == len(value) and _all_match(self._equals(a, b, loose=loose) for a, b in pairs)
         if isinstance(pattern, dict) and isinstance(value, dict):
             if isinstance(value, NamedFields):
-                pattern = {key if key in value else value.aliases.get(key, key): of for key, of in pattern.items()}
+                pattern = {key if key in value else value.aliases.get(key, key): item for key, item in pattern.items()}
             if self.action == "allow" and pattern.keys() != value.keys():
                 return False
             return _all_match(key in value and self._equals(pattern[key], value[key], loose=loose) for key in pattern)
@@ -164,72 +163,70 @@ class Rule:
 
 
 def allow(tool: str, /, **arguments: Any) -> Rule:
-    """Calls of tools whose name matches the glob ``tool`` run unasked.
+    """Let calls of tools whose name matches the glob ``tool`` run without approval.
 
-    ``arguments`` narrow it down: a text is a glob (``path="/tmp/*"``; other values than text are matched as JSON),
+    ``arguments`` restrict the rule: a text is a glob (``path="/tmp/*"``; other values than text are matched as JSON),
     any other value must be equal; of an object, :func:`ask` and :func:`deny` compare the fields that they name. They
-    are matched against what the tool's function is called with, defaults included: ``"500"`` for an ``int`` is 500. An
+    are compared with the arguments of the tool's function, defaults included: ``"500"`` for an ``int`` is 500. An
     argument that the call does not have matches nothing.
 
-    Tools that are run elsewhere (MCP and other toolsets, remote and callback tools, subagents) read their arguments
-    there: a rule sees what the model said, and where it may become what :func:`deny` names, a person is asked.
+    Tools that run elsewhere (MCP and other toolsets, remote and callback tools, subagents) convert their arguments
+    there. A rule sees the arguments as the model gave them; if they may become what :func:`deny` names, the call waits
+    for approval.
     """
     return _build_rule("allow", tool, arguments, None)
 
 
 def ask(tool: str, approval: Approval | None = None, /, **arguments: Any) -> Rule:
-    """Such calls wait for a person; on the terms of ``approval``, else of the tool's own. See :func:`allow`."""
+    """Let such calls wait for approval, on the terms of ``approval`` or else the tool's own. See :func:`allow`."""
     if approval is not None and not isinstance(approval, Approval):
-        raise DefinitionError(f"ask({tool!r:.100}, …): the second is an Approval, not {approval!r:.100}")
+        raise DefinitionError(f"ask({tool!r:.100}, …): the second argument is an Approval, not {approval!r:.100}")
     return _build_rule("ask", tool, arguments, approval)
 
 
 def deny(tool: str, /, **arguments: Any) -> Rule:
-    """Such calls do not run; the model is told so. See :func:`allow`."""
+    """Refuse such calls, with an error for the model. See :func:`allow`."""
     return _build_rule("deny", tool, arguments, None)
 
 
 def validate_rules(name: str, rules: Any) -> tuple[Rule, ...]:
-    """The ``approvals`` of agent ``name``. Raises ``DefinitionError``."""
+    """Validate the ``approvals`` of agent ``name``. Raises ``DefinitionError``."""
     if isinstance(rules, str | Mapping | Rule) or not isinstance(rules, Iterable):
-        raise DefinitionError(
-            f"agent {name!r}: approvals must be a list of rules, not {rules!r:.100}",
-            hint='For instance approvals=[allow("read_*"), ask("*")].',
-        )
+        hint = 'For instance approvals=[allow("read_*"), ask("*")].'
+        raise DefinitionError(f"agent {name!r}: approvals must be a list of rules, not {rules!r:.100}", hint=hint)
     listed = tuple(rules)
-    for one in listed:
-        if not isinstance(one, Rule):
-            raise DefinitionError(
-                f"agent {name!r}: {one!r:.100} is no rule", hint="Rules are made by allow(), ask() and deny()."
-            )
+    for rule in listed:
+        if not isinstance(rule, Rule):
+            hint = "Rules are made by allow(), ask() and deny()."
+            raise DefinitionError(f"agent {name!r}: {rule!r:.100} is not a rule", hint=hint)
     return listed
 
 
-def find_rule(rules: Iterable[Rule], name: str, seen: CallArguments) -> Rule | None:
-    """The rule that decides: the first that matches. Where that cannot be told of one that denies or asks, the call is
-    asked for, unless the rules behind it deny it; on the terms of all that may match."""
-    doubtful: Rule | None = None
+def find_rule(rules: Iterable[Rule], name: str, call_arguments: CallArguments) -> Rule | None:
+    """Find the rule that decides: the first that matches. If it is unknown whether an ask or deny rule matches, the
+    call waits for approval, on the terms of all rules that may match, unless a later rule denies it."""
+    uncertain: Rule | None = None
     for rule in rules:
-        matches = rule.matches(name, seen)
+        matches = rule.matches(name, call_arguments)
         if matches:
-            if doubtful is None or rule.action == "deny":
+            if uncertain is None or rule.action == "deny":
                 return rule
-            return _add_approval_terms(doubtful, rule.approval)
+            return _add_approval_terms(uncertain, rule.approval)
         if matches is None and rule.action != "allow":
-            doubtful = _add_approval_terms(doubtful or replace(rule, action="ask", is_uncertain=True), rule.approval)
-    return doubtful
+            uncertain = _add_approval_terms(uncertain or replace(rule, action="ask", is_uncertain=True), rule.approval)
+    return uncertain
 
 
-def _add_approval_terms(doubtful: Rule, terms: Approval | None) -> Rule:
-    return doubtful if terms is None else replace(doubtful, approval=combine_approvals(doubtful.approval, terms))
+def _add_approval_terms(uncertain: Rule, terms: Approval | None) -> Rule:
+    return uncertain if terms is None else replace(uncertain, approval=combine_approvals(uncertain.approval, terms))
 
 
 def to_plain_data(value: Any) -> Any:
-    """``value`` that a function is called with, as plain data to compare. Raises for what is none."""
+    """Convert an argument of a function to plain data. Raises if it cannot be converted."""
     match value:
         case Decimal():
-            whole = value.is_finite() and abs(value.adjusted()) < 400 and value == value.to_integral_value()
-            return int(value) if whole else float(value)
+            is_whole = value.is_finite() and abs(value.adjusted()) < 400 and value == value.to_integral_value()
+            return int(value) if is_whole else float(value)
         case Enum():
             return to_plain_data(value.value)
         case None | bool() | int() | float() | str():
@@ -240,73 +237,66 @@ def to_plain_data(value: Any) -> Any:
             return to_plain_data(value.root)
         case BaseModel():
             names = {name: _get_json_field_name(value, name) for name, _ in value}
-            found = NamedFields({names[name]: to_plain_data(of) for name, of in value})
-            found.aliases = {
-                also: names.get(name, name) for also, name in _iterate_field_aliases(type(value).model_fields)
-            } | names
-            return found
+            named = NamedFields({names[name]: to_plain_data(item) for name, item in value})
+            aliases = _iterate_field_aliases(type(value).model_fields)
+            named.aliases = {alias: names.get(name, name) for alias, name in aliases} | names
+            return named
         case Mapping():
-            return {
-                key if isinstance(key, str) else _dump_sorted_json(to_plain_data(key)): to_plain_data(of)
-                for key, of in value.items()
-            }
+            keys = (key if isinstance(key, str) else _dump_sorted_json(to_plain_data(key)) for key in value)
+            return dict(zip(keys, map(to_plain_data, value.values()), strict=True))
         case _ if is_dataclass(value) and not isinstance(value, type):
-            found = NamedFields({one.name: to_plain_data(getattr(value, one.name)) for one in fields(value)})
-            found.aliases = dict(_iterate_field_aliases(_get_field_infos(type(value))))
-            return found
+            named = NamedFields({field.name: to_plain_data(getattr(value, field.name)) for field in fields(value)})
+            named.aliases = dict(_iterate_field_aliases(_get_field_infos(type(value))))
+            return named
         case Collection() if not isinstance(value, type | bytes | bytearray | memoryview):
-            return [to_plain_data(one) for one in value]
+            return [to_plain_data(item) for item in value]
     return to_jsonable_python(value)
 
 
-def _build_rule(
-    action: Literal["allow", "ask", "deny"], tool: Any, arguments: dict[str, Any], how: Approval | None
-) -> Rule:
+def _build_rule(action: RuleAction, tool: Any, arguments: dict[str, Any], approval: Approval | None) -> Rule:
+    owner = f"{action}({tool!r:.100}"
     if not isinstance(tool, str) or not tool:
-        raise DefinitionError(
-            f"{action}({tool!r:.100}): a rule names tools by text", hint='A glob may stand there: "read_*".'
-        )
+        raise DefinitionError(f"{owner}): a rule names tools by text", hint='The text may be a glob: "read_*".')
     try:
-        return Rule(action, tool, {name: to_plain_data(pattern) for name, pattern in arguments.items()}, how)
+        return Rule(action, tool, {name: to_plain_data(pattern) for name, pattern in arguments.items()}, approval)
     except Exception as error:
-        raise DefinitionError(
-            f"{action}({tool!r:.100}, …): its arguments cannot be compared: {error}", hint="Give texts, numbers, data."
-        ) from error
+        reason = f"{owner}, …): its arguments cannot be compared: {error}"
+        raise DefinitionError(reason, hint="Give texts, numbers, data.") from error
 
 
 def _get_json_field_name(model: BaseModel, name: str) -> str:
-    """As the model's JSON has it."""
-    known = type(model).model_fields.get(name)
-    alias = known.validation_alias if known is not None else None
+    """Return the name of a field in the model's JSON."""
+    info = type(model).model_fields.get(name)
+    alias = info.validation_alias if info is not None else None
     return alias if isinstance(alias, str) else name
 
 
-def _iterate_field_aliases(known: Mapping[str, FieldInfo]) -> Iterator[tuple[str, str]]:
-    """Every alias of a field, and the field's name."""
-    for name, info in known.items():
-        given = info.validation_alias
-        choices = given.choices if isinstance(given, AliasChoices) else [given]
-        paths = [one.path for one in choices if isinstance(one, AliasPath)]
-        for alias in (info.alias, info.serialization_alias, *choices, *(path[0] for path in paths if len(path) == 1)):
-            if isinstance(alias, str):
-                yield alias, name
+def _iterate_field_aliases(infos: Mapping[str, FieldInfo]) -> Iterator[tuple[str, str]]:
+    """Yield every alias of every field, and the field's name."""
+    for name, info in infos.items():
+        alias = info.validation_alias
+        choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
+        steps = [choice.path[0] for choice in choices if isinstance(choice, AliasPath) and len(choice.path) == 1]
+        for other in (info.alias, info.serialization_alias, *choices, *steps):
+            if isinstance(other, str):
+                yield other, name
 
 
 def _get_field_infos(cls: type) -> dict[str, FieldInfo]:
-    """What pydantic is told of a dataclass's fields."""
-    if (known := getattr(cls, "__pydantic_fields__", None)) is not None:
-        return dict(known)
+    """Return pydantic's information on the fields of a dataclass."""
+    if (infos := getattr(cls, "__pydantic_fields__", None)) is not None:
+        return dict(infos)
     hints = get_type_hints(cls, include_extras=True)
-    return {one.name: FieldInfo.from_annotation(hints[one.name]) for one in fields(cls)}
+    return {field.name: FieldInfo.from_annotation(hints[field.name]) for field in fields(cls)}
 
 
-def _all_match(found: Iterable[bool | None]) -> bool | None:
-    verdicts = set(found)
+def _all_match(results: Iterable[bool | None]) -> bool | None:
+    verdicts = set(results)
     return False if False in verdicts else None if None in verdicts else True
 
 
-def _any_matches(found: Iterable[bool | None]) -> bool | None:
-    verdicts = set(found)
+def _any_matches(results: Iterable[bool | None]) -> bool | None:
+    verdicts = set(results)
     return True if True in verdicts else None if None in verdicts else False
 
 
@@ -315,19 +305,19 @@ def _get_comparison_type(value: Any) -> type:
 
 
 def _iterate_glob_texts(value: Any) -> Iterator[str]:
-    """What a glob may match: a whole number also without its fraction."""
+    """Yield the texts of a value that a glob may match: a whole number also without its fraction."""
     yield value if isinstance(value, str) else _dump_sorted_json(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < EXACT_INTEGERS:
         yield str(int(value))
 
 
 def _parse_pattern_scalar(pattern: str) -> bool | float | None:
-    """The truth value or number that a text stands for."""
+    """Return the boolean or number that a text stands for, if any."""
     try:
-        found = json.loads(pattern)
+        scalar = json.loads(pattern)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, bool | int | float) else None
+    return scalar if isinstance(scalar, bool | int | float) else None
 
 
 def _dump_sorted_json(value: Any) -> str:
@@ -335,22 +325,20 @@ def _dump_sorted_json(value: Any) -> str:
 
 
 def parse_rule(values: Mapping[str, Any]) -> Rule:
-    """The rule that plain data says: ``{"ask": "refund", "arguments": {"amount": 5}, "expires": "7d"}``.
+    """Build a rule from plain data: ``{"ask": "refund", "arguments": {"amount": 5}, "expires": "7d"}``.
 
     Raises ``DefinitionError``.
     """
     terms = {field.name: values[field.name] for field in fields(Approval) if field.name in values}
-    actions = [action for action in ("allow", "ask", "deny") if action in values]
+    actions = [action for action in get_args(RuleAction) if action in values]
     arguments = values.get("arguments", {})
     if len(actions) != 1:
-        raise DefinitionError(f"{dict(values)!r:.200} is no rule", hint='It has one of "allow", "ask" and "deny".')
+        raise DefinitionError(f"{dict(values)!r:.200} is not a rule", hint='It has one of "allow", "ask" and "deny".')
     if unknown := sorted(values.keys() - {*actions, *terms, "arguments"}):
         known = ", ".join(field.name for field in fields(Approval))
-        raise DefinitionError(f"a rule has no {unknown[0]!r}", hint=f"It has arguments; to ask for, also {known}.")
+        raise DefinitionError(f"a rule has no {unknown[0]!r}", hint=f"It has arguments, and with ask also {known}.")
     if not isinstance(arguments, Mapping):
-        raise DefinitionError(f"arguments: an object of names and patterns, not {arguments!r:.100}")
+        raise DefinitionError(f"arguments: must be an object of names and patterns, not {arguments!r:.100}")
     if terms and actions != ["ask"]:
-        raise DefinitionError(f"{actions[0]}: nobody is asked, so there is no {next(iter(terms))!r}")
-    approval = Approval(**terms) if terms else None
-    made: Literal["allow", "ask", "deny"] = actions[0]  # type: ignore[assignment]  # one of them
-    return _build_rule(made, values[actions[0]], dict(arguments), approval)
+        raise DefinitionError(f"{actions[0]} takes no {next(iter(terms))!r}: only ask has terms")
+    return _build_rule(actions[0], values[actions[0]], dict(arguments), Approval(**terms) if terms else None)

@@ -1,4 +1,4 @@
-"""What a tool, a prompt or a hook is told of the run that it works for."""
+"""The contexts of author code: ``RunContext``, ``ToolContext`` with its questions (``ctx.ask``), the auth context."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .memory import Memory
 from .results import dump_result_json
 
 # ---
-# ``ctx.ask``: what a tool asks of a person, and what it was answered.
+# ``ctx.ask``: a tool's questions to a person.
 #
-# A tool cannot hold a worker's slot for a month. So the question ends its run: the call waits, and when somebody has
-# answered, the tool is run again from its start, and ``ask`` returns what was answered.
+# A tool cannot hold a worker's slot for a month. So a question ends the tool's run and the call waits. After the answer
+# the tool runs again from its start, and ``ask`` returns the answer.
 
 
-class QuestionSuspension(BaseException):  # it is no error, and no handler of errors is to catch it
-    """Leaves the tool, past every ``except Exception``. The call is run again when the question was answered."""
+class QuestionSuspension(BaseException):  # not an Exception: handlers of errors must not catch it
+    """Leaves the tool, past every ``except Exception``. The call runs again when the question is answered."""
 
     def __init__(self, question: Question) -> None:
         super().__init__(f"asks: {question.text}")
@@ -39,65 +39,46 @@ class QuestionSuspension(BaseException):  # it is no error, and no handler of er
 
 
 class Questions:
-    """Of one run of a call: the answers that there are, and what is asked beyond them. Safe from every thread."""
+    """The answers that one run of a call has, and its open question. Safe from every thread."""
 
     def __init__(self, answers: Iterable[Any] = ()) -> None:
-        """``answers`` in order: each an ``ToolAnswer``, or its value."""
-        self._answers = [
-            one if isinstance(one, ToolAnswer) else ToolAnswer(value=to_jsonable_python(one, by_alias=True))
-            for one in answers
-        ]
-        self._next_index = 0
+        """``answers`` in order: each a ``ToolAnswer``, or its value."""
+        self._answers = iter(
+            [
+                answer
+                if isinstance(answer, ToolAnswer)
+                else ToolAnswer(value=to_jsonable_python(answer, by_alias=True))
+                for answer in answers
+            ]
+        )
         self._lock = threading.Lock()
         self.open_question: Question | None = None
-        """What was asked and has no answer. Kept here too: a tool may swallow whatever leaves it."""
+        """The first question without an answer. Kept here too: a tool may swallow any exception."""
 
     def ask(self, text: str, schema: Any, expires: float | str | timedelta | None) -> Any:
-        """The next answer that fits ``schema``. Raises ``QuestionSuspension`` where there is none,
-        ``QuestionDeclinedError`` where somebody would not answer, ``ValueError`` and ``TypeError`` for what cannot be
-        asked."""
-        question = Question(
-            text=_validate_question_text(text),
-            form=build_form(schema),
-            expires=None if expires is None else parse_seconds(expires),
-        )
-        read = _build_answer_reader(schema)
+        """Return the next answer that fits ``schema``. Raises ``QuestionSuspension`` if there is none,
+        ``QuestionDeclinedError`` if a person declined to answer, ``ValueError`` and ``TypeError`` for an invalid
+        question."""
+        text = _validate_question_text(text)
+        expires = None if expires is None else parse_seconds(expires)
+        question = Question(text=text, form=build_form(schema), expires=expires)
+        adapter = None if schema is None or isinstance(schema, Mapping) else build_type_adapter(schema)
         while (answer := self._take_answer()) is not None:
             if answer.error is not None:
-                who = answer.by or "somebody"
-                raise QuestionDeclinedError(f"{who} did not answer {question.text[:200]!r}: {answer.error}")
+                person = answer.by or "the approver"
+                raise QuestionDeclinedError(f"{person} did not answer {text[:200]!r}: {answer.error}")
             try:
-                return read(answer.value)
+                return answer.value if adapter is None else adapter.validate_json(json.dumps(answer.value))
             except ValidationError as error:
-                said = explain_validation_error(error, "The answer before does not fit:", ())
-                question = question.model_copy(
-                    update={"text": f"{_validate_question_text(text)}\n{said}"[: 2 * QUESTION_CHARS]}
-                )
+                problem = explain_validation_error(error, "The answer before does not fit:", ())
+                question = question.model_copy(update={"text": f"{text}\n{problem}"[: 2 * QUESTION_CHARS]})
         with self._lock:
             self.open_question = self.open_question or question
         raise QuestionSuspension(question)
 
     def _take_answer(self) -> ToolAnswer | None:
         with self._lock:
-            if self._next_index >= len(self._answers):
-                return None
-            self._next_index += 1
-            return self._answers[self._next_index - 1]
-
-
-def check_running_loop(verb: str) -> None:
-    """Raise ``RuntimeError`` on a thread without a running event loop: nobody would await what is returned."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        raise RuntimeError(f"ctx.{verb} in a plain function: write ctx.blocking.{verb}(…) there") from None
-
-
-def _build_answer_reader(schema: Any) -> Callable[[Any], Any]:
-    if schema is None or isinstance(schema, Mapping):
-        return lambda value: value
-    adapter = build_type_adapter(schema)
-    return lambda value: adapter.validate_json(json.dumps(value))
+            return next(self._answers, None)
 
 
 def _validate_question_text(text: Any) -> str:
@@ -109,35 +90,35 @@ def _validate_question_text(text: Any) -> str:
 
 
 # ---
-# ``ctx.auth_context``: on whose behalf a run acts.
+# ``ctx.auth_context``: credentials of the user for whom a run acts.
 
 
 class AuthContext(Mapping[str, Any]):
-    """Plain JSON by names, to be read: ``ctx.auth_context["token"]``. What it says of itself are the names alone, so
-    that a log line or a traceback gives nothing away.
+    """Plain JSON by names, read-only: ``ctx.auth_context["token"]``. Its ``repr`` has the names alone, so that a log
+    line or a traceback discloses no value.
     """
 
-    __slots__ = ("_given",)
+    __slots__ = ("_values",)
 
-    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
-        self._given = dict(given or {})
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        self._values = dict(values or {})
 
     def __getitem__(self, name: str) -> Any:
-        return self._given[name]
+        return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._given)
+        return iter(self._values)
 
     def __len__(self) -> int:
-        return len(self._given)
+        return len(self._values)
 
     def __repr__(self) -> str:
-        return f"<auth_context of {', '.join(map(str, self._given)) or 'nobody'}>"
+        return f"<auth_context of {', '.join(map(str, self._values)) or 'no names'}>"
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Whose ``auth_ref`` is to be resolved."""
+    """The run whose ``auth_ref`` is resolved."""
 
     run_id: str
     """Id of the conversation: the workflow id."""
@@ -163,7 +144,7 @@ AnswerT = TypeVar("AnswerT")
 class RunContext(Generic[ContextT]):
     """Facts of the run. The engine makes it; ``RunContext[UserContext]`` types ``context``.
 
-    A test makes one by hand, with what the function under test looks at: ``RunContext(context=…, resources=…)``.
+    A test makes one by hand, with what the function under test reads: ``RunContext(context=…, resources=…)``.
     """
 
     def __init__(
@@ -189,24 +170,20 @@ class RunContext(Generic[ContextT]):
         self.context = cast(ContextT, context)  # None only where the agent declares no context
         """The author's own data of the run: of the agent's ``context`` type, a dictionary where it declares none."""
         self.auth_context = None if auth_context is None else AuthContext(auth_context)
-        """On whose behalf the run acts, where it was started with an ``auth_context`` or ``auth_ref``: plain JSON that
-        is in no history, transcript or event. None else, and in hooks at the end of a run."""
+        """Credentials for which the run acts, if it was started with an ``auth_context`` or ``auth_ref``: plain JSON
+        that is in no history, transcript or event. Else None; also None in hooks at the end of a run."""
         self.resources = resources
         """What the worker's ``lifespan`` yields (pools, clients); None without one."""
         self.memory = Memory() if memory is None else memory
-        """What conversations share. One that is made by hand has a memory of its own, for tests."""
+        """Values that all conversations share. A context made by hand, for tests, has a memory of its own."""
 
     def __repr__(self) -> str:
         facts = f"run_id={self.run_id!r}, agent={self.agent!r}, iteration={self.iteration}"
         return f"{type(self).__name__}({facts})"
 
 
-def _discard_heartbeat(*details: Any) -> None:
-    """Outside an activity (an inline tool, a unit test) nobody waits for a heartbeat."""
-
-
-def _discard_progress(message: str, data: Any) -> None:
-    """Nobody follows."""
+def _discard(*_: Any) -> None:
+    """Ignore a heartbeat or progress: outside an activity (an inline tool, a unit test) nothing receives them."""
 
 
 def _is_never_cancelled() -> bool:
@@ -214,7 +191,7 @@ def _is_never_cancelled() -> bool:
 
 
 class ToolContext(RunContext[ContextT]):
-    """Facts of the run and of this tool call. Safe to use from any thread. A test makes one by hand as it likes."""
+    """Facts of the run and of this tool call. Safe to use from any thread. A test may make one by hand."""
 
     def __init__(
         self,
@@ -230,13 +207,13 @@ class ToolContext(RunContext[ContextT]):
         auth_context: Mapping[str, Any] | None = None,
         resources: Any = None,
         memory: Memory | None = None,
-        heartbeat: Callable[..., None] = _discard_heartbeat,
+        heartbeat: Callable[..., None] = _discard,
         cancelled: Callable[[], bool] = _is_never_cancelled,
-        progress: Callable[[str, Any], None] = _discard_progress,
+        progress: Callable[[str, Any], None] = _discard,
         answers: Iterable[Any] = (),
     ) -> None:
         """``heartbeat``, ``cancelled`` and ``progress`` (given a text and plain JSON) are called on the tool's thread:
-        all must be thread-safe. ``answers`` are what :meth:`ask` returns, one after the other."""
+        all must be thread-safe. :meth:`ask` returns ``answers``, one after the other."""
         super().__init__(
             run_id=run_id,
             task_id=task_id,
@@ -248,27 +225,26 @@ class ToolContext(RunContext[ContextT]):
             memory=memory,
         )
         self.call_id = call_id
-        """Id that the model's call has in the transcript."""
+        """Id of the call in the transcript."""
         self.attempt = attempt
         """1 for the first attempt of this call."""
         self.idempotency_key = idempotency_key
-        """The same for every attempt of this call, and of no other call: hand it to the API that acts."""
+        """The same for every attempt of this call, unique to the call: pass it to the API that acts."""
         self._heartbeat = heartbeat
         self._cancelled = cancelled
         self._progress = progress
         self.questions = Questions(answers)
-        """What was asked and answered so far: for the engine."""
+        """Questions and answers so far: for the engine."""
 
     def heartbeat(self, *details: Any) -> None:
-        """Say that the call is alive. ``details`` are plain data, shown by Temporal while the call is under way."""
+        """Report that the call is alive. ``details`` are plain data, which Temporal shows while the call runs."""
         self._heartbeat(*details)
 
     def progress(self, message: str, data: Any = None) -> None:
-        """Tell whoever follows the run how far this is, as an event ``tool.progress``: also an inline tool may.
+        """Report progress to the clients that follow the run, as an event ``tool.progress``. Inline tools may, too.
 
-        As often as you like: the latest is written a few times a second, and nothing waits for it. ``data`` is
-        anything that is JSON, a dataclass or a pydantic model. Raises ``ValueError`` for what is not, or is too large
-        (32 KiB).
+        Call it as often as you like: the latest is written a few times a second, and nothing waits for it. ``data`` is
+        JSON, a dataclass or a pydantic model. Raises ``ValueError`` for other data, or more than 32 KiB.
         """
         plain = json.loads(dump_result_json(data))
         if why := find_json_flaw(plain):
@@ -277,7 +253,7 @@ class ToolContext(RunContext[ContextT]):
 
     @property
     def cancelled(self) -> bool:
-        """Whether the call is to stop. A long sync tool looks here; an async one is cancelled anyway."""
+        """Whether the call is to stop. A long sync tool checks this; an async one is cancelled anyway."""
         return self._cancelled()
 
     @overload
@@ -294,26 +270,28 @@ class ToolContext(RunContext[ContextT]):
         """Ask a person, and go on with the answer: ``amount = await ctx.ask("How much?", float)``.
 
         The run of the tool ends here; the call waits in the inbox (``client.approvals()``), without a worker's slot
-        and for months if need be. When somebody has answered, the tool is **run again from its start**, and this
-        returns the answer; so do earlier questions, in order. What stands before a question runs again: put effects
-        behind it.
+        and for months if need be. After the answer the tool **runs again from its start**, and this call returns the
+        answer, as earlier questions return theirs, in order. Code before a question runs again: put effects after it.
 
-        ``schema`` is a type that pydantic can take, and the answer is one of it; for one that does not fit, it is asked
-        again. Or a JSON Schema, or None: then the answer is plain JSON. ``expires`` is in seconds, or text like
-        ``"7d"``: then the call ends as an error. Raises ``QuestionDeclinedError`` where somebody would not answer. A
-        plain ``def`` tool uses :attr:`blocking`.
+        ``schema`` is a type that pydantic can take, and the answer is a value of it; if an answer does not fit, the
+        question is asked again. With a JSON Schema or None the answer is plain JSON. ``expires`` is in seconds, or text
+        like ``"7d"``; a call that expires ends as an error. Raises ``QuestionDeclinedError`` if the person declines to
+        answer. A plain ``def`` tool uses :attr:`blocking`.
         """
-        check_running_loop("ask")
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:  # the awaitable would never be awaited
+            raise RuntimeError("ctx.ask in a plain function: write ctx.blocking.ask(…) there") from None
         return _return_answer(self.questions.ask(question, schema, expires))
 
     @property
     def blocking(self) -> BlockingContext:
-        """The same for plain ``def`` tools: nothing is awaited."""
+        """The same for plain ``def`` tools, not async."""
         return BlockingContext(self.questions)
 
 
 class BlockingContext:
-    """What of :class:`ToolContext` is awaited, for plain ``def`` tools: ``ctx.blocking.ask("How much?", float)``."""
+    """The async methods of :class:`ToolContext` for plain ``def`` tools: ``ctx.blocking.ask("How much?", float)``."""
 
     def __init__(self, questions: Questions) -> None:
         self._questions = questions

@@ -1,9 +1,9 @@
-"""Declared types of what a run is given (its context, its input): checked where it is given, read where it is used."""
+"""The declared types of a run's context and input: values are checked by the client, and read by the worker."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -12,87 +12,64 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from ..errors import DefinitionError, InvalidInputError
 from ..types.plain_json import find_json_flaw
 from ..types.validation_errors import describe_validation_error
+from .json_schema import build_type_adapter
 
-_NON_OBJECT_TYPES = {
-    "call",
-    "int",
-    "float",
-    "str",
-    "bool",
-    "bytes",
-    "list",
-    "set",
-    "frozenset",
-    "tuple",
-    "none",
-    "date",
-    "datetime",
-}
+_SCALARS = ("int", "float", "str", "bool", "bytes", "none", "date", "datetime")
+_NON_OBJECT_TYPES = {*_SCALARS, "call", "list", "set", "frozenset", "tuple"}
 
 
 class ContextType:
-    """A type that pydantic can take, built once. Values travel as JSON objects, and are read as such."""
+    """A type that pydantic can take, built once. Values travel as JSON objects."""
 
     def __init__(self, agent: str, kind: Any, field: str = "context") -> None:
-        """``field`` is the agent's that declares it. Raises ``DefinitionError`` for what pydantic cannot take, and for
-        what no JSON object can be."""
+        """``field`` is the agent's field that declares the type. Raises ``DefinitionError`` for a type that pydantic
+        cannot take, and for one whose values cannot be JSON objects."""
         self._agent = agent
         self._kind = kind
         self._field = field
         self._name = getattr(kind, "__name__", None) or repr(kind)
         if isinstance(kind, BaseModel | Mapping):
-            raise self._build_context_type_error("is a value", f"Give its type: {field}={type(kind).__name__}.")
+            raise self._build_type_error("is a value", f"Give its type: {field}={type(kind).__name__}.")
         try:
-            self._adapter: TypeAdapter[Any] = TypeAdapter(kind)
-            self._adapter.rebuild(raise_errors=True)  # a name that is missing in it is said now
-            shape = self._adapter.core_schema.get("type")
-        except Exception as error:  # a type's own schema hook may raise anything
-            why = str(error).strip().partition("\n")[0]
-            raise self._build_context_type_error(
-                f"is no type that pydantic can take: {why}",
-                "A pydantic model, a dataclass or a TypedDict of plain types, defined before the agent.",
-            ) from error
-        if shape in _NON_OBJECT_TYPES:
-            raise self._build_context_type_error(
-                "cannot be a JSON object", "A pydantic model, a dataclass or a TypedDict can."
-            )
-
-    @property
-    def adapter(self) -> TypeAdapter[Any]:
-        """Pydantic's own for the type."""
-        return self._adapter
+            self.adapter: TypeAdapter[Any] = build_type_adapter(kind)
+            """The pydantic adapter of the type."""
+        except TypeError as error:
+            hint = "A pydantic model, a dataclass or a TypedDict of plain types, defined before the agent."
+            raise self._build_type_error(f"cannot be used: {error}", hint) from error
+        if self.adapter.core_schema.get("type") in _NON_OBJECT_TYPES:
+            hint = "A pydantic model, a dataclass or a TypedDict can."
+            raise self._build_type_error("cannot be a JSON object", hint)
 
     def read(self, raw: Mapping[str, Any] | None) -> Any:
-        """The validated object. Raises ``InvalidInputError`` that names each wrong field."""
+        """Validate ``raw`` and return the object. Raises ``InvalidInputError`` that names each wrong field."""
         try:
-            return self._adapter.validate_json(json.dumps(raw or {}, allow_nan=False))
+            return self.adapter.validate_json(json.dumps(raw or {}, allow_nan=False))
         except ValidationError as error:
-            raise self._build_input_error(describe_validation_error(error, self._field, most=10)) from error
+            raise self._build_input_error(describe_validation_error(error, self._field, max_problems=10)) from error
         except Exception as error:  # a validator of the author's, or values that are not JSON
             raise self._build_input_error(f"{type(error).__name__}: {error}") from error
 
     def check(self, value: Any) -> dict[str, Any]:
-        """``value``, a mapping or an instance, as the JSON object that a worker reads back.
+        """Convert ``value``, a mapping or an instance, to the JSON object that a worker reads back.
 
-        Raises ``InvalidInputError`` as :meth:`read`, and for an instance that JSON does not carry whole.
+        Raises ``InvalidInputError`` as :meth:`read`, and for an instance that changes on its way through JSON.
         """
         if value is None or isinstance(value, Mapping):
             plain = self._dump_plain(lambda: to_jsonable_python(dict(value or {})))
             self.read(plain)
             return plain
         try:
-            instance = self._adapter.validate_python(value)
+            instance = self.adapter.validate_python(value)
         except ValidationError as error:
-            raise self._build_input_error(describe_validation_error(error, self._field, most=10)) from error
-        dump = self._adapter.dump_python
+            raise self._build_input_error(describe_validation_error(error, self._field, max_problems=10)) from error
+        dump = self.adapter.dump_python
         plain = self._dump_plain(lambda: dump(instance, mode="json", by_alias=True, round_trip=True, warnings="error"))
         if dump(self.read(plain), round_trip=True) != dump(instance, round_trip=True):
-            raise self._build_input_error(
-                "as JSON it comes back changed (a SecretStr, for instance, comes back as asterisks)"
-            )
+            why = "as JSON it comes back changed (a SecretStr, for instance, comes back as asterisks)"
+            raise self._build_input_error(why)
         return plain
 
-    def _dump_plain(self, dump: Any) -> dict[str, Any]:
+    def _dump_plain(self, dump: Callable[[], Any]) -> dict[str, Any]:
         try:
             plain = dump()
         except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
@@ -100,33 +77,27 @@ class ContextType:
         if why := find_json_flaw(plain):
             raise self._build_input_error(f"it must be plain JSON: {why}")
         if not isinstance(plain, dict):
-            raise self._build_input_error(f"as JSON it is no object but a {type(plain).__name__}")
+            raise self._build_input_error(f"as JSON it is not an object but a {type(plain).__name__}")
         return plain
 
     def _build_input_error(self, why: str) -> InvalidInputError:
         named = getattr(self._kind, "model_fields", None) or getattr(self._kind, "__annotations__", {})
         fields = [getattr(field, "alias", None) or name for name, field in named.items()]
-        return InvalidInputError(
-            f"the {self._field} does not fit agent {self._agent!r}: {why}",
-            hint=f"Its type is {self._name}" + (f", with {', '.join(fields)}." if fields else "."),
-        )
+        hint = f"Its type is {self._name}" + (f", with {', '.join(fields)}." if fields else ".")
+        return InvalidInputError(f"the {self._field} does not fit agent {self._agent!r}: {why}", hint=hint)
 
-    def _build_context_type_error(self, why: str, hint: str) -> DefinitionError:
+    def _build_type_error(self, why: str, hint: str) -> DefinitionError:
         return DefinitionError(f"agent {self._agent!r}: {self._field}={self._name:.100} {why}", hint=hint)
 
 
 def validate_plain_context(agent: str, value: Any) -> dict[str, Any]:
-    """The context of an agent that declares no type: a dictionary of plain JSON. Raises ``InvalidInputError``."""
-    if isinstance(value, Mapping):
-        plain = dict(value)
-        if why := find_json_flaw(plain):
-            raise InvalidInputError(
-                f"the context of a run is a dictionary of plain JSON: {why}",
-                hint="Give ids, numbers and texts; tools load the rest.",
-            )
-        return plain
-    kind = type(value).__name__
-    raise InvalidInputError(
-        f"the context of a run is a dictionary of plain JSON, not {value!r:.100}",
-        hint=f"Agent {agent!r} can declare its type, Agent(…, context={kind}), and then takes instances.",
-    )
+    """Check the context of an agent that declares no type: a dictionary of plain JSON. Raises ``InvalidInputError``."""
+    rule = "the context of a run is a dictionary of plain JSON"
+    if not isinstance(value, Mapping):
+        kind = type(value).__name__
+        hint = f"Agent {agent!r} can declare its type, Agent(…, context={kind}), and then takes instances."
+        raise InvalidInputError(f"{rule}, not {value!r:.100}", hint=hint)
+    plain = dict(value)
+    if why := find_json_flaw(plain):
+        raise InvalidInputError(f"{rule}: {why}", hint="Give ids, numbers and texts; tools load the rest.")
+    return plain

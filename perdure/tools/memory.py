@@ -1,6 +1,6 @@
-"""``ctx.memory``: what conversations share, JSON values by namespace and key.
+"""``ctx.memory``: JSON values by namespace and key, shared by all conversations.
 
-Writes are kept with the call and committed together with its outcome, so each happens exactly once, whatever crashes.
+The writes of a call are committed together with its outcome, so each happens exactly once, whatever crashes.
 """
 
 from __future__ import annotations
@@ -18,123 +18,125 @@ from ..types.messages import clean_text
 from ..types.plain_json import find_json_flaw
 
 MAX_VALUE_BYTES = 256 * 1024
-"""Of one value, as JSON."""
+"""Size limit of one value, as JSON."""
 MAX_NAME_BYTES = 400
-"""Of a namespace, and of a key."""
+"""Size limit of a namespace, and of a key."""
 DEFAULT_LIST_LIMIT = 1000
-"""Values that ``list`` gives unless it is told otherwise."""
+"""Default ``limit`` of ``list``."""
 
 MemoryWrites = list[MemoryWrite]
 
 _writes_lock = threading.Lock()
-"""Of all calls together: every tool call has a memory, few use it, and what is done under it takes no time."""
+"""One lock for all calls: every tool call has a memory, few use it, and nothing under the lock takes time."""
 
 
 class MemorySource(Protocol):
-    """Reads what is kept; called from any thread."""
+    """Reads stored values; called from any thread."""
 
     def recall(self, namespace: str, key: str) -> Future[bytes | None]:
-        """One value."""
+        """Read one value."""
         ...
 
     def recall_all(self, namespace: str, prefix: str, limit: int) -> Future[dict[str, bytes]]:
-        """The first ``limit`` values whose key begins with ``prefix``, in the order of their keys."""
+        """Read the first ``limit`` values whose key begins with ``prefix``, in the order of their keys."""
         ...
 
 
 class Memory:
-    """Values that outlive the conversation and are shared with every other one: ``ctx.memory``.
+    """Values that outlive the conversation and are shared with all others: ``ctx.memory``.
 
         seen = await ctx.memory.get("visits", user_id, 0)
         await ctx.memory.put("visits", user_id, seen + 1)
 
-    A value is plain JSON of at most 256 KiB; namespace and key are texts of 1 to 400 bytes. A read sees what is kept
-    and what this call has written itself. What a call writes is kept together with its outcome, in one transaction:
-    all of it exactly once, also when workers are lost in between, or nothing where the tool ends in an error or is
+    A value is plain JSON of at most 256 KiB; namespace and key are texts of 1 to 400 bytes. A read sees the stored
+    values and the call's own writes. The writes of a call are stored together with its outcome, in one transaction:
+    all of them exactly once, also when workers are lost in between, or none if the tool ends in an error or is
     cancelled. Two calls that change one key at the same time do not wait for each other: the last that ends counts.
 
-    Safe from every thread. A plain ``def`` function uses :attr:`blocking`. ``Memory()`` alone is a memory of its own,
-    for tests: ``ToolContext(memory=Memory())``.
+    Safe from every thread. A plain ``def`` function uses :attr:`blocking`. ``Memory()`` has no store behind it, for
+    tests: ``ToolContext(memory=Memory())``.
     """
 
-    __slots__ = ("_closed", "_kept", "_places", "_writes")
+    __slots__ = ("_closed", "_indexes", "_source", "_writes")
 
     def __init__(self, kept: MemorySource | None = None, writes: MemoryWrites | None = None) -> None:
-        """The engine gives ``kept``, and takes from ``writes`` what the call has written, one entry for each key."""
-        self._kept = kept
+        """The engine passes ``kept``, the stored values, and commits ``writes``, to which the call's writes go: one for
+        each key."""
+        self._source = kept
         self._writes: MemoryWrites = [] if writes is None else writes
-        self._places: dict[tuple[str, str], int] = {}
+        self._indexes: dict[tuple[str, str], int] = {}
         self._closed = False
 
     @property
     def waits(self) -> bool:
-        """Whether a read waits for a store that cannot be read."""
-        return bool(getattr(self._kept, "waiting_reads", 0))
+        """Whether a read is waiting for a store that cannot be read."""
+        return bool(getattr(self._source, "waiting_reads", 0))
 
     async def get(self, namespace: str, key: str, default: Any = None) -> Any:
-        """The value, ``default`` where there is none. Raises ``InvalidInputError`` for what is no namespace or key."""
-        own = self._get_own_write(namespace, key)
-        if own is None and self._kept is not None:
-            return _decode_memory_value(await asyncio.wrap_future(self._kept.recall(namespace, key)), default)
-        return _decode_memory_value(own.value if own else None, default)
+        """Return the value, or ``default`` if there is none. Raises ``InvalidInputError`` for an invalid namespace or
+        key."""
+        own_write = self._get_own_write(namespace, key)
+        if own_write is None and self._source is not None:
+            return _decode_memory_value(await asyncio.wrap_future(self._source.recall(namespace, key)), default)
+        return _decode_memory_value(own_write.value if own_write else None, default)
 
     async def put(self, namespace: str, key: str, value: Any) -> None:
-        """Keep ``value``. Raises ``InvalidInputError`` for what is no plain JSON, or too large."""
+        """Store ``value``. Raises ``InvalidInputError`` if it is not plain JSON, or too large."""
         self._record_write(build_memory_write(namespace, key, value))
 
     async def _put_if_unchanged(self, namespace: str, key: str, before: Any, value: Any) -> None:
-        """Keep ``value`` if ``before``, as it was read, is still there when the call's outcome is kept (None: nothing).
+        """Store ``value`` if ``before``, as it was read (None: no value), is still stored when the call's outcome is.
 
-        Else the call runs once more: only for those that do nothing but write here. Raises as :meth:`put`.
+        Else the call runs once more: only for calls that do nothing but write here. Raises as :meth:`put`.
         """
-        own = self._get_own_write(namespace, key)
-        if own is not None:  # what was there before this call is what counts
-            checked, was = own.checked, own.before
+        own_write = self._get_own_write(namespace, key)
+        if own_write is not None:  # what counts is what was stored before this call
+            checked, expected = own_write.checked, own_write.before
         else:
-            checked, was = True, None if before is None else build_memory_write(namespace, key, before).value
+            checked, expected = True, None if before is None else build_memory_write(namespace, key, before).value
         write = build_memory_write(namespace, key, value)
-        self._record_write(MemoryWrite(namespace, key, write.value, checked, was))
+        self._record_write(MemoryWrite(namespace, key, write.value, checked, expected))
 
     async def delete(self, namespace: str, key: str) -> None:
-        """Forget the value, if there is one. Raises ``InvalidInputError`` as :meth:`get`."""
+        """Delete the value, if there is one. Raises ``InvalidInputError`` as :meth:`get`."""
         self._record_write(build_memory_delete(namespace, key))
 
     async def list(self, namespace: str, prefix: str = "", *, limit: int = DEFAULT_LIST_LIMIT) -> dict[str, Any]:
-        """The first ``limit`` values whose key begins with ``prefix``, by their keys, in the order of these.
+        """Return the first ``limit`` values whose key begins with ``prefix``, by key, in the order of the keys.
 
         Raises ``InvalidInputError`` as :meth:`get`.
         """
-        own = self._list_own_writes(namespace, prefix, limit)
-        kept: dict[str, bytes] = {}
-        if self._kept is not None:
-            kept = await asyncio.wrap_future(self._kept.recall_all(namespace, prefix, limit + len(own)))
-        return _merge_memory_values(kept, own, limit)
+        own_writes = self._list_own_writes(namespace, prefix, limit)
+        stored: dict[str, bytes] = {}
+        if self._source is not None:
+            stored = await asyncio.wrap_future(self._source.recall_all(namespace, prefix, limit + len(own_writes)))
+        return _merge_memory_values(stored, own_writes, limit)
 
     @property
     def blocking(self) -> BlockingMemory:
-        """The same for plain ``def`` functions: nothing is awaited."""
+        """The same methods for plain ``def`` functions, not async."""
         return BlockingMemory(self)
 
     def absorb(self, writes: MemoryWrites) -> None:
-        """Take over what another memory of the same call has written."""
+        """Add the writes of another memory of the same call."""
         for write in writes:
             self._record_write(write)
 
     def close(self) -> None:
-        """The call has ended: from now on a write raises ``RuntimeError`` instead of being lost."""
+        """Close the memory when the call has ended: later writes raise ``RuntimeError`` instead of being lost."""
         with _writes_lock:
             self._closed = True
 
     def _get_own_write(self, namespace: str, key: str) -> MemoryWrite | None:
-        """What this call wrote under the key."""
+        """Return the call's own write of the key."""
         check_memory_name("namespace", namespace)
         check_memory_name("key", key)
         with _writes_lock:
-            place = self._places.get((namespace, key))
-            return None if place is None else self._writes[place]
+            index = self._indexes.get((namespace, key))
+            return None if index is None else self._writes[index]
 
     def _list_own_writes(self, namespace: str, prefix: str, limit: int) -> dict[str, bytes | None]:
-        """What this call wrote in the namespace, deletions too."""
+        """Return the call's own writes in the namespace by key, None for deletions."""
         check_memory_list(namespace, prefix, limit)
         with _writes_lock:
             return {
@@ -144,15 +146,14 @@ class Memory:
             }
 
     def _record_write(self, write: MemoryWrite) -> None:
-        name = (write.namespace, write.key)
         with _writes_lock:
             if self._closed:
+                name = f"memory {write.namespace!r}, key {write.key!r}"
                 raise RuntimeError(
-                    f"memory {write.namespace!r}, key {write.key!r}: the call that this memory belongs to has ended, "
-                    "and nothing would keep the write. Write before the function returns."
+                    f"{name}: the tool call has ended, so the write would be lost. Write before the function returns."
                 )
-            place = self._places.setdefault(name, len(self._writes))
-            self._writes[place : place + 1] = [write]
+            index = self._indexes.setdefault((write.namespace, write.key), len(self._writes))
+            self._writes[index : index + 1] = [write]
 
 
 class BlockingMemory:
@@ -163,11 +164,11 @@ class BlockingMemory:
 
     def get(self, namespace: str, key: str, default: Any = None) -> Any:
         """See :meth:`Memory.get`."""
-        own, kept = self._memory._get_own_write(namespace, key), self._memory._kept
-        if own is None and kept is not None:
+        own_write, source = self._memory._get_own_write(namespace, key), self._memory._source
+        if own_write is None and source is not None:
             _check_may_block("get")
-            return _decode_memory_value(kept.recall(namespace, key).result(), default)
-        return _decode_memory_value(own.value if own else None, default)
+            return _decode_memory_value(source.recall(namespace, key).result(), default)
+        return _decode_memory_value(own_write.value if own_write else None, default)
 
     def put(self, namespace: str, key: str, value: Any) -> None:
         """See :meth:`Memory.put`."""
@@ -179,85 +180,72 @@ class BlockingMemory:
 
     def list(self, namespace: str, prefix: str = "", *, limit: int = DEFAULT_LIST_LIMIT) -> dict[str, Any]:
         """See :meth:`Memory.list`."""
-        own, kept = self._memory._list_own_writes(namespace, prefix, limit), self._memory._kept
-        if kept is None:
-            return _merge_memory_values({}, own, limit)
-        _check_may_block("list")
-        return _merge_memory_values(kept.recall_all(namespace, prefix, limit + len(own)).result(), own, limit)
+        own_writes, source = self._memory._list_own_writes(namespace, prefix, limit), self._memory._source
+        stored: dict[str, bytes] = {}
+        if source is not None:
+            _check_may_block("list")
+            stored = source.recall_all(namespace, prefix, limit + len(own_writes)).result()
+        return _merge_memory_values(stored, own_writes, limit)
 
 
 def build_memory_write(namespace: str, key: str, value: Any) -> MemoryWrite:
-    """The change that keeps ``value``. Raises ``InvalidInputError`` that names the key, the reason and the way out."""
+    """Build the write of ``value``. Raises ``InvalidInputError`` that names the key, the reason and the way out."""
     check_memory_name("namespace", namespace)
     check_memory_name("key", key)
-    if why := find_json_flaw(
-        value
-    ):  # JSON would also make keys that are not text into texts, and a read would miss them
-        raise InvalidInputError(
-            f"memory {namespace!r}, key {key!r}: the value must be plain JSON: {why}",
-            hint="Keep text, numbers, booleans, None, lists, and dictionaries by text; "
-            "of a pydantic model its model_dump(mode='json').",
-        )
+    owner = f"memory {namespace!r}, key {key!r}: the value"
+    # JSON would also make keys that are not text into texts, and a read would miss them.
+    if why := find_json_flaw(value):
+        hint = "Store texts, numbers, lists, dictionaries with text keys; for a model its model_dump(mode='json')."
+        raise InvalidInputError(f"{owner} must be plain JSON: {why}", hint=hint)
     body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     if len(body) > MAX_VALUE_BYTES:
-        raise InvalidInputError(
-            f"memory {namespace!r}, key {key!r}: the value has {len(body):,} bytes as JSON; "
-            f"most is {MAX_VALUE_BYTES:,}",
-            hint="Keep its parts under keys of their own, or large data elsewhere and its address here.",
-        )
+        hint = "Store its parts under keys of their own, or large data elsewhere and its address here."
+        raise InvalidInputError(f"{owner} has {len(body):,} bytes as JSON; most is {MAX_VALUE_BYTES:,}", hint=hint)
     return MemoryWrite(namespace, key, body)
 
 
 def build_memory_delete(namespace: str, key: str) -> MemoryWrite:
-    """The change that forgets a value. Raises ``InvalidInputError``."""
+    """Build the deletion of a value. Raises ``InvalidInputError``."""
     check_memory_name("namespace", namespace)
     check_memory_name("key", key)
     return MemoryWrite(namespace, key, None)
 
 
-def check_memory_name(what: str, name: Any, *, least: int = 1) -> None:
-    """Raise ``InvalidInputError`` for what is no namespace, key or (``least=0``) prefix."""
-    # NUL is text that PostgreSQL cannot hold.
-    if (
-        isinstance(name, str)
-        and name == clean_text(name)
-        and "\0" not in name
-        and least <= len(name.encode()) <= MAX_NAME_BYTES
-    ):
-        return
-    raise InvalidInputError(
-        f"memory: the {what} is a text of {least} to {MAX_NAME_BYTES} bytes, not {name!r:.100}",
-        hint="For instance get('profile', user_id): a namespace for the kind of data, a key within it.",
-    )
+def check_memory_name(kind: str, name: Any, *, least: int = 1) -> None:
+    """Raise ``InvalidInputError`` for an invalid namespace, key or (``least=0``) prefix."""
+    # PostgreSQL cannot store NUL in a text.
+    is_text = isinstance(name, str) and name == clean_text(name) and "\0" not in name
+    if not is_text or not least <= len(name.encode()) <= MAX_NAME_BYTES:
+        reason = f"memory: the {kind} is a text of {least} to {MAX_NAME_BYTES} bytes, not {name!r:.100}"
+        hint = "For instance get('profile', user_id): a namespace for the kind of data, a key within it."
+        raise InvalidInputError(reason, hint=hint)
 
 
 def check_memory_list(namespace: Any, prefix: Any, limit: Any) -> None:
-    """Raise ``InvalidInputError`` for what cannot be listed."""
+    """Raise ``InvalidInputError`` for invalid arguments of ``list``."""
     check_memory_name("namespace", namespace)
     check_memory_name("prefix", prefix, least=0)
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise InvalidInputError(
-            f"memory: limit is a whole number of at least 1, not {limit!r:.100}",
-            hint=f"Leave it out for {DEFAULT_LIST_LIMIT:,}.",
-        )
+        hint = f"Leave it out for {DEFAULT_LIST_LIMIT:,}."
+        raise InvalidInputError(f"memory: limit is a whole number of at least 1, not {limit!r:.100}", hint=hint)
 
 
 def _decode_memory_value(body: bytes | None, default: Any) -> Any:
     return default if body is None else json.loads(body)
 
 
-def _merge_memory_values(kept: Mapping[str, bytes], own: Mapping[str, bytes | None], limit: int) -> dict[str, Any]:
-    found = {key: body for key, body in {**kept, **own}.items() if body is not None}
-    return {key: json.loads(found[key]) for key in sorted(found)[:limit]}
+def _merge_memory_values(
+    stored: Mapping[str, bytes], own_writes: Mapping[str, bytes | None], limit: int
+) -> dict[str, Any]:
+    values = {key: body for key, body in {**stored, **own_writes}.items() if body is not None}
+    return {key: json.loads(values[key]) for key in sorted(values)[:limit]}
 
 
 def _check_may_block(verb: str) -> None:
-    """Raise ``RuntimeError`` on a thread with a running event loop, which the wait would stop."""
+    """Raise ``RuntimeError`` on a thread with a running event loop, which the wait would block."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
-    raise RuntimeError(
-        f"ctx.memory.blocking.{verb} in an async function would stop its event loop: "
-        f"write await ctx.memory.{verb}(…) there"
-    )
+    way_out = f"write await ctx.memory.{verb}(…) there"
+    raise RuntimeError(f"ctx.memory.blocking.{verb} in an async function would block its event loop: {way_out}")

@@ -1,4 +1,4 @@
-"""``@tool``: a function that a model may call."""
+"""``@tool``: a function that a model may call; the tools of toolsets; the toolbox of an agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Generic, overload
 
 from typing_extensions import ParamSpec, TypeVar
 
-from ..errors import DefinitionError
+from ..errors import DefinitionError, ToolError
 from ..hooks import Hook, HookSet, validate_hooks
 from ..hooks.hook import TOOL_HOOK_EVENTS
 from ..ports import ListedTool, Toolset, ToolSpec
@@ -22,27 +22,39 @@ from ..types.messages import clean_text
 from ..types.tool_calls import PinnedTool
 from .approvals import Approval, takes_call_and_context
 from .context import RunContext
-from .signature import Arguments, FunctionSignature, parse_docstring, read_signature
+from .signature import Arguments, read_signature
 
 # With defaults, a bare `Tool` is complete under mypy --strict.
 P = ParamSpec("P", default=...)
 R = TypeVar("R", default=Any)
 
 NeedsApproval = bool | Approval | Callable[..., Any]
-"""Of a function: ``(call, ctx)``, sync or async, gives one of the others, or None for no."""
+"""A function ``(call, ctx)``, sync or async, returns a boolean, an ``Approval``, or None for no approval."""
 DEFAULT_TIMEOUT = 600.0
-"""Seconds that one attempt of a tool may take unless it says otherwise."""
+"""Seconds that one attempt of a tool may take, unless the tool sets a timeout."""
 
 
 class Tool(Generic[P, R]):
-    """A function and what model and engine must know of it. Made by :func:`tool`; called, it calls ``fn``."""
+    """A function, and what the model and the engine must know of it. Made by :func:`tool`; calling it calls ``fn``."""
 
     toolset: str | None = None
-    """Name of the toolset that it is of; None for the tools of agents."""
+    """Name of its toolset; None for the tools of agents."""
     read_elsewhere = False
-    """The arguments go on as the model said them, and become values where the call is run."""
+    """The arguments are passed on as the model gave them, and are converted where the call runs."""
     needs_approval: NeedsApproval = False
     """Whether a call waits until a person approves it, and on what terms."""
+    timeout: float = 0.0
+    """Seconds that one attempt may take."""
+    idempotent: bool = False
+    inline: bool = False
+    retries: int | None = None
+    task_queue: str | None = None
+    is_async: bool = True
+    """Whether ``fn`` is a coroutine function. If not, it may still return an awaitable (:meth:`bind`)."""
+    context_parameter: str | None = None
+    """Name of the parameter that takes the context, if there is one."""
+    validates_by_code: bool = False
+    """Whether validation runs the author's validators."""
 
     def __init__(
         self,
@@ -64,31 +76,21 @@ class Tool(Generic[P, R]):
         self.name = function.name if name is None else name
         self.where = function.where
         """``file:line`` of the function."""
-        self.timeout = timeout
-        """Seconds that one attempt may take."""
-        self.idempotent = idempotent
-        self.inline = inline
-        self.retries = retries
-        self.task_queue = task_queue
+        self.timeout, self.retries, self.task_queue = timeout, retries, task_queue
+        self.idempotent, self.inline = idempotent, inline
         self.hooks = HookSet(validate_hooks(f"tool {self.name!r} ({self.where})", hooks, TOOL_HOOK_EVENTS))
-        """What runs around each call of it, innermost."""
+        """Its hooks, which run around each call, inside the agent's and the worker's."""
         self.needs_approval = needs_approval
-        self.is_async = function.is_async
-        """Whether ``fn`` is a coroutine function. If not, it may still return an awaitable (:meth:`bind`)."""
-        self.context_parameter = function.context
-        """Name of the parameter that takes the context, if there is one."""
-        _check_tool_name(self.name, function)
-        _check_tool_options(self, function)
-        text, parameters = _merge_docstrings(function)
-        self.description = text if description is None else clean_text(description)
-        self._arguments = Arguments(function, self.name, parameters)
+        self.is_async, self.context_parameter = function.is_async, function.context
+        if flaw := find_name_flaw(self.name) or _find_option_flaw(self):
+            raise function.build_error(*flaw)
+        self.description = function.description if description is None else clean_text(description)
+        self._arguments = Arguments(function, self.name)
         self.parameters = self._arguments.schema
         """JSON Schema of the arguments: always an object."""
         self.validates_by_code = self._arguments.runs_code
-        """Whether validating runs validators of the author's."""
-        self.spec = ToolSpec(self.name, self.description, self.parameters)
-        self.definition = _hash_definition(self)
-        """Hash (hexadecimal) of what the model sees and of how the call acts."""
+        self.definition = hash_definition(self, idempotent, inline, separators=(",", ":"))
+        """Hash (hexadecimal) of what the model sees and of how a call runs."""
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -97,12 +99,17 @@ class Tool(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<Tool {self.name} at {self.where}>"
 
+    @property
+    def spec(self) -> ToolSpec:
+        """The tool as the model sees it."""
+        return ToolSpec(self.name, self.description, self.parameters)
+
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The model's arguments as keyword arguments of ``fn``. Raises ``ArgumentsError``."""
+        """Convert the model's arguments to keyword arguments of ``fn``. Raises ``ArgumentsError``."""
         return self._arguments.validate(arguments)
 
     def bind(self, arguments: Mapping[str, Any], context: RunContext[Any] | None = None) -> Callable[[], R]:
-        """``fn`` with validated arguments and the context, ready to be called. Raises ``ArgumentsError``.
+        """Bind ``fn`` to the validated arguments and the context, without calling it. Raises ``ArgumentsError``.
 
         Nothing of the author's function has run when it returns. An awaitable result must be awaited, also
         where ``is_async`` is False: a decorator without ``async`` may stand around a coroutine function.
@@ -147,12 +154,12 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a function a tool: ``@tool``, ``@tool(timeout=60)``, ``tool(instance.method, name="search")``.
 
     ``name`` and ``description`` default to the function's own. ``timeout`` is in seconds, for one attempt.
-    ``idempotent`` says that running the call twice does no harm, so a lost worker's call is run again; then
-    ``retries`` bounds how often. ``inline`` runs a quick tool inside the model's activity, without one of its
-    own. ``task_queue`` sends the call to other workers. ``hooks`` run around each call of it, inside those of the
-    agent and of the worker: ``before_tool_call``, ``after_tool_call`` and ``on_error``. ``needs_approval`` has a call
+    ``idempotent`` says that running the call twice does no harm, so the call of a lost worker runs again, at most
+    ``retries`` times. ``inline`` runs a quick tool inside the model's activity, without an activity of its
+    own. ``task_queue`` sends the call to other workers. ``hooks`` run around each call, inside the hooks of the
+    agent and of the worker: ``before_tool_call``, ``after_tool_call`` and ``on_error``. ``needs_approval`` makes a call
     wait until a person approves it: True, an ``Approval`` with its terms, or a function of the call (``id``, ``name``,
-    ``arguments``) and a ``RunContext`` that gives one of these.
+    ``arguments``) and a ``RunContext`` that returns one of these.
 
     Raises ``DefinitionError`` for a function that a model could not call.
     """
@@ -164,137 +171,126 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 
 def as_tool(fn: Tool | Callable[..., Any]) -> Tool:
-    """``fn`` if it is a tool, else a tool with default options. Raises ``DefinitionError``."""
+    """Return ``fn`` if it is a tool, else a tool with default options. Raises ``DefinitionError``."""
     return fn if isinstance(fn, Tool) else Tool(fn)
 
 
-def _check_tool_name(name: str, function: FunctionSignature) -> None:
+def find_name_flaw(name: Any) -> tuple[str, str] | None:
+    """Find why a tool cannot have this name: a reason and the way out."""
     if name == "<lambda>":
-        raise function.build_error("a lambda has no name", 'Name it: tool(lambda: …, name="…").')
+        return "a lambda has no name", 'Name it: tool(lambda: …, name="…").'
     if name == FINISH_TOOL:
-        raise function.build_error(f"{name} is the engine's own tool", 'Give it another name: @tool(name="…").')
+        return f"{name} is the engine's own tool", 'Give it another name: @tool(name="…").'
     if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
-        raise function.build_error(
-            f"the name {name!r} does not match {NAME_PATTERN.pattern}", 'Give it another one: @tool(name="…").'
-        )
+        return f"the name {name!r} does not match {NAME_PATTERN.pattern}", 'Give it another one: @tool(name="…").'
+    return None
 
 
-def _check_tool_options(one: Tool[..., Any], function: FunctionSignature) -> None:
-    timeout, retries = one.timeout, one.retries
+def _find_option_flaw(tool: Tool[..., Any]) -> tuple[str, str] | None:
+    """Find an option that a tool cannot have: a reason and the way out."""
+    timeout, retries, approval = tool.timeout, tool.retries, tool.needs_approval
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-        raise function.build_error(
-            f"timeout={timeout!r} is not a positive number of seconds", "Write for instance timeout=60."
-        )
+        return f"timeout={timeout!r} is not a positive number of seconds", "Write for instance timeout=60."
     if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
-        raise function.build_error(f"retries={retries!r} is not a number of retries", "Write for instance retries=3.")
-    if retries is not None and not one.idempotent:
-        raise function.build_error(
-            "retries needs idempotent=True",
-            "Say idempotent=True if running the call twice does no harm; else leave retries out.",
-        )
-    if one.inline and one.task_queue is not None:
-        raise function.build_error(
-            "an inline tool runs inside the model's activity, so it has no task_queue",
-            "Leave one of the two out.",
-        )
-    if not isinstance(one.needs_approval, bool | Approval) and not callable(one.needs_approval):
-        raise function.build_error(
-            f"needs_approval={one.needs_approval!r:.100} is neither True nor an Approval nor a function",
-            'Write for instance needs_approval=Approval(expires="7d").',
-        )
-    if callable(one.needs_approval) and not takes_call_and_context(one.needs_approval):
-        raise function.build_error(
-            f"needs_approval={one.needs_approval!r:.100} cannot be called with a call and a context",
-            "Write for instance lambda call, ctx: call.arguments['amount'] > 100.",
-        )
-    if one.inline and one.needs_approval is not False:
-        raise function.build_error(
-            "an inline tool runs inside the model's activity, so it cannot wait for an approval",
-            "Leave one of the two out.",
-        )
-    if one.task_queue == "":
-        raise function.build_error("task_queue is empty", "Name a task queue or leave it out.")
+        return f"retries={retries!r} is not a number of retries", "Write for instance retries=3."
+    if retries is not None and not tool.idempotent:
+        hint = "Say idempotent=True if running the call twice does no harm; else leave retries out."
+        return "retries needs idempotent=True", hint
+    if tool.inline and tool.task_queue is not None:
+        return "an inline tool runs inside the model's activity, so it has no task_queue", "Leave one of the two out."
+    if not isinstance(approval, bool | Approval):
+        if not callable(approval):
+            reason = f"needs_approval={approval!r:.100} is neither True nor an Approval nor a function"
+            return reason, 'Write for instance needs_approval=Approval(expires="7d").'
+        if not takes_call_and_context(approval):
+            reason = f"needs_approval={approval!r:.100} cannot be called with a call and a context"
+            return reason, "Write for instance lambda call, ctx: call.arguments['amount'] > 100."
+    if tool.inline and approval is not False:
+        reason = "an inline tool runs inside the model's activity, so it cannot wait for an approval"
+        return reason, "Leave one of the two out."
+    if tool.task_queue == "":
+        return "task_queue is empty", "Name a task queue or leave it out."
+    return None
 
 
-def _merge_docstrings(function: FunctionSignature) -> tuple[str, dict[str, str]]:
-    names = [parameter.name for parameter in function.parameters]
-    text, parameters = "", dict[str, str]()
-    for doc in function.docs:
-        described = parse_docstring(doc, names)
-        text = text or described.text
-        parameters = described.parameters | parameters
-    return text, parameters
-
-
-def _hash_definition(one: Tool[..., Any]) -> str:
-    seen = [one.name, one.description, one.parameters, one.idempotent, one.inline]
-    canonical = json.dumps(seen, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+def hash_definition(tool: Tool[..., Any], *more: Any, separators: tuple[str, str] | None = None) -> str:
+    """Hash the definition of a tool. Calls that wait are compared by it, so its text never changes."""
+    fields = [tool.name, tool.description, tool.parameters, *more]
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=separators).encode()).hexdigest()[:16]
 
 
 # ---
-# Tools of toolsets: made from a list, not from a function.
+# Tools without a function in this worker.
 
 
-_INVALID_TOOL_NAME_CHARACTER = re.compile(r"[^a-zA-Z0-9_-]")
-MAX_TOOL_NAME_CHARS = 64
-
-
-class ToolsetTool(Tool):
-    """A tool as a run has pinned it. Its arguments are the toolset's to check; a call goes to ``call``."""
+class ExternalTool(Tool):
+    """A tool whose calls run elsewhere: it has no function, and passes arguments on as the model gave them."""
 
     read_elsewhere = True
-
-    def __init__(self, pinned: PinnedTool, call: Callable[..., Any] | None = None) -> None:
-        """``call`` is ``Toolset.call``; without it the tool is only shown."""
-        self.pinned = pinned
-        self.name = pinned.name
-        self.where = f"toolset {pinned.toolset!r}"
-        self.timeout = pinned.timeout
-        self.idempotent, self.inline = pinned.idempotent, pinned.inline
-        self.toolset = pinned.toolset
-        self.retries, self.task_queue = pinned.retries, pinned.task_queue
-        self.hooks = HookSet()
-        self.is_async, self.context_parameter = True, "ctx"
-        self.description, self.parameters = pinned.description, pinned.parameters
-        self.validates_by_code = False
-        self.spec = ToolSpec(pinned.name, pinned.description, pinned.parameters)
-        self.definition = pinned.definition
-        self._call = call
+    run_by: str
+    """Who runs its calls, in errors."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(f"{self!r} is run by its toolset")
+        raise TypeError(f"{self!r} is run by {self.run_by}")
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as they are."""
+        """Return the arguments unchanged."""
         return dict(arguments)
 
     def bind(self, arguments: Mapping[str, Any], context: RunContext[Any] | None = None) -> Callable[[], Any]:
-        """The call of the toolset."""
-        assert self._call is not None, "only a present tool is run"
+        """Refuse a call that was made when the tool still had a function. Raises ``ToolError``."""
+        raise ToolError(f"{self.name} is now run by {self.run_by}; retry the call")
+
+
+# ---
+# Tools of toolsets, which are listed when a run starts.
+
+
+class ToolsetTool(ExternalTool):
+    """A tool as a run has pinned it. The toolset checks the arguments and runs the call."""
+
+    run_by = "its toolset"
+    context_parameter = "ctx"
+
+    def __init__(self, pinned: PinnedTool, call: Callable[..., Any] | None = None) -> None:
+        """``call`` is ``Toolset.call``; without it the tool can only be shown to a model."""
+        self.pinned = pinned
+        self.where = f"toolset {pinned.toolset!r}"
+        self.hooks = HookSet()
+        self.name, self.description, self.parameters = pinned.name, pinned.description, pinned.parameters
+        self.toolset, self.definition = pinned.toolset, pinned.definition
+        self.timeout, self.retries, self.task_queue = pinned.timeout, pinned.retries, pinned.task_queue
+        self.idempotent, self.inline = pinned.idempotent, pinned.inline
+        self._call = call
+
+    def bind(self, arguments: Mapping[str, Any], context: RunContext[Any] | None = None) -> Callable[[], Any]:
+        """Bind the toolset's ``call`` to the tool, its arguments and the context."""
+        assert self._call is not None, "only a listed tool is run"
         return functools.partial(self._call, self.pinned.tool, dict(arguments), context)
 
 
 def pin_tool(toolset: Toolset, listed: Any) -> PinnedTool:
-    """``listed`` as a run pins it. Raises ``DefinitionError`` for what a toolset may not list."""
-    if isinstance(listed, Tool):
+    """Build the entry of a run's list for ``listed``. Raises ``DefinitionError`` for what a toolset may not list."""
+    fault = f"toolset {toolset.name!r} lists {listed!r:.200}"
+    spec = listed.spec if isinstance(listed, Tool) else listed
+    if not isinstance(spec, ToolSpec):
+        hint = 'A toolset lists tools, or ListedTool("name", "description", {"type": "object", …}).'
+        raise DefinitionError(fault, hint=hint)
+    options, timeout = dict[str, Any](), None
+    if isinstance(listed, ListedTool):
+        options, timeout = {"idempotent": listed.idempotent, "inline": listed.inline}, listed.timeout
+    elif isinstance(listed, Tool):
+        if isinstance(listed, ExternalTool):
+            raise DefinitionError(f"{fault}, which no worker can run", hint="Give it to the agent: Agent(tools=[…]).")
         if listed.hooks:
-            raise DefinitionError(
-                f"toolset {toolset.name!r} lists {listed!r}, which has hooks",
-                hint="Give them to the agent or to the worker; they are told the tool's name.",
-            )
-        own: dict[str, Any] = {"idempotent": listed.idempotent, "inline": listed.inline}
-        own |= {"retries": listed.retries, "task_queue": listed.task_queue}
-        spec, timeout = listed.spec, listed.timeout if listed.timeout != DEFAULT_TIMEOUT else None
-    elif isinstance(listed, ToolSpec):
-        own, spec, timeout = {}, listed, None
-        if isinstance(listed, ListedTool):
-            own, timeout = {"idempotent": listed.idempotent, "inline": listed.inline}, listed.timeout
-    else:
-        raise DefinitionError(
-            f"toolset {toolset.name!r} lists {listed!r:.100}",
-            hint='A toolset lists tools, or ListedTool("name", "description", {"type": "object", …}).',
-        )
+            hint = "Give them to the agent or to the worker; hooks get the tool's name."
+            raise DefinitionError(f"{fault}, which has hooks", hint=hint)
+        if listed.needs_approval is not False:
+            name = sanitise_tool_name(toolset.prefix + listed.name)
+            hint = f"Write a rule for it: Agent(approvals=[ask({name!r})])."
+            raise DefinitionError(f"{fault}, which has needs_approval", hint=hint)
+        options = {name: getattr(listed, name) for name in ("idempotent", "inline", "retries", "task_queue")}
+        timeout = None if listed.timeout == DEFAULT_TIMEOUT else listed.timeout
     if not isinstance(spec.name, str) or not spec.name:
         raise DefinitionError(f"toolset {toolset.name!r} lists a tool without a name: {listed!r:.100}")
     try:
@@ -305,18 +301,17 @@ def pin_tool(toolset: Toolset, listed: Any) -> PinnedTool:
             description=clean_text(spec.description),
             parameters={"type": "object", "properties": {}, **spec.parameters},
             timeout=timeout or toolset.timeout,
-            **own,
+            **options,
         )
     except (AttributeError, TypeError, ValueError) as error:
-        raise DefinitionError(
-            f"toolset {toolset.name!r} lists {spec.name!r:.100}, which is no tool: {error}",
-            hint="A tool has a name, a text that describes it, and a JSON Schema of its arguments.",
-        ) from None
+        fault = f"toolset {toolset.name!r} lists {spec.name!r:.100}, which is not a valid tool: {error}"
+        hint = "A tool has a name, a text that describes it, and a JSON Schema of its arguments."
+        raise DefinitionError(fault, hint=hint) from None
 
 
 def sanitise_tool_name(name: str) -> str:
-    """``name`` as models may call it: all of them take letters, digits, ``_`` and ``-``."""
-    return _INVALID_TOOL_NAME_CHARACTER.sub("_", name)[:MAX_TOOL_NAME_CHARS]
+    """Convert ``name`` to a name of at most 64 letters, digits, ``_`` and ``-``, which all models accept."""
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64]
 
 
 # ---
@@ -327,21 +322,18 @@ class Toolbox:
     """Tools by name, in the order in which they were given: the model sees the same list each time."""
 
     def __init__(self, tools: Iterable[Tool | Callable[..., Any]] = ()) -> None:
-        """Raises ``DefinitionError`` for two tools of one name, naming both, and for what is no tool."""
+        """Raises ``DefinitionError`` for two tools of one name, naming both, and for what cannot be a tool."""
         self._tools: dict[str, Tool] = {}
-        for one in map(as_tool, tools):
-            other = self._tools.get(one.name)
-            if other is not None:
-                raise DefinitionError(
-                    f"two tools are called {one.name!r}: {other.where} and {one.where}",
-                    hint='Give one of them another name: @tool(name="…").',
-                )
-            self._tools[one.name] = one
-        self.specs: tuple[ToolSpec, ...] = tuple(one.spec for one in self)
+        for tool in map(as_tool, tools):
+            if (other := self._tools.get(tool.name)) is not None:
+                reason = f"two tools are called {tool.name!r}: {other.where} and {tool.where}"
+                raise DefinitionError(reason, hint='Give one of them another name: @tool(name="…").')
+            self._tools[tool.name] = tool
+        self.specs: tuple[ToolSpec, ...] = tuple(tool.spec for tool in self)
         """The tools as the model sees them."""
 
     def get(self, name: str) -> Tool | None:
-        """The tool of that name, if there is one."""
+        """Return the tool of that name, if there is one."""
         return self._tools.get(name)
 
     def __iter__(self) -> Iterator[Tool]:

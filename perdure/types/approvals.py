@@ -1,4 +1,4 @@
-"""Approvals as they travel: what a call asks for, what somebody decided, and what can be told of both."""
+"""Approvals as stored and sent: the terms of a request, the decision, and their status."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from .plain_json import JsonObject
 OnExpiry = Literal["deny", "approve"]
 DecisionState = Literal["approved", "denied", "expired"]
 MAX_STANDING_APPROVALS = 100
-"""How many standing approvals a conversation keeps."""
+"""Most standing approvals that a conversation keeps."""
 PendingKind = Literal["approval", "question", "callback"]
 COMMENT_CHARS = 2000
-"""Of what somebody says with a decision."""
+"""Most characters of the comment of a decision."""
 CHANGED_ARGUMENTS_BYTES = 64 * 1024
-"""Of arguments that a decision changes, as JSON."""
+"""Most bytes, as JSON, of arguments that a decision changes."""
 
 
 def hash_arguments(call_id: str, name: str, arguments: Mapping[str, Any] | None) -> str:
-    """What an approval is bound to: this call of this tool with these arguments (hexadecimal)."""
+    """Hash (hexadecimal) that binds an approval to this call of this tool with these arguments."""
     plain = json.dumps([call_id, name, dict(arguments or {})], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(plain.encode()).hexdigest()[:32]
 
 
 def hash_name(name: str | None) -> str | None:
-    """By what two names are told to be one person's: case, width and blanks around do not matter. None for no name."""
+    """Hash of a person's name, ignoring case, character width and surrounding blanks. None for an empty name."""
     plain = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name or "").casefold()).strip()
     return hashlib.sha256(plain.encode(errors="replace")).hexdigest()[:16] if plain else None
 
 
 class ApprovalTerms(Data):
-    """A call that waits for somebody's approval: on what terms."""
+    """The terms on which a call waits for approval."""
 
     hash: str
-    """:func:`hash_arguments` of what is asked."""
+    """:func:`hash_arguments` of the call."""
     expires: float | None = None
-    """Seconds; None waits for as long as it takes."""
+    """Seconds; None means no expiry."""
     on_expiry: OnExpiry = "deny"
     separate: bool = Field(default=False, exclude_if=operator.not_)
-    """Who asked for the call may not approve it."""
+    """The users who asked for the call may not approve it."""
     remind: float | None = Field(default=None, exclude_if=operator.not_)
-    """Seconds between two reminders."""
+    """Seconds between two reminders; None for no reminders."""
 
 
 class WaitState(Data):
@@ -59,50 +59,50 @@ class WaitState(Data):
     until: float | None = None
     """Seconds since 1970."""
     next: float | None = Field(default=None, exclude_if=operator.not_)
-    """When the next reminder is due: seconds since 1970."""
+    """When the next reminder is due, in seconds since 1970."""
     reminded: int = Field(default=0, exclude_if=operator.not_)
     """Reminders so far."""
     due: bool = Field(default=False, exclude_if=operator.not_)
-    """Another one is due now."""
+    """A reminder is due now."""
 
 
 class Reminder(Data):
-    """A call that still waits, and the number of its reminder."""
+    """A pending call, and the number of its reminder."""
 
     call_id: str
     name: str
     number: int
     """From 1."""
     expires_in: float | None = None
-    """Seconds that are left; None waits for as long as it takes."""
+    """Seconds until it expires; None means no expiry."""
 
 
 class ApprovalOutcome(Data):
-    """What became of an approval."""
+    """How a request for approval ended."""
 
     state: DecisionState
     by: str | None = None
-    """Who decided; None where nobody did in time."""
+    """The approver; None if the request expired."""
     at: str
     """ISO 8601, UTC."""
     comment: str | None = None
     arguments: dict[str, Any] | None = None
-    """What the call is made with instead of what the model said."""
+    """The arguments that replace those of the model."""
     hash: str
-    """:func:`hash_arguments` of what was decided on: with ``arguments``, of these."""
+    """:func:`hash_arguments` of the call that was decided on; with ``arguments``, of these."""
     always: bool = Field(default=False, exclude_if=operator.not_)
-    """Later calls of the tool are approved with it."""
+    """Later calls of the tool are approved, too."""
     standing: str | None = Field(default=None, exclude_if=operator.not_)
-    """When ``by`` had said so, where nobody was asked about this call: ISO 8601, UTC."""
+    """If a standing approval approved the call: when ``by`` gave it (ISO 8601, UTC)."""
 
 
 class StandingApproval(Data):
-    """Somebody has approved all calls of a tool in a conversation (``always``)."""
+    """An approval of all calls of a tool in a conversation (``always``)."""
 
     tool: str
     by: str
     at: str
-    """When: ISO 8601, UTC."""
+    """When it was given: ISO 8601, UTC."""
 
     def __str__(self) -> str:
         return f"{self.tool}, approved by {self.by} at {self.at}"
@@ -115,18 +115,18 @@ class Revocation(Data):
 
     tool: str = Field(min_length=1, max_length=500)
     by: str | None = Field(default=None, max_length=NAME_CHARS)
-    """Who takes it back, as the sender says."""
+    """Who revokes it, as given by the sender."""
 
 
 class RevokedApproval(Data):
-    """Somebody took back that all calls of ``tool`` are approved."""
+    """The standing approvals of ``tool`` were revoked."""
 
     tool: str
     by: str | None = None
     at: str
     """ISO 8601, UTC."""
     approved_by: tuple[str, ...] = ()
-    """Whose approvals had stood."""
+    """The approvers whose standing approvals were revoked."""
 
 
 class ApprovalDecision(Data):
@@ -137,28 +137,28 @@ class ApprovalDecision(Data):
     call_id: str = Field(min_length=1, max_length=CALL_ID_CHARS)
     decision: Literal["approve", "deny"]
     by: str | None = Field(default=None, max_length=NAME_CHARS)
-    """Who decides, as the sender says."""
+    """The approver, as given by the sender."""
     comment: str | None = Field(default=None, max_length=COMMENT_CHARS)
     arguments: JsonObject | None = None
-    """With ``"approve"``: what the tool is called with instead."""
+    """With ``"approve"``: arguments that replace those of the model."""
     always: bool = False
-    """With ``"approve"``: so are the calls of this tool that wait beside it, and all later ones of the conversation."""
+    """With ``"approve"``: also approves the pending calls of this tool, and all later ones of the conversation."""
     hash: str | None = Field(default=None, max_length=100)
-    """The ``hash`` of what was looked at, as ``status`` has it. ``"approve"`` needs it, ``"deny"`` may leave it out."""
+    """The ``hash`` of the request that was read, from ``status``. ``"approve"`` requires it, ``"deny"`` may omit it."""
 
 
 class PendingApproval(Data):
-    """A call that waits for somebody to decide, or to answer."""
+    """A call that waits for a decision or an answer."""
 
     kind: PendingKind = "approval"
-    """``question``: its tool asks something. ``callback``: a client is to run it, and answers with the result."""
+    """``question``: its tool asks something. ``callback``: a client runs the call and sends the result."""
     call_id: str
     name: str
-    """The tool's."""
+    """Name of the tool."""
     arguments: dict[str, Any] | None = None
-    """None where they are too large for history: the transcript has them."""
+    """None if they are too large for history: the transcript has them."""
     hash: str
-    """Names the call and its arguments; a decision that gives it cannot be taken for another call."""
+    """Identifies the call and its arguments: a decision that gives it cannot be taken for another call."""
     since: str | None = None
     """ISO 8601, UTC; ``expires`` too."""
     expires: str | None = None
@@ -167,13 +167,13 @@ class PendingApproval(Data):
     reminded: int = Field(default=0, exclude_if=operator.not_)
     """Reminders so far."""
     question: str | None = None
-    """What its tool asks."""
+    """The question of its tool."""
     form: dict[str, Any] | None = None
-    """JSON Schema of the answer; None takes anything."""
+    """JSON Schema of the answer; None accepts any value."""
 
 
 class DecidedApproval(Data):
-    """A decision of the past, or an answer."""
+    """A past decision, or an answer."""
 
     call_id: str
     name: str
@@ -184,15 +184,15 @@ class DecidedApproval(Data):
     changed: bool = False
     """The call was made with other arguments than the model's."""
     hash: str = Field(default="", exclude_if=operator.not_)
-    """As :class:`ApprovalOutcome` has it."""
+    """As in :class:`ApprovalOutcome`."""
     always: bool = Field(default=False, exclude_if=operator.not_)
     standing: str | None = Field(default=None, exclude_if=operator.not_)
-    """When ``by`` had approved all calls of the tool, where nobody was asked about this one."""
+    """If a standing approval approved the call: when ``by`` gave it."""
 
     def __str__(self) -> str:
         if self.state == "answered":
             return f"answered{f' by {self.by}' if self.by else ''} at {self.at}"
         if self.state == "expired" or self.by is None:
-            return f"{self.state}: nobody had decided by {self.at}"
-        said = f"{self.state} by {self.by} at {self.at}"
-        return f"{said}, as every call of {self.name} since {self.standing}" if self.standing else said
+            return f"{self.state}: no decision by {self.at}"
+        text = f"{self.state} by {self.by} at {self.at}"
+        return f"{text}, as every call of {self.name} since {self.standing}" if self.standing else text

@@ -1,39 +1,43 @@
-"""How a long conversation is kept short: views of it that a model is sent, and rewrites of it."""
+"""Settings that keep long conversations short: views of what a model is sent, and rewrites of the conversation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 from ..errors import DefinitionError
+from .limits import check_whole_number
 
 
 class Compaction:
-    """``Agent(compaction=Compaction.window(tokens=100_000))``: one way to keep a conversation short, or a list of ways.
+    """``Agent(compaction=Compaction.window(tokens=100_000))``: one way to keep a conversation short, or a list of
+    several.
 
-    ``truncate``, ``clear_results`` and ``window`` are views: they change what a model is sent, never the transcript,
-    and cost nothing. ``summarise`` rewrites: a model sums up what was said, and the conversation goes on from there;
-    what it replaces stays in the store (``run.transcript(full=True)``). Each may be given once.
+    ``truncate``, ``clear_results`` and ``window`` are views: they change what a model is sent, not the transcript, and
+    cost nothing. ``summarise`` rewrites the conversation: a model summarises it, and it continues from the summary;
+    what the summary replaces stays in the store (``run.transcript(full=True)``). Each may be given once.
 
-    All raise ``DefinitionError`` for a number that makes no sense.
+    All raise ``DefinitionError`` for a number out of range.
     """
 
     __slots__ = ()
+    _kind: ClassVar[str] = ""
+    """Name of the method that creates it."""
 
     @staticmethod
     def truncate(*, after: int, keep: int = 200, every: int | None = None) -> Truncate:
-        """Once ``after`` replies have followed it, of a reply's thinking and tool-call inputs only the first ``keep``
-        characters are sent, marked as cut. What users and assistants said, and results, stay whole.
+        """Send only the first ``keep`` characters of a reply's thinking and tool-call inputs, marked as cut, once
+        ``after`` replies have followed it. Messages of users and the assistant, and results, are not cut.
 
-        A model's cache ends where its input changes. So it is cut for ``every`` replies at once, not at each: by
-        default for as many as ``after`` says. ``every=1`` cuts as early as may be.
+        A change of a model's input invalidates its cache from that place on. So ``every`` replies are cut at once, not
+        each by itself: by default as many as ``after``. ``every=1`` cuts each reply as soon as possible.
         """
         return Truncate(after=after, keep=keep, every=every)
 
     @staticmethod
     def clear_results(*, after: int, every: int | None = None) -> ClearResults:
-        """Once ``after`` replies have followed it, a tool's result is sent as a short note of its size.
+        """Send a short note of its size in place of a tool's result, once ``after`` replies have followed it.
 
         ``every``: as for :meth:`truncate`.
         """
@@ -41,8 +45,8 @@ class Compaction:
 
     @staticmethod
     def window(*, messages: int | None = None, tokens: int | None = None) -> Window:
-        """Messages are left out from the front where there are more than ``messages``, or their ``tokens`` (with the
-        system prompt and the tools) are more: down to half, so that it happens seldom.
+        """Leave out messages from the front if there are more than ``messages``, or if they have more than ``tokens``
+        (with the system prompt and the tools): down to half, so that it is seldom necessary.
 
         The conversation's first user message stays, and a call stays with its result.
         """
@@ -50,77 +54,84 @@ class Compaction:
 
     @staticmethod
     def summarise(*, at: int, keep_last: int = 20, model: Any = None, prompt: str | None = None) -> Summarise:
-        """Once a call has come to ``at`` tokens, or is refused as too long, a model sums up all but the ``keep_last``
-        messages, before the next call.
+        """Have a model summarise all but the ``keep_last`` messages before the next call, once a call has used ``at``
+        tokens or was refused as too long.
 
-        ``model`` (a name, or a ``Provider``) writes the summary instead of the agent's own; ``prompt`` says what it
-        has to tell. It is a model call of its own: paid, recorded, and no iteration.
+        ``model`` (a name, or a ``Provider``) writes the summary instead of the agent's own; ``prompt`` are its
+        instructions. The summary is a model call of its own: paid, recorded, and not an iteration.
         """
         return Summarise(at=at, keep_last=keep_last, model=model, prompt=prompt)
+
+    def _check_numbers(self, **minimums: int) -> None:
+        """Check the fields against their minimums. None is allowed where it is the default."""
+        for field in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            value, least = getattr(self, field.name), minimums.get(field.name)
+            if least is not None and not (value is None and field.default is None):
+                hint = f"For instance {field.name}={max(least, 20)}."
+                check_whole_number(f"Compaction.{self._kind}", field.name, value, least=least, hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truncate(Compaction):
     """See :meth:`Compaction.truncate`."""
 
+    _kind = "truncate"
     after: int
     keep: int = 200
     every: int | None = None
 
     def __post_init__(self) -> None:
-        _check_compaction_number("truncate", "after", self.after, 1)
-        _check_compaction_number("truncate", "keep", self.keep, 0)
-        _check_compaction_number("truncate", "every", self.every, 1, optional=True)
+        self._check_numbers(after=1, keep=0, every=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClearResults(Compaction):
     """See :meth:`Compaction.clear_results`."""
 
+    _kind = "clear_results"
     after: int
     every: int | None = None
 
     def __post_init__(self) -> None:
-        _check_compaction_number("clear_results", "after", self.after, 1)
-        _check_compaction_number("clear_results", "every", self.every, 1, optional=True)
+        self._check_numbers(after=1, every=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window(Compaction):
     """See :meth:`Compaction.window`."""
 
+    _kind = "window"
     messages: int | None = None
     tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.messages is None and self.tokens is None:
             raise DefinitionError("Compaction.window needs messages=… or tokens=…", hint="For instance messages=100.")
-        _check_compaction_number("window", "messages", self.messages, 4, optional=True)
-        _check_compaction_number("window", "tokens", self.tokens, 100, optional=True)
+        self._check_numbers(messages=4, tokens=100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summarise(Compaction):
     """See :meth:`Compaction.summarise`."""
 
+    _kind = "summarise"
     at: int
     keep_last: int = 20
     model: Any = None
     prompt: str | None = None
 
     def __post_init__(self) -> None:
-        _check_compaction_number("summarise", "at", self.at, 100)
-        _check_compaction_number("summarise", "keep_last", self.keep_last, 0)
+        self._check_numbers(at=100, keep_last=0)
         if self.prompt is not None and (not isinstance(self.prompt, str) or not self.prompt.strip()):
             raise DefinitionError(
                 f"Compaction.summarise: prompt must be a text, not {self.prompt!r:.100}",
-                hint="Leave it out for the one that perdure has.",
+                hint="Leave it out for perdure's own prompt.",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionSettings:
-    """What an agent has of each kind."""
+    """An agent's settings, by kind."""
 
     truncate: Truncate | None = None
     clear_results: ClearResults | None = None
@@ -129,37 +140,28 @@ class CompactionSettings:
 
     @property
     def has_view(self) -> bool:
-        """Whether a model is sent anything else than the transcript."""
+        """Whether the model is sent something other than the transcript."""
         return not (self.truncate is None and self.clear_results is None and self.window is None)
 
 
+COMPACTION_KINDS = tuple(field.name for field in fields(CompactionSettings))
+
+
 def build_compaction_settings(name: str, given: Any) -> CompactionSettings | None:
-    """The ways of agent ``name``, one of a kind; None without any. Raises ``DefinitionError``."""
+    """Return what agent ``name`` was given, by kind; None without any. Raises ``DefinitionError``."""
     if given is None:
         return None
-    ways = [given] if isinstance(given, Compaction | str | Mapping) or not isinstance(given, Iterable) else list(given)
-    kinds = {Truncate: "truncate", ClearResults: "clear_results", Window: "window", Summarise: "summarise"}
+    is_single = isinstance(given, Compaction | str | Mapping) or not isinstance(given, Iterable)
     by_kind: dict[str, Any] = {}
-    for way in ways:
-        kind = kinds.get(type(way))
-        if kind is None:
+    for compaction in [given] if is_single else given:
+        if not isinstance(compaction, Compaction) or not compaction._kind:
             raise DefinitionError(
-                f"agent {name!r}: compaction must be a Compaction or a list of them, not {way!r:.100}",
+                f"agent {name!r}: compaction must be a Compaction or a list of them, not {compaction!r:.100}",
                 hint="For instance compaction=Compaction.window(tokens=100_000).",
             )
-        if kind in by_kind:
+        if by_kind.setdefault(compaction._kind, compaction) is not compaction:
             raise DefinitionError(
-                f"agent {name!r}: compaction has {kind} twice", hint="Give each kind once; they work together."
+                f"agent {name!r}: compaction has {compaction._kind} twice",
+                hint="Give each kind once; they work together.",
             )
-        by_kind[kind] = way
     return CompactionSettings(**by_kind) if by_kind else None
-
-
-def _check_compaction_number(way: str, field: str, value: Any, least: int, *, optional: bool = False) -> None:
-    if optional and value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise DefinitionError(
-            f"Compaction.{way}: {field} must be a whole number of at least {least}, not {value!r:.100}",
-            hint=f"For instance {field}={max(least, 20)}.",
-        )

@@ -1,21 +1,21 @@
-"""What happens in a run, as whoever follows it is told: a closed union of events, numbered per conversation.
+"""The events of a run: a closed union, numbered per conversation.
 
-    run · turn                                       how the conversation, and a turn of it, stand
+    run · turn                                       the state of the conversation, and of a turn of it
     message.injected                                 a user's message has joined the conversation
-    message.withheld                                 a model's API refused a part of it: requests go out without
+    message.withheld                                 a model's API refused a part of it: requests omit it
     model.started · delta · completed · retracted    one model call; deltas count until one of the last two says else
     tool.started · progress · completed              one tool call
-    approval.requested · reminded · decided · revoked  a call waits for a person
+    approval.requested · reminded · decided · revoked  a call waits for a decision
     question.asked · answered                        a call waits for an answer, and who gave it
     step                                             the step policy has changed something before a model call
-    branch.started · completed                       the step policy asks another agent
-    compacted                                        the conversation was summed up
+    branch.started · completed                       the step policy calls another agent
+    compacted                                        the conversation was summarised
     limit · error                                    a limit was reached; an attempt failed
 
-Events are kept in the store, beside the transcript, never in Temporal's history. ``seq`` orders those of one
-conversation and is what ``run.events(after=…)`` takes. Runs that calls of other agents have begun are numbered together
-with the run at the top, so one number says how far somebody has read in all of them. Numbers are missing only where a
-``model.completed`` names them in ``replaces``: the deltas of a reply go when the reply is whole.
+Events are kept in the store, beside the transcript, never in Temporal's history. ``seq`` orders the events of one
+conversation, and ``run.events(after=…)`` takes it. Runs started by calls of other agents share the numbers of the run
+at the top, so that one number is a reader's position in all of them. Numbers are missing only where a
+``model.completed`` names them in ``replaces``: the deltas of a reply are deleted when the reply is complete.
 """
 
 from __future__ import annotations
@@ -31,91 +31,89 @@ from .limits import LimitName, LimitScope
 from .messages import BlobRef, Data, FilePart, FinishReason, Usage
 from .subagents import PathStep
 
-# ---
-# What every event has; the events themselves are in :mod:`.events`.
-
 
 class EventBase(Data):
-    """What every event has."""
+    """Fields of every event."""
 
     context_id: str = ""
     """Id of the conversation."""
     task_id: str | None = None
     """Id of the turn."""
     path: tuple[PathStep, ...] = Field(default=(), exclude_if=operator.not_)
-    """Of a subagent's event: the calls that lead from the run that is followed down to the subagent. Empty, and left
-    out, for the run's own."""
+    """For a subagent's event: the calls that lead from the followed run down to the subagent. Empty, and left out, for
+    the events of the run itself."""
     seq: int = 0
-    """Its number in the conversation and the subagents it calls, from 1; 0 for one that is not recorded yet."""
+    """Its number in the conversation and the subagents it calls, from 1; 0 for an event that is not recorded yet."""
     at: str = ""
     """When it happened: ISO 8601, UTC."""
     attempt: int = 1
-    """Of the activity that says so: more than 1 where an earlier attempt failed or its worker was lost."""
+    """Attempt of the activity that reports the event: more than 1 if an earlier attempt failed or its worker was
+    lost."""
 
 
 # ---
-# What is told of a call that waits for a person: part of the union in :mod:`.events`.
+# Calls that wait for approval.
 
 
 class ApprovalRequested(EventBase):
-    """A call waits for somebody to approve it."""
+    """A call waits for approval."""
 
     type: Literal["approval.requested"] = "approval.requested"
     call_id: str
     name: str
     arguments: dict[str, Any] | None = None
-    """None where they are too large for history."""
+    """None if they are too large for history."""
     hash: str = ""
-    """Names the call with these arguments: an approval is sent with it."""
+    """Identifies the call with these arguments: an approval is sent with it."""
     expires_in: float | None = None
-    """Seconds until ``on_expiry`` decides; None waits for as long as it takes."""
+    """Seconds until ``on_expiry`` decides; None means no expiry."""
     on_expiry: OnExpiry = "deny"
 
 
 class ApprovalReminded(EventBase):
-    """The call still waits, and whoever is to approve it is reminded."""
+    """The call still waits for approval; the approver is reminded."""
 
     type: Literal["approval.reminded"] = "approval.reminded"
     call_id: str
     name: str
     number: int
-    """Of the reminder, from 1."""
+    """Number of the reminder, from 1."""
     expires_in: float | None = None
-    """Seconds that are left; None waits for as long as it takes."""
+    """Seconds until it expires; None means no expiry."""
 
 
 class ApprovalRevoked(EventBase):
-    """Calls of a tool wait for approval again (``run.revoke``). Said with the model call or the ending that follows."""
+    """Calls of a tool wait for approval again (``run.revoke``). Recorded with the next model call or the run's end."""
 
     type: Literal["approval.revoked"] = "approval.revoked"
     name: str
-    """Of the tool."""
+    """Name of the tool."""
     by: str | None = None
     revoked_at: str = ""
     """ISO 8601, UTC."""
     approved_by: tuple[str, ...] = ()
-    """Whose approvals of all its calls had stood."""
+    """The approvers whose standing approvals were revoked."""
 
 
 class ApprovalDecided(EventBase):
-    """What was decided on a call. Of one that was approved it is said as the tool begins; of another, with its result,
-    when all calls of the reply have theirs."""
+    """A call was approved or denied, or its request expired. For an approved call it is recorded when the tool starts;
+    for another, with its result, when all calls of the reply have results."""
 
     type: Literal["approval.decided"] = "approval.decided"
     call_id: str
     name: str
     decision: DecisionState
     by: str | None = None
-    """None where nobody decided in time."""
+    """None if the request expired."""
     decided_at: str = ""
     """ISO 8601, UTC."""
     comment: str | None = None
     arguments: dict[str, Any] | None = None
-    """What the tool is called with, where that was changed."""
+    """The arguments of the tool, if the approver changed them."""
     always: bool = False
-    """Later calls of the tool are approved with it."""
+    """Later calls of the tool are approved, too."""
     standing: str | None = None
-    """When ``by`` had said so, where nobody was asked about this call: ISO 8601, UTC."""
+    """If a standing approval approved the call: when ``by`` gave it (ISO 8601, UTC)."""
 
 
 # ---
@@ -123,22 +121,22 @@ class ApprovalDecided(EventBase):
 
 
 class BranchStarted(EventBase):
-    """The step policy asks another agent, and waits for its answer; what happens there are events of its own run."""
+    """The step policy calls another agent and waits for its answer; the run of that agent has events of its own."""
 
     type: Literal["branch.started"] = "branch.started"
     iteration: int = 0
-    """Of the model call that the step is before."""
+    """Number of the model call that the step precedes."""
     agent: str = ""
     message: str = ""
-    """What it is asked behind the conversation; empty where it is in ``blob``, or nothing is said."""
+    """The message after the conversation; empty if it is in ``blob``, or there is none."""
     blob: BlobRef | None = None
     child_context_id: str = ""
-    """Id of its run."""
+    """Id of the branch's run."""
 
 
 class BranchCompleted(EventBase):
-    """What a branch came to. It is said when all branches that the policy waits for have ended and the step is tried
-    again: of a step that is stopped before (interrupted, cancelled, at a limit) it is not said."""
+    """A branch has ended. Recorded when all branches that the policy waits for have ended and the step is tried again;
+    not recorded for a step that is stopped before (interrupted, cancelled, at a limit)."""
 
     type: Literal["branch.completed"] = "branch.completed"
     iteration: int = 0
@@ -157,11 +155,12 @@ class BranchCompleted(EventBase):
 
 
 Span = tuple[int, int]
-"""First and last number of a row of events."""
+"""First and last number of consecutive events."""
 
 
 class ModelStarted(EventBase):
-    """A model is asked. Of one model call there may be several: an attempt, or a model of a chain, may fail."""
+    """A model is called. One model call may have several of these events: an attempt, or a model of a chain, may
+    fail."""
 
     type: Literal["model.started"] = "model.started"
     iteration: int = 0
@@ -170,24 +169,25 @@ class ModelStarted(EventBase):
 
 
 class ModelDelta(EventBase):
-    """More of a reply. It counts until ``model.retracted`` or ``model.completed`` says otherwise."""
+    """A piece of a reply. It counts until ``model.retracted`` or ``model.completed`` says otherwise."""
 
     type: Literal["model.delta"] = "model.delta"
     iteration: int = 0
     kind: Literal["text", "thinking", "tool_call"] = "text"
     text: str = ""
-    """More text or thinking, or more of a tool call's arguments as raw JSON."""
+    """The piece: text, thinking, or a tool call's arguments as raw JSON."""
     offset: int = 0
-    """Characters of the same text, thinking or arguments before this."""
+    """Characters of the same text, thinking or arguments before this piece."""
     index: int = 0
-    """Of a tool call: its place among the calls of the reply."""
+    """For a tool call: its position among the calls of the reply."""
     call_id: str = ""
     name: str = ""
     inside: str | None = None
-    """Of ``__finish__``, where the output is no object: the argument that has it."""
+    """For ``__finish__``, if the output is not an object: name of the argument that holds it."""
     partial: Any = None
-    """Of a tool call: its arguments as far as they can be read, an object of which fields may be missing; of
-    ``__finish__`` the output so far. Read from all deltas of the call so far, by whoever follows; not stored."""
+    """For a tool call: its arguments as far as they can be parsed, an object in which fields may be missing; for
+    ``__finish__`` the output so far. The reader of the events computes it from all deltas of the call so far; it is not
+    stored."""
 
 
 class CallSaid(Data):
@@ -200,27 +200,28 @@ class CallSaid(Data):
 
 
 class ModelCompleted(EventBase):
-    """The reply is whole and recorded. What it says counts in place of every delta that ``replaces`` names."""
+    """The reply is complete and recorded. It replaces every delta that ``replaces`` names."""
 
     type: Literal["model.completed"] = "model.completed"
     iteration: int = 0
     model: str = ""
-    """As the API names the model that answered; empty where none was asked, and a hook or a step gave the reply."""
+    """The model that answered, as named by the API; empty if no model was called and a hook or a step gave the
+    reply."""
     text: str = ""
-    """The reply's text; empty where it is in ``blob``."""
+    """The reply's text; empty if it is in ``blob``."""
     blob: BlobRef | None = None
     calls: tuple[CallSaid, ...] = ()
     finish_reason: FinishReason = "stop"
     usage: Usage = Usage()
     cost_usd: float | None = None
     head: str | None = None
-    """The transcript's node that ends with the reply."""
+    """The transcript node that ends with the reply."""
     replaces: tuple[Span, ...] = ()
-    """Numbers of events that are gone: the only ones that a reader may miss."""
+    """Numbers of deleted events: the only numbers that a reader may miss."""
 
 
 class ModelRetracted(EventBase):
-    """What was streamed of a reply does not count: the attempt failed, or its worker was lost."""
+    """The streamed pieces of a reply do not count: the attempt failed, or its worker was lost."""
 
     type: Literal["model.retracted"] = "model.retracted"
     iteration: int = 0
@@ -235,9 +236,9 @@ class ModelRetracted(EventBase):
 
 
 class QuestionAsked(EventBase):
-    """A call waits for an answer: its tool asks something, or a client is to run it (``kind="callback"``).
+    """A call waits for an answer: its tool asks something, or a client runs the call (``kind="callback"``).
 
-    Of a callback, ``tool.started`` stands before it. Of one that somebody has to approve first it is said then.
+    For a callback, ``tool.started`` precedes it. For a call that needs approval, it follows the approval.
     """
 
     type: Literal["question.asked"] = "question.asked"
@@ -245,17 +246,18 @@ class QuestionAsked(EventBase):
     name: str
     kind: Literal["question", "callback"] = "question"
     question: str = ""
-    """What the tool asks."""
+    """The question of the tool."""
     arguments: dict[str, Any] | None = None
-    """Of a callback: what it is called with."""
+    """For a callback: its arguments."""
     form: dict[str, Any] | None = None
-    """JSON Schema of the answer; None takes anything."""
+    """JSON Schema of the answer; None accepts any value."""
     expires_in: float | None = None
-    """Seconds until the call ends as an error; None waits for as long as it takes."""
+    """Seconds until the call ends as an error; None means no expiry."""
 
 
 class QuestionAnswered(EventBase):
-    """A tool's question was answered: said as the tool runs again. Of a callback ``tool.completed`` says it."""
+    """A tool's question was answered: recorded when the tool runs again. For a callback, ``tool.completed`` reports the
+    answer."""
 
     type: Literal["question.answered"] = "question.answered"
     call_id: str
@@ -266,7 +268,7 @@ class QuestionAnswered(EventBase):
     value: Any = None
     """Plain JSON."""
     error: str | None = None
-    """Why there is no answer."""
+    """Why the question was not answered."""
 
 
 # ---
@@ -274,7 +276,7 @@ class QuestionAnswered(EventBase):
 
 
 class ToolStarted(EventBase):
-    """A tool begins."""
+    """A tool call starts."""
 
     type: Literal["tool.started"] = "tool.started"
     call_id: str
@@ -282,43 +284,43 @@ class ToolStarted(EventBase):
     arguments: dict[str, Any] | None = None
     """None where they are large: they are in the transcript."""
     child_context_id: str | None = Field(default=None, exclude_if=lambda given: given is None)
-    """Of a call of another agent: the id of its run, which has events of its own."""
+    """For a call of another agent: the id of its run, which has events of its own."""
     background: bool = Field(default=False, exclude_if=operator.not_)
-    """That run goes on in background: the call ends as soon as it has begun."""
+    """That run continues in background: the call ends as soon as the run has started."""
 
 
 class ToolProgress(EventBase):
-    """What a tool says of itself while it runs (``ctx.progress``)."""
+    """A report of a running tool (``ctx.progress``)."""
 
     type: Literal["tool.progress"] = "tool.progress"
     call_id: str
     name: str
     message: str = ""
     data: Any = None
-    """Plain JSON of the author's."""
+    """Plain JSON from the author's code."""
 
 
 class ToolCompleted(EventBase):
-    """What a tool call came to."""
+    """A tool call has ended."""
 
     type: Literal["tool.completed"] = "tool.completed"
     call_id: str
     name: str
     content: str = ""
-    """What the model is told; empty where it is in ``blob``."""
+    """The result for the model; empty if it is in ``blob``."""
     blob: BlobRef | None = None
     files: tuple[FilePart, ...] = ()
     is_error: bool = False
     answered_by: str | None = None
-    """Of a callback: who gave it."""
+    """For a callback: who gave the result."""
 
 
 class RunEvent(EventBase):
-    """The conversation was begun, waits, is paused, or has ended."""
+    """The conversation has started, waits, is paused, or has ended."""
 
     type: Literal["run"] = "run"
     state: Literal["started", "waiting", "paused", "completed", "failed", "cancelled", "terminated", "timed_out"]
-    """``waiting`` for the next message; ``paused`` until an operator resumes it: then its model is asked again."""
+    """``waiting`` for the next message; ``paused`` until an operator resumes it: its model is called again then."""
     agent: str = ""
     reason: str | None = None
     """Why it is paused; who or what ended it."""
@@ -328,7 +330,7 @@ class RunEvent(EventBase):
 
 
 class TurnEvent(EventBase):
-    """A turn was begun or has ended.
+    """A turn has started or ended.
 
     A message that arrives as a turn ends extends it: then more events of the turn follow its end, and another end.
     """
@@ -344,27 +346,27 @@ class TurnEvent(EventBase):
     """Tokens of the turn; ``cost_usd`` is their cost."""
     cost_usd: float | None = None
     unanswered: tuple[str, ...] = ()
-    """Ids of messages that a limit has left without an answer, as ``Response`` has them."""
+    """Ids of messages that have no answer because of a limit, as in ``Response``."""
     error_type: str | None = None
     error: str | None = None
 
 
 class MessageInjected(EventBase):
-    """A user's message has joined the conversation: the model call that follows is given it."""
+    """A user's message has joined the conversation: the next model call includes it."""
 
     type: Literal["message.injected"] = "message.injected"
     id: str | None = None
-    """The sender's id of it."""
+    """The sender's id of the message."""
     by: str | None = None
     content: str = ""
-    """Its text; empty where it is in ``blob``."""
+    """Its text; empty if it is in ``blob``."""
     blob: BlobRef | None = None
     files: tuple[FilePart, ...] = ()
 
 
 class MessageWithheld(EventBase):
-    """A model's API refused a file, a user's message or a tool's result. The reply that follows was given without it,
-    and so are later ones; the transcript has it unchanged. ``run.resume()`` sends it once more."""
+    """A model's API refused a file, a user's message or a tool's result. The following reply was given without it, and
+    so are later ones; the transcript has it unchanged. ``run.resume()`` sends it once more."""
 
     type: Literal["message.withheld"] = "message.withheld"
     kind: Literal["file", "message", "result"] = "file"
@@ -374,70 +376,71 @@ class MessageWithheld(EventBase):
     id: str | None = None
     """The sender's id of the message."""
     call_id: str | None = None
-    """Of a tool's result."""
+    """For a tool's result."""
     reason: str = ""
     """The error's class name and the beginning of its message."""
 
 
 class StepTaken(EventBase):
-    """The step policy has changed something, for the model call that is recorded with it. What it said to the model
-    follows as ``message.injected``."""
+    """The step policy has changed something for the model call that is recorded with it. Its messages to the model
+    follow as ``message.injected``."""
 
     type: Literal["step"] = "step"
     iteration: int = 0
-    """Of the model call."""
+    """Number of the model call."""
     model: str | None = None
-    """The model that is asked instead (``"<provider>:<model>"``; of a chain, the first)."""
+    """The model that is called instead (``"<provider>:<model>"``; the first of a chain)."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Settings that are other than before; None for one that is taken away."""
+    """Changed settings; None for a setting that is removed."""
     instructions: bool = False
-    """Whether the system prompt is another one."""
+    """Whether the system prompt is changed."""
     tools_added: tuple[str, ...] = ()
     tools_removed: tuple[str, ...] = ()
     kept: tuple[Literal["turn", "run"], ...] = ()
-    """For how long what the policy keeps is to hold; all else holds for this call."""
+    """How long the changes that the policy keeps apply; all others apply to this call."""
     results: tuple[str, ...] = ()
-    """Ids of the calls of whose results the model is told something else."""
+    """Ids of the calls whose results are changed for the model."""
     injected: int = 0
-    """Messages that the policy has said."""
+    """Number of messages from the policy."""
     edited: bool = False
-    """Whether the conversation was rewritten: the transcript begins anew."""
+    """Whether the conversation was rewritten: the transcript starts again."""
     head_before: str | None = None
-    """Then: where the old one ends, which stays in the store."""
+    """If so: the head of the old conversation, which stays in the store."""
     finished: bool = False
-    """Whether the policy has given the answer: no model was asked."""
+    """Whether the policy gave the answer: no model was called."""
 
 
 class ConversationCompacted(EventBase):
-    """The conversation was summed up: the next model call is given a summary, and the last messages behind it."""
+    """The conversation was summarised: the next model call gets a summary, followed by the last messages."""
 
     type: Literal["compacted"] = "compacted"
     messages_before: int = 0
     messages_after: int = 0
     tokens_before: int = 0
-    """As a provider counted them, or about so many; as ``tokens_after``."""
+    """Counted by a provider, or estimated; also ``tokens_after``."""
     tokens_after: int = 0
     head: str | None = None
-    """The transcript's node that the conversation goes on from."""
+    """The transcript node from which the conversation continues."""
     head_before: str | None = None
-    """Where it ended until now: it stays in the store."""
+    """The head before; it stays in the store."""
     model: str = ""
     usage: Usage = Usage()
-    """What the summary took; ``cost_usd`` is its cost."""
+    """Tokens of the summary; ``cost_usd`` is its cost."""
     cost_usd: float | None = None
 
 
 class LimitReached(EventBase):
-    """A limit was reached: the model is asked for its answer now, or the turn ends, or waits for a person."""
+    """A limit was reached: the model is asked for its answer now, or the turn ends, or the run waits for an
+    operator."""
 
     type: Literal["limit"] = "limit"
     kind: LimitName = "max_iterations"
     scope: LimitScope = "turn"
-    """Whose limit it is: of one turn, or of the run, all its turns together."""
+    """Of one turn, or of the run with all its turns."""
     limit: float = 0
-    """How much is allowed: calls, tokens, dollars, or seconds of ``wall_time``."""
+    """The limit: calls, tokens, dollars, or seconds of ``wall_time``."""
     used: float | None = None
-    """How much of it was used."""
+    """How much was used."""
 
 
 class ErrorEvent(EventBase):
@@ -449,9 +452,9 @@ class ErrorEvent(EventBase):
     error_type: str = ""
     error: str = ""
     final: bool = False
-    """Whether it is not tried again."""
+    """Whether no further attempt follows."""
     retry_in: float | None = None
-    """Seconds from ``at`` until the next attempt, where the provider said so: at most the agent's ``retry_wait``."""
+    """Seconds from ``at`` until the next attempt, if the provider gave them: at most the agent's ``retry_wait``."""
     call_id: str | None = None
 
 
@@ -484,15 +487,15 @@ Event = Annotated[
 
 _event_adapter: TypeAdapter[Event] = TypeAdapter(Event)
 _ENVELOPE_FIELDS = {"context_id", "task_id", "path", "seq", "type", "replaces", "retracts", "partial"}
-"""What the store keeps apart, or makes."""
+"""Fields that the store keeps in columns, or that are computed."""
 
 
 def encode_event_body(event: Event) -> bytes:
-    """What is stored of ``event`` beside its number, type, conversation and turn: JSON, defaults left out."""
+    """Encode what is stored of ``event`` beside its number, type, conversation and turn: JSON, defaults left out."""
     try:
         # The serialiser itself: a third of the time that a model's method takes, and this is done for every event.
         return event.__pydantic_serializer__.to_json(event, exclude_defaults=True, exclude=_ENVELOPE_FIELDS)
-    except ValueError:  # a lone surrogate, in somebody else's error message for instance
+    except ValueError:  # a lone surrogate, for instance in an error message of a library
         return json.dumps(event.model_dump(mode="json", exclude_defaults=True, exclude=_ENVELOPE_FIELDS)).encode()
 
 
@@ -505,7 +508,7 @@ def decode_event(
     spans: tuple[Span, ...] = (),
     path: tuple[PathStep, ...] = (),
 ) -> Event | None:
-    """The event again; None for a type that only a newer perdure knows. ``spans``, ``path``: see ``EventRow``."""
+    """Decode an event; None for a type that only a newer perdure knows. ``spans``, ``path``: see ``EventRow``."""
     if type not in EVENT_TYPES:
         return None
     plain = json.loads(body) | {"context_id": context_id, "seq": seq, "task_id": task_id, "type": type}
@@ -517,7 +520,8 @@ def decode_event(
 
 
 def build_worker_lost_retraction(delta: Event, at: str) -> ModelRetracted:
-    """What a store says of open deltas, ``delta`` one of them, when somebody else takes the call or the run over."""
+    """Build the retraction that a store writes for open deltas when another worker takes the call or the run over.
+    ``delta`` is one of them."""
     iteration = delta.iteration if isinstance(delta, ModelDelta) else 0
     return ModelRetracted(task_id=delta.task_id, at=at, attempt=delta.attempt, iteration=iteration, reason="WorkerLost")
 

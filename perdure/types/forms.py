@@ -1,25 +1,26 @@
-"""Whether a value fits a form (a JSON Schema): the part of it that forms are made of, and nothing that takes long.
+"""Validates an answer against a form: a subset of JSON Schema that is quick to check.
 
-The workflow asks this when somebody answers, so what is found must stay the same for the same form and value: a change
-here is one of the workflow's (``workflow.patched``). Unknown keywords, patterns and formats are not looked at; the code
-that reads the answer does.
+The workflow calls this for each answer, so the result must stay the same for the same form and value: a change here is
+a change of the workflow (``workflow.patched``). Unknown keywords, patterns and formats are ignored; the code that reads
+the answer checks them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from .tool_calls import FORM_BYTES
 
 MAX_CHECK_STEPS = 10_000
-"""Of one check; what is left then is not looked at."""
+"""Most steps of one check; the rest of the value is not checked."""
 MAX_FORM_DEPTH = 100
-"""Forms in each other; what is further in is not looked at."""
+"""Most nested forms; deeper ones are not checked."""
 _SHOWN_VALUE_CHARS = 80
 _MAX_LISTED_OPTIONS = 20
-"""Options or fields that a message names."""
+"""Most options or fields that a message lists."""
 _TYPE_CHECKS: dict[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
     "integer": lambda value: _is_json_number(value) and (isinstance(value, int) or value.is_integer()),
@@ -39,19 +40,19 @@ _SIZE_KEYWORDS = {str: ("minLength", "maxLength", "characters"), list: ("minItem
 
 
 def normalize_form(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """``schema`` as plain JSON. Raises ``ValueError`` for what is none, or too large."""
+    """Return ``schema`` as plain JSON. Raises ``ValueError`` if it is not JSON, or too large."""
     try:
         text = json.dumps(schema, allow_nan=False)
     except (TypeError, RecursionError) as error:
-        raise ValueError(f"the schema is no plain JSON: {error}") from None
+        raise ValueError(f"the schema must be plain JSON: {error}") from None
     if len(text) > FORM_BYTES:
-        raise ValueError(f"the schema has {len(text):,} bytes as JSON; most is {FORM_BYTES:,}")
+        raise ValueError(f"the schema has {len(text):,} bytes as JSON and may have {FORM_BYTES:,}")
     plain: dict[str, Any] = json.loads(text)
     return plain
 
 
 def find_form_mismatch(form: Any, value: Any) -> str | None:
-    """Why ``value``, plain JSON, does not fit; None where it does."""
+    """Return why ``value``, plain JSON, does not fit; None if it fits."""
     return next(_FormCheck(form).iter_mismatches(form, value, ""), None)
 
 
@@ -60,13 +61,13 @@ class _FormCheck:
         self._root = root
         self._left = MAX_CHECK_STEPS
         self._depth = 0
-        # By identity, of what stands in form and value: each is written once, however often it is looked at.
+        # By identity of parts of form and value: each is encoded once, however often it is compared.
         self._texts: dict[int, str] = {}
         self._names: dict[int, Any] = {}
         self._options: dict[int, frozenset[Any]] = {}
 
     def iter_mismatches(self, form: Any, value: Any, at: str) -> Generator[str, None, None]:
-        """Why ``value``, which stands at ``at``, does not fit."""
+        """Iterate over the reasons why ``value``, at path ``at``, does not fit."""
         self._left -= 1
         if self._left < 0 or self._depth >= MAX_FORM_DEPTH:
             return
@@ -88,30 +89,24 @@ class _FormCheck:
         for part in _as_sequence(form.get("allOf")):
             yield from self.iter_mismatches(part, value, at)
         for name in ("anyOf", "oneOf"):
-            ways = _as_sequence(form.get(name))
-            found = [self._find_first_mismatch(way, value, at) for way in ways]
-            if ways and None not in found:
-                yield (
-                    str(found[0])
-                    if len(found) == 1
-                    else f"{self._locate_value(at, value)} fits none of the {len(found)} ways"
-                )
+            forms = _as_sequence(form.get(name))
+            mismatches = [self._find_first_mismatch(alternative, value, at) for alternative in forms]
+            if len(forms) == 1 and mismatches[0] is not None:
+                yield mismatches[0]
+            elif forms and None not in mismatches:
+                yield f"{self._locate_value(at, value)} fits none of the {len(forms)} ways"
 
     def _find_first_mismatch(self, form: Any, value: Any, at: str) -> str | None:
-        """The first of them; whatever else there is, is not looked for."""
-        found = self.iter_mismatches(form, value, at)
-        try:
-            return next(found, None)
-        finally:
-            found.close()
+        """Return the first mismatch, without a search for others."""
+        with closing(self.iter_mismatches(form, value, at)) as mismatches:
+            return next(mismatches, None)
 
     def _iter_item_mismatches(self, form: Mapping[str, Any], value: Any, at: str) -> Iterator[str]:
         if isinstance(value, list):
-            first = _as_sequence(form.get("prefixItems"))
+            prefix_forms = _as_sequence(form.get("prefixItems"))
             for index, item in enumerate(value):
-                yield from self.iter_mismatches(
-                    first[index] if index < len(first) else form.get("items"), item, f"{at}[{index}]"
-                )
+                item_form = prefix_forms[index] if index < len(prefix_forms) else form.get("items")
+                yield from self.iter_mismatches(item_form, item, f"{at}[{index}]")
         if not isinstance(value, dict):
             return
         fields = form.get("properties")
@@ -123,20 +118,20 @@ class _FormCheck:
             if name in fields:
                 yield from self.iter_mismatches(fields[name], item, _join_field_path(at, name))
             elif form.get("additionalProperties") is False and "patternProperties" not in form:
-                there = _format_options(list(map(str, fields))) or "none"
-                yield f"{_join_field_path(at, name)}: there is no such field; there is: {there}"
+                known = _format_options(list(map(str, fields))) or "none"
+                yield f"{_join_field_path(at, name)}: there is no such field; there is: {known}"
             else:
                 yield from self.iter_mismatches(form.get("additionalProperties"), item, _join_field_path(at, name))
 
     def _resolve_ref(self, ref: str) -> Any:
-        """What ``#/$defs/Name`` means; nothing that is not in the form itself."""
-        found = self._root
+        """Resolve ``#/$defs/Name``; references to other documents resolve to None."""
+        form = self._root
         for step in ref.removeprefix("#").strip("/").split("/") if ref != "#" else ():
-            found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-        return found
+            form = form.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(form, Mapping) else None
+        return form
 
     def _iter_value_mismatches(self, form: Mapping[str, Any], value: Any, at: str) -> Iterator[str]:
-        """What the value itself, without what is in it, breaks."""
+        """Check the value itself, without its items and fields."""
         kinds = form.get("type")
         known = [kind for kind in ([kinds] if isinstance(kinds, str) else _as_sequence(kinds)) if kind in _TYPE_CHECKS]
         if known and not any(_TYPE_CHECKS[kind](value) for kind in known):
@@ -163,7 +158,7 @@ class _FormCheck:
         return self._options[id(options)]
 
     def _get_json_key(self, value: Any) -> Any:
-        """The same for what is equal as JSON: true is not 1, and 1.0 is."""
+        """Return a key that is the same for values that are equal as JSON: true is not 1, and 1.0 is."""
         if _is_json_number(value):
             return value
         if id(value) not in self._names:
@@ -192,6 +187,6 @@ def _join_field_path(at: str, name: Any) -> str:
     return f"{at}.{name}" if at else str(name)
 
 
-def _format_options(what: Sequence[Any], shown: Callable[[Any], str] = str) -> str:
-    more = len(what) - _MAX_LISTED_OPTIONS
-    return ", ".join(map(shown, what[:_MAX_LISTED_OPTIONS])) + (f" and {more} more" if more > 0 else "")
+def _format_options(options: Sequence[Any], format: Callable[[Any], str] = str) -> str:
+    more = len(options) - _MAX_LISTED_OPTIONS
+    return ", ".join(map(format, options[:_MAX_LISTED_OPTIONS])) + (f" and {more} more" if more > 0 else "")

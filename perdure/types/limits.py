@@ -21,23 +21,24 @@ _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _DURATION_TEXT = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
 _DURATION_PIECE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 LONGEST_SECONDS = 100 * 365 * 86400
-"""Of a duration: a century, which Temporal can be told."""
+"""Every duration is below a century, which Temporal accepts."""
 
 
 def parse_seconds(value: Any) -> float:
-    """``value`` in seconds. Raises ``ValueError`` for what is no duration, or not above zero and below 100 years."""
+    """Return ``value`` in seconds. Raises ``ValueError`` for a value that is not a duration, or not between zero and
+    100 years."""
     if isinstance(value, timedelta):
-        found = value.total_seconds()
+        duration = value.total_seconds()
     elif isinstance(value, int | float) and not isinstance(value, bool):
         in_range = abs(value) < LONGEST_SECONDS  # an int may be too large for a float
-        found = float(value) if in_range else LONGEST_SECONDS
+        duration = float(value) if in_range else LONGEST_SECONDS
     elif isinstance(value, str) and _DURATION_TEXT.fullmatch(value.strip()):
-        found = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION_PIECE.findall(value))
+        duration = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION_PIECE.findall(value))
     else:
-        raise ValueError(f"{value!r:.100} is no duration: give seconds, or text like '30s', '15m', '1h', '7d'")
-    if not 0 < found < LONGEST_SECONDS:
+        raise ValueError(f"{value!r:.100} is not a duration: give seconds, or text like '30s', '15m', '1h', '7d'")
+    if not 0 < duration < LONGEST_SECONDS:
         raise ValueError(f"a duration is above zero and below 100 years, not {value!r:.100}")
-    return found
+    return duration
 
 
 Seconds = Annotated[float, BeforeValidator(parse_seconds, json_schema_input_type=float | str)]
@@ -45,18 +46,18 @@ Seconds = Annotated[float, BeforeValidator(parse_seconds, json_schema_input_type
 
 
 # ---
-# What a run and its turns may use, as it crosses the wire: what is allowed, what a person raises, what is used.
+# Limits of a run and its turns as stored and sent: what is allowed, what an operator raises, what is used.
 
 
 LimitName = Literal["max_iterations", "iterations", "tokens", "cost_usd", "wall_time", "tool_calls"]
-"""``max_iterations`` is the turn's iterations; ``iterations`` those of all turns."""
+"""``max_iterations`` is the limit of a turn's iterations; ``iterations`` of all turns."""
 LimitScope = Literal["run", "turn"]
 DEFAULT_ITERATIONS = 50
-"""Model calls in a turn of an agent that does not say another limit."""
+"""Model calls allowed in a turn if the agent sets no limit."""
 MOST_COUNT = 2**63
-"""Counts are less: stores and other languages have 64 bits for one."""
+"""Counts are below this: stores and other languages have 64 bits for them."""
 Count = Annotated[int, Field(ge=1, lt=MOST_COUNT)]
-"""A whole number that a float can carry, too."""
+"""A whole number from 1 that 64 bits can hold."""
 
 
 Amount = Annotated[int, Field(ge=0, lt=MOST_COUNT)]
@@ -64,7 +65,7 @@ Money = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Bounds(Data):
-    """What a run, or one turn, may use. None is no limit."""
+    """What a run, or one turn, may use. None means no limit."""
 
     iterations: Amount | None = None
     tokens: Amount | None = None
@@ -80,7 +81,7 @@ class LimitUse(Data):
     name: LimitName
     scope: LimitScope
     used: float
-    """Calls, tokens, dollars, or seconds of ``wall_time``; ``allowed`` likewise."""
+    """Calls, tokens, dollars, or seconds of ``wall_time``; ``allowed`` has the same unit."""
     allowed: float
 
     def same(self, other: LimitUse | None) -> bool:
@@ -91,25 +92,22 @@ class LimitUse(Data):
         """``the run has used $0.52 of $0.50 (cost_usd)``."""
         match self.name:
             case "cost_usd":
-                said = f"${self.used:.4g} of ${self.allowed:.4g}"
+                amount = f"${self.used:.4g} of ${self.allowed:.4g}"
             case "wall_time":
-                said = f"{self.used:,.1f} of {self.allowed:,.4g} seconds"
-            case "tool_calls":
-                said = f"{self.used:,.0f} of {self.allowed:,.0f} tool calls"
-            case "tokens":
-                said = f"{self.used:,.0f} of {self.allowed:,.0f} tokens"
-            case "iterations" | "max_iterations":
-                said = f"{self.used:,.0f} of {self.allowed:,.0f} iterations"
-        return f"the {self.scope} has used {said} ({self.name})"
+                amount = f"{self.used:,.1f} of {self.allowed:,.4g} seconds"
+            case "tool_calls" | "tokens" | "iterations" | "max_iterations":
+                unit = self.name.removeprefix("max_").replace("_", " ")
+                amount = f"{self.used:,.0f} of {self.allowed:,.0f} {unit}"
+        return f"the {self.scope} has used {amount} ({self.name})"
 
     @property
     def key(self) -> str:
-        """As it is named where it is raised: ``tokens`` of the run, ``turn.tokens`` of a turn."""
+        """Its name in a request that raises it: ``tokens`` for the run, ``turn.tokens`` for a turn."""
         return f"turn.{self.name}" if self.scope == "turn" and self.name != "max_iterations" else self.name
 
 
 class TurnLimits(BaseModel):
-    """Limits of one turn, as somebody sends them. What is left out stays as it is."""
+    """Limits of one turn in a request. Fields that are left out stay unchanged."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -129,7 +127,7 @@ class RunLimits(TurnLimits):
     @model_validator(mode="before")
     @classmethod
     def _merge_max_iterations(cls, raw: Any) -> Any:
-        """``max_iterations`` is the other name of the turn's iterations."""
+        """Accept ``max_iterations``, the other name of the turn's iterations."""
         if not isinstance(raw, dict) or "max_iterations" not in raw:
             return raw
         turn = raw.get("turn") or {}
@@ -145,43 +143,42 @@ DEFAULT_RETRY_WAIT = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What an agent's runs may take: ``Limits(cost_usd=2.0, wall_time="1h", turn=Limits(tokens=50_000))``.
+    """Limits of an agent's runs: ``Limits(cost_usd=2.0, wall_time="1h", turn=Limits(tokens=50_000))``.
 
-    ``attempts``, ``call_timeout`` and ``retry_wait`` are of each model call: past the first two its run fails. The
-    others are of the run, all its turns together, and with ``turn=`` of each turn: when one is used up, the agent's
-    ``on_limit`` says what happens. They are looked at before each model call, so that what is in flight goes on to its
-    end. None is no limit. Raises ``DefinitionError`` that names the field.
+    ``attempts``, ``call_timeout`` and ``retry_wait`` apply to each model call: beyond the first two its run fails. The
+    others apply to the run with all its turns, and with ``turn=`` to each turn: when one is used up, the agent's
+    ``on_limit`` decides what happens. They are checked before each model call; calls that are under way end normally.
+    None means no limit. Raises ``DefinitionError`` that names the field.
     """
 
     attempts: int | None = None
-    """Attempts of one model call that may fail: the run fails with the error of the last. With a chain of models an
-    attempt has failed when all of them have. One that the provider said when to repeat (429 with Retry-After) does not
-    count, nor does one whose worker was lost, or that the store failed."""
+    """Failed attempts allowed for one model call: after the last the run fails with its error. With a chain of models
+    an attempt has failed when all of them have. An attempt does not count if the provider said when to repeat it (429
+    with Retry-After), if its worker was lost, or if the store failed."""
     call_timeout: float | str | None = None
-    """How long one model call may take with all its attempts and the waits between them, from the moment that the first
-    was scheduled: seconds, or text like ``"10m"``; a number of seconds from then on."""
+    """Most time for one model call with all its attempts and the waits between them, from the moment that the first was
+    scheduled: seconds, or text like ``"10m"``; stored as a number of seconds."""
     retry_wait: float | str = DEFAULT_RETRY_WAIT
-    """The longest wait before the next attempt that a provider may ask for (Retry-After); an hour by default, and never
-    without a limit. A provider that asks for more is asked again after this time: the error and its event say so, and
-    the attempt counts. Seconds, or text like ``"10m"``; a number of seconds from then on."""
+    """The longest wait before the next attempt that a provider may ask for (Retry-After); an hour by default, and
+    always limited. If a provider asks for more, the call is repeated after this time: the error and its event say so,
+    and the attempt counts. Seconds, or text like ``"10m"``; stored as a number of seconds."""
     iterations: int | None = None
-    """Model calls. Those of a turn are the agent's ``max_iterations``."""
+    """Model calls. The limit of a turn is the agent's ``max_iterations``."""
     tokens: int | None = None
-    """Tokens read and written by all model calls, cached ones included."""
+    """Input and output tokens of all model calls, including cached tokens."""
     cost_usd: float | None = None
-    """Dollars. A model whose price is not known is an error where the agent is defined, or with its first reply:
-    ``register_price`` says it."""
+    """Dollars. A model without a known price is an error when the agent is defined, or with its first reply: set the
+    price with ``register_price``."""
     wall_time: float | str | None = None
-    """Time at work, from the first step on: model calls, tools, retries and waits for a worker. While a session waits
-    for a message, or a run for an operator, it stands still. Seconds, or text like ``"10m"``."""
+    """Time at work, from the first step: model calls, tools, retries and waits for a worker. The clock stops while a
+    session waits for a message, or a run for an operator. Seconds, or text like ``"10m"``."""
     tool_calls: int | None = None
-    """Tool calls that are begun. A call beyond it is refused with a result that says so."""
+    """Tool calls. A call beyond the limit is refused with a result that says so."""
     turn: Limits | None = None
-    """The same for each turn."""
+    """Limits of each turn."""
 
     def __post_init__(self) -> None:
-        for field in ("attempts", "iterations", "tokens", "tool_calls"):
-            _check_limit_count("Limits", field, getattr(self, field), "3")
+        _check_limit_counts(self, attempts=3, iterations=3, tokens=3, tool_calls=3)
         for field in ("call_timeout", "retry_wait", "wall_time"):
             _convert_duration_field(self, field)
         _check_dollars(self.cost_usd)
@@ -196,8 +193,8 @@ class Limits:
         for field, unset in _CALL_LIMIT_DEFAULTS.items():
             if getattr(turn, field) != unset:
                 raise DefinitionError(
-                    f"Limits: turn has {field}, which is no limit of a turn",
-                    hint=f"Limits({field}=…) beside turn= is meant, or nothing." if field != "turn" else None,
+                    f"Limits: turn has {field}, which is not a limit of a turn",
+                    hint=f"Set it beside turn=: Limits({field}=…, turn=…)." if field != "turn" else None,
                 )
 
     @property
@@ -212,39 +209,36 @@ class Limits:
 
     @property
     def limits_cost(self) -> bool:
-        """Whether there is a limit of cost, of the run or its turns."""
+        """Whether the cost of the run or its turns is limited."""
         return self.cost_usd is not None or (self.turn is not None and self.turn.cost_usd is not None)
 
     @property
     def limits_tokens(self) -> bool:
-        """Whether there is a limit of tokens, of the run or its turns."""
+        """Whether the tokens of the run or its turns are limited."""
         return self.tokens is not None or (self.turn is not None and self.turn.tokens is not None)
 
     @property
     def of_run(self) -> Bounds | None:
-        """What a run may use; None without limits."""
+        """Limits of the run; None without limits."""
         return self._build_bounds(self.iterations)
 
     @property
     def of_turn(self) -> Bounds | None:
-        """What a turn may use besides its iterations, which are the agent's ``max_iterations``."""
+        """Limits of a turn besides its iterations, which are the agent's ``max_iterations``."""
         return self.turn._build_bounds(None) if self.turn is not None else None
 
     def _build_bounds(self, iterations: int | None) -> Bounds | None:
-        wall_time = None if self.wall_time is None else float(self.wall_time)
-        of = (iterations, self.tokens, self.cost_usd, wall_time, self.tool_calls)
-        if of == (None,) * len(of):
-            return None
-        return Bounds(
+        bounds = Bounds(
             iterations=iterations,
             tokens=self.tokens,
             cost_usd=self.cost_usd,
-            wall_time=wall_time,
+            wall_time=None if self.wall_time is None else float(self.wall_time),
             tool_calls=self.tool_calls,
         )
+        return None if bounds == Bounds() else bounds
 
     def changed(self, change: RunLimits) -> Limits:
-        """With what ``change`` has in the place of its own."""
+        """Return the limits with those of ``change`` in place of their own."""
         turn = self.turn
         if change.turn is not None:
             turn = replace(turn or Limits(), **_dump_set_limits(change.turn))
@@ -253,40 +247,46 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimit:
-    """``Worker(…, provider_limits={"anthropic": RateLimit(concurrent=8, per_minute=50)})``: of one worker process.
+    """Limits on calls of a provider, per worker process: ``Worker(…, provider_limits={"anthropic":
+    RateLimit(concurrent=8, per_minute=50)})``.
 
-    None is no limit. Raises ``DefinitionError`` that names the field.
+    None means no limit. Raises ``DefinitionError`` that names the field.
     """
 
     concurrent: int | None = None
-    """Calls of the provider that may be under way at once."""
+    """Most calls of the provider at the same time."""
     per_minute: int | None = None
-    """Calls that may begin within any 60 seconds."""
+    """Most calls that start within any 60 seconds."""
 
     def __post_init__(self) -> None:
-        _check_limit_count("RateLimit", "concurrent", self.concurrent, "8")
-        _check_limit_count("RateLimit", "per_minute", self.per_minute, "50")
+        _check_limit_counts(self, concurrent=8, per_minute=50)
 
 
 _CALL_LIMIT_DEFAULTS = {"attempts": None, "call_timeout": None, "retry_wait": DEFAULT_RETRY_WAIT, "turn": None}
-"""Fields that a turn does not have, and what they are where they were left out."""
+"""Fields that a turn does not have, and their defaults."""
 
 
 def _dump_set_limits(change: TurnLimits) -> dict[str, Any]:
     return change.model_dump(exclude_none=True, exclude={"turn"})
 
 
-def _check_limit_count(owner: str, field: str, value: object, example: str) -> None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value < MOST_COUNT):
-        return
-    raise DefinitionError(
-        f"{owner}: {field} must be a whole number of at least 1, not {value!r:.100}",
-        hint=f"For instance {field}={example}; leave it out for no limit.",
-    )
+def check_whole_number(owner: str, field: str, value: object, *, least: int = 1, hint: str) -> None:
+    """Raise ``DefinitionError``, unless ``value`` is a whole number from ``least`` that 64 bits can hold."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MOST_COUNT:
+        raise DefinitionError(
+            f"{owner}: {field} must be a whole number of at least {least}, not {value!r:.100}", hint=hint
+        )
+
+
+def _check_limit_counts(limits: Limits | RateLimit, **examples: int) -> None:
+    for field, example in examples.items():
+        if (value := getattr(limits, field)) is not None:
+            hint = f"For instance {field}={example}; leave it out for no limit."
+            check_whole_number(type(limits).__name__, field, value, hint=hint)
 
 
 def _convert_duration_field(limits: Limits, field: str) -> None:
-    """Make the field seconds."""
+    """Convert the field to seconds."""
     value = getattr(limits, field)
     if value is None and field != "retry_wait":
         return

@@ -1,8 +1,8 @@
-"""Plain JSON: the one gate for values of any shape that a client, a model, a tool, a hook or a policy gives.
+"""Plain JSON: checks every value that a client, a model, a tool, a hook or a policy gives.
 
-What passes is written and read back unchanged by Temporal's converter, by pydantic, by the store and by every provider,
-with what stands around it there. Readers count the levels around a value too, and pydantic's takes 200 of them, which
-is why ``MAX_LEVELS`` is less.
+A value that passes is written and read back unchanged by Temporal's converter, by pydantic, by the store and by every
+provider, also as part of larger data. Parsers count the levels around a value, too, and pydantic's accepts 200 of them,
+so ``MAX_LEVELS`` is less.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError, to_jsonable_python
 
 MAX_LEVELS = 150
-"""Arrays and objects in each other that a value may have."""
+"""Most levels of nested arrays and objects in a value."""
 MAX_VALUE_CHARS = 4 * 1024 * 1024
-"""Characters in the texts of a value, and two for each value in it. What is carried through Temporal has a lower bound
-of its own; this one ends the walk through a value that contains itself."""
+"""Most characters in the texts of a value, counting two for each value in it. Values in Temporal have a lower limit of
+their own; this one ends the walk through a value that contains itself."""
 EXACT_INTEGERS = 2**53
-"""Below this, a double has every integer."""
+"""Below this, a double represents every integer."""
 _TOO_DEEP = f"it is nested deeper than {MAX_LEVELS} levels"
 _LONE_SURROGATE = "a text in it has a lone surrogate, which UTF-8 cannot carry"
 _MAX_INTEGER_BITS = sys.float_info.max_exp - 1
-"""Of an integer that is certainly in the range of a double, the only number that many readers know."""
+"""Bits of an integer that is certainly in the range of a double, the only number type of many parsers."""
 
 
 def find_json_flaw(value: Any, largest: int = MAX_VALUE_CHARS) -> str | None:
-    """Why ``value`` is not plain JSON, as the end of a sentence; None if it is.
+    """Return why ``value`` is not plain JSON, as the end of a sentence; None if it is.
 
     Plain are null, booleans, texts without lone surrogates, finite numbers in the range of a double, and lists (or
-    tuples) and dictionaries of these whose keys are such texts, in at most ``MAX_LEVELS`` levels. Takes any depth.
+    tuples) and dictionaries of these whose keys are such texts, in at most ``MAX_LEVELS`` levels. Accepts any depth.
     ``largest`` is as :data:`MAX_VALUE_CHARS`.
     """
     level, walked = [value], 0
@@ -76,7 +76,7 @@ def _too_large(largest: int) -> str:
 
 
 def to_plain_json(value: Any, *, by_alias: bool = True) -> Any:
-    """``value`` of Python (tuples, dates, models) as plain JSON. Raises ``ValueError`` that says why it cannot be."""
+    """Convert a Python value (tuples, dates, models) into plain JSON. Raises ``ValueError`` with the reason."""
     try:
         plain = to_jsonable_python(value, by_alias=by_alias)
     except UnicodeEncodeError:
@@ -91,7 +91,7 @@ def to_plain_json(value: Any, *, by_alias: bool = True) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of ``text``. Raises ``ValueError`` that says why it is not plain JSON."""
+    """Parse ``text``. Raises ``ValueError`` that says why it is not plain JSON."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
@@ -102,7 +102,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def measure_json(value: Any) -> int:
-    """Bytes of ``value``, plain JSON, on its way through Temporal, whose converter writes ASCII: six bytes a ``ж``."""
+    """Bytes of ``value``, plain JSON, in Temporal, whose converter writes ASCII: six bytes a ``ж``."""
     return len(json.dumps(value))
 
 
@@ -125,6 +125,6 @@ def _require_plain_json(value: Any) -> Any:
 
 
 Json = Annotated[Any, AfterValidator(_require_plain_json)]
-"""The type of a field that holds plain JSON from outside."""
+"""Type of a field that holds plain JSON from outside."""
 JsonObject = Annotated[dict[str, Any], AfterValidator(_require_plain_json)]
-"""The same where it is an object."""
+"""The same for a JSON object."""

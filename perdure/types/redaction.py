@@ -6,11 +6,11 @@ Which values count as secrets:
   in base64, alone or inside a longer text. So are its pieces (``Bearer X``, ``session=X; theme=dark``) and the password
   of a ``Basic`` value.
 - A value of 4 to 7 characters is removed where it is a whole word.
-- A shorter value, and one that cannot be a secret (``true``, ``application/json``, ``2023-06-01``, a number of up to 5
-  digits), stays: the text would be unreadable without it.
+- A shorter value, and a value that cannot be a secret (``true``, ``application/json``, ``2023-06-01``, a number of up
+  to 5 digits), stays: the text would be unreadable without it.
 - A beginning of a secret is removed where the text was cut (at its end, or before ``…`` or ``...``), and anywhere if it
   is at least 8 characters and half of the secret.
-- Whatever has the form of a well-known vendor's key is removed too.
+- Any text in the form of a well-known vendor's key is removed, too.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ E = TypeVar("E", bound=PerdureError)
 
 REDACTION_MARK = "[redacted]"
 MAX_TEXT_CHARS = 16 * 1024
-"""Characters of a text that are looked at; the rest is cut off. The adapters show much less."""
+"""Characters of a text that are processed; the rest is cut off. The adapters show much less."""
 MIN_SUBSTRING_CHARS = 8
-"""Characters from which on a value is removed wherever it occurs."""
+"""Shortest value that is removed wherever it occurs."""
 MIN_WORD_CHARS = 4
-"""Characters from which on a value is removed where it is a whole word."""
+"""Shortest value that is removed as a whole word."""
 
 _TRIVIAL_VALUE = re.compile(
     r"true|false|none|null|yes|no|on|off|auto|default|enabled|disabled|utf-?8|gzip|identity|close|keep-alive|no-cache"
@@ -53,21 +53,21 @@ _CREDENTIAL_NAME = re.compile(
 """Names under which options, program arguments and variables hold a credential."""
 _NAME_VALUE_PAIR = re.compile(r"(?P<name>[\w.-]+)\s*[=:]\s*(?!//)(?P<value>.+)", re.DOTALL)
 _ESCAPE_LETTERS = {"\n": "n", "\t": "t", "\r": "r", "\b": "b", "\f": "f"}
-"""What JSON and Python escape with a letter."""
+"""Characters that JSON and Python escape with a letter."""
 _CUT_END = re.compile(r"\s*['\")\]]{0,4}(…|\.\.\.|\Z)")
 _USERINFO = re.compile(r"[a-z][a-z0-9+.-]*://([^/?#\s]*)@", re.IGNORECASE)
 _QUERY = re.compile(r"[a-z][a-z0-9+.-]*://[^?#\s]*\?([^#\s]*)", re.IGNORECASE)
 
 
 class Redaction:
-    """``Redaction(secrets).redact_text(text)``. Secrets that are trivial, and empty ones, are left out."""
+    """``Redaction(secrets).redact_text(text)``. Trivial and empty secrets are left out."""
 
     def __init__(self, secrets: Iterable[str | bytes]) -> None:
         values = {piece for secret in secrets for piece in _split_secret(secret)}
         self._compiled = _compile_secrets(tuple(sorted(values, key=lambda value: (-len(value), value))))
 
     def redact_text(self, text: str) -> str:
-        """``text`` without the secrets, at most ``MAX_TEXT_CHARS`` characters of it."""
+        """Return ``text`` without the secrets, at most ``MAX_TEXT_CHARS`` characters of it."""
         if len(text) > MAX_TEXT_CHARS:
             text = text[:MAX_TEXT_CHARS] + "…"
         pattern, forms = self._compiled
@@ -78,7 +78,7 @@ class Redaction:
         return _VENDOR_KEY.sub(REDACTION_MARK, text)
 
     def redact_error(self, error: E) -> E:
-        """``error`` itself, message and hint without the secrets."""
+        """Remove the secrets from message and hint of ``error``, and return it."""
         error.message = self.redact_text(error.message)
         error.hint = self.redact_text(error.hint) if error.hint else error.hint
         error.args = (error.message,)
@@ -86,23 +86,23 @@ class Redaction:
 
 
 def find_address_secrets(address: str) -> Iterator[str]:
-    """User, password and query values of the URLs in ``address``."""
-    for found in _USERINFO.finditer(address):
-        yield found[1]
-        yield from (part for raw in found[1].split(":", 1) for part in (raw, unquote(raw)))
-    for found in _QUERY.finditer(address):
-        yield from (value for pair in parse_qsl(found[1]) for value in pair[1:])
+    """Find user, password and query values of the URLs in ``address``."""
+    for match in _USERINFO.finditer(address):
+        yield match[1]
+        yield from (part for raw in match[1].split(":", 1) for part in (raw, unquote(raw)))
+    for match in _QUERY.finditer(address):
+        yield from (value for _, value in parse_qsl(match[1]))
 
 
 def find_option_secrets(options: object) -> Iterator[str]:
-    """The texts in ``options`` (plain data, nested) that stand under the name of a credential, headers included."""
+    """Find the texts in ``options`` (plain data, nested) whose name is that of a credential, including headers."""
     if isinstance(options, str):
         yield from find_address_secrets(options)
     elif isinstance(options, Mapping):
         for name, value in options.items():
             if _CREDENTIAL_NAME.search(str(name)):
                 values = value.values() if isinstance(value, Mapping) else (value,)
-                yield from (one for one in values if isinstance(one, str))
+                yield from (text for text in values if isinstance(text, str))
             yield from find_option_secrets(value)
     elif isinstance(options, list | tuple):
         for value in options:
@@ -110,19 +110,19 @@ def find_option_secrets(options: object) -> Iterator[str]:
 
 
 def find_argument_secrets(arguments: Sequence[str]) -> Iterator[str]:
-    """The credentials in a program's ``arguments``: ``--token X``, ``-e API_KEY=X``, ``X-Key: X``, URLs."""
-    before = ""
+    """Find the credentials in a program's ``arguments``: ``--token X``, ``-e API_KEY=X``, ``X-Key: X``, URLs."""
+    previous = ""
     for argument in arguments:
         yield from find_address_secrets(argument)
         if (pair := _NAME_VALUE_PAIR.fullmatch(argument)) is not None and _CREDENTIAL_NAME.search(pair["name"]):
             yield pair["value"]
-        elif before.startswith("-") and "=" not in before and _CREDENTIAL_NAME.search(before):
+        elif previous.startswith("-") and "=" not in previous and _CREDENTIAL_NAME.search(previous):
             yield argument
-        before = argument
+        previous = argument
 
 
 def find_variable_secrets(variables: Mapping[str, str]) -> Iterator[str]:
-    """The values of environment ``variables``, without paths: those stand in every second error text."""
+    """Find the values of environment ``variables``, except paths, which occur in many error texts."""
     for name, value in variables.items():
         if _CREDENTIAL_NAME.search(name) or not value.startswith(("/", "~", ".")):
             yield value
@@ -130,7 +130,7 @@ def find_variable_secrets(variables: Mapping[str, str]) -> Iterator[str]:
 
 
 def _split_secret(secret: Any) -> Iterator[str]:
-    """``secret`` and what of it is a secret alone."""
+    """Iterate over ``secret`` and its parts that are secrets by themselves."""
     if isinstance(secret, bytes):  # the value of a header
         try:
             secret = secret.decode()
@@ -156,7 +156,7 @@ def _split_secret(secret: Any) -> Iterator[str]:
 
 @lru_cache(maxsize=64)
 def _compile_secrets(values: tuple[str, ...]) -> tuple[re.Pattern[str] | None, tuple[str, ...]]:
-    """A pattern of all forms of ``values``, and the forms of which a beginning may have been cut off."""
+    """Build a pattern of all forms of ``values``, and list the forms of which a beginning may remain after a cut."""
     patterns = [_build_secret_pattern(value) for value in values if len(value) >= MIN_SUBSTRING_CHARS]
     cores = [core for value in values if len(value) >= MIN_SUBSTRING_CHARS for core in _list_base64_cores(value)]
     patterns += [f"{_build_secret_pattern(core)}(?:=|%3D){{0,2}}" for core in cores]
@@ -172,28 +172,24 @@ def _compile_secrets(values: tuple[str, ...]) -> tuple[re.Pattern[str] | None, t
 
 
 def _build_secret_pattern(value: str) -> str:
-    """A regular expression of ``value`` with any of its characters URL-encoded or escaped.
+    """Build a regular expression of ``value`` with any of its characters URL-encoded or escaped.
 
-    Letters and digits of ASCII stand for themselves: no encoder changes them. A run of backslashes takes all that
-    follow each other and gives none back, or the ways to share them among its characters would be tried one by one;
-    so what escapes the character after the run may be missing.
+    ASCII letters and digits match only themselves: no encoder changes them. A run of backslashes matches as a whole,
+    possessively, since otherwise every way to divide it among its characters would be tried; so the escape of the
+    character after the run may be missing.
     """
-    found, after_run = [], False
+    pattern, after_run = "", False
     for part in re.findall(r"\\+|[^\\]", value):
         if part[0] == "\\":
-            found.append(
-                rf"(?:\\{{{len(part)},{5 * len(part)}}}+|{_join_alternatives(_list_encodings(part[0]))}{{{len(part)}}})"
-            )
+            count, encodings = len(part), _join_alternatives(_list_encodings(part[0]))
+            pattern += rf"(?:\\{{{count},{5 * count}}}+|{encodings}{{{count}}})"
         elif part.isascii() and part.isalnum():
-            found.append(part)
+            pattern += part
         else:
-            found.append(
-                _join_alternatives(
-                    [rf"\\{{0,4}}{re.escape(part)}", *_list_encodings(part, least=0 if after_run else 1)]
-                )
-            )
+            encodings_of_part = _list_encodings(part, least=0 if after_run else 1)
+            pattern += _join_alternatives([rf"\\{{0,4}}{re.escape(part)}", *encodings_of_part])
         after_run = part[0] == "\\"
-    return "".join(found)
+    return pattern
 
 
 def _join_alternatives(forms: Iterable[str]) -> str:
@@ -201,7 +197,7 @@ def _join_alternatives(forms: Iterable[str]) -> str:
 
 
 def _list_encodings(char: str, least: int = 1) -> Iterator[str]:
-    """The forms of ``char`` in which it does not stand itself; ``least``: backslashes that an escaped one has."""
+    """List the encoded forms of ``char``; ``least``: the fewest backslashes of an escaped form."""
     code, body = ord(char), char.encode(errors="surrogatepass")
     units = char.encode("utf-16-be", errors="surrogatepass").hex()
     first = rf"\\{{{least},4}}"
@@ -219,7 +215,7 @@ def _list_encodings(char: str, least: int = 1) -> Iterator[str]:
 
 
 def _list_base64_cores(value: str) -> Iterator[str]:
-    """What base64 of any text that contains ``value`` contains: one for each place in a group of three bytes."""
+    """List what base64 of any text with ``value`` contains: one string for each position in a group of three bytes."""
     body = value.encode(errors="surrogatepass")
     for shift in range(3):
         encoded = base64.b64encode(bytes(shift) + body).decode()
@@ -228,16 +224,16 @@ def _list_base64_cores(value: str) -> Iterator[str]:
 
 
 def _redact_prefixes(text: str, form: str) -> str:
-    """``text`` without beginnings of ``form``: see the module."""
-    at = 0
-    while (at := text.find(form[:MIN_WORD_CHARS], at)) >= 0:
+    """Remove beginnings of ``form`` from ``text``: see the module."""
+    start = 0
+    while (start := text.find(form[:MIN_WORD_CHARS], start)) >= 0:
         length = MIN_WORD_CHARS
-        while length < len(form) and text[at + length : at + length + 1] == form[length]:
+        while length < len(form) and text[start + length : start + length + 1] == form[length]:
             length += 1
-        most = len(form) >= 2 * MIN_SUBSTRING_CHARS and length >= max(MIN_SUBSTRING_CHARS, len(form) // 2)
-        if most or (length < len(form) and _CUT_END.match(text, at + length)):
-            text = f"{text[:at]}{REDACTION_MARK}{text[at + length :]}"
-            at += len(REDACTION_MARK)
+        is_half = len(form) >= 2 * MIN_SUBSTRING_CHARS and length >= max(MIN_SUBSTRING_CHARS, len(form) // 2)
+        if is_half or (length < len(form) and _CUT_END.match(text, start + length)):
+            text = f"{text[:start]}{REDACTION_MARK}{text[start + length :]}"
+            start += len(REDACTION_MARK)
         else:
-            at += 1
+            start += 1
     return text

@@ -1,4 +1,4 @@
-"""A tool call of a reply, as the workflow is told of it: what is to become of it stands with it."""
+"""Tool calls of a reply, each with its disposition: how the workflow runs it."""
 
 from __future__ import annotations
 
@@ -17,88 +17,88 @@ from .plain_json import Json, JsonObject
 from .subagents import CollectCall, TellCall
 
 # ---
-# Calls that are run elsewhere, by other workers or by a client: what perdure's worker does before and after them.
+# External calls, run by other workers or by a client: what perdure's worker does before and after them.
 
 
 class ExternalCallHooks(Data):
-    """Which hooks the worker runs around a call that is run elsewhere."""
+    """The kinds of hooks that the worker runs around an external call."""
 
     before: bool = Field(default=False, exclude_if=operator.not_)
-    """Hooks see it before it is handed over."""
+    """Hooks see the call before it is handed over."""
     after: bool = Field(default=False, exclude_if=operator.not_)
     """Hooks see its result."""
     errors: bool = Field(default=False, exclude_if=operator.not_)
-    """Hooks are told where it fails."""
+    """Hooks see its errors."""
 
 
 class Clearance(Data):
     """The call may be handed over."""
 
     arguments: dict[str, Any] | None = None
-    """What it is made with, where hooks have changed that."""
+    """Its arguments, if hooks have changed them."""
     around: ExternalCallHooks = ExternalCallHooks()
-    """What there is behind it, as the worker has that now."""
+    """The hooks of the worker that checked the call."""
 
 
 class BeforeExternalCall(Data):
-    """The worker looks at a call before it is handed over: rules, arguments, hooks."""
+    """The worker checks a call before it is handed over: rules, arguments, hooks."""
 
     kind: Literal["before"] = "before"
     client: bool = Field(default=False, exclude_if=operator.not_)
-    """A client is to run it, and is asked in this form and time (``CallbackCall``)."""
+    """A client runs it, with this form and time (``CallbackCall``)."""
     form: dict[str, Any] | None = None
     expires: float | None = None
 
 
 class AfterExternalCall(Data):
-    """Hooks see what it came to."""
+    """Hooks see the result of a call."""
 
     kind: Literal["after"] = "after"
     arguments: dict[str, Any] | None = None
-    """What the call was made with, where hooks had changed that."""
+    """The arguments of the call, if hooks had changed them."""
     text: str | None = None
     blob: BlobRef | None = None
-    """Where the text is that a client has put into the store."""
+    """Reference to a text that a client has put into the store."""
     is_error: bool = False
     error_type: str | None = None
-    """Class of what it failed with, in whatever language."""
+    """Class of the error that it failed with, in any language."""
     answered_by: str | None = None
-    """Of a callback: who gave the result; empty where nobody said."""
+    """For a callback: who gave the result; empty if unknown."""
 
 
 ExternalCallPhase = Annotated[BeforeExternalCall | AfterExternalCall, Field(discriminator="kind")]
 
 
 # ---
-# Questions as they travel: what a tool asks of a person, or hands over to a client, and what somebody answers.
+# Questions as stored and sent: what a tool asks or hands over to a client, and the answers.
 
 
 QUESTION_CHARS = 4000
-"""Of what a tool asks."""
+"""Most characters of a question."""
 FORM_BYTES = 16 * 1024
-"""Of the JSON Schema of an answer."""
+"""Most bytes of the JSON Schema of an answer."""
 ANSWER_BYTES = 64 * 1024
-"""Of an answer to a tool's question, as JSON: every later run of the call is given it."""
+"""Most bytes of an answer to a tool's question, as JSON: every later run of the call gets it."""
 ALL_ANSWERS_BYTES = 256 * 1024
-"""Of all answers that one call was given."""
+"""Most bytes of all answers to one call."""
 MAX_QUESTIONS = 100
-"""That one call may ask."""
+"""Most questions of one call."""
 ANSWER_ERROR_CHARS = 2000
-"""Of what somebody says who does not answer."""
+"""Most characters of the error of a declined question."""
 
 
 class Question(Data):
-    """What a tool asks (``ctx.ask``)."""
+    """A tool's question (``ctx.ask``)."""
 
     text: str
     form: dict[str, Any] | None = None
-    """JSON Schema of the answer; None takes anything."""
+    """JSON Schema of the answer; None accepts any value."""
     expires: float | None = None
-    """Seconds; None waits for as long as it takes."""
+    """Seconds; None means no expiry."""
 
 
 class ToolAnswer(Data):
-    """What somebody has answered a tool."""
+    """An answer to a tool's question."""
 
     value: Any = None
     """Plain JSON."""
@@ -110,15 +110,15 @@ class ToolAnswer(Data):
 
 
 class CallbackCall(Data):
-    """The call is handed to a client, which answers it."""
+    """A client runs the call and sends the result."""
 
     kind: Literal["callback"] = "callback"
     form: dict[str, Any] | None = None
-    """JSON Schema of the result; None takes anything."""
+    """JSON Schema of the result; None accepts any value."""
     expires: float | None = None
-    """Seconds, from when nothing stands between the call and its answer any more."""
+    """Seconds, from the moment that the call only waits for its answer."""
     on_expiry: str | None = None
-    """What the model is told then."""
+    """The model's result after expiry."""
     around: ExternalCallHooks = ExternalCallHooks()
 
 
@@ -133,33 +133,34 @@ class CallAnswer(Data):
     error: str | None = Field(default=None, max_length=ANSWER_ERROR_CHARS)
     """Why there is no answer."""
     blob: BlobRef | None = None
-    """Where a long text is that perdure's client has put into the store ``store_id``."""
+    """Reference to a long text that perdure's client has put into the store ``store_id``."""
     store_id: str | None = Field(default=None, max_length=100)
     by: str | None = Field(default=None, max_length=NAME_CHARS)
-    """Who answers, as the sender says."""
+    """Who answers, as given by the sender."""
     hash: str | None = Field(default=None, max_length=100)
-    """The ``hash`` of what was looked at, as ``status`` has it: refused if the call asks something else now. Without
-    one, what the call asks first is answered: so whoever repeats himself does not answer the next question."""
+    """The ``hash`` of the request that was read, from ``status``: the answer is refused if the call asks something else
+    now. Without a hash, the answer is for the call's first question, so that a repeated answer is not taken for the
+    next question."""
 
     @model_validator(mode="before")
     @classmethod
     def _check_one_answer(cls, raw: Any) -> Any:
-        if isinstance(raw, Mapping):
-            given = ["value" in raw, raw.get("error") is not None, raw.get("blob") is not None]
-            if sum(given) != 1:
-                raise PydanticCustomError("one_answer", "an answer has either a value or an error")
+        if not isinstance(raw, Mapping):
+            return raw
+        if ("value" in raw) + (raw.get("error") is not None) + (raw.get("blob") is not None) != 1:
+            raise PydanticCustomError("one_answer", "an answer has either a value or an error")
         return raw
 
 
 class RefusedCall(Data):
-    """The call does not run; the model is told why."""
+    """The call does not run; the model gets the reason."""
 
     kind: Literal["refused"] = "refused"
     text: str
 
 
 class AnsweredCall(Data):
-    """The call has its result: it is recorded behind the reply, in the same node."""
+    """The call has its result: it is recorded after the reply, in the same node."""
 
     kind: Literal["answered"] = "answered"
     text: str
@@ -174,12 +175,12 @@ class ActivityCall(Data):
     """Seconds that one attempt may take."""
     idempotent: bool = False
     retries: int | None = None
-    """How often it may run again after a lost worker or ``Retry``; None is without bound."""
+    """How often it may run again after a lost worker or ``Retry``; None means no limit."""
     task_queue: str | None = None
     inline: bool = False
-    """The tool may run inside the model activity; it did not, for want of time."""
+    """The tool may run inside the model activity, but did not, for lack of time."""
     toolset: str | None = None
-    """The toolset that the tool is of."""
+    """Name of the tool's toolset."""
 
 
 class InlineCall(Data):
@@ -191,11 +192,11 @@ class InlineCall(Data):
     blob: BlobRef | None = None
     is_error: bool = False
     aborted: str | None = None
-    """The call ended the run: the error's text, as of ``ToolOutput.status``."""
+    """The call ended the run: the text of the error, as with ``ToolOutput.status``."""
 
 
 class RemoteCall(Data):
-    """The call is an activity of a worker that knows nothing of perdure: plain JSON arguments, a plain JSON result."""
+    """The call is an activity of a worker without perdure: plain JSON arguments, a plain JSON result."""
 
     kind: Literal["remote"] = "remote"
     task_queue: str
@@ -203,7 +204,7 @@ class RemoteCall(Data):
     """Seconds that one attempt may take."""
     idempotent: bool = False
     retries: int | None = None
-    """How often it may run again where its outcome is not known; None is without bound."""
+    """How often it may run again if its outcome is unknown; None means no limit."""
     around: ExternalCallHooks = ExternalCallHooks()
 
 
@@ -213,12 +214,12 @@ class SubagentCall(Data):
     kind: Literal["subagent"] = "subagent"
     agent: str
     message: str = ""
-    """What it is asked; empty where it is in ``blob``."""
+    """The message; empty if it is in ``blob``."""
     blob: BlobRef | None = None
     typed: bool = Field(default=False, exclude_if=operator.not_)
     """``message`` is the JSON of a value of the agent's input type."""
     background: int | None = Field(default=None, exclude_if=operator.not_)
-    """It runs in background, where at most so many do at once; None where the call waits for it."""
+    """It runs in background, with at most this many at a time; None if the call waits for it."""
 
 
 Disposition = Annotated[
@@ -236,21 +237,21 @@ Disposition = Annotated[
 
 
 class Call(Data):
-    """A tool call of the reply, with what is to become of it, from the code that showed the model the schema."""
+    """A tool call of the reply with its disposition, from the code that gave the model the schema."""
 
     id: str
     name: str
     arguments: dict[str, Any] | None = None
-    """None: too large for history; it is read from the transcript node."""
+    """None if too large for history: the transcript node has them."""
     definition: str = ""
     """Hash of the tool's definition that the model saw."""
     disposition: Disposition
     approval: ApprovalTerms | None = Field(default=None, exclude_if=operator.not_)
-    """It runs when somebody has approved it."""
+    """It runs when it is approved."""
 
 
 # ---
-# The tools of an agent's toolsets as a run took them: recorded once, and the same for every model call.
+# The pinned tools of an agent's toolsets: recorded once per run, and the same for every model call.
 
 
 def _is_none(value: object) -> bool:
@@ -262,7 +263,7 @@ class PinnedTool(Data):
 
     toolset: str
     tool: str
-    """Its name in the toolset; ``name`` is the one that the model calls."""
+    """Its name in the toolset; the model calls it by ``name``."""
     name: str
     description: str
     parameters: JsonObject
@@ -274,20 +275,20 @@ class PinnedTool(Data):
 
     @property
     def definition(self) -> str:
-        """Hash (hexadecimal) of what the model sees and of how a call acts."""
-        seen = self.model_dump(mode="json", exclude={"timeout"})
-        return hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()[:16]
+        """Hash (hexadecimal) of what the model sees and of how a call runs."""
+        hashed = self.model_dump(mode="json", exclude={"timeout"})
+        return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
 
 
 _pinned_tools_adapter = TypeAdapter(tuple[PinnedTool, ...])
 
 
 def encode_pinned_tools(tools: Sequence[PinnedTool]) -> bytes:
-    """The list as it is kept in the store. Schemas keep their order: it is the order that models fill in."""
+    """Encode the list for the store. Schemas keep their order: models fill in fields in that order."""
     plain = [tool.model_dump(mode="json") for tool in tools]
     return json.dumps(plain, separators=(",", ":")).encode()
 
 
 def decode_pinned_tools(body: str | bytes) -> tuple[PinnedTool, ...]:
-    """The list that :func:`encode_pinned_tools` wrote. Raises ``ValidationError``."""
+    """Decode a list from :func:`encode_pinned_tools`. Raises ``ValidationError``."""
     return _pinned_tools_adapter.validate_json(body)

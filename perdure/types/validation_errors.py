@@ -1,6 +1,6 @@
-"""Text of a pydantic error, for people: where the input is wrong, and why. Short for input of any size, and without it.
+"""Describes pydantic errors for people: the path and the reason. Short for any input, and never repeats the input.
 
-What a model is told of its arguments is ``tools.json_schema.explain_validation_error``: that shows the values, too.
+For a model, ``tools.json_schema.explain_validation_error`` describes wrong arguments with their values.
 """
 
 from __future__ import annotations
@@ -12,69 +12,72 @@ from pydantic_core import ErrorDetails
 
 from .messages import clean_text
 
-Place = Sequence[str | int]
+ErrorPath = Sequence[str | int]
 
-_PLACE_CHARS = 100
+_PATH_CHARS = 100
 _REASON_CHARS = 500
 
 
 def describe_validation_error(
-    error: ValidationError, whole: str, *, within: str = "", most: int = 1, content: bool = False
+    error: ValidationError, value_name: str, *, prefix: str = "", max_problems: int = 1, content: bool = False
 ) -> str:
-    """``turn.tokens: Input should be a valid integer``, of the first problem or the first ``most``.
+    """Return ``turn.tokens: Input should be a valid integer``, for the first problem or the first ``max_problems``.
 
-    ``whole`` stands in the place of the path where the value itself is wrong, and ``within`` in front of every path.
-    ``content``: the value is a message, or has one in a field. Of the forms that a message may have, only problems of
-    the one that it comes nearest to are told, and paths to a part are without their names: ``content.0.media_type``.
+    ``value_name`` replaces the path if the value itself is wrong; ``prefix`` precedes every path. ``content``: the
+    value is a message, or has one in a field. A message may have several forms: only the problems of the nearest form
+    are reported, and paths omit the names of forms: ``content.0.media_type``.
     """
-    problems = _problems(error)
+    problems = _list_problems(error)
     if content:
-        problems = _of_nearest_form(problems)
-    said = [f"{_path(problem['loc'], within, content) or whole}: {_reason(problem)}" for problem in problems[:most]]
-    if 1 < most < len(problems):
-        said.append(f"and {len(problems) - most} more")
-    return "; ".join(said)
+        problems = _select_nearest_form(problems)
+    texts = [
+        f"{_format_path(problem['loc'], prefix, content) or value_name}: {_get_reason(problem)}"
+        for problem in problems[:max_problems]
+    ]
+    if 1 < max_problems < len(problems):
+        texts.append(f"and {len(problems) - max_problems} more")
+    return "; ".join(texts)
 
 
-def first_problem(error: ValidationError) -> tuple[Place, str]:
-    """The path and the reason of the first problem, for a caller that names places in its own way."""
-    problem = _problems(error)[0]
-    return problem["loc"], _reason(problem)
+def get_first_problem(error: ValidationError) -> tuple[ErrorPath, str]:
+    """Return the path and the reason of the first problem, for a caller that formats paths in its own way."""
+    problem = _list_problems(error)[0]
+    return problem["loc"], _get_reason(problem)
 
 
-def _problems(error: ValidationError) -> list[ErrorDetails]:
+def _list_problems(error: ValidationError) -> list[ErrorDetails]:
     return error.errors(include_url=False, include_context=False, include_input=False)
 
 
-def _reason(problem: ErrorDetails) -> str:
-    return _shortened(problem["msg"], _REASON_CHARS)  # may repeat a tag of the input, or what an author's code says
+def _get_reason(problem: ErrorDetails) -> str:
+    return _shorten(problem["msg"], _REASON_CHARS)  # may repeat a tag of the input, or the text of an author's error
 
 
-def _path(place: Place, within: str, content: bool) -> str:
-    steps = _without_forms(place) if content else place
-    return _shortened(".".join(map(str, (within, *steps) if within else steps)), _PLACE_CHARS)  # a key has any length
+def _format_path(path: ErrorPath, prefix: str, content: bool) -> str:
+    steps = _strip_form_names(path) if content else path
+    return _shorten(".".join(map(str, (prefix, *steps) if prefix else steps)), _PATH_CHARS)  # a key has any length
 
 
-def _shortened(text: str, most: int) -> str:
-    return clean_text(text if len(text) <= most else f"{text[: most - 1]}…")
+def _shorten(text: str, max_chars: int) -> str:
+    return clean_text(text if len(text) <= max_chars else f"{text[: max_chars - 1]}…")
 
 
-def _of_nearest_form(problems: list[ErrorDetails]) -> list[ErrorDetails]:
-    """``problems``; of those of the field that has a content, those that lie deepest."""
+def _select_nearest_form(problems: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Return ``problems``; for the field that has a content, only those with the longest paths."""
     field = next((problem["loc"][0] for problem in problems if "content" in problem["loc"]), None)
     depth = max((len(problem["loc"]) for problem in problems if problem["loc"][:1] == (field,)), default=0)
     return [problem for problem in problems if problem["loc"][:1] != (field,) or len(problem["loc"]) == depth]
 
 
-def _without_forms(place: Place) -> Place:
-    """``place`` without the names that pydantic gives to the forms of a part and of its content: types, and tags."""
-    if "content" not in place or not any(isinstance(step, int) for step in place):
-        return place
+def _strip_form_names(path: ErrorPath) -> ErrorPath:
+    """Return ``path`` without the names of types and tags that pydantic adds for the forms of a part or content."""
+    if "content" not in path or not any(isinstance(step, int) for step in path):
+        return path
     kept: list[str | int] = []
-    before: int | str = ""
-    for step in place:
-        tag = isinstance(before, int) and step in ("text", "file")
-        if isinstance(step, int) or (step.isidentifier() and step.islower() and not tag):
+    previous: int | str = ""
+    for step in path:
+        is_tag = isinstance(previous, int) and step in ("text", "file")
+        if isinstance(step, int) or (step.isidentifier() and step.islower() and not is_tag):
             kept.append(step)
-        before = step
+        previous = step
     return kept

@@ -49,7 +49,7 @@ class AgentFolder:
     ) -> None:
         """Read the folder. Raises ``InvalidInputError`` if it does not exist."""
         if not folder.is_dir():
-            raise InvalidInputError(f"there is no folder {folder}", hint="Name the one that has the agent files.")
+            raise InvalidInputError(f"folder {folder} does not exist", hint="Name the folder that has the agent files.")
         self._folder = folder
         self._agents = agents
         self._toolsets = tuple(toolsets)
@@ -75,7 +75,7 @@ class AgentFolder:
             there = self._folder.is_dir()
             if not there:
                 if was_there:
-                    self._say(f"the folder {self._folder} is gone; its agents are served as they were")
+                    self._say(f"the folder {self._folder} is gone; its agents are still served")
                 continue
             try:
                 self._before = now = await asyncio.to_thread(self._scan_folder)
@@ -85,7 +85,7 @@ class AgentFolder:
                 )  # parsing YAML is slow
                 self._apply_files(settled, now.keys() | before.keys(), loaded)
             except Exception:
-                logger.exception("the agent files of %s could not be looked at", self._folder)
+                logger.exception("the agent files of %s could not be read", self._folder)
 
     def _scan_folder(self) -> dict[Path, _FileState]:
         """Return the agent files in the folder with their state."""
@@ -160,7 +160,9 @@ class AgentFolder:
         if why is None and file.served_agent is not None:
             said = f"serving: {file.served_agent.name} ({path.name})"
         else:
-            said = f"broken: {why}" + ("; what it said before is still served" if file.served_agent is not None else "")
+            said = f"broken: {why}" + (
+                "; its last valid version is still served" if file.served_agent is not None else ""
+            )
         if again or said != file.last_report:
             self._say(said)
         file.last_report = said

@@ -10,7 +10,7 @@ import asyncio
 import difflib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -30,33 +30,30 @@ from ..client.visibility import create_store
 from ..encryption import KeyRing
 from ..errors import DefinitionError, RuntimeSetupError
 from ..hooks import Hook, HookSet, validate_hooks
-from ..ports import ModelCall, ModelRef, ModelReply, Provider, Stage, Store, ToolCall
+from ..ports import ModelRef, Provider, Store
 from ..ports.test_seams import find_fake_model
 from ..providers.fallback import ModelChain, Throttle
 from ..providers.pricing import calculate_cost_usd
 from ..providers.registry import PROVIDER_ALIASES, get_provider, keep_providers_open, list_providers
-from ..stages import (
-    EventsStage,
-    FailuresStage,
-    HookStage,
-    InlineStage,
-    JournalStage,
-    PrepareStage,
-    ReplyCacheStage,
-    StageInterceptor,
-    TracingStage,
-    TranscriptStage,
-    compose_model,
-    compose_tool,
-)
 from ..stages.compaction import CompactionStage
-from ..stages.retries import BudgetStage, build_heartbeat_reporter, report_waiting
+from ..stages.event_stream import EventsStage, FailuresStage
+from ..stages.heartbeat import build_heartbeat_reporter, report_waiting
+from ..stages.hooks import HookStage
+from ..stages.inline_tools import InlineStage
+from ..stages.interceptor import StageInterceptor, TracingStage
+from ..stages.journal import JournalStage
+from ..stages.prepare import PrepareStage
+from ..stages.reply_cache import ReplyCacheStage
+from ..stages.retries import BudgetStage
+from ..stages.stage import ModelCall, ModelReply, Stages, ToolCall, ToolStage, wrap_tool_call
+from ..stages.tool_hooks import ToolHookStage
+from ..stages.transcript import TranscriptStage
 from ..store import Chain, open_store
-from ..store.chain import CACHE_BYTES, ByteLRU, CacheBudget, CachedJournal
+from ..store.cache import CACHE_BYTES, ByteLRU, CacheBudget, CachedJournal
 from ..temporal_service import get_search_attributes
 from ..tools import Tool, format_error
 from ..tools.context import AuthFunction
-from ..types.limits import Limits, RateLimit
+from ..types.limits import RateLimit
 from ..types.wire import ToolOutput
 
 # ---
@@ -79,18 +76,18 @@ class SearchAttributeCheck:
             client = activity.client()
         except RuntimeError:  # a test's environment
             return None
-        found = await get_search_attributes(client)
-        if found is None:
+        attributes = await get_search_attributes(client)
+        if attributes is None:
             return None
-        if (lacks := str(found)) and self._said.get(client.namespace) != lacks:
+        if (missing := str(attributes)) and self._said.get(client.namespace) != missing:
             logger.warning(
-                "search attributes of namespace %s: %s. Runs are served all the same; what waits for approval is "
-                "found by asking every open run. `perdure server setup` registers them.",
+                "search attributes of namespace %s: %s. Runs are served all the same; pending approvals are "
+                "found by querying every open run. `perdure server setup` registers them.",
                 client.namespace,
-                lacks,
+                missing,
             )
-        self._said[client.namespace] = lacks
-        return found.names
+        self._said[client.namespace] = missing
+        return attributes.names
 
 
 # ---
@@ -104,7 +101,7 @@ def check_provider_limits(limits: Any, agents: Iterable[Agent]) -> dict[str, Rat
         return {}
     if not isinstance(limits, Mapping):
         raise DefinitionError(
-            f"provider_limits must be a dictionary by the names of providers, not {limits!r:.100}",
+            f"provider_limits must be a dictionary keyed by provider name, not {limits!r:.100}",
             hint='For instance provider_limits={"anthropic": RateLimit(concurrent=8, per_minute=50)}.',
         )
     own = {model.provider for agent in agents for model in agent.chain if model.own is not None}
@@ -113,7 +110,7 @@ def check_provider_limits(limits: Any, agents: Iterable[Agent]) -> dict[str, Rat
         if name not in known:
             close = difflib.get_close_matches(str(name), known, 1)
             raise DefinitionError(
-                f"provider_limits names {name!r}, which is no provider. Known providers: {', '.join(known)}.",
+                f"provider_limits names the unknown provider {name!r}. Known providers: {', '.join(known)}.",
                 hint=f"Did you mean {close[0]!r}?" if close else "register_provider(name, provider) makes one known.",
             )
         if not isinstance(limit, RateLimit):
@@ -126,11 +123,11 @@ def check_provider_limits(limits: Any, agents: Iterable[Agent]) -> dict[str, Rat
 
 def build_throttles(limits: Mapping[str, RateLimit]) -> dict[str, Throttle]:
     """Build one throttle for each limit, found by each name of its provider."""
-    made = {name: Throttle(name, limit) for name, limit in limits.items()}
+    throttles = {name: Throttle(name, limit) for name, limit in limits.items()}
     for alias, name in PROVIDER_ALIASES.items():
-        if (found := made.get(name) or made.get(alias)) is not None:
-            made[name] = made[alias] = found
-    return made
+        if (throttle := throttles.get(name) or throttles.get(alias)) is not None:
+            throttles[name] = throttles[alias] = throttle
+    return throttles
 
 
 def check_call_rate(rate: Any) -> float | None:
@@ -200,7 +197,7 @@ class LifespanResources:
                     [self._task, ready], timeout=LIFESPAN_WARN_SECONDS, return_when=asyncio.FIRST_COMPLETED
                 )
             )[0]:
-                logger.warning("%s is not entered yet; the worker waits for it", self._name)
+                logger.warning("%s has not started yet; the worker waits for it", self._name)
         except asyncio.CancelledError:
             await self._abandon_task()
             raise
@@ -211,8 +208,8 @@ class LifespanResources:
         ready.cancel()
         error = self._task.exception()
         raise RuntimeSetupError(
-            f"{self._name} failed when it was entered: {format_error(error) if error else 'it yielded nothing'}",
-            hint="The worker serves nothing without it: mend it, or what it connects to.",
+            f"{self._name} failed at its start: {format_error(error) if error else 'it yielded nothing'}",
+            hint="The worker serves nothing without it: repair it, or what it connects to.",
         ) from error
 
     async def _hold_lifespan(self, entered: Future[Any], leaving: Future[None]) -> None:
@@ -223,7 +220,7 @@ class LifespanResources:
             if inspect.iscoroutine(manager):
                 manager.close()
             raise TypeError(
-                f"it gave a {type(manager).__name__} and no async context manager: put "
+                f"it returned a {type(manager).__name__}, not an async context manager: put "
                 "@asynccontextmanager above an async function that yields"
             )
         async with manager as value:
@@ -241,11 +238,11 @@ class LifespanResources:
         finally:
             if not self._task.done():
                 logger.warning(
-                    "%s was not left within %g s; the worker stops without it", self._name, LIFESPAN_EXIT_SECONDS
+                    "%s did not exit within %g s; the worker stops without it", self._name, LIFESPAN_EXIT_SECONDS
                 )
                 await self._abandon_task()
         if self._task.done() and not self._task.cancelled() and (error := self._task.exception()) is not None:
-            logger.error("%s failed when it was left", self._name, exc_info=error)
+            logger.error("%s failed at its exit", self._name, exc_info=error)
 
     async def _abandon_task(self) -> None:
         self._task.add_done_callback(
@@ -267,15 +264,17 @@ def _check_worker_lifespan(lifespan: Any) -> str:
     name = f"the lifespan {getattr(lifespan, '__name__', type(lifespan).__name__)}"
     if not callable(lifespan) or hasattr(lifespan, "__aenter__"):  # what @asynccontextmanager gives is callable too
         raise DefinitionError(
-            f"the lifespan must be a function that gives an async context manager, not {lifespan!r:.100}",
+            f"the lifespan must be a function that returns an async context manager, not {lifespan!r:.100}",
             hint="Pass the function itself, without calling it: lifespan=resources.",
         )
     if inspect.isasyncgenfunction(lifespan):
-        raise DefinitionError(f"{name} is no context manager yet", hint="Put @asynccontextmanager above it.")
+        raise DefinitionError(
+            f"{name} is an async generator, not a context manager", hint="Put @asynccontextmanager above it."
+        )
     try:
         inspect.signature(lifespan).bind()
     except TypeError as error:
-        raise DefinitionError(f"{name} is called with nothing: {error}", hint="Take its parameters out.") from None
+        raise DefinitionError(f"{name} is called without arguments: {error}", hint="Remove its parameters.") from None
     except ValueError:  # a callable without a signature
         pass
     return name
@@ -304,8 +303,8 @@ class Engine:
         self._cache = CacheBudget(check_cache_size(cache))
         self._stream = stream
         self.hooks = HookSet(validate_hooks("worker", hooks))
-        asked = (one for each in self.hooks for one in each.agents if isinstance(one, Agent))
-        self.agents = Agents(agents if isinstance(agents, Agent) else [*agents, *asked], tools)
+        hook_agents = (agent for hook in self.hooks for agent in hook.agents if isinstance(agent, Agent))
+        self.agents = Agents(agents if isinstance(agents, Agent) else [*agents, *hook_agents], tools)
         self._provider_limits = check_provider_limits(provider_limits, self.agents)
         self._throttles: dict[str, Throttle] = {}
         self.store = store or open_store(config.resolve_store_url(store_url) or config.get_home_store_url())
@@ -333,7 +332,7 @@ class Engine:
             toolsets=self.toolsets,
         )
         self.interceptor = StageInterceptor(lambda: self._stages, self._is_engine_activity, SearchAttributeCheck())
-        self._stages: Sequence[Stage] = ()
+        self._stages: Stages
         self._users = 0
         self._opening = asyncio.Lock()
         self._stack = AsyncExitStack()
@@ -375,35 +374,55 @@ class Engine:
 
     async def call_model(self, call: ModelCall) -> ModelReply:
         """Run a model call through all stages, without Temporal."""
-        return await compose_model(self._stages, self.model.call)(call)
+        return await self._stages.wrap_model(self.model.call)(call)
 
     async def call_tool(self, call: ToolCall) -> ToolOutput:
         """Run a tool call through all stages, without Temporal."""
-        return await compose_tool(self._stages, self.tool.call)(call)
+        return await self._stages.wrap_tool(self.tool.call)(call)
 
-    def _build_stages(self) -> list[Stage]:
-        """Build the stages from the outside in. Inline tools run through the same stages, without the inline stage
-        itself."""
-        chain = Chain(self.store, cache=self._cache)
+    def _build_stages(self) -> Stages:
+        """Build the stages. A tool call passes the same ones in an activity of its own and inline."""
+        store, store_id, author, agents, hooks = self.store, self.store.store_id, self.author, self.agents, self.hooks
+        chain, outcomes = Chain(store, cache=self._cache), CachedJournal(store, cache=self._cache)
         tracing = TracingStage()
-        hooks = HookStage(self.author.run, self.agents.get, self.agents.find_tool, self.tool.context, self.hooks)
-        outcomes = CachedJournal(self.store, cache=self._cache)
+        failures = FailuresStage(store)
+        prepare = PrepareStage(chain, store_id, agents.get, self._authorise)
         journal = JournalStage(outcomes, waiting=report_waiting)
-        transcript = TranscriptStage(chain, outcomes, self.store, self.store.store_id, self._iteration.render_input)
-        prepare = PrepareStage(chain, self.store.store_id, self.agents.get, self._authorise)
-        failures = FailuresStage(self.store)
         events = EventsStage(
-            self.store,
+            store,
             lambda: get_cancellation().is_from_run(),
             stream=self._stream,
             changed_by_hooks=self._can_hooks_change_messages,
+            find_agent=agents.find,
         )
-        outer: list[Stage] = [failures, prepare, journal, events, transcript]
-        compaction = CompactionStage(ByteLRU(self._cache))
-        paid = ReplyCacheStage(self.store, self.hooks)
-        behind_inline = [*outer, self._iteration, compaction, hooks, paid, BudgetStage(self._get_limits)]
-        inline = InlineStage(compose_tool([tracing, *behind_inline], self.tool.call))
-        return [tracing, inline, *behind_inline]
+        of_tool_call: list[ToolStage] = [
+            tracing,
+            failures,
+            prepare,
+            journal,
+            events,
+            self._iteration,
+            ToolHookStage(author.run, agents.get, agents.find_tool, self.tool.context, hooks),
+        ]
+        return Stages(
+            of_model_call=[
+                tracing,
+                InlineStage(wrap_tool_call(of_tool_call, self.tool.call)),
+                failures,
+                prepare,
+                journal,
+                events,
+            ],
+            transcript=TranscriptStage(chain, outcomes, store, store_id, self._iteration.render_input),
+            iteration=self._iteration,
+            of_request=[
+                CompactionStage(ByteLRU(self._cache)),
+                HookStage(author.run, hooks),
+                ReplyCacheStage(store, hooks),
+                BudgetStage(lambda agent: agents.get(agent).limits),
+            ],
+            of_tool_call=of_tool_call,
+        )
 
     def _get_resources(self) -> Any:
         return self._resources.value
@@ -413,23 +432,22 @@ class Engine:
             in_place = find_fake_model(agent.name, str(model), model.own)
             return in_place or model.own or get_provider(model.provider)
 
-        return ModelChain(agent.chain, find, throttles=self._throttles, waiting=report_waiting)
+        return ModelChain(agent.chain, find, throttles=self._throttles, report_wait=report_waiting)
 
     def _can_force(self, agent: Agent) -> bool:
         """Whether every model of ``agent`` takes ``tool_choice``: a provider declares ``tool_choice = False`` if
         not."""
-        models = [(find_fake_model(agent.name, str(one), one.own) or one.own, one.provider) for one in agent.chain]
+        models = [
+            (find_fake_model(agent.name, str(model), model.own) or model.own, model.provider) for model in agent.chain
+        ]
         return all(getattr(own or get_provider(name), "tool_choice", True) for own, name in models)
-
-    def _get_limits(self, agent: str) -> Limits:
-        return self.agents.get(agent).limits
 
     def _can_hooks_change_messages(self, agent: str) -> bool:
         """Whether hooks may change users' messages to the agent; for an agent that is not served here, those of the
         worker."""
-        known = self.agents.find(agent)
-        sets = (self.hooks, *([known.hooks] if known is not None else []))
-        return any(some.on(event) for some in sets if some for event in MESSAGE_EVENTS)
+        served = self.agents.find(agent)
+        sets = (self.hooks, *([served.hooks] if served is not None else []))
+        return any(hooks.on(event) for hooks in sets if hooks for event in MESSAGE_EVENTS)
 
     def _is_engine_activity(self, fn: Callable[..., Any]) -> bool:
         return getattr(fn, "__self__", None) in (self.model, self.tool)

@@ -6,9 +6,16 @@ Also ``TaskBoundRunner``, the workflow runner that refuses queries which would m
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import sys
+import sysconfig
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import timedelta
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from temporalio.bridge.proto.workflow_activation import WorkflowActivation
@@ -21,7 +28,7 @@ from ..agent.agent import Agent
 from ..errors import DefinitionError, ThreadsLostError
 from ..hooks import Hook, HookSet
 from ..ports import Store
-from ..store.chain import CACHE_BYTES
+from ..store.cache import CACHE_BYTES
 from ..tools import Tool
 from ..tools.context import AuthFunction
 from ..types.limits import RateLimit
@@ -61,7 +68,9 @@ class TaskBoundRunner(UnsandboxedWorkflowRunner):
                 same_task = act.timestamp == last.timestamp and act.history_size_bytes == last.history_size_bytes
                 if act.history_length > last.history_length and same_task:
                     failed = WorkflowActivationCompletion()
-                    failed.failed.failure.message = "the run has news that no workflow task has brought: query it again"
+                    failed.failed.failure.message = (
+                        "the run has events that no workflow task has processed yet: retry the query"
+                    )
                     return failed
                 last.history_length = act.history_length
                 last.history_size_bytes = act.history_size_bytes
@@ -137,6 +146,10 @@ class PerdurePlugin(SimplePlugin):
             # The SDK fills its defaults in before plugins see them, so a default cannot be told from a choice of it.
             if config.get(name) in (None, sdk_default):
                 config[name] = ours  # type: ignore[literal-required]  # the names above are keys of the TypedDict
+        if not config.get("use_worker_versioning") and config.get("deployment_config") is None:
+            # The SDK's default hashes the bytecode of all loaded modules, which takes 0.2 s of CPU, and a second
+            # where Python keeps no bytecode.
+            config["build_id"] = config.get("build_id") or get_build_id()
         if type(config.get("unsandboxed_workflow_runner")) in (type(None), UnsandboxedWorkflowRunner):
             config["unsandboxed_workflow_runner"] = TaskBoundRunner()
         return config
@@ -150,15 +163,17 @@ class PerdurePlugin(SimplePlugin):
             stopping: list[asyncio.Task[None]] = []
 
             def stop() -> None:
-                logger.critical("the worker stops, for its threads are lost: %s. Restart its process.", lost.result())
+                logger.critical(
+                    "the worker stops, because it has lost threads: %s. Restart its process.", lost.result()
+                )
                 stopping.append(asyncio.ensure_future(worker.shutdown()))
 
             lost.add_done_callback(lambda _: loop.call_soon_threadsafe(stop))
             await next(worker)
             if stopping:
                 raise ThreadsLostError(
-                    f"the worker has stopped, for its threads are lost: {lost.result()}",
-                    hint="Restart its process, which alone ends them. Give what the functions wait for a timeout.",
+                    f"the worker has stopped, because it had lost threads: {lost.result()}",
+                    hint="Restart its process: only its end frees them. Give blocking calls in tools a timeout.",
                 )
 
         async with self.engine.serve(worker.client, worker.task_queue):
@@ -171,6 +186,30 @@ class PerdurePlugin(SimplePlugin):
         return timedelta(seconds=longest) + DRAIN_MARGIN
 
 
+@cache
+def get_build_id() -> str:
+    """Return the build id of workers that are not versioned: it changes with perdure's version and the program's code.
+
+    Temporal records it in the histories of their runs, and can reset runs to the point before a build. The code is that
+    of the loaded modules that are not installed packages.
+    """
+    installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    digest = hashlib.sha256()
+    for name, module in sorted(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if path and path.endswith(".py") and not path.startswith(installed):
+            with suppress(OSError):  # in an archive, or gone since it was loaded
+                digest.update(name.encode() + Path(path).read_bytes())
+    return f"perdure-{_get_version()}-{digest.hexdigest()[:12]}"
+
+
+def _get_version() -> str:
+    try:
+        return version("perdure")
+    except PackageNotFoundError:  # not installed: run from its source
+        return "source"
+
+
 def _check_no_dynamic_activity(activities: Iterable[Callable[..., Any]]) -> None:
     """Raise ``DefinitionError`` for a dynamic activity: a worker can have one, and agents' tools need it, each an
     activity named after its tool."""
@@ -179,6 +218,6 @@ def _check_no_dynamic_activity(activities: Iterable[Callable[..., Any]]) -> None
         if definition is not None and definition.name is None:
             name = getattr(fn, "__qualname__", repr(fn))
             raise DefinitionError(
-                f"this worker has a dynamic activity of its own, {name}; PerdurePlugin brings one for agents' tools",
-                hint="Temporal takes one. Give your activities static names, or the agents a worker of their own.",
+                f"this worker has a dynamic activity of its own, {name}; PerdurePlugin adds one for agents' tools",
+                hint="Temporal allows one. Give your activities static names, or the agents a worker of their own.",
             )

@@ -30,7 +30,7 @@ from ..workflows import AgentWorkflow
 _OMITTED_HISTORY_FIELDS = ("stackTrace", "identity", "workerVersion", "meteringMetadata")
 """Fields omitted from files: those that replay does not use, and those that name machines. ``sdkMetadata`` stays: its
 flags enable the SDK's checks."""
-_EXPORT_HINT = "`temporal workflow show -w ID -o json`, Temporal's UI or `perdure replay --save` make one."
+_EXPORT_HINT = "`temporal workflow show -w ID -o json`, Temporal's UI or `perdure replay --save` write one."
 
 
 def read_histories(path: Path) -> dict[str, WorkflowHistory]:
@@ -38,7 +38,7 @@ def read_histories(path: Path) -> dict[str, WorkflowHistory]:
     ``InvalidInputError``."""
     files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
     if not files:
-        raise InvalidInputError(f"there is no history (*.json) in {path}", hint=_EXPORT_HINT)
+        raise InvalidInputError(f"no history (*.json) in {path}", hint=_EXPORT_HINT)
     return {str(file): _read_history_file(file) for file in files}
 
 
@@ -51,7 +51,7 @@ def _read_history_file(file: Path) -> WorkflowHistory:
         raise InvalidInputError(f"the history {file} cannot be read: {error.strerror}") from None
     except Exception as error:  # JSON, its shape, or Temporal's parser of it
         raise InvalidInputError(
-            f"{file} is no workflow history: {type(error).__name__}: {error}", hint=_EXPORT_HINT
+            f"{file} is not a workflow history: {type(error).__name__}: {error}", hint=_EXPORT_HINT
         ) from None
 
 
@@ -209,7 +209,7 @@ async def replay_histories(
     data_converter: DataConverter = DataConverter.default,
 ) -> ReplayReport:
     """Replay ``histories``, by their names, and return the report."""
-    replayer = Replayer(workflows=[AgentWorkflow, *workflows], data_converter=data_converter)
+    replayer = Replayer(workflows=[AgentWorkflow, *workflows], data_converter=data_converter, build_id="replay")
     found = []
     for name, history in histories.items():
         result = await replayer.replay_workflow(history, raise_on_replay_failure=False)
@@ -224,14 +224,15 @@ async def _load_histories(
 ) -> dict[str, WorkflowHistory]:
     if sum(one is not None for one in (path, id, query)) != 1 or (path is None) != (client is not None):
         raise InvalidInputError(
-            "what is to be replayed?", hint="replay(path), or replay(client=client, id=…), or with query=…."
+            "replay() needs either a path, or a client with id or query",
+            hint="replay(path), replay(client=client, id=…) or replay(client=client, query=…).",
         )
     if path is not None:
         return read_histories(Path(path))
     assert client is not None, "checked above"
     ids = [id] if id is not None else await list_run_ids(client, query or "")
     if not ids:
-        raise InvalidInputError(f"no run is found by {query!r}", hint=LIST_HINT)
+        raise InvalidInputError(f"no run matches {query!r}", hint=LIST_HINT)
     found: dict[str, WorkflowHistory] = {}
     for one in ids:
         found |= await fetch_run_histories(client, one)

@@ -20,7 +20,7 @@ from ..client.client import Client
 from ..errors import RuntimeSetupError
 from ..hooks import Hook, HookSet
 from ..ports import Toolset
-from ..store.chain import CACHE_BYTES
+from ..store.cache import CACHE_BYTES
 from ..tools import Tool
 from ..tools.context import AuthFunction
 from ..types.limits import RateLimit

@@ -12,10 +12,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pydantic import BaseModel
 
-from ..errors import EngineError
+from ..errors import EngineError, NewerStateError
 from ..loop.lifecycle import pause_run
 from ..types.messages import clean_text
-from ..types.state import NewerStateError, RunState, StatePart
+from ..types.state import RunState, StatePart
 from ..types.subagents import BackgroundRun
 from .host import get_host, get_logger, has_marker, is_replaying, record_marker
 

@@ -196,7 +196,7 @@ async def test_a_cycle_of_subagents_is_refused_by_the_worker(engine: Engine) -> 
     agents = [Agent("a", MODEL, subagents=["b"]), Agent("b", MODEL, subagents=["a"])]
     with pytest.raises(DefinitionError) as caught:
         Worker(client, agents)
-    explains(caught.value, "a cycle of subagents: a → b → a", "take 'b' out of the subagents of 'a'")
+    explains(caught.value, "a cycle of subagents: a → b → a", "remove 'b' from the subagents of 'a'")
 
 
 # --- Temporal
@@ -218,7 +218,7 @@ async def test_an_unreachable_temporal_address(kind: str) -> None:
                 await Client.connect(address=address)
         if kind == "another program":
             answering.cancel()
-    explains(caught.value, f"no Temporal server at {address}", "the address that was given", "Check the address")
+    explains(caught.value, f"no Temporal server at {address}", "the given address", "Check the address")
 
 
 async def answer_as_http(listening: socket.socket) -> None:

@@ -153,7 +153,7 @@ class Loopback:
         return await ended(process)
 
     async def close(self) -> None:
-        """Kill what still runs, with its children, and close what nobody has read to its end."""
+        """Kill what still runs, with its children, and close the pipes that were not read to the end."""
         for process in self.started:
             if (process.poll() if isinstance(process, forkserver.Process) else process.returncode) is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -236,10 +236,36 @@ def test_links_lead_somewhere(page: Page) -> None:
             assert anchor in Page(Path(target)).anchors, f"{page.name} links to {link}"
 
 
+TOP_LEVEL = ("docs", "examples", "deploy", "tests", "scripts", "perdure")
+PARTS = tuple(path.parent.name for path in (ROOT / "perdure").glob("*/__init__.py"))
+NAMED = re.compile(rf"`((?:{'|'.join((*TOP_LEVEL, *PARTS))})/[\w./-]*|test_\w+\.py)`")
+"""`tests/replay`; `loop/decide.py`, of perdure; `test_forks.py`, anywhere under tests/."""
+
+
+def file_exists(name: str) -> bool:
+    if name.startswith("test_"):
+        return any((ROOT / "tests").rglob(name))
+    return (ROOT / name).exists() or (ROOT / "perdure" / name).exists()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_are_named_exist(page: Page) -> None:
-    for name in re.findall(r"`((?:docs|examples|deploy|tests|scripts|perdure)/[\w./-]*)`", page.text):
-        assert "NNN" in name or (ROOT / name).exists(), f"{page.name} names {name}"
+    missing = [name for name in NAMED.findall(page.text) if "NNN" not in name and not file_exists(name)]
+    assert not missing, f"{page.name} names {missing}"
+
+
+@functools.cache
+def names_of_tests() -> frozenset[str]:
+    sources = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    return frozenset(
+        name for source in sources for name in re.findall(r"^ *(?:async )?def (test_\w+)\(", source, re.MULTILINE)
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tests_that_are_named_exist(page: Page) -> None:
+    missing = set(re.findall(r"`(test_\w+)`", page.text)) - names_of_tests()
+    assert not missing, f"{page.name} names {missing}"
 
 
 def test_what_survives_what_is_shown_by_tests() -> None:

@@ -16,7 +16,7 @@ from perdure.errors import PerdureError
 from tests.docs.loopback import ROOT
 
 CLOSED = "http://127.0.0.1:9"
-"""The discard port: whoever asks for something by way of this proxy gets nothing."""
+"""The discard port: a request through this proxy fails."""
 
 
 def build_site(folder: Path) -> None:

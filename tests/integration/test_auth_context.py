@@ -269,7 +269,7 @@ async def test_a_reference_that_nobody_can_resolve(engine: Engine) -> None:
             reason = (await run.status()).reason
             return reason if reason and "auth_ref" in reason else None
 
-        assert "this worker has nothing to resolve it with" in await eventually(stuck, what="a reason")
+        assert "this worker has no resolve_auth" in await eventually(stuck, what="a reason")
     async with engine.served(speaker(), resolve_auth=gone):
         with pytest.raises(AbortError, match="session session-9 was revoked"):
             await run.result()

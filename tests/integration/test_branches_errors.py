@@ -150,7 +150,7 @@ def _other_plain(step: Step) -> None:
         (_unknown, r"AgentNotFoundError: no agent 'nobody' on this worker \(it serves: boss, echo\)"),
         (_many, "DefinitionError: a step may have 10 branches"),
         (_forgotten, "DefinitionError: the policy began the branch 'echo: a' and did not wait"),
-        (_nothing, "DefinitionError: a branch to agent 'echo' without the conversation has nothing to answer"),
+        (_nothing, "DefinitionError: a branch to agent 'echo' without the conversation needs a message"),
         (_odd, r"DefinitionError: a branch to agent 'echo' is given text, not \['a'\]"),
         (_empty, "DefinitionError: a branch to agent 'echo' is given text, not ''"),
         (_some, 'is "all" or "none", not \'some\''),
@@ -190,7 +190,7 @@ async def test_a_deploy_that_changes_the_question_fails_the_run_which_then_goes_
         gate.open()
         with pytest.raises(HookError, match="'echo: after', where it asked for 'echo: before'") as failed:
             await run.result()
-        assert "If a deploy has changed what it asks: resume the run" in str(failed.value)
+        assert "If a deploy has changed the requests, resume the run" in str(failed.value)
         await run.resume()
         response = await run.result()
         assert_closed(response.messages)

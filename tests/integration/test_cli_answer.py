@@ -34,7 +34,7 @@ async def test_what_is_asked_is_listed_and_answered(engine: Engine, monkeypatch:
         listed = (await cli("approvals", "--agent", agent.name)).out
         assert "    question: How much?\n" in listed
         assert '    form: {"type": "number"}\n' in listed
-        assert "    callback: a client is to run it\n" in listed
+        assert "    callback: a client runs it\n" in listed
         plain = json.loads((await cli("approvals", "--agent", agent.name, "--json")).out)
         assert sorted(one["kind"] for one in plain) == ["callback", "callback", "callback", "question"]
         assert "waits for an answer: " in (await cli("show", run.id)).out
@@ -42,7 +42,7 @@ async def test_what_is_asked_is_listed_and_answered(engine: Engine, monkeypatch:
         unnamed = await cli("answer", run.id, "x")
         assert (unnamed.code, "4 calls of run" in unnamed.err) == (2, True)
         empty = await cli("answer", run.id)
-        assert (empty.code, "a value, an --input or an --error" in empty.err) == (2, True)
+        assert (empty.code, "a value, --input or --error" in empty.err) == (2, True)
         no_json = await cli("answer", run.id, waits["pay"], "much")
         assert (no_json.code, "the answer is not JSON" in no_json.err) == (2, True)
         paid = await cli("answer", run.id, waits["pay"], "3", "--by", "ana")

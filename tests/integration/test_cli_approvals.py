@@ -60,7 +60,7 @@ async def test_what_waits_is_listed_approved_and_denied(engine: Engine, monkeypa
         assert "is already denied by bea" in late.err
         said = results(await run.transcript())
         told = (await cli("events", run.id)).out
-        assert (await cli("approvals", "--agent", agent.name)).out == "nothing waits for a person\n"
+        assert (await cli("approvals", "--agent", agent.name)).out == "no pending approvals or questions\n"
     async with engine.served(agent):  # by a service that never heard of the run: as when Temporal has forgotten it
         shown = (await cli("show", run.id)).out
         plain = (await cli("show", run.id, "-o", "json")).json

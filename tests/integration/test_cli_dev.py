@@ -142,7 +142,7 @@ def agents(cli: Cli) -> Path:
 async def test_a_worker_serves_a_folder(cli: Cli, agents: Path) -> None:
     """Files are taken up, changed, broken and removed under it."""
     none = await cli("worker", "agents.py", "--agents", "nowhere")
-    assert (none.code, "there is no folder nowhere" in none.err) == (2, True)
+    assert (none.code, "folder nowhere does not exist" in none.err) == (2, True)
     without = await cli("worker", "agents.py")
     assert "agents.py has no agents at its top level" in without.err
     worker = await cli.spawn("worker", "agents.py", "--agents", "agents")

@@ -72,4 +72,4 @@ async def test_what_cannot_be_attached_is_named(cli: Commands) -> None:
     missing = await cli("run", "looker", "Look.", "--attach", "dog.png")
     assert (missing.code != 0, "cannot read 'dog.png': No such file" in missing.err) == (True, True)
     alone = await cli("interrupt", "x", "--attach", "cat.png")
-    assert "goes with a message" in alone.err
+    assert "--attach needs a message" in alone.err

@@ -36,11 +36,11 @@ async def test_the_value_is_what_the_agent_is_asked(engine: Engine, cli: Command
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "a run is asked a message, or an --input"),
-        (("Hi.", "--input", "{}"), "a run is asked a message, or an --input"),
+        ((), "give either MESSAGE or --input"),
+        (("Hi.", "--input", "{}"), "give either MESSAGE or --input"),
         (("--input", "Oslo"), "--input is not JSON"),
         (("--input", "[]"), "--input must be a JSON object"),
-        (("--input", "{}", "--attach", __file__), "an --input has no files beside it"),
+        (("--input", "{}", "--attach", __file__), "--attach cannot be combined with --input"),
     ],
 )
 async def test_what_it_cannot_be_asked(cli: Commands, arguments: tuple[str, ...], says: str) -> None:

@@ -140,7 +140,7 @@ import sys, time
 
 class Slow:
     def find_spec(self, name, path=None, target=None):
-        if name in ("temporalio.client", "sqlalchemy"):
+        if name in ("temporalio.client", "sqlite3"):
             time.sleep(1.1)
 
 sys.meta_path.insert(0, Slow())

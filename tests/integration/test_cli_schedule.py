@@ -85,7 +85,7 @@ async def test_a_schedule_that_is_not_there_and_wrong_usage(cli: Commands) -> No
         refused = await cli("schedule", "create", "desk", "Go.", *arguments)
         assert (refused.code, says in refused.err) == (2, True), refused.err
     unasked = await cli("schedule", "create", "desk", "--id", "x", "--every", "1h")
-    assert (unasked.code, "a message, or an --input" in unasked.err) == (2, True)
+    assert (unasked.code, "give either MESSAGE or --input" in unasked.err) == (2, True)
 
 
 async def test_a_prefix_of_several(engine: Engine, cli: Commands) -> None:

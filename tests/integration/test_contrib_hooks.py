@@ -106,7 +106,7 @@ async def test_a_conversation_is_summed_up_at_the_threshold(engine: Engine) -> N
         await run.result()
         transcript = await run.transcript()
     assert any(message.replaces is not None for message in transcript)
-    with pytest.raises(DefinitionError, match=r"worker: .* sums up the conversations of an agent"):
+    with pytest.raises(DefinitionError, match=r"worker: .* summarises the conversations of an agent"):
         PerdurePlugin([], hooks=[auto_summarise(1000)])
     both = Agent("both", provider, compaction=Compaction.window(messages=10), hooks=[auto_summarise(1000)])
     assert both.compaction is not None
@@ -188,9 +188,9 @@ async def test_a_line_that_cannot_be_written_fails_the_call(engine: Engine, tmp_
 
 
 def test_what_they_are_given_is_checked() -> None:
-    with pytest.raises(DefinitionError, match="redact: a pattern is no regular expression"):
+    with pytest.raises(DefinitionError, match="redact: a pattern is not a regular expression"):
         redact(["("])
-    with pytest.raises(DefinitionError, match="notify_every: n is a whole number of at least 1, not 0"):
+    with pytest.raises(DefinitionError, match="notify_every: n must be a whole number of at least 1, not 0"):
         notify_every(0, print)
     with pytest.raises(DefinitionError, match="warn_on_tokens: limit"):
         warn_on_tokens(True)

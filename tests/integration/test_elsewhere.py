@@ -248,7 +248,7 @@ async def test_a_tool_that_has_become_another_is_not_sent(engine: Engine) -> Non
     async with engine.served(Agent("payer", ScriptedProvider(["Done."]), tools=[here])):
         await run.approve(by="ana")
         await run.result()
-        assert await told(run) == ["ToolError: pay is run in another way now: call it again"]
+        assert await told(run) == ["ToolError: pay is now another kind of tool; retry the call"]
 
 
 # --- callbacks

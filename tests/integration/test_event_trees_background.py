@@ -143,11 +143,11 @@ async def test_show_says_which_are_in_background(engine: Engine) -> None:
         async with aclosing(run.events()) as events:
             while (await next_of(events, "tool.completed")).path:
                 pass
-        while_it_runs = await read_run_details(client, run)
+        while_it_runs = await read_run_details(run)
         gate.open()
         await run.result()
         await client.run(f"{run.id}/1").result()  # it tells its parent before it ends
-        at_its_end = await read_run_details(client, run)
+        at_its_end = await read_run_details(run)
     (row,) = [one for one in while_it_runs.children if one.status.context_id == f"{run.id}/1"]
     assert (row.depth, row.background, row.status.state) == (1, True, "running")
     assert any(

@@ -99,7 +99,7 @@ async def test_a_conversation_with_files_goes_on_elsewhere(engine: Engine) -> No
         with pytest.raises(InvalidInputError, match="history: a file of it"):
             await client.start("looker", "Again.", history=[Message(role="user", parts=(strange,))])
         bad = FilePart(media_type="image/png", data="?")
-        with pytest.raises(InvalidInputError, match="history: data: it is not base64"):
+        with pytest.raises(InvalidInputError, match="history: data is not base64"):
             await client.start("looker", "Again.", history=[Message(role="user", parts=(bad,))])
 
 

@@ -96,7 +96,7 @@ async def test_who_comes_after_the_time_and_the_end_of_the_run_is_told_so(engine
         run = await client.start("clerk", "Go.")
         await run.result()
         (asked,) = [event async for event in run.events(wait=False) if event.type == "question.asked"]
-        with pytest.raises(ApprovalExpiredError, match="has expired: nobody had decided by"):
+        with pytest.raises(ApprovalExpiredError, match="has expired: no decision by"):
             await run.answer(asked.call_id, 1)
         with pytest.raises(RunClosedError):
             await (await engine.client(store=False)).run(run.id).answer(asked.call_id, 1)

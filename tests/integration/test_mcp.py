@@ -153,8 +153,8 @@ async def test_a_tool_that_is_harmless_for_some_alone_is_done_again_for_nobody(m
     reads = Tool(name="act", input_schema={}, annotations=ToolAnnotations(read_only_hint=True))
     lists, asked = iter([[Tool(name="act", input_schema={})], [reads]]), []
 
-    async def answer(_: Any, __: Any, *, again: bool, **options: Any) -> Any:
-        asked.append(again)
+    async def answer(_: Any, __: Any, *, retryable: bool, **options: Any) -> Any:
+        asked.append(retryable)
         return CallToolResult(content=[]) if options == {} else next(lists)
 
     monkeypatch.setattr(server, "_send_request", answer)
@@ -211,7 +211,7 @@ async def test_the_reference_server_of_npm_over_stdio_and_over_http(engine: Engi
 
 
 def test_what_is_no_server_is_refused_where_it_is_written() -> None:
-    with pytest.raises(DefinitionError, match=r"is no http\(s\) URL"):
+    with pytest.raises(DefinitionError, match=r"is not an http\(s\) URL"):
         MCPServer.http("localhost:8000")
     for command in (["python", "server.py"], "", None):
         with pytest.raises(DefinitionError, match="the command is the name of a program"):

@@ -79,7 +79,7 @@ async def test_runs_that_a_query_finds(engine: Engine, cli: Cli) -> None:
         gate.open()
         for run in runs:
             await run.result()
-        with pytest.raises(InvalidInputError, match="no run is found"):
+        with pytest.raises(InvalidInputError, match="no run matches"):
             await replay(client=client, query="WorkflowId = 'nothing'")
         with pytest.raises(InvalidInputError, match="the query 'not a query'"):
             await replay(client=client, query="not a query")

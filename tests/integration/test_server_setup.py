@@ -84,4 +84,4 @@ async def test_setup_says_what_is_in_its_way(engine: Engine, cli: Commands, monk
     monkeypatch.delenv("TEMPORAL_ADDRESS")
     nothing = await cli("server", "setup")
     assert nothing.code == 4
-    assert "no Temporal server is named" in nothing.err
+    assert "no Temporal server is configured" in nothing.err

@@ -315,7 +315,7 @@ async def test_a_typed_answer_of_the_policy_that_does_not_fit_fails_the_run(engi
     one = agent(searches(1)[:1], policy(lambda step: step.finish(what="a", times="often")), output=Found)
     with pytest.raises(HookError, match=r"step_policy \(on_iteration\) failed: .*\n- times: ") as failed:
         await answer(engine, one)
-    assert "step.finish was given what the output cannot be" in str(failed.value)
+    assert "step.finish: the value is not of the output type" in str(failed.value)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -370,7 +370,7 @@ async def test_a_call_that_is_changed_inside_its_message_is_refused_and_stays_as
             response = await (await client.start(logging, wrong)).result()
             arguments = [one.arguments for message in provider.requests[-1].messages for one in message.tool_calls]
             assert (response.content, arguments) == ("Done.", [{"query": "1"}])
-            with pytest.raises(HookError, match="a call of search were changed inside their message"):
+            with pytest.raises(HookError, match="a call of search were changed in place"):
                 await (await client.start(failing, wrong)).result()
 
 
@@ -405,7 +405,7 @@ async def test_what_cannot_be_carried_out_fails_the_run_and_names_the_hook(engin
         (orphan, "message 1 has a result without a call"),
         (lambda step: step.add_tool("refund"), "there is no tool 'refund'"),
         (lambda step: step.inject("x" * 10) or 1 / 0, "ZeroDivisionError"),
-        (lambda step: step.messages.append("Hi."), "no Message"),
+        (lambda step: step.messages.append("Hi."), "only Message objects"),
         (lambda step: (step.settings.update(metadata={"x": "y" * 200_000}), step.keep()), "step.keep"),
     ]
     provider = ScriptedProvider(searches(1)[:1] * len(cases))

@@ -312,7 +312,7 @@ async def test_the_tree_is_shown(engine: Engine) -> None:
         run = await client.start(top, "Go.")
         await run.result()
         assert [child.id for child in await run.children()] == [f"{run.id}/1", f"{run.id}/2"]
-        shown = await read_run_details(client, run)
+        shown = await read_run_details(run)
     assert [(one.depth, one.status.context_id, one.status.agent, one.status.state) for one in shown.children] == [
         (1, f"{run.id}/1", "mid", "completed"),
         (2, f"{run.id}/1/1", "low", "completed"),

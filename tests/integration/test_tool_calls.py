@@ -214,7 +214,7 @@ async def test_a_worker_that_has_lost_its_threads_stops_and_another_goes_on(
     with pytest.raises(ThreadsLostError, match=r"3 abandoned functions still run .* tool hang of agent host"):
         async with engine.served(agent):
             await asyncio.Event().wait()
-    assert "the worker stops, for its threads are lost" in caplog.text
+    assert "the worker stops, because it has lost threads" in caplog.text
     async with engine.served(agent):
         response = await run.result()
     go.set()

@@ -86,8 +86,7 @@ async def test_a_run_keeps_the_list_that_it_took_and_a_changed_tool_is_refused(e
     first, second = results(response.messages)
     assert first.startswith('{"city":"Rome"')
     assert second == (
-        "ToolError: forecast was not called: its definition in toolset 'weather' is another now than the one that "
-        "you were shown"
+        "ToolError: forecast was not called: its definition in toolset 'weather' has changed since you were shown it"
     )
     assert len(weather.called) == 1
     assert len(provider.requests) == 4
@@ -104,7 +103,7 @@ async def test_a_tool_that_is_gone_is_refused(engine: Engine) -> None:
     provider = ScriptedProvider([remove, "Gone."])
     async with engine.served(Agent("host", provider, tools=[add], toolsets=[weather])) as client:
         response = await (await client.start("host", "Rome?")).result()
-    assert results(response.messages) == ["ToolError: forecast was not called: toolset 'weather' has it no more"]
+    assert results(response.messages) == ["ToolError: forecast was not called: toolset 'weather' no longer has it"]
 
 
 async def test_refresh_takes_the_new_list_at_the_next_call(engine: Engine) -> None:
@@ -219,7 +218,7 @@ async def test_the_list_of_a_run_outlives_the_worker_that_took_it(engine: Engine
     async with engine.served(Agent("host", second, tools=[add], toolsets=[later])):
         response = await run.result()
     assert [shown(request) for request in (*first.requests, *second.requests)] == [["add", "forecast"]] * 4
-    assert results(response.messages)[1].endswith("toolset 'weather' has it no more")
+    assert results(response.messages)[1].endswith("toolset 'weather' no longer has it")
     assert later.asked == 1, "only to see whether the tool is still there"
 
 
@@ -234,7 +233,7 @@ async def test_a_toolset_that_was_taken_out_of_the_code_is_named(engine: Engine)
     async with engine.served(agent) as client:
         response = await (await client.start("host", "Go.")).result()
     assert results(response.messages) == [
-        "ToolError: forecast was not called: agent 'host' has no toolset 'weather' any more"
+        "ToolError: forecast was not called: agent 'host' no longer has toolset 'weather'"
     ]
 
 

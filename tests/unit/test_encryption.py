@@ -69,7 +69,7 @@ def test_a_changed_token_does_not_open(data: st.DataObject) -> None:
 def test_what_is_no_token_does_not_open(body: str) -> None:
     with pytest.raises(AuthContextError):
         KeyRing([NEW]).open(f"perdure1:new:{NEW.fingerprint}:{body}", ["run"])
-    with pytest.raises(AuthContextError, match="a form that this engine does not know"):
+    with pytest.raises(AuthContextError, match="a format that this engine does not support"):
         KeyRing([NEW]).open(f"perdure9:new:{NEW.fingerprint}:{body}", ["run"])
 
 
@@ -87,7 +87,7 @@ def test_a_key_that_is_not_here_is_waited_for() -> None:
     for keys, why in (
         (KeyRing(), r"does not have it \(it has: none\)"),
         (KeyRing([NEW]), r"does not have it \(it has: new\)"),
-        (KeyRing([EncryptionKey("old", NEW.secret)]), "has another key under that id"),
+        (KeyRing([EncryptionKey("old", NEW.secret)]), "has another key with that id"),
     ):
         with pytest.raises(AuthContextUnavailableError, match=why) as caught:
             keys.open(token, ["run"])
@@ -114,7 +114,7 @@ def test_a_wrong_key_is_named_and_not_shown(text: str, why: str, monkeypatch: py
 
 
 def test_without_a_key_it_is_refused(embedded: str) -> None:
-    with pytest.raises(AuthContextUnavailableError, match="cluster:7233, and PERDURE_ENCRYPTION_KEYS gives no key"):
+    with pytest.raises(AuthContextUnavailableError, match="cluster:7233: PERDURE_ENCRYPTION_KEYS has no key"):
         KeyRing.from_environment().get_encryption_key("cluster:7233")
 
 
@@ -172,7 +172,7 @@ TEMPORAL: TemporalClient = Temporal()  # type: ignore[assignment]  # see there
 )
 def test_what_cannot_be_sent_is_refused_without_being_shown(given_: object, why: str) -> None:
     with pytest.raises(InvalidInputError, match=why) as caught:
-        seal_auth(TEMPORAL, "run", given_, None)  # type: ignore[arg-type]  # whoever calls may not check types
+        seal_auth(TEMPORAL, "run", given_, None)  # type: ignore[arg-type]  # callers may not check types
     assert "s3cret" not in str(caught.value)
 
 

@@ -148,6 +148,94 @@ def test_lengths(tmp_path: Path, source: str, code: int, says: str) -> None:
     assert says in result.stdout if says else not result.stdout
 
 
+def write_package(folder: Path, modules: dict[str, str]) -> Path:
+    """A package with these modules, named like the folder: no other test has one of that name."""
+    package = folder / folder.name
+    for path, source in {"__init__.py": "", **modules}.items():
+        (package / path).parent.mkdir(parents=True, exist_ok=True)
+        (package / path).write_text(source)
+    return package
+
+
+PROGRAM = 'def main(): ...\nif __name__ == "__main__":\n    main()\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "importers", "refused"),
+    [
+        ("small.py", "x = 1\n", 1, True),
+        ("small.py", "x = 1\n" * 59, 1, True),
+        ("small.py", "x = 1\n" * 60, 1, False),
+        ("small.py", "x = 1\n", 0, False),
+        ("small.py", "x = 1\n", 2, False),
+        ("small.py", '"""Numbers, apart because they break a cycle with sums."""\n', 1, False),
+        ("small.py", '"""Numbers; separate because they keep an import cheap.\n\nMore."""\n', 1, False),
+        ("small.py", '"""Numbers.\n\nApart because of a cycle."""\n', 1, True),
+        ("small.py", '"""Numbers, apart because."""\n', 1, True),
+        ("small.py", "# apart because of a cycle\nx = 1\n", 1, True),
+        ("small.py", PROGRAM, 1, False),
+        ("small/__init__.py", "x = 1\n", 1, False),
+        ("small/__main__.py", "x = 1\n", 1, False),
+        ("migrations/small.py", "x = 1\n", 1, False),
+    ],
+)
+def test_small_modules(tmp_path: Path, path: str, source: str, importers: int, refused: bool) -> None:
+    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    imports = f"def late():\n    from .{module} import x\n" + "x = 1\n" * 60
+    package = write_package(tmp_path, {path: source, **{f"user{n}.py": imports for n in range(importers)}})
+    result = lint("lint_small_modules.py", package)
+    assert result.returncode == refused
+    says = f"small.py: error: {len(source.splitlines())} lines, imported by {package.name}.user0 alone: "
+    assert says in result.stdout if refused else not result.stdout
+
+
+CYCLES = {
+    "run": ({"a.py": "from . import b\n", "b.py": "from .a import x\n"}, "{0}.a -> {0}.b -> {0}.a"),
+    "type": (
+        {"a.py": "from .b import x\n", "b.py": "if TYPE_CHECKING:\n    from .a import X\n"},
+        "{0}.a -> {0}.b -> {0}.a\n    {0}.a, line 1: from .b import x\n    {0}.b, line 2: from .a import X\n",
+    ),
+    "lazy": (
+        {"a.py": "from .b import x\n", "b.py": "def f():\n    from {0}.a import x\n"},
+        "{0}.a -> {0}.b -> {0}.a",
+    ),
+    "three": (
+        {"a.py": "from . import b", "b.py": "from . import c", "c.py": "from . import a"},
+        "{0}.a -> {0}.b -> {0}.c -> {0}.a",
+    ),
+    "parts": (
+        {"a/__init__.py": "", "a/low.py": "", "a/high.py": "from ..b import x", "b.py": "from .a.low import x"},
+        "{0}.a -> {0}.b -> {0}.a\n    {0}.a.high, line 1: from ..b import x\n    {0}.b, line 1: from .a.low import x\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CYCLES)
+def test_cycles(tmp_path: Path, kind: str) -> None:
+    modules, says = CYCLES[kind]
+    name = tmp_path.name
+    package = write_package(tmp_path, {path: source.replace("{0}", name) for path, source in modules.items()})
+    result = lint("lint_cycles.py", package)
+    assert result.returncode == 1
+    assert result.stdout.startswith("error: import cycle: " + says.format(name))
+    assert result.stdout.count("error:") == 1
+
+
+def test_without_a_cycle(tmp_path: Path) -> None:
+    modules = {"a.py": "from .b import x\nfrom .c import x\n", "b.py": "from .c import x\n", "c.py": "import os\n"}
+    assert lint("lint_cycles.py", write_package(tmp_path, modules)) == Said(0, "")
+
+
+def test_exceptions_of_cycles(tmp_path: Path) -> None:
+    package = write_package(tmp_path, {"a.py": "from . import b\n", "b.py": "from .a import x\n"})
+    a, b, c = (f"{package.name}.{module}" for module in "abc")
+    check = script("lint_cycles.py")["check"]
+    assert not list(check(package, {(b, a): "a reason"}))
+    assert list(check(package, {(b, a): "a reason", (b, c): "stale"})) == [
+        f"error: {b} does not import {c}: remove the exception"
+    ]
+
+
 @pytest.mark.parametrize("name", ["lint_lengths.py", "lint_determinism.py"])
 def test_as_make_runs_them(tmp_path: Path, name: str) -> None:
     path = tmp_path / "workflows" / "case.py"

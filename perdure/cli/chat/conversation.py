@@ -1,4 +1,4 @@
-"""One conversation from the side of whoever talks: what is said is delivered once and in order."""
+"""A chat session: sends messages exactly once and in order, and waits for their answers."""
 
 from __future__ import annotations
 
@@ -12,82 +12,82 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidInputError, PerdureError, RunNotFoundError
 from ...terminal import print_line, print_text
-from ..options import OutputFormat, build_content, print_json
-from ..output import get_answer_text, print_error, wait_for_delivery
-from ..run import show_activity
+from ..options import build_content
+from ..output import OutputFormat, OutputOptions, get_answer_text, print_error
+from ..run import show_activity, wait_for_delivery
+from ..show import RunDetails, read_run_details
 
 if TYPE_CHECKING:
     from ...agent.agent import Agent
     from ...client.client import Client
     from ...client.turn import Turn
-    from ...types.files import Content, File
     from ...types.interface import Response
-    from ...types.messages import Message
-    from ..show import RunDetails
+    from ...types.messages import Content, File
 
 
 # ---
-# ``perdure chat`` without a terminal: one message a line in, answers out.
+# ``perdure chat`` without a terminal: a message for each line of stdin, answers on stdout.
 
 
-async def run_piped_chat(talk: ChatSession, first: str | None, output: OutputFormat) -> int:
-    """Say ``first`` (``-``: all of stdin, as one message), then each line; the exit code.
+async def run_piped_chat(session: ChatSession, first: str | None, output: OutputOptions) -> int:
+    """Send ``first`` (``-``: all of stdin, as one message), then each line, and return the exit code.
 
-    A turn that fails is reported, and the next line goes on; the code is 1 then.
+    A turn that fails is reported, and the next line is sent; the exit code is then 1.
     """
     code = 0
-    said: list[dict[str, Any]] = []
-    print_line(f"conversation {talk.run.id}", error=True)
+    results: list[dict[str, Any]] = []
+    print_line(f"conversation {session.run.id}", error=True)
     async for text in _read_chat_messages(first):
-        turn, _ = await talk.send_message(text)
+        turn, _ = await session.send_message(text)
         try:
-            response = await _wait_for_chat_answer(talk, turn)
+            response = await _wait_for_chat_answer(session, turn)
         except PerdureError as error:
             print_error(error)
             code = 1
-            said.append({"task_id": turn.task_id, "error": {"type": type(error).__name__, "message": error.message}})
+            failure = {"type": type(error).__name__, "message": error.message}
+            results.append({"task_id": turn.task_id, "error": failure})
         else:
-            if output is OutputFormat.TEXT:
+            if output.format is OutputFormat.TEXT:
                 print_text(get_answer_text(response))
-            said.append(response.model_dump(mode="json", exclude={"messages"}))
-        if output is OutputFormat.JSONL:
-            print_json(said.pop(), output=output)
-    if output is OutputFormat.JSON:
-        print_json(said, output=output)
+            results.append(response.model_dump(mode="json", exclude={"messages"}))
+        if output.format is OutputFormat.JSONL:
+            output.print_json(results.pop())
+    if output.format is OutputFormat.JSON:
+        output.print_json(results)
     return code
 
 
-async def _wait_for_chat_answer(talk: ChatSession, turn: Turn) -> Response:
-    """The answer. Ctrl-C while it is awaited interrupts the turn as well."""
+async def _wait_for_chat_answer(session: ChatSession, turn: Turn) -> Response:
+    """The answer. Ctrl-C interrupts the turn as well."""
     try:
-        async with show_activity(talk.run, announce=False):
-            return await talk.wait_for_answer(turn)
+        async with show_activity(session.run, announce=False):
+            return await session.wait_for_answer(turn)
     except asyncio.CancelledError:
         with contextlib.suppress(PerdureError):
-            await talk.interrupt()
+            await session.run.interrupt()
         raise
 
 
 async def _read_chat_messages(first: str | None) -> AsyncIterator[str]:
-    """What there is to say, without what is empty."""
-    if first is not None:
-        text = sys.stdin.read() if first == "-" else first
-        if text.strip():
-            yield text.strip() if first == "-" else text
-        if first == "-":
-            return
+    """The messages that are not empty."""
+    if first == "-":
+        if text := sys.stdin.read().strip():
+            yield text
+        return
+    if first is not None and first.strip():
+        yield first
     async for line in _read_stdin_lines():
         if line.strip():
             yield line.strip()
 
 
 async def _read_stdin_lines() -> AsyncIterator[str]:
-    """Lines, read in a daemon thread: stdin may be a file, which no event loop watches, and no read can be stopped."""
+    """Reads lines in a daemon thread: no event loop watches stdin if it is a file, and a read cannot be stopped."""
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[str | None] = asyncio.Queue()
 
     def read() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is gone, and nobody wants it any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             for line in sys.stdin:
                 loop.call_soon_threadsafe(queue.put_nowait, line)
             loop.call_soon_threadsafe(queue.put_nowait, None)
@@ -101,80 +101,60 @@ class ChatSession:
     """Opens the conversation with the first message, or goes on with the one of that id."""
 
     def __init__(
-        self,
-        client: Client,
-        agent: str | Agent,
-        id: str,
-        opening: dict[str, Any],
-        files: Sequence[File] = (),
+        self, client: Client, agent: str | Agent, id: str, opening: dict[str, Any], files: Sequence[File] = ()
     ) -> None:
-        self.agent = agent
+        self.agent_name = agent if isinstance(agent, str) else agent.name
         self.run = client.run(id)
         self.exists = False
-        """Whether the conversation is there."""
+        """Whether the conversation exists."""
         self.has_messages = False
-        """Whether there may be anything to come back to."""
+        """Whether a message may have arrived, so that there is a conversation to come back to."""
         self.has_answer = False
-        """Whether anybody has answered yet: then there are workers."""
+        """True after the first answer: a worker is running."""
         self._client = client
+        self._agent = agent
         self._opening = opening
         self._files = list(files)
-        """What goes with the next message."""
+        """Files to send with the next message."""
         self._turns: set[str] = set()
-        self._read = 0
-        """Messages of the transcript that were shown."""
-        self._shown: Sequence[Message] = ()
-        """The transcript as it was then."""
-        self._root: str | None = None
-        """What a summary at its beginning stands for."""
-        self._unsure: tuple[str, str] | None = None
-        """A text that may not have arrived, and its id: said again it counts once."""
+        self._undelivered: tuple[str, str] | None = None
+        """A text that may not have arrived, and its message id: sent again with that id it counts once."""
         self._order = asyncio.Lock()
 
-    @property
-    def agent_name(self) -> str:
-        """The agent's name."""
-        return self.agent if isinstance(self.agent, str) else self.agent.name
-
     async def load_run_details(self) -> RunDetails | None:
-        """What was said before; None for a new conversation.
+        """The conversation so far; None for a new one.
 
         Raises ``InvalidInputError`` when the conversation is another agent's.
         """
-        from ..show import read_run_details
-
         try:
-            shown = await read_run_details(self._client, self.run)
+            details = await read_run_details(self.run)
         except RunNotFoundError:
             return None
-        if shown.status.agent and shown.status.agent != self.agent_name:
-            raise InvalidInputError(
-                f"conversation {self.run.id!r} is with {shown.status.agent!r}, not with {self.agent_name!r}",
-                hint=f"perdure chat {shown.status.agent} --id {self.run.id}",
-            )
+        agent = details.status.agent
+        if agent and agent != self.agent_name:
+            message = f"conversation {self.run.id!r} is with {agent!r}, not with {self.agent_name!r}"
+            raise InvalidInputError(message, hint=f"perdure chat {agent} --id {self.run.id}")
         self.exists = self.has_messages = True
-        self._shown = shown.messages or ()
-        self._read = len(self._shown)
-        self._root = next((m.replaces.head for m in self._shown[:2] if m.replaces is not None), None)
-        return shown
+        return details
 
     async def find_running_turn(self) -> Turn:
-        """The turn that was begun before we came."""
+        """The turn that was begun before this session."""
         turn = self.run.turn()
         self._turns.add((await turn.status()).task_id)
         return turn
 
     async def send_message(self, text: str) -> tuple[Turn, bool]:
-        """Deliver it; its turn, and whether that is a new one: else it joined the one under way.
+        """Deliver a message, and return its turn, and whether that is new: else it joined the turn under way.
 
-        Raises ``NoWorkerError`` after 10 s without anybody to take it.
+        Raises ``NoWorkerError`` if no worker takes it within 10 s.
         """
         async with self._order:
-            message_id = self._choose_message_id(text)
-            self._unsure = (text, message_id)
+            if self._undelivered is None or self._undelivered[0] != text:
+                self._undelivered = (text, uuid.uuid4().hex)
             self.has_messages = True
-            turn = await wait_for_delivery(self.run, self._send_content(build_content(text, self._files), message_id))
-            self._unsure = None
+            content = build_content(text, self._files)
+            turn = await wait_for_delivery(self.run, self._send_content(content, self._undelivered[1]))
+            self._undelivered = None
             self._files = []
             self.exists = True
             assert turn.task_id is not None, "a message that was taken is in a turn"
@@ -182,53 +162,16 @@ class ChatSession:
             self._turns.add(turn.task_id)
             return turn, new
 
-    async def _send_content(self, said: Content, message_id: str) -> Turn:
-        # A conversation that ended goes on with the context it had, unless it is given another one now.
+    async def _send_content(self, content: Content, message_id: str) -> Turn:
+        # A conversation that ended goes on with the context it had, unless this session was given another one.
         if self.exists and all(value is None for value in self._opening.values()):
-            with contextlib.suppress(RunNotFoundError):  # Temporal has forgotten it; the store has not
-                return await self.run.send(said, message_id=message_id)
-        return await self._client.send(self.agent, said, id=self.run.id, message_id=message_id, **self._opening)
-
-    def _choose_message_id(self, text: str) -> str:
-        if self._unsure is not None and self._unsure[0] == text:
-            return self._unsure[1]
-        return uuid.uuid4().hex
+            with contextlib.suppress(RunNotFoundError):  # deleted by Temporal; the store has it still
+                return await self.run.send(content, message_id=message_id)
+        return await self._client.send(self._agent, content, id=self.run.id, message_id=message_id, **self._opening)
 
     async def wait_for_answer(self, turn: Turn) -> Response:
-        """Wait for it. Raises what the turn failed with."""
+        """Wait for the answer. Raises the error that the turn failed with."""
         try:
             return await turn.result()
         finally:
             self.has_answer = True
-
-    def take_new_messages(self, response: Response) -> list[Message]:
-        """What was said since the last answer that was shown; [] without the store."""
-        messages = list(response.messages)
-        if not messages:
-            return []
-        rewritten = [(place, m.replaces) for place, m in enumerate(messages[:2]) if m.replaces is not None]
-        root = rewritten[0][1].head if rewritten else None
-        if rewritten and root != self._root:  # its beginning was summed up meanwhile
-            place, replaced = rewritten[0]
-            unread = replaced.messages - self._read if replaced.messages >= self._read else replaced.kept
-            self._read = place + 1 + max(0, replaced.kept - unread)
-            if not replaced.kept:  # a step policy may have edited it: nobody has counted what stands there still
-                there = (messages.index(message) + 1 for message in reversed(self._shown) if message in messages)
-                self._read = max(self._read, next(there, 0))
-        self._root, self._shown = root, messages
-        new = messages[self._read :]
-        self._read = max(self._read, len(messages))
-        return new
-
-    async def interrupt(self) -> None:
-        """Stop the turn under way; it ends as it stands. Raises ``PerdureError``."""
-        await self.run.interrupt()
-
-    async def get_activity(self) -> str | None:
-        """What it is at, in a line; None when it is not known."""
-        from ..show import format_activity
-
-        try:
-            return format_activity(await self.run.status())
-        except PerdureError:
-            return None

@@ -1,7 +1,7 @@
-"""The model of ``perdure demo`` without a key: rules behind an HTTP server that speaks OpenAI's chat completions.
+"""The model of ``perdure demo`` without an API key: rules behind an HTTP server that speaks OpenAI's chat completions.
 
-``python -m perdure.cli.demo.model`` is its process. The server stores no conversation: a reply follows from the
-messages of its request alone, and what it says about the files from the tool results among them.
+``python -m perdure.cli.demo.model`` is its process. The server keeps no conversation: it builds each reply from the
+messages of the request, and its statements about the files from the tool results among them.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from typing import Any
 from ...embedded.process import report_to_parent
 
 # ---
-# The rules. They know the tools of the demo's agent (worker.py) and the format of their results.
+# The rules, for the tools of the demo's agent (worker.py) and the format of their results.
 
-MOST_TERMS, MOST_LINES, MOST_NAMES = 3, 6, 5
+MAX_TERMS, MAX_QUOTED_LINES, MAX_FILE_NAMES = 3, 6, 5
 """Searches for a question, lines of a quote, files in an enumeration."""
-LEADS = {
+CALL_TEXTS = {
     "list_files": "I look at which files there are.",
     "search": "I search the files for words of the question.",
     "read_file": "I read the lines that matter.",
     "count_lines": "I count the lines.",
 }
-"""What the model says before it calls a tool."""
+"""The model's text before a tool call."""
 COMMON_WORDS = frozenset(
     """about all also and any are can code count defined describe does explain explained file files find folder for from
     happens has have here how into line lines list long many mean more often one other project say says show tell that
     the their there they this used what when where which who why will with work works""".split()  # noqa: SIM905 - shorter
 )
-"""Words that say nothing about what to search for."""
-WORD = re.compile(r"\w[\w./-]+\w")
-QUOTED = re.compile(r"[`\"“]([^`\"”]{2,80})[`\"”]")
-SUPERLATIVE = re.compile(r"\b(?:largest|biggest|smallest)\b")
-DEFINITION = re.compile(r"(?:async def|def|class|function|func|fn|type|struct|interface|const|#+)\s")
-INTRODUCTION = re.compile(r"\b(?:readme|index)\b", re.IGNORECASE)
-LISTED_FILE = re.compile(r"^(.+) \(([\d,]+) bytes\)$", re.MULTILINE)
-HIT = re.compile(r"^(.+?):(\d+): (.*)$", re.MULTILINE)
-NUMBERED_LINE = re.compile(r"^\d+: (.*\S)$", re.MULTILINE)
+"""Words that are not searched for."""
+WORD_PATTERN = re.compile(r"\w[\w./-]+\w")
+QUOTED_PATTERN = re.compile(r"[`\"“]([^`\"”]{2,80})[`\"”]")
+SUPERLATIVE_PATTERN = re.compile(r"\b(?:largest|biggest|smallest)\b")
+DEFINITION_PATTERN = re.compile(r"(?:async def|def|class|function|func|fn|type|struct|interface|const|#+)\s")
+INTRODUCTION_PATTERN = re.compile(r"\b(?:readme|index)\b", re.IGNORECASE)
+LISTED_FILE_PATTERN = re.compile(r"^(.+) \(([\d,]+) bytes\)$", re.MULTILINE)
+MATCH_PATTERN = re.compile(r"^(.+?):(\d+): (.*)$", re.MULTILINE)
+NUMBERED_LINE_PATTERN = re.compile(r"^\d+: (.*\S)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -55,24 +55,24 @@ class ToolCall:
     arguments: str
 
 
-Json = dict[str, Any]
+JsonObject = dict[str, Any]
 """An object of the wire format."""
-Steps = Generator[ToolCall, str, str]
+AnswerSteps = Generator[ToolCall, str, str]
 """Yields a tool call, is sent its result, and so on; returns a text."""
 
 
-def build_reply(request: Json) -> ToolCall | str:
-    """The next tool call, or the answer: the steps of each open question are taken again over the results so far."""
+def build_reply(request: JsonObject) -> ToolCall | str:
+    """The next tool call, or the answer: the steps of each open question are repeated over the results so far."""
     messages = request["messages"]
-    functions = {call["id"]: call["function"] for call in list_calls(messages)}
+    functions = {call["id"]: call["function"] for call in list_tool_calls(messages)}
     results: dict[ToolCall, str] = {}
     for message in messages:
         if message["role"] == "tool":
             function = functions[message["tool_call_id"]]
-            results[build_call(function["name"], **json.loads(function["arguments"]))] = message["content"]
+            results[build_tool_call(function["name"], **json.loads(function["arguments"]))] = message["content"]
     offered = {tool["function"]["name"] for tool in request.get("tools", ())}
     answers: list[str] = []
-    for question in open_questions(messages):
+    for question in list_open_questions(messages):
         steps = answer_question(question)
         try:
             call = next(steps)
@@ -85,18 +85,18 @@ def build_reply(request: Json) -> ToolCall | str:
     return "\n\n".join(answers) or "Ask me something about the files of this folder."
 
 
-def build_call(name: str, **arguments: object) -> ToolCall:
+def build_tool_call(name: str, **arguments: object) -> ToolCall:
     """A call of the tool ``name``."""
     return ToolCall(name, json.dumps(arguments, sort_keys=True))
 
 
-def list_calls(messages: Sequence[Json]) -> list[Json]:
-    """All tool calls so far."""
+def list_tool_calls(messages: Sequence[JsonObject]) -> list[JsonObject]:
+    """All tool calls in ``messages``."""
     return [call for message in messages for call in message.get("tool_calls") or ()]
 
 
-def open_questions(messages: Sequence[Json]) -> list[str]:
-    """What the user has said since the last answer."""
+def list_open_questions(messages: Sequence[JsonObject]) -> list[str]:
+    """The user's messages since the last answer."""
     questions: list[str] = []
     for message in messages:
         if message["role"] == "user":
@@ -106,108 +106,112 @@ def open_questions(messages: Sequence[Json]) -> list[str]:
     return questions
 
 
-def answer_question(question: str) -> Steps:
+def answer_question(question: str) -> AnswerSteps:
     """List the files, and look for the question's words in the file that it names, or in all."""
-    listing = yield build_call("list_files")
-    sizes = {path: int(size.replace(",", "")) for path, size in LISTED_FILE.findall(listing)}
+    listing = yield build_tool_call("list_files")
+    sizes = {path: int(size.replace(",", "")) for path, size in LISTED_FILE_PATTERN.findall(listing)}
     if not sizes:
         return f"I see no files that could answer this. {listing}".strip()
-    words = list(dict.fromkeys(WORD.findall(question)))
-    if {"file", "files"}.intersection(words) and (superlative := SUPERLATIVE.search(question)):
-        return (yield from compare_sizes(sizes, superlative[0], is_cut(listing)))
+    words = list(dict.fromkeys(WORD_PATTERN.findall(question)))
+    if {"file", "files"}.intersection(words) and (superlative := SUPERLATIVE_PATTERN.search(question)):
+        return (yield from find_file_by_size(sizes, superlative[0], is_truncated(listing)))
     named = [(path, word) for path in sizes for word in words if f"/{path}".endswith(f"/{word}")]
     file, name = named[0] if named else ("", "")
-    terms = [text for text in QUOTED.findall(question) if text != name]
+    terms = [text for text in QUOTED_PATTERN.findall(question) if text != name]
     if not terms:
         by_length = sorted(words, key=len, reverse=True)
         terms = [word for word in by_length if word != name and word.lower() not in COMMON_WORDS]
-    terms = terms[:MOST_TERMS]
-    if answer := (yield from search_terms(terms, file or ".")):
+    terms = terms[:MAX_TERMS]
+    if answer := (yield from find_best_match(terms, file or ".")):
         return answer
-    description = yield from (describe_file(file, sizes[file]) if file else describe_folder(sizes, is_cut(listing)))
-    return f"I found no line with {quote_terms(terms)}. {description}" if terms else description
+    if file:
+        description = yield from describe_file_beginning(file, sizes[file])
+    else:
+        description = yield from describe_folder(sizes, is_truncated(listing))
+    return f"I found no line with {format_terms(terms)}. {description}" if terms else description
 
 
-def search_terms(terms: Sequence[str], path: str) -> Steps:
+def find_best_match(terms: Sequence[str], path: str) -> AnswerSteps:
     """The line with most of the terms, best a definition or a heading, and where else they are; "" if nowhere."""
-    hits: dict[tuple[str, int], str] = {}
-    cut = False
+    matches: dict[tuple[str, int], str] = {}
+    truncated = False
     for term in terms:
-        result = yield build_call("search", text=term, path=path)
-        hits |= {(file, int(line)): text for file, line, text in HIT.findall(result)}
-        cut |= is_cut(result)
-    if not hits:
+        result = yield build_tool_call("search", text=term, path=path)
+        matches |= {(file, int(line)): text for file, line, text in MATCH_PATTERN.findall(result)}
+        truncated |= is_truncated(result)
+    if not matches:
         return ""
 
     def rank(place: tuple[str, int]) -> tuple[int, bool]:
-        text = hits[place].lower()
-        return sum(term.lower() in text for term in terms), bool(DEFINITION.match(text))
+        text = matches[place].lower()
+        return sum(term.lower() in text for term in terms), bool(DEFINITION_PATTERN.match(text))
 
-    places = sorted(hits, key=rank, reverse=True)
+    places = sorted(matches, key=rank, reverse=True)
     file, line = places[0]
-    quote = (yield from read_quote(file, line)) or f"> {hits[file, line]}"
+    quote = (yield from read_quote(file, line)) or f"> {matches[file, line]}"
     files = list(dict.fromkeys(path for path, _ in places))
-    number = f"{'at least ' if cut else ''}{count_nouns(len(hits), 'line')} of {count_nouns(len(files), 'file')}"
-    text = f"I found {quote_terms(terms)} in {number}, best in `{file}`, line {line}:\n\n{quote}"
-    return f"{text}\n\nSee also {name_files(files[1:])}." if files[1:] else text
+    at_least = "at least " if truncated else ""
+    number = f"{at_least}{format_count(len(matches), 'line')} of {format_count(len(files), 'file')}"
+    text = f"I found {format_terms(terms)} in {number}, best in `{file}`, line {line}:\n\n{quote}"
+    return f"{text}\n\nSee also {format_file_names(files[1:])}." if files[1:] else text
 
 
-def describe_file(path: str, size: int) -> Steps:
+def describe_file_beginning(path: str, size: int) -> AnswerSteps:
     """The size of a file, and how it begins."""
-    measured = yield from measure_file(path, size)
+    measured = yield from describe_file_size(path, size)
     quote = yield from read_quote(path, 1)
     return f"{measured} begins:\n\n{quote}" if quote else f"{measured} has no text that I can read."
 
 
-def describe_folder(sizes: dict[str, int], cut: bool) -> Steps:
+def describe_folder(sizes: dict[str, int], truncated: bool) -> AnswerSteps:
     """Which files there are, and how the README or the index begins, or else the first file."""
-    total = re.match(r"\d+ lines", (yield build_call("count_lines")))
-    number = f"{'at least ' if cut else ''}{count_nouns(len(sizes), 'file')}{f' with {total[0]}' if total else ''}"
-    text = f"The folder has {number}: {name_files(list(sizes))}."
-    first = min(sizes, key=lambda path: (not INTRODUCTION.search(path), path.count("/")))
+    total = re.match(r"\d+ lines", (yield build_tool_call("count_lines")))
+    at_least, lines = "at least " if truncated else "", f" with {total[0]}" if total else ""
+    text = f"The folder has {at_least}{format_count(len(sizes), 'file')}{lines}: {format_file_names(list(sizes))}."
+    first = min(sizes, key=lambda path: (not INTRODUCTION_PATTERN.search(path), path.count("/")))
     quote = yield from read_quote(first, 1)
     return f"{text} `{first}` begins:\n\n{quote}" if quote else text
 
 
-def compare_sizes(sizes: dict[str, int], superlative: str, cut: bool) -> Steps:
+def find_file_by_size(sizes: dict[str, int], superlative: str, truncated: bool) -> AnswerSteps:
     """The largest or the smallest file."""
     choose = min if superlative == "smallest" else max
     path = choose(sizes, key=sizes.__getitem__)
-    scope = f" of the {len(sizes)} that are listed" if cut else ""
-    return f"The {superlative} file{scope} is {yield from measure_file(path, sizes[path])}."
+    scope = f" of the {len(sizes)} that are listed" if truncated else ""
+    return f"The {superlative} file{scope} is {yield from describe_file_size(path, sizes[path])}."
 
 
-def measure_file(path: str, size: int) -> Steps:
+def describe_file_size(path: str, size: int) -> AnswerSteps:
     """A file's name with its bytes and lines."""
-    lines = re.search(r" has (\d+ lines)$", (yield build_call("count_lines", path=path)))
+    lines = re.search(r" has (\d+ lines)$", (yield build_tool_call("count_lines", path=path)))
     return f"`{path}` ({size:,} bytes{f', {lines[1]}' if lines else ''})"
 
 
-def read_quote(path: str, line: int) -> Steps:
+def read_quote(path: str, line: int) -> AnswerSteps:
     """The lines of a file from ``line`` on, without blank ones, as a quote; "" if it cannot be read."""
-    result = yield build_call("read_file", path=path, start=line, lines=MOST_LINES)
-    return "\n".join(f"> {text}" for text in NUMBERED_LINE.findall(result))
+    result = yield build_tool_call("read_file", path=path, start=line, lines=MAX_QUOTED_LINES)
+    return "\n".join(f"> {text}" for text in NUMBERED_LINE_PATTERN.findall(result))
 
 
-def is_cut(result: str) -> bool:
+def is_truncated(result: str) -> bool:
     """Whether the tool has found more than it shows."""
     return result.rpartition("\n")[2].startswith("…")
 
 
-def count_nouns(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """``1 file``, ``2 files``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def quote_terms(terms: Sequence[str]) -> str:
+def format_terms(terms: Sequence[str]) -> str:
     """All terms, for a sentence."""
     return " or ".join(f"“{term}”" for term in terms)
 
 
-def name_files(paths: Sequence[str]) -> str:
+def format_file_names(paths: Sequence[str]) -> str:
     """The first files and how many more, for a sentence."""
-    more = f" and {len(paths) - MOST_NAMES} more" if len(paths) > MOST_NAMES else ""
-    return ", ".join(f"`{path}`" for path in paths[:MOST_NAMES]) + more
+    more = f" and {len(paths) - MAX_FILE_NAMES} more" if len(paths) > MAX_FILE_NAMES else ""
+    return ", ".join(f"`{path}`" for path in paths[:MAX_FILE_NAMES]) + more
 
 
 # ---
@@ -264,18 +268,18 @@ class _Handler(BaseHTTPRequestHandler):
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             self._send_json(400, {"error": {"message": f"The request is no chat completion: {error!r}"}})
             return
-        self._send_head(200, "text/event-stream")
-        call_id = f"call_{len(list_calls(request['messages'])) + 1}"
+        self._send_headers(200, "text/event-stream")
+        call_id = f"call_{len(list_tool_calls(request['messages'])) + 1}"
         for chunk in build_chunks(reply, call_id, prompt_tokens=len(body) // 4):
             time.sleep(self.server.delay)
             self.wfile.write(b"data: %b\n\n" % json.dumps(chunk).encode())
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _send_json(self, status: int, value: object) -> None:
-        self._send_head(status, "application/json")
+        self._send_headers(status, "application/json")
         self.wfile.write(json.dumps(value).encode())
 
-    def _send_head(self, status: int, content_type: str) -> None:
+    def _send_headers(self, status: int, content_type: str) -> None:
         self.send_response(status)
         self.send_header("content-type", content_type)
         self.end_headers()  # no length: in HTTP/1.0 the body ends with the connection
@@ -284,14 +288,14 @@ class _Handler(BaseHTTPRequestHandler):
         """No log: stderr is the demo's."""
 
 
-def build_chunks(reply: ToolCall | str, call_id: str, prompt_tokens: int) -> Iterator[Json]:
+def build_chunks(reply: ToolCall | str, call_id: str, prompt_tokens: int) -> Iterator[JsonObject]:
     """The reply in the wire format: a chunk for each word, the tool call in one, the usage in the last."""
     head = {"id": "chatcmpl-demo", "object": "chat.completion.chunk", "created": 0, "model": "demo"}
 
-    def build_chunk(finish_reason: str | None = None, **delta: Any) -> Json:
+    def build_chunk(finish_reason: str | None = None, **delta: Any) -> JsonObject:
         return head | {"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
 
-    words = re.findall(r"\S+\s*", LEADS[reply.name] if isinstance(reply, ToolCall) else reply)
+    words = re.findall(r"\S+\s*", CALL_TEXTS[reply.name] if isinstance(reply, ToolCall) else reply)
     yield build_chunk(role="assistant", content="")
     for word in words:
         yield build_chunk(content=word)
@@ -304,6 +308,6 @@ def build_chunks(reply: ToolCall | str, call_id: str, prompt_tokens: int) -> Ite
 
 
 if __name__ == "__main__":
-    with DemoModel(delay=0.05) as model:  # slow enough that a call can be cut short
+    with DemoModel(delay=0.05) as model:  # slow enough that a call can be truncated short
         report_to_parent("serving", base_url=model.base_url)
         sys.stdin.read()  # it ends with the demo, however that ends

@@ -1,8 +1,9 @@
-"""What happens in the demo, in order, told as it happens."""
+"""The demo's processes, its scenario in the order of its steps, and its claims."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import time
@@ -11,16 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ...embedded.process import ChildProcess
 from ...errors import RuntimeSetupError
-from ...terminal import escape_line, print_line, style_text
+from ...terminal import print_line, style_text, truncate_text
 from ...types.wire import MODEL_ACTIVITY
-from ..connection import get_server_address
-from ..output import can_colour_stdout, format_arguments
+from ..connection import list_worker_arguments
+from ..output import format_call
 
 if TYPE_CHECKING:
     from ...client.client import Client
@@ -30,66 +30,53 @@ if TYPE_CHECKING:
 
 
 # ---
-# Who takes part in the demo: the model and the workers, each a process of its own, all gone at the end.
-
+# The model and the workers: each is a process of its own, and all have ended at the end of the demo.
 
 DEMO_MODEL = "demo"
-"""``--model demo``: the small one, even with a key."""
+"""``--model demo``: the rule-based model, even with an API key."""
 _CHILD_STOP_SECONDS = 5.0
 
 
 class DemoProcesses:
-    """Processes of one demo. ``async with cast:`` ends all of them, whatever happens."""
+    """The processes of one demo; ``aclose`` ends all of them."""
 
     def __init__(self, client: Client, folder: Path, model: str) -> None:
-        self.client = client
+        self._client = client
         self.model = "openai:demo" if model == DEMO_MODEL else model
         self.worker: ChildProcess | None = None
-        self._small = model == DEMO_MODEL
+        self._is_demo_model = model == DEMO_MODEL
         self._folder = folder
         self._env: dict[str, str] = {}
         self._children: list[ChildProcess] = []
 
-    async def __aenter__(self) -> DemoProcesses:
-        if find_spec("openai") is None and self.model.startswith("openai:"):
-            from ...providers.endpoint import build_missing_sdk_error
-
-            raise build_missing_sdk_error("openai")
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # To the end, whatever happens meanwhile: a second Ctrl-C must leave nothing behind either.
+    async def aclose(self) -> None:
+        """End all processes. Shielded: a second Ctrl-C, too, must leave no process behind."""
         await asyncio.shield(asyncio.gather(*(child.stop(within=_CHILD_STOP_SECONDS) for child in self._children)))
 
     @property
     def base_url(self) -> str | None:
-        """Where the small model listens; None with a real one."""
+        """URL of the rule-based model; None with a real one."""
         return self._env.get("OPENAI_BASE_URL")
 
     async def start_model(self) -> None:
-        """Start the small model, unless a real one is used."""
-        if not self._small:
-            return
-        said = await self._start_child("perdure.cli.demo.model")
-        self._env = {"OPENAI_BASE_URL": str(said["base_url"]), "OPENAI_API_KEY": "none-needed"}
+        """Start the rule-based model, unless a real one is used. Raises ``RuntimeSetupError`` without its SDK."""
+        if find_spec("openai") is None and self.model.startswith("openai:"):
+            from ...providers.endpoint import build_missing_sdk_error
+
+            raise build_missing_sdk_error("openai")
+        if self._is_demo_model:
+            report = await self._start_child("perdure.cli.demo.model")
+            self._env = {"OPENAI_BASE_URL": str(report["base_url"]), "OPENAI_API_KEY": "none-needed"}
 
     async def start_worker(self) -> ChildProcess:
         """Start a worker; it serves when this returns."""
-        assert self.client.store_url is not None, "set by the command"
-        place = (
-            self.client.task_queue,
-            get_server_address(self.client),
-            self.client.temporal.namespace,
-            self.client.store_url,
-        )
-        await self._start_child("perdure.cli.demo.worker", str(self._folder), self.model, *place)
+        arguments = (str(self._folder), self.model, *list_worker_arguments(self._client))
+        await self._start_child("perdure.cli.demo.worker", *arguments)
         self.worker = self._children[-1]
         return self.worker
 
     async def count_model_requests(self) -> int | None:
-        """How often the small model was asked, by its own count; None with a real one."""
+        """Requests to the rule-based model, by its own count; None with a real one."""
         if self.base_url is None:
             return None
         return await asyncio.to_thread(_fetch_request_count, self.base_url)
@@ -97,24 +84,23 @@ class DemoProcesses:
     async def _start_child(self, module: str, *arguments: str) -> dict[str, object]:
         child = await ChildProcess.start(module, *arguments, env=self._env)
         self._children.append(child)
-        said = await child.read_report()
-        if said is None or said["event"] != "serving":
-            why = said["error"] if said else "it ended at once"
-            raise RuntimeSetupError(f"{module} does not start: {why}", hint=said["hint"] if said else None)
-        return said
+        report = await child.read_report()
+        if report is None:
+            raise RuntimeSetupError(f"{module} does not start: it exited at once")
+        if report["event"] != "serving":
+            raise RuntimeSetupError(f"{module} does not start: {report['error']}", hint=report["hint"])
+        return report
 
 
 def _fetch_request_count(base_url: str) -> int:
-    connection = http.client.HTTPConnection(urlsplit(base_url).netloc, timeout=5)
-    try:
+    # No client that honours proxy variables: the model listens on loopback.
+    with contextlib.closing(http.client.HTTPConnection(urlsplit(base_url).netloc, timeout=5)) as connection:
         connection.request("GET", "/stats")
         return int(json.load(connection.getresponse())["requests"])
-    finally:
-        connection.close()
 
 
 # ---
-# What Temporal itself says of the demo's run: what is in flight on which worker, how often things were tried.
+# What Temporal records of the demo's run: activities in flight and their workers, and attempts.
 
 
 @dataclass(frozen=True)
@@ -128,36 +114,35 @@ class RunningActivity:
 
     @property
     def description(self) -> str:
-        """For people."""
+        """The activity in words."""
         return "a model call" if self.name == MODEL_ACTIVITY else f"the tool {self.name.removeprefix('tool.')}"
 
     def is_on(self, worker: ChildProcess) -> bool:
-        """Whether that worker has it."""
+        """Whether ``worker`` runs it."""
         return self.worker.startswith(f"{worker.pid}@")
 
 
 async def list_running_activities(run: Run) -> list[RunningActivity]:
-    """What is begun; asked of the server, not of a worker, so it answers when there is none."""
+    """Activities that have started. The server is asked, so this works without a worker."""
     from temporalio.api.enums.v1 import PendingActivityState
 
-    raw = (await run.handle.describe()).raw_description
-    begun = PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
+    description = (await run.handle.describe()).raw_description
     return [
         RunningActivity(pending.activity_type.name, pending.attempt, pending.last_worker_identity)
-        for pending in raw.pending_activities
-        if pending.state == begun
+        for pending in description.pending_activities
+        if pending.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
     ]
 
 
 @dataclass(frozen=True)
 class AttemptCounts:
-    """From the run's history: how often things were begun."""
+    """Attempts of activities, from the run's history."""
 
     model: int
-    """Attempts of model calls, the recording of the end left out."""
+    """Attempts of model calls, without the activity that records the run's end."""
     tools: int
     repeated_tools: tuple[str, ...]
-    """Tools that were begun more than once."""
+    """Tools that were started more than once."""
 
 
 async def count_attempts(run: Run) -> AttemptCounts:
@@ -183,7 +168,7 @@ async def count_attempts(run: Run) -> AttemptCounts:
 
 
 KILL_AFTER_REPLIES = 2
-"""Replies that the model has given when its worker is killed, in the middle of the next."""
+"""Replies of the model before its worker is killed, in the middle of the next."""
 INJECTED_MESSAGE = "One more thing: which file here is the largest?"
 _DEMO_POLL_SECONDS = 0.05
 _REPLY_CHARS = 85
@@ -191,12 +176,12 @@ _REPLY_CHARS = 85
 
 @dataclass
 class Observations:
-    """What was seen, for the claims at the end."""
+    """What was observed, for the claims at the end."""
 
     transcript_at_kill: Sequence[Message] = ()
     """The transcript at the kill."""
     activities_at_kill: list[RunningActivity] = field(default_factory=list)
-    """What was in flight at the kill."""
+    """Activities in flight at the kill."""
     alive_after_kill: bool = False
     resumed_after_seconds: float | None = None
     """Seconds from the kill to the next model call."""
@@ -205,23 +190,23 @@ class Observations:
 class DemoScenario:
     """One demo: start, kill, resume, inject, answer."""
 
-    def __init__(self, cast: DemoProcesses) -> None:
-        self._cast = cast
+    def __init__(self, processes: DemoProcesses) -> None:
+        self._processes = processes
         self._begun = time.monotonic()
-        self._told = 0
+        self._printed_replies = 0
         self.observations = Observations()
 
     async def play(self, run: Run) -> Response:
-        """From the started run to its answer. Raises what the run fails with."""
-        from ...errors import RuntimeSetupError
-
-        watching = asyncio.ensure_future(self._run_steps(run))
+        """Follow the run from its start to its answer. Raises the error that the run fails with."""
+        steps = asyncio.ensure_future(self._run_steps(run))
         answer = asyncio.ensure_future(run.result())
         try:
-            await asyncio.wait({watching, answer}, return_when=asyncio.FIRST_COMPLETED)
-            if watching.done():
-                await watching
-                await self._print_replies_until_answer(run, answer)
+            await asyncio.wait({steps, answer}, return_when=asyncio.FIRST_COMPLETED)
+            if steps.done():
+                await steps
+                while not answer.done():
+                    await self._print_new_replies(run)
+                    await asyncio.wait({answer}, timeout=_DEMO_POLL_SECONDS * 4)
             elif answer.exception() is None:
                 raise RuntimeSetupError("the run was over before its worker could be killed: ask it something harder")
             response = await answer
@@ -229,13 +214,13 @@ class DemoScenario:
             self.print_step("done", f"after {response.iterations} model calls", "green")
             return response
         finally:
-            watching.cancel()
+            steps.cancel()
             answer.cancel()
 
     def print_step(self, label: str, text: str, style: str = "dim") -> None:
-        """A line of the story, with the time since it began."""
-        clock = style_text(f"{time.monotonic() - self._begun:6.1f} s", "dim", on=can_colour_stdout())
-        print_line(f"{clock}  {style_text(label.ljust(9), style, on=can_colour_stdout())} {text}")
+        """Print a step, with the time since the beginning."""
+        clock = style_text(f"{time.monotonic() - self._begun:6.1f} s", "dim")
+        print_line(f"{clock}  {style_text(label.ljust(9), style)} {text}")
 
     async def _run_steps(self, run: Run) -> None:
         await self._wait_for_model_call(run)
@@ -245,76 +230,59 @@ class DemoScenario:
         self.print_step("injected", f"into the running conversation: “{INJECTED_MESSAGE}”", "cyan")
 
     async def _wait_for_model_call(self, run: Run) -> None:
-        """Until the model has given two replies and is being asked for the next."""
+        """Wait until the model has given two replies and is being asked for the next."""
         while True:
             status = await run.status()
             await self._print_new_replies(run)
             if status.iteration >= KILL_AFTER_REPLIES and status.doing == "model":
-                busy = await list_running_activities(run)
-                asked = await self._cast.count_model_requests()
-                if busy and (asked is None or asked > status.iteration):
+                activities = await list_running_activities(run)
+                requests = await self._processes.count_model_requests()
+                if activities and (requests is None or requests > status.iteration):
                     return
             await asyncio.sleep(_DEMO_POLL_SECONDS)
 
     async def _kill_worker(self, run: Run) -> float:
         from temporalio.client import WorkflowExecutionStatus
 
-        worker = self._cast.worker
+        worker = self._processes.worker
         assert worker is not None, "started before the run"
         await worker.kill()
         killed = time.monotonic()
-        self.observations.activities_at_kill = [
-            activity for activity in await list_running_activities(run) if activity.is_on(worker)
-        ]
-        self.observations.transcript_at_kill = await run.transcript()
-        what = ", ".join(activity.description for activity in self.observations.activities_at_kill) or "the run"
-        self.print_step("kill -9", f"worker {worker.pid} is gone, in the middle of {what}", "red")
-        seen = await run.handle.describe()
-        self.observations.alive_after_kill = seen.status == WorkflowExecutionStatus.RUNNING
-        state = seen.status.name.lower() if seen.status else "unknown"
-        kept = sum(message.role == "assistant" for message in self.observations.transcript_at_kill)
-        self.print_step(
-            "waits", f"the run is still {state} in Temporal, with {kept} replies in its transcript", "yellow"
-        )
+        cut_short = [activity for activity in await list_running_activities(run) if activity.is_on(worker)]
+        transcript = await run.transcript()
+        activities = ", ".join(activity.description for activity in cut_short) or "the run"
+        self.print_step("kill -9", f"worker {worker.pid} is gone, in the middle of {activities}", "red")
+        status = (await run.handle.describe()).status
+        alive = status == WorkflowExecutionStatus.RUNNING
+        self.observations = Observations(transcript, cut_short, alive)
+        state = status.name.lower() if status else "unknown"
+        replies = f"{_count_replies(transcript)} replies in its transcript"
+        self.print_step("waits", f"the run is still {state} in Temporal, with {replies}", "yellow")
         return killed
 
     async def _replace_worker(self, run: Run, killed: float) -> None:
-        worker = await self._cast.start_worker()
+        worker = await self._processes.start_worker()
         self.print_step("worker", f"{worker.pid} started; it takes over when the lost one has missed its heartbeats")
-        while True:
-            calls = [
-                busy
-                for busy in await list_running_activities(run)
-                if busy.name == MODEL_ACTIVITY and busy.is_on(worker)
-            ]
-            if calls:
-                break
+        calls: list[RunningActivity] = []
+        while not calls:
             await asyncio.sleep(_DEMO_POLL_SECONDS)
-        self.observations.resumed_after_seconds = time.monotonic() - killed
+            activities = await list_running_activities(run)
+            calls = [activity for activity in activities if activity.name == MODEL_ACTIVITY and activity.is_on(worker)]
+        seconds = self.observations.resumed_after_seconds = time.monotonic() - killed
         attempt = f" (attempt {calls[0].attempt})" if calls[0].attempt > 1 else ""
-        self.print_step(
-            "resumed",
-            f"the model is asked again{attempt}, {self.observations.resumed_after_seconds:.1f} s after the kill",
-            "green",
-        )
-
-    async def _print_replies_until_answer(self, run: Run, answer: asyncio.Future[Response]) -> None:
-        while not answer.done():
-            await self._print_new_replies(run)
-            await asyncio.wait({answer}, timeout=_DEMO_POLL_SECONDS * 4)
+        self.print_step("resumed", f"the model is asked again{attempt}, {seconds:.1f} s after the kill", "green")
 
     async def _print_new_replies(self, run: Run) -> None:
-        """What the model has said since the last look."""
+        """Print the model's replies that were not printed yet."""
         replies = [message for message in await run.transcript() if message.role == "assistant"]
-        for number, message in enumerate(replies[self._told :], self._told + 1):
-            calls = [f"{call.name}({format_arguments(call.arguments)})" for call in message.tool_calls]
-            said = escape_line(" ".join(calls)) if calls else "the answer"
-            self.print_step(f"reply {number}", said if len(said) <= _REPLY_CHARS else f"{said[:_REPLY_CHARS]}…", "blue")
-        self._told = len(replies)
+        for number, message in enumerate(replies[self._printed_replies :], self._printed_replies + 1):
+            calls = " ".join(format_call(call.name, call.arguments) for call in message.tool_calls)
+            self.print_step(f"reply {number}", truncate_text(calls or "the answer", _REPLY_CHARS), "blue")
+        self._printed_replies = len(replies)
 
 
 # ---
-# What the demo claims, each with whether it was true.
+# The claims of the demo.
 
 
 @dataclass(frozen=True)
@@ -325,56 +293,47 @@ class Claim:
     holds: bool
 
 
-def check_claims(response: Response, facts: Observations, tries: AttemptCounts, asked: int | None) -> list[Claim]:
-    """All of them. ``asked``: the small model's own count; with a real one Temporal's count of attempts stands in."""
-    messages = list(response.messages)
-    replies = [message for message in messages if message.role == "assistant"]
-    kept = sum(message.role == "assistant" for message in facts.transcript_at_kill)
+def check_claims(
+    response: Response, observed: Observations, attempts: AttemptCounts, requests: int | None
+) -> list[Claim]:
+    """All claims. ``requests`` is the rule-based model's count; with a real model Temporal's count is used."""
+    messages, before = list(response.messages), list(observed.transcript_at_kill)
+    replies, kept = _count_replies(messages), _count_replies(before)
+    injected = sum(message.role == "user" and message.text == INJECTED_MESSAGE for message in messages)
+    killed = f"the worker was killed in the middle of the run, after {_format_count(kept, 'reply')} of {replies}"
+    kept_messages = f"the {_format_count(len(before), 'message')} from before the kill"
+    unchanged = bool(before) and messages[: len(before)] == before
     return [
-        Claim(
-            f"the worker was killed in the middle of the run, after {_format_count(kept, 'reply')} of {len(replies)}, "
-            f"and the run stayed open",
-            0 < kept < len(replies) and facts.alive_after_kill,
-        ),
-        Claim(
-            f"nothing was repeated: the {_format_count(len(facts.transcript_at_kill), 'message')} from before the kill "
-            "stand unchanged "
-            f"in the transcript",
-            len(facts.transcript_at_kill) > 0
-            and messages[: len(facts.transcript_at_kill)] == list(facts.transcript_at_kill),
-        ),
-        _check_model_calls(len(replies), tries.model if asked is None else asked, facts, by_model=asked is not None),
-        _check_tool_results(messages, tries),
-        Claim(
-            "the injected message is in the conversation once", _count_user_messages(messages, INJECTED_MESSAGE) == 1
-        ),
+        Claim(f"{killed}, and the run stayed open", 0 < kept < replies and observed.alive_after_kill),
+        Claim(f"nothing was repeated: {kept_messages} stand unchanged in the transcript", unchanged),
+        _check_model_calls(replies, observed, attempts, requests),
+        _check_tool_results(messages, attempts),
+        Claim("the injected message is in the conversation once", injected == 1),
         Claim("there is an answer", bool(response.content.strip())),
     ]
 
 
-def _check_model_calls(replies: int, paid: int, facts: Observations, *, by_model: bool) -> Claim:
-    counted = "the model counted" if by_model else "Temporal counted"
-    text = f"{counted} {_format_count(paid, 'paid call')} for {_format_count(replies, 'reply')} in the transcript"
+def _check_model_calls(replies: int, observed: Observations, attempts: AttemptCounts, requests: int | None) -> Claim:
+    counter, paid = ("Temporal", attempts.model) if requests is None else ("the model", requests)
+    calls, in_transcript = _format_count(paid, "paid call"), _format_count(replies, "reply")
+    text = f"{counter} counted {calls} for {in_transcript} in the transcript"
     if paid == replies + 1:
         text += ": the one more is the call that the kill cut short"
-    # What was in flight when the worker died may be asked for once more, and nothing else.
-    return Claim(text, replies <= paid <= replies + (1 if facts.activities_at_kill else 0))
+    # Only a call in flight when the worker died may be made once more.
+    return Claim(text, replies <= paid <= replies + (1 if observed.activities_at_kill else 0))
 
 
-def _check_tool_results(messages: list[Message], tries: AttemptCounts) -> Claim:
-    asked = [call.id for message in messages for call in message.tool_calls]
+def _check_tool_results(messages: list[Message], attempts: AttemptCounts) -> Claim:
+    calls = [call.id for message in messages for call in message.tool_calls]
     results = [result.call_id for message in messages for result in message.tool_results]
-    text = f"{_format_count(len(asked), 'tool call')}, each with one result"
-    text += (
-        f"; run again after the crash: {', '.join(tries.repeated_tools)}"
-        if tries.repeated_tools
-        else ", and each ran once"
-    )
-    return Claim(text, sorted(asked) == sorted(results) and tries.tools == len(asked) + len(tries.repeated_tools))
+    repeated = ", ".join(attempts.repeated_tools)
+    again = f"; run again after the crash: {repeated}" if repeated else ", and each ran once"
+    text = f"{_format_count(len(calls), 'tool call')}, each with one result{again}"
+    return Claim(text, sorted(calls) == sorted(results) and attempts.tools == len(calls) + len(attempts.repeated_tools))
 
 
-def _count_user_messages(messages: list[Message], text: str) -> int:
-    return sum(message.role == "user" and message.text == text for message in messages)
+def _count_replies(messages: Sequence[Message]) -> int:
+    return sum(message.role == "assistant" for message in messages)
 
 
 def _format_count(number: int, noun: str) -> str:

@@ -1,8 +1,12 @@
-"""The worker process of the demo: ``python -m perdure.cli.demo.worker FOLDER MODEL QUEUE ADDRESS NAMESPACE STORE``."""
+"""The worker process of the demo and its agent, which reads the files of a folder.
+
+``python -m perdure.cli.demo.worker FOLDER MODEL QUEUE ADDRESS NAMESPACE STORE``. The agent knows nothing of the demo.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import sys
@@ -12,14 +16,11 @@ from pathlib import Path
 from ...agent.agent import Agent
 from ...embedded.process import call_when_orphaned, report_to_parent
 from ...errors import PerdureError
+from ...terminal import truncate_text
 from ...tools import tool
 from ..agent_loader import AgentModule
-from ..connection import ConnectionOptions, open_client
+from ..connection import StoreOptions, open_client
 from ..worker import serve_agents
-
-# ---
-# A folder that an agent may read and nothing else: what lies outside, is binary or too long is said, not shown.
-
 
 SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "venv", "build", "dist", "site-packages"})
 _MAX_FILES = 200
@@ -33,59 +34,80 @@ _MAX_FILES_SCANNED = 5000
 
 
 class Folder:
-    """Paths are relative to ``root``. Raises ``ValueError`` or ``OSError`` with a text that a model can act on."""
+    """The tools of the agent: they read the files below ``root`` and nothing else.
+
+    Paths are relative to ``root``. Raises ``ValueError`` or ``OSError`` with a text that a model can act on.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
 
     def list_files(self, path: str = ".") -> str:
-        """The files below ``path`` with their sizes; the first 200."""
+        """List the files of the folder with their sizes; the first 200.
+
+        Args:
+            path: A folder in it; by default all of it.
+        """
         start = self._resolve_path(path)
-        if start.is_file():
-            return self._format_file_size(start)
-        found: list[str] = []
-        for number, file in enumerate(self._iterate_files(start)):
-            if number == _MAX_FILES:
-                found.append(f"… and more: {_MAX_FILES} are shown; name a folder below {path}")
-                break
-            found.append(self._format_file_size(file))
-        return "\n".join(found) or f"no files in {path}"
+        files = list(itertools.islice(self._iterate_files(start), _MAX_FILES + 1))
+        lines = [f"{self._relative_name(file)} ({file.stat().st_size:,} bytes)" for file in files[:_MAX_FILES]]
+        if len(files) > _MAX_FILES:
+            lines.append(f"… and more: {_MAX_FILES} are shown; name a folder below {path}")
+        return "\n".join(lines) or f"no files in {path}"
 
     def search(self, text: str, path: str = ".") -> str:
-        """``file:line: text`` of the lines that contain ``text``, upper and lower case alike; the first 40."""
+        """Find the lines that contain a text, as file:line: text; the first 40.
+
+        Args:
+            text: The words to find, as they stand there; upper and lower case are alike.
+            path: A file or folder to look in; by default everything.
+        """
         if not text.strip():
             raise ValueError("the text to search for is empty")
-        wanted, found = text.casefold(), []
+        wanted, matches = text.casefold(), []
         for file in self._iterate_files(self._resolve_path(path)):
             for number, line in enumerate(self._read_text_lines(file) or (), 1):
                 if wanted in line.casefold():
-                    found.append(f"{self._relative_name(file)}:{number}: {_truncate_file_line(line.strip())}")
-                if len(found) == _MAX_MATCHES:
-                    return "\n".join([*found, f"… the first {_MAX_MATCHES} matches"])
-        return "\n".join(found) or f"nothing in {path} contains {text!r}"
+                    excerpt = truncate_text(line.strip(), _MAX_LINE_CHARS)
+                    matches.append(f"{self._relative_name(file)}:{number}: {excerpt}")
+                if len(matches) == _MAX_MATCHES:
+                    return "\n".join([*matches, f"… the first {_MAX_MATCHES} matches"])
+        return "\n".join(matches) or f"nothing in {path} contains {text!r}"
 
-    def read_file(self, path: str, start: int = 1, lines: int = _MAX_LINES) -> str:
-        """At most 120 lines of a file from line ``start``, numbered."""
-        file = self._resolve_file(path)
+    def read_file(self, path: str, start: int = 1, lines: int = 60) -> str:
+        """Read lines of a text file, each with its number.
+
+        Args:
+            path: The file.
+            start: The first line.
+            lines: How many; 120 at most.
+        """
+        file = self._resolve_path(path)
+        if not file.is_file():
+            raise ValueError(f"{path} is a folder; list_files shows its files")
         text = self._read_text_lines(file)
         if text is None:
-            raise ValueError(f"{path} is no text file, or has more than {_MAX_FILE_BYTES // 1024 // 1024} MB")
+            raise ValueError(f"{path} is not a text file, or has more than {_MAX_FILE_BYTES // 1024 // 1024} MB")
         first = max(start, 1) - 1
         last = first + min(max(lines, 1), _MAX_LINES)
-        shown = [f"{number}: {_truncate_file_line(line)}" for number, line in enumerate(text[first:last], first + 1)]
+        numbered = enumerate(text[first:last], first + 1)
+        shown = [f"{number}: {truncate_text(line, _MAX_LINE_CHARS)}" for number, line in numbered]
         if shown and last < len(text):
             shown.append(f"… {len(text) - last} more lines")
         return "\n".join(shown) or f"{path} has {len(text)} lines, none from line {first + 1}"
 
     def count_lines(self, path: str = ".") -> str:
-        """Lines of a text file, or of all text files below a folder, the longest ten named."""
+        """Count the lines of a file, or of all files of a folder; the longest ten are named.
+
+        Args:
+            path: The file or folder; by default everything.
+        """
         start = self._resolve_path(path)
-        counts = {
-            file: len(text) for file in self._iterate_files(start) if (text := self._read_text_lines(file)) is not None
-        }
+        texts = ((file, self._read_text_lines(file)) for file in self._iterate_files(start))
+        counts = {file: len(text) for file, text in texts if text is not None}
         if start.is_file():
             if not counts:
-                raise ValueError(f"{path} is no text file")
+                raise ValueError(f"{path} is not a text file")
             return f"{path} has {counts[start]} lines"
         longest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:10]
         head = f"{sum(counts.values())} lines in {len(counts)} text files of {path}; the longest:"
@@ -93,21 +115,15 @@ class Folder:
 
     def _resolve_path(self, path: str) -> Path:
         # Resolved first: neither .. nor a link may lead out.
-        found = (self.root / path.strip().lstrip("/")).resolve()
-        if found != self.root and self.root not in found.parents:
+        resolved = (self.root / path.strip().lstrip("/")).resolve()
+        if resolved != self.root and self.root not in resolved.parents:
             raise ValueError(f"{path} lies outside the folder")
-        if not found.exists():
-            raise FileNotFoundError(f"there is no {path} in the folder; list_files shows what there is")
-        return found
-
-    def _resolve_file(self, path: str) -> Path:
-        found = self._resolve_path(path)
-        if not found.is_file():
-            raise ValueError(f"{path} is a folder; list_files shows its files")
-        return found
+        if not resolved.exists():
+            raise FileNotFoundError(f"there is no {path} in the folder; list_files shows its files")
+        return resolved
 
     def _iterate_files(self, start: Path) -> Iterator[Path]:
-        """Regular files at or below ``start`` in order, without hidden and generated ones."""
+        """The first 5,000 regular files at or below ``start`` in order, without hidden and generated ones."""
         if start.is_file():
             yield start
             return
@@ -115,16 +131,16 @@ class Folder:
         while folders:
             try:
                 entries = sorted(folders.pop().iterdir(), reverse=True)
-            except OSError:  # not ours to read
+            except OSError:  # may not be read
                 continue
+            entries = [entry for entry in entries if not entry.name.startswith(".") and not entry.is_symlink()]
             for entry in reversed(entries):
-                if entry.is_symlink() or entry.name.startswith(".") or not entry.is_file():
-                    continue
-                yield entry
-                left -= 1
-                if not left:
-                    return
-            folders += [e for e in entries if not _is_hidden(e) and e.is_dir() and not e.is_symlink()]
+                if entry.is_file():
+                    yield entry
+                    left -= 1
+                    if not left:
+                        return
+            folders += [entry for entry in entries if entry.name not in SKIPPED_FOLDERS and entry.is_dir()]
 
     def _read_text_lines(self, file: Path) -> list[str] | None:
         """The lines of a text file; None for a binary, unreadable or huge one."""
@@ -136,23 +152,8 @@ class Folder:
             return None
         return None if b"\0" in body[:8192] else body.decode(errors="replace").splitlines()
 
-    def _format_file_size(self, file: Path) -> str:
-        return f"{self._relative_name(file)} ({file.stat().st_size:,} bytes)"
-
     def _relative_name(self, file: Path) -> str:
         return file.relative_to(self.root).as_posix()
-
-
-def _is_hidden(path: Path) -> bool:
-    return path.name.startswith(".") or path.name in SKIPPED_FOLDERS
-
-
-def _truncate_file_line(line: str) -> str:
-    return line if len(line) <= _MAX_LINE_CHARS else f"{line[:_MAX_LINE_CHARS]}…"
-
-
-# ---
-# The agent of the demo: it answers questions about the files of one folder. Nothing in it knows of the demo.
 
 
 AGENT_NAME = "reader"
@@ -166,60 +167,22 @@ Paths are relative to the folder."""
 def build_reader_agent(folder: Path, model: str) -> Agent:
     """The agent over ``folder``. Its tools only read, so a call that a crash cut short may simply run again."""
     files = Folder(folder)
-
-    @tool(idempotent=True, timeout=30)
-    def list_files(path: str = ".") -> str:
-        """List the files of the folder with their sizes.
-
-        Args:
-            path: A folder in it; all of it without.
-        """
-        return files.list_files(path)
-
-    @tool(idempotent=True, timeout=30)
-    def search(text: str, path: str = ".") -> str:
-        """Find the lines that contain a text, as file:line: text.
-
-        Args:
-            text: The words to find, as they stand there; upper and lower case are alike.
-            path: A file or folder to look in; everything without.
-        """
-        return files.search(text, path)
-
-    @tool(idempotent=True, timeout=30)
-    def read_file(path: str, start: int = 1, lines: int = 60) -> str:
-        """Read lines of a text file, each with its number.
-
-        Args:
-            path: The file.
-            start: The first line.
-            lines: How many; 120 at most.
-        """
-        return files.read_file(path, start, lines)
-
-    @tool(idempotent=True, timeout=30)
-    def count_lines(path: str = ".") -> str:
-        """Count the lines of a file, or of all files of a folder.
-
-        Args:
-            path: The file or folder; everything without.
-        """
-        return files.count_lines(path)
-
-    return Agent(AGENT_NAME, model, instructions=INSTRUCTIONS, tools=[list_files, search, read_file, count_lines])
+    methods = (files.list_files, files.search, files.read_file, files.count_lines)
+    tools = [tool(method, idempotent=True, timeout=30) for method in methods]
+    return Agent(AGENT_NAME, model, instructions=INSTRUCTIONS, tools=tools)
 
 
 async def main(folder: str, model: str, queue: str, address: str, namespace: str, store: str) -> None:
-    """Serve until told to stop, or until the demo is gone."""
+    """Serve until told to stop, or until the demo has ended."""
     stop = asyncio.Event()
     call_when_orphaned(stop.set)
     loaded = AgentModule(folder, (build_reader_agent(Path(folder), model),))
-    async with open_client(ConnectionOptions(address, namespace, store_url=store), task_queue=queue) as client:
-        await serve_agents(client, loaded, drain=1.0, stop=stop, ready=lambda _: report_to_parent("serving"))
+    async with open_client(StoreOptions(address, namespace, store_url=store), task_queue=queue) as client:
+        await serve_agents(client, loaded, stop, drain=1.0, on_serving=lambda: report_to_parent("serving"))
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.CRITICAL)  # what matters of it is in the run's status, which the demo shows
+    logging.basicConfig(level=logging.CRITICAL)  # the demo shows the run's status, which has the errors that matter
     try:
         asyncio.run(main(*sys.argv[1:]))
     except PerdureError as error:

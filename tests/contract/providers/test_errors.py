@@ -18,9 +18,8 @@ from google.genai import _api_client
 from google.genai import errors as google_sdk
 
 from perdure import errors
-from perdure.providers.anthropic import translate_error as translate_anthropic
 from perdure.providers.google import translate_error as translate_google
-from perdure.providers.openai_sdk import translate_error as translate_openai
+from perdure.providers.sdk import translate_error as translate_sdk_error
 from perdure.types.redaction import Redaction
 from tests.servers.google import reason, retry_info
 from tests.servers.model_server import Reply, error
@@ -104,11 +103,11 @@ STRANGERS = (RuntimeError, KeyError)
 PYTHON = [ssl.SSLError, OSError, TimeoutError, UnicodeError, json.JSONDecodeError, anyio.EndOfStream, *STRANGERS]
 SDKS: dict[str, tuple[Callable[..., errors.ProviderError], list[type[Exception]]]] = {
     "openai": (
-        translate_openai,
+        translate_sdk_error,
         [*exceptions_of(openai), *exceptions_of(openai._exceptions), *exceptions_of(httpx2)],
     ),
     "anthropic": (
-        translate_anthropic,
+        translate_sdk_error,
         [
             *(*exceptions_of(anthropic), *exceptions_of(anthropic._exceptions), *ERROR_CLASSES.values()),
             *exceptions_of(httpx2),
@@ -135,8 +134,10 @@ def test_every_exception_of_an_sdk_and_of_the_layers_below_has_a_class(sdk: str)
     assert set(KNOWN[sdk]) <= {cls.__name__ for cls in classes}, "the walk finds them"
     assert len(classes) >= 40
     for cls in {*classes, *PYTHON}:
-        for begun in (False, True):
-            found = Redaction([KEY]).redact_error(translate(make(cls), begun=begun, endpoint="api.test"))
+        for reply_started in (False, True):
+            found = Redaction([KEY]).redact_error(
+                translate(make(cls), reply_started=reply_started, endpoint="api.test")
+            )
             assert isinstance(found, errors.ProviderError)
             assert cls in STRANGERS or type(found) is not errors.ProviderError, f"{cls} has no class of its own"
             assert KEY not in f"{found!r} {found}", cls
@@ -146,7 +147,7 @@ def test_every_exception_of_an_sdk_and_of_the_layers_below_has_a_class(sdk: str)
 def test_every_status_has_a_class(sdk: str) -> None:
     cls = {"openai": openai, "anthropic": anthropic}[sdk].APIStatusError
     for status in [*range(300, 309), *range(400, 452), 499, *range(500, 512), 520, 529, 599]:
-        found = SDKS[sdk][0](make(cls, status), begun=False, endpoint="api.test")
+        found = SDKS[sdk][0](make(cls, status), reply_started=False, endpoint="api.test")
         assert type(found) is not errors.ProviderError
         assert found.status == status
         assert found.retryable == (status >= 500 or status in (408, 409, 425, 429)), status

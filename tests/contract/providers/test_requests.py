@@ -103,6 +103,7 @@ async def test_messages_of_any_order_are_taken(api: Api) -> None:
     for messages in (
         [Message.assistant("I begin."), Message.user("hi")],
         [Message.user("a"), Message.assistant("b"), Message.user(""), Message.user("c")],
+        [Message.user("a"), Message.assistant("b"), Message.user("")],
         [Message.user("a"), said(), Message.user("b")],
         [Message.user("a"), said(ThinkingPart(text="only")), Message.user("b")],
         [Message.user("a"), Message.assistant("x"), Message.assistant("y"), Message.user("b")],

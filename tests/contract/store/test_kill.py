@@ -44,20 +44,22 @@ asyncio.run(main(sys.argv[1]))
 
 async def test_a_killed_writer_leaves_whole_commits(database: Database):
     url = database.other_process()
-    told: dict[str, int] = {}
+    written: dict[str, int] = {}
     for _ in range(3):
         with subprocess.Popen([sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
             lines = [writer.stdout.readline() for _ in range(60)]
             writer.kill()
             lines += writer.stdout.readlines()
-        told |= {name: int(count) for name, count in (line.split() for line in lines if line.endswith("\n"))}
+        # A writer that ends by itself was not killed in the middle of its writes: its last lines are "".
+        assert all(line.endswith("\n") for line in lines[:60]), "the writer ended before it was killed"
+        written |= {name: int(count) for name, count in (line.split() for line in lines if line.endswith("\n"))}
 
     store = await database.open()
     rows = await store.list_runs()
-    assert {row.context_id for row in rows} == set(told)
+    assert {row.context_id for row in rows} == set(written) == {f"c{n}" for n in range(5)}
     for row in rows:
-        assert row.iterations >= told[row.context_id]
+        assert row.iterations >= written[row.context_id]
         assert len(await Chain(store).load(row.head)) == row.iterations
         assert row.head is not None
         last = f"{row.context_id}-{row.iterations - 1}"

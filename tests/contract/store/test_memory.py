@@ -148,11 +148,11 @@ async def test_a_failed_commit_leaves_turn_and_memory_alone(store: Store):
 
 
 async def test_a_checked_change_is_made_on_what_was_read_or_nothing_is(store: Store):
-    def checked(value: bytes, before: bytes | None) -> MemoryWrite:
+    def checked(value: bytes | None, before: bytes | None) -> MemoryWrite:
         return MemoryWrite("n", "a", value, True, before)
 
     async def refused(write: MemoryWrite) -> None:
-        with pytest.raises(MemoryChangedError, match="changed by somebody else"):
+        with pytest.raises(MemoryChangedError, match="changed by another call"):
             await store.commit(Commit(memory=[put("b"), write], outcome=Outcome("k", "tool", b"{}")))
         assert (await store.find_outcomes(["k"]), await store.recall("n", "b")) == ({}, None)
 
@@ -165,6 +165,17 @@ async def test_a_checked_change_is_made_on_what_was_read_or_nothing_is(store: St
     # What is recorded is recorded: an attempt that comes too late is told, whatever it would write.
     assert await store.commit(Commit(memory=[checked(b"3", b"1")], outcome=Outcome("k", "tool", b"late"))) == b"{}"
     assert await store.recall("n", "a") == b"2"
+
+
+async def test_a_checked_delete_removes_what_was_read_or_nothing(store: Store):
+    await store.commit(Commit(memory=[put("a", b"1")]))
+    for before in (None, b"0"):
+        with pytest.raises(MemoryChangedError, match="memory 'n', key 'a' was changed"):
+            await store.commit(Commit(memory=[put("b"), MemoryWrite("n", "a", None, True, before)]))
+    assert await store.recall_all("n") == {"a": b"1"}
+    for before in (b"1", None):
+        await store.commit(Commit(memory=[MemoryWrite("n", "a", None, True, before)]))
+        assert await store.recall_all("n") == {}
 
 
 async def test_of_two_who_change_what_both_have_read_one_is_told(database: Database):

@@ -94,10 +94,10 @@ class RevokedError(AbortError):
 @pytest.mark.parametrize(
     ("resolve", "kind", "why"),
     [
-        (None, AuthContextUnavailableError, "nothing to resolve it with"),
+        (None, AuthContextUnavailableError, "no resolve_auth"),
         (raises(OSError("s3cret")), AuthContextUnavailableError, "resolve_auth failed: it raised OSError, see"),
         (raises(TimeoutError("s3cret")), AuthContextUnavailableError, "resolve_auth failed: it raised TimeoutError"),
-        (lambda *_: "s3cret", AuthContextUnavailableError, "it returned str and no mapping"),
+        (lambda *_: "s3cret", AuthContextUnavailableError, "it returned str, not a mapping"),
         (raises(RevokedError("revoked")), AbortError, "revoked"),
         (raises(InvalidInputError("no such session")), InvalidInputError, "no such session"),
     ],

@@ -13,7 +13,8 @@ from pydantic import BaseModel, field_validator
 from perdure import Agent, RunContext, ToolContext, tool
 from perdure.activities import Agents, AuthorLoop, IterationStage, MemoryFactory, ModelActivity, ToolActivity
 from perdure.errors import DefinitionError, InvalidInputError, StoreError, StoreMismatchError, TranscriptCorruptedError
-from perdure.ports import Commit, MemoryWrite, ModelCall, ModelReply
+from perdure.ports import Commit, MemoryWrite
+from perdure.stages.stage import ConversationCall, ModelReply
 from perdure.testing import MemoryStore, ScriptedProvider, call
 from perdure.types.messages import Message
 from perdure.types.tool_calls import RefusedCall
@@ -61,7 +62,7 @@ class Host:
         return await self._tool.call(made), made.memory_writes
 
     async def model(self, fresh: Any = SAID, **more: Any) -> tuple[ModelReply, list[MemoryWrite]]:
-        made = ModelCall(ModelInput(**{**FACTS, **more}), new_messages=fresh)
+        made = ConversationCall(ModelInput(**{**FACTS, **more}), new_messages=fresh)
         return await self._iteration.model(made, self._model.call), made.memory_writes
 
 

@@ -13,8 +13,9 @@ from pydantic import AfterValidator
 from perdure import Agent, Limits, RunContext, tool
 from perdure.activities import Agents, AuthorLoop, IterationStage, ModelActivity, iteration
 from perdure.errors import DefinitionError, ProviderTimeoutError, TruncatedStreamError
-from perdure.ports import Completed, ModelCall, ModelReply, ModelRequest, StreamEvent, TextDelta
+from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta
 from perdure.providers.fallback import ModelChain
+from perdure.stages.stage import ConversationCall, ModelReply, RequestCall
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import Message, TextPart, ThinkingPart, ToolCallPart, Usage
 from perdure.types.tool_calls import ActivityCall, RefusedCall
@@ -37,7 +38,7 @@ async def reply(agent: Agent, author: AuthorLoop, idle: float = 5.0) -> ModelRep
 
     stage = IterationStage(Agents([agent]), author)
     activity = ModelActivity(chain, lambda *_: None)  # type: ignore[arg-type]
-    return await stage.model(ModelCall(INPUT, new_messages=[Message.user("Go.")]), activity.call)
+    return await stage.model(ConversationCall(INPUT, new_messages=[Message.user("Go.")]), activity.call)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ async def test_a_price_is_looked_for_by_the_name_that_was_asked_too(
     answer = Completed((TextPart(text="Done."),), model="ours-2026", provider="openai")
     activity = ModelActivity(lambda _: ScriptedProvider([answer]), cost)
     said = await IterationStage(Agents([agent]), author).model(
-        ModelCall(INPUT, new_messages=[Message.user("Go.")]), activity.call
+        ConversationCall(INPUT, new_messages=[Message.user("Go.")]), activity.call
     )
     assert said.output.cost_usd == 0.5
     assert looked == [("openai", "ours-2026", asked)]
@@ -66,9 +67,9 @@ async def test_a_price_is_looked_for_by_the_name_that_was_asked_too(
 
 async def test_a_summary_without_a_price_does_not_count_as_free(author: AuthorLoop) -> None:
     stage = IterationStage(Agents([Agent("a", ScriptedProvider([]), limits=Limits(cost_usd=1))]), author)
-    compacting = ModelCall(INPUT.model_copy(update={"purpose": "compact"}), new_messages=[Message.user("Go.")])
+    compacting = ConversationCall(INPUT.model_copy(update={"purpose": "compact"}), new_messages=[Message.user("Go.")])
 
-    async def summed(_: ModelCall) -> ModelReply:
+    async def summed(_: RequestCall) -> ModelReply:
         return ModelReply(ModelOutput(model="ours-2026", usage=Usage(input_tokens=5)), None)
 
     with pytest.raises(DefinitionError, match="no price of 'ours-2026'"):

@@ -12,8 +12,9 @@ from perdure import Agent, RunContext, Toolset, tool
 from perdure.activities import AuthorLoop
 from perdure.activities.toolsets import Toolsets
 from perdure.errors import DefinitionError, ToolsetError
-from perdure.ports import ListedTool, ModelCall, ToolSpec
-from perdure.store.chain import ByteLRU
+from perdure.ports import ListedTool, ToolSpec
+from perdure.stages.stage import ConversationCall
+from perdure.store.cache import ByteLRU
 from perdure.types.messages import BlobRef
 from perdure.types.wire import ModelInput
 
@@ -55,10 +56,10 @@ class Run:
 
     async def offered(self, agent: Agent) -> Agent:
         task = ModelInput(agent="a", context_id="c", task_id="t", scope="s", op=1, iteration=1, pinned=self.pinned)
-        call = ModelCall(task)
-        found = await self.toolsets.add_offered_tools(agent, call, RunContext())
+        call = ConversationCall(task)
+        found, pinned = await self.toolsets.add_offered_tools(agent, call, RunContext())
         self._blobs |= {blob.hash: blob.body.decode() for blob in call.blobs}
-        self.pinned = call.pinned or self.pinned
+        self.pinned = pinned or self.pinned
         return found
 
 
@@ -96,7 +97,7 @@ async def test_a_function_that_never_says_whom_a_list_is_for_is_given_up(
             return "nobody"
 
     monkeypatch.setattr("perdure.activities.toolsets.TOOLSET_TIMEOUT", 0.1)
-    with pytest.raises(ToolsetError, match=r"cannot say whom it is for: it did not within 0\.1 s"):
+    with pytest.raises(ToolsetError, match=r"could not determine its audience: it did not return within 0\.1 s"):
         await run.offered(Agent("a", "openai:gpt-5", toolsets=[Undecided(ToolSpec("find", "Find.", {}))]))
 
 
@@ -126,5 +127,5 @@ async def test_a_tool_that_the_code_has_got_too_under_a_run_is_the_code_s(run: R
 )
 async def test_what_is_no_tool_is_named_with_its_toolset(run: Run, wrong: Any) -> None:
     agent = Agent("a", "openai:gpt-5", toolsets=[Listed(wrong)])
-    with pytest.raises(DefinitionError, match="toolset 'listed' lists 'x', which is no tool"):
+    with pytest.raises(DefinitionError, match="toolset 'listed' lists 'x', which is not a valid tool"):
         await run.offered(agent)

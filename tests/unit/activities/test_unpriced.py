@@ -7,7 +7,7 @@ import pytest
 from perdure import Agent, Limits, Message
 from perdure.activities.iteration import check_summary_price, find_missing_price, find_missing_usage
 from perdure.errors import DefinitionError
-from perdure.ports import ModelReply
+from perdure.stages.stage import ModelReply
 from perdure.types.messages import FinishReason, Usage
 from perdure.types.wire import ModelOutput
 

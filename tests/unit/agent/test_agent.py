@@ -180,7 +180,7 @@ def test_a_cycle_of_subagents_is_printed(agents: list[Agent], cycle: str) -> Non
     with pytest.raises(DefinitionError, match=f"a cycle of subagents: {cycle}") as caught:
         Agents(agents)
     first, second = cycle.split(" → ")[:2]
-    assert f"take {second!r} out of the subagents of {first!r}" in str(caught.value)
+    assert f"remove {second!r} from the subagents of {first!r}" in str(caught.value)
 
 
 def test_an_unknown_subagent() -> None:

@@ -118,13 +118,13 @@ def test_all_that_a_file_may_say() -> None:
 @pytest.mark.parametrize(
     ("rule", "match"),
     [
-        ({}, "approvals.0: {} is no rule"),
-        ({"ask": "a", "deny": "b"}, "is no rule"),
+        ({}, "approvals.0: {} is not a rule"),
+        ({"ask": "a", "deny": "b"}, "is not a rule"),
         ({"ask": "a", "after": 1}, "a rule has no 'after'"),
         ({"ask": ""}, "a rule names tools by text"),
         ({"deny": 5}, "a rule names tools by text"),
         ({"ask": "a", "arguments": ["x"]}, "an object of names and patterns"),
-        ({"deny": "a", "remind": "1d"}, "nobody is asked, so there is no 'remind'"),
+        ({"deny": "a", "remind": "1d"}, "deny takes no 'remind': only ask has terms"),
         ({"ask": "a", "expires": "1d", "remind": "2d"}, "is not shorter than expires"),
     ],
 )
@@ -218,8 +218,8 @@ def test_it_stays_the_kind_of_error_that_it_is() -> None:
         ("a.json", b"{", "cannot be read: Expecting property name"),
         ("a.json", b"[1]", "has one object"),
         ("a.json", b"\xff", "cannot be read: 'utf-8'"),
-        ("a.json", b'{"limits": {"cost": 1, "cost": 9}}', "'cost' stands there twice"),
-        ("a.yaml", b"limits: {cost: 1, cost: 9}", "'cost' stands there twice"),
+        ("a.json", b'{"limits": {"cost": 1, "cost": 9}}', "'cost' occurs twice"),
+        ("a.yaml", b"limits: {cost: 1, cost: 9}", "'cost' occurs twice"),
         ("a.toml", b"model =", "cannot be read: Invalid value"),
         ("a.yaml", b"model: [", "cannot be read: while parsing"),
         ("a.yaml", b"!!python/object/apply:os.getcwd []", "could not determine a constructor"),
@@ -287,11 +287,11 @@ def test_a_schema_that_goes_too_deep() -> None:
 
 
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
-    """A pipe, for instance: whoever reads it waits for somebody who writes."""
+    """A pipe, for instance: reading it waits for a writer."""
     os.mkfifo(tmp_path / "a.json")
     (tmp_path / "b.json").symlink_to("/dev/zero")
     for name in ("a.json", "b.json"):
-        with pytest.raises(DefinitionError, match=f"{name} is no file"):
+        with pytest.raises(DefinitionError, match=f"{name} is not a regular file"):
             load_agent(tmp_path / name)
 
 

@@ -125,7 +125,7 @@ def test_an_output_is_read_back() -> None:
         ({"input": int}, "input=int cannot be a JSON object"),
         ({"input": Node(name="x")}, "input=Node is a value|is a value"),
         ({"output_validators": lambda output: output}, "output_validators must be a list"),
-        ({"output_validators": ["check"]}, "is no output validator"),
+        ({"output_validators": ["check"]}, "is not an output validator"),
         ({"output_validators": [lambda: None]}, "cannot be called as an output validator"),
         ({"output_validators": [_of_three]}, "'_of_three' cannot be called as an output validator"),
         ({"output_validators": [_of_a_key]}, "'_of_a_key' cannot be called as an output validator"),

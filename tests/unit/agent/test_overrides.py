@@ -72,7 +72,7 @@ def test_all_that_it_can_change() -> None:
         "toolbox": one.toolbox,
         "output_type": one.output_type,
         "hooks": one.hooks,
-        "_overridden": one._overridden,
+        "_copies": one._copies,
     }
 
 
@@ -90,7 +90,7 @@ def test_the_same_change_is_made_once() -> None:
     assert one.overridden({"max_iterations": 4}) is not first
     kept = [one.overridden({"max_iterations": n}) for n in range(1, 200)]
     assert one.overridden({"max_iterations": 199}) is kept[-1]
-    assert len(one._overridden) < 100  # overrides come from outside: they must not fill the worker's memory
+    assert len(one._copies) < 100  # overrides come from outside: they must not fill the worker's memory
 
 
 def test_a_changed_agent_makes_its_copies_anew() -> None:
@@ -126,6 +126,7 @@ def test_an_agent_with_a_provider_object_can_be_given_a_model() -> None:
         ({"temperature": 1}, DefinitionError, ["temperature: ", "It can change: model, instructions, tools"]),
         ({"settings": {"stop": object()}}, DefinitionError, ["settings: ", "of type object"]),
         ("gpt-5", DefinitionError, ["it: "]),
+        ({1: "gpt-5", "model": "openai:gpt-5"}, DefinitionError, ["Keys should be strings"]),
     ],
 )
 def test_a_wrong_change_is_refused_by_its_field(override: Any, error: type[Exception], said: list[str]) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from perdure.cli.chat import ChatOptions, terminal
-from perdure.cli.connection import ConnectionOptions
-from perdure.cli.options import OutputFormat, _parse_agent_names
+from perdure.cli.chat import format_chat_command, terminal
+from perdure.cli.connection import ActorStoreOptions
+from perdure.cli.options import _parse_agent_names
 from perdure.cli.show import RunDetails
 from perdure.types.interface import Response, Status
 from perdure.types.messages import Message, ToolCallPart
@@ -27,17 +27,23 @@ def turns(count: int) -> list[Message]:
 
 
 def test_of_a_long_conversation_the_last_turns_are_shown_with_their_numbers() -> None:
-    lines = list(terminal.format_past_turns(RunDetails(status(), turns(5)), colour=False))
+    lines = list(terminal.format_past_turns(RunDetails(status(), turns(5))))
     assert lines[0] == "… 4 earlier messages: perdure show c-1"
     assert lines[1:3] == ["user    question 3", "[3]     answer 3"]
     assert lines[-1] == "[5]     answer 5"
-    assert "earlier" not in "".join(terminal.format_past_turns(RunDetails(status(), turns(3)), colour=False))
+    assert "earlier" not in "".join(terminal.format_past_turns(RunDetails(status(), turns(3))))
 
 
 def test_what_was_called_stands_before_the_answer() -> None:
     call = ToolCallPart(id="1", name="track", arguments={"order": "7\x1b[2J"})
-    news = [Message(role="assistant", parts=(call,)), Message.assistant("Soon.")]
-    assert list(terminal.format_turn_answer(Response(content="Soon.\x07\nVery."), news, colour=False)) == [
+    before = Message(role="assistant", parts=(ToolCallPart(id="0", name="search", arguments={}),))
+    messages = (
+        before,
+        Message.user("Where is it?"),
+        Message(role="assistant", parts=(call,)),
+        Message.assistant("Soon."),
+    )
+    assert list(terminal.format_turn_answer(Response(content="Soon.\x07\nVery.", messages=messages))) == [
         r'→ track(order="7\u001b[2J")',
         "Soon.\\x07",
         "Very.",
@@ -54,13 +60,13 @@ def test_what_was_called_stands_before_the_answer() -> None:
     ],
 )
 def test_how_a_turn_ended(response: dict[str, str], lines: list[str]) -> None:
-    assert list(terminal.format_turn_answer(Response.model_validate(response), [], colour=False)) == lines
+    assert list(terminal.format_turn_answer(Response.model_validate(response))) == lines
 
 
 def test_how_to_come_back() -> None:
-    server = ConnectionOptions(namespace="prod")
-    chat = ChatOptions("a", None, "my id", "x y.py", None, None, {}, server, OutputFormat.TEXT)
-    assert chat.resume_command == "perdure chat a --id 'my id' --file 'x y.py' --namespace prod"
+    server = ActorStoreOptions(namespace="prod", store_url="sqlite:///s", by="ana")
+    command = format_chat_command("a", "my id", "x y.py", None, server)
+    assert command == "perdure chat a --id 'my id' --file 'x y.py' --namespace prod --store-url sqlite:///s --by ana"
 
 
 def test_agents_of_a_file_are_read_without_running_it(tmp_path: Path) -> None:

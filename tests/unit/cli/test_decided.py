@@ -27,7 +27,7 @@ def one(state: str, **facts: Any) -> DecidedApproval:
         ),
         (one("denied", by="bea", comment="too much"), "pay (c): denied by bea at noon: too much"),
         (one("denied", by="b\x1b[2Jea", comment="a\nb"), "pay (c): denied by b\\x1b[2Jea at noon: a\\nb"),
-        (one("expired"), "pay (c): expired: nobody had decided by noon"),
+        (one("expired"), "pay (c): expired: no decision by noon"),
         (one("answered", by="cleo"), "pay (c): answered by cleo at noon"),
     ],
 )

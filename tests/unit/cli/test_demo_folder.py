@@ -62,7 +62,7 @@ def test_an_absolute_path_is_one_in_the_folder(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"), [("image.bin", "no text file"), ("sub", "is a folder"), ("no", "there is no")]
+    ("path", "said"), [("image.bin", "not a text file"), ("sub", "is a folder"), ("no", "there is no")]
 )
 def test_what_cannot_be_read_is_said(folder: Folder, path: str, said: str) -> None:
     with pytest.raises((ValueError, OSError), match=said):

@@ -69,7 +69,7 @@ def test_lines_of_subagents(brief: bool, lines: list[str]) -> None:
 
 
 def test_a_chat_shows_the_calls_and_is_not_over_with_a_subagent() -> None:
-    live = LiveTurn(colour=False)
+    live = LiveTurn()
     lines = [line for event in EVENTS for line in live.feed(event)]
     assert lines[:2] == ["I ask", '[researcher/1] → search(query="x")']
     assert "quiet" not in "".join(lines)

@@ -83,7 +83,7 @@ def test_a_file_called_like_a_loaded_module_does_not_take_its_place(write: Write
         ("x = 1\ny = 1 / 0\n", "bad.py:2: ZeroDivisionError: division by zero", "y = 1 / 0"),
         ("def f(:\n", "bad.py:1: SyntaxError: invalid syntax", "def f(:"),
         ("import no_such_module_here\n", "bad.py:1: ModuleNotFoundError: No module named", "Install it for"),
-        ("import sys\nsys.exit(1)\n", "bad.py:2: it ends the program when it is imported", "__main__"),
+        ("import sys\nsys.exit(1)\n", "bad.py:2: it exits when it is imported", "__main__"),
         ("x = 1\n", "bad.py has no agents at its top level", "Define one there"),
         (AGENT + "\nAgent('a b', 'openai:x')\n", "bad.py:4: the agent name 'a b'", "short name"),
         (AGENT + "def t(x): ...\nAgent('a', 'openai:x', tools=[t])\n", "bad.py:4: tool 't'", "x: str"),
@@ -106,6 +106,7 @@ def test_an_error_in_a_neighbour_names_the_neighbour(write: Write) -> None:
 def test_targets_that_are_not_there(write: Write, tmp_path: Path) -> None:
     assert refused("gone.py").message == "there is no file gone.py"
     assert refused(".").message == ". is a folder"
+    assert refused(write("agents.txt")).message == f"{tmp_path / 'agents.txt'} is not a Python file"
     assert refused("no_such.module").message == "there is no file or module 'no_such.module'"
     assert refused("json").message == "json has no agents at its top level"
 

@@ -24,7 +24,7 @@ def resolve_auth(ref, run):
 
 def test_toolsets_and_resolve_auth_are_found(tmp_path: Path) -> None:
     (tmp_path / "beside1.py").write_text(BESIDE)
-    found = load_agent_module(str(tmp_path / "beside1.py"), alone=False)
+    found = load_agent_module(str(tmp_path / "beside1.py"), require_agents=False)
     assert found.agents == ()
     assert [one.name for one in found.toolsets] == ["docs"]
     assert found.resolve_auth is not None
@@ -33,7 +33,7 @@ def test_toolsets_and_resolve_auth_are_found(tmp_path: Path) -> None:
 
 def test_what_is_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "beside2.py").write_text("toolsets = ['docs']\nresolve_auth = 'later'\n")
-    found = load_agent_module(str(tmp_path / "beside2.py"), alone=False)
+    found = load_agent_module(str(tmp_path / "beside2.py"), require_agents=False)
     assert (found.toolsets, found.resolve_auth) == ((), None)
 
 

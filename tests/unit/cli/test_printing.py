@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import logging
 from collections.abc import Iterator
@@ -39,10 +40,18 @@ def test_json_says_the_same_in_escapes(capsys: pytest.CaptureFixture[str]) -> No
         assert ([json.loads(line) for line in said.splitlines()] if lines else json.loads(said)) == value
 
 
-def test_styles_are_ours_alone() -> None:
-    line = style_text(f"x{HOSTILE}", "red", on=True)
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_styles_are_ours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    line = style_text(f"x{HOSTILE}", "red", stream=_Terminal())
     assert render_text(line) == f"\033[31mx{SEEN}\033[0m"
-    assert style_text("x", "red", on=False) == "x"
+    assert style_text("x", "red", stream=io.StringIO()) == "x"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert style_text("x", "red", stream=_Terminal()) == "x"
 
 
 @given(st.text())

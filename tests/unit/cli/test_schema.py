@@ -71,4 +71,4 @@ def test_schemas_are_readable_without_the_code() -> None:
     """Fields keep their docstrings: they are all that a client's author has."""
     message = printed("message")["$defs"]["UserMessage"]
     assert "same id counts once" in message["properties"]["id"]["description"]
-    assert "Without one" in printed("start")["properties"]["message"]["description"]
+    assert "Without a message" in printed("start")["properties"]["message"]["description"]

@@ -34,7 +34,7 @@ def test_all_that_is_said_counts() -> None:
         (("0 7 * * *", None, 7), "7 is no time zone"),
         (("0 7 * * *", None, "\udcff"), "is no time zone"),
         ((None, 0, None), "above zero"),
-        ((None, "1x", None), "'1x' is no duration"),
+        ((None, "1x", None), "'1x' is not a duration"),
         ((None, 0.5, None), "whole seconds"),
         ((None, "1h", "Europe/Lisbon"), "a time zone says what cron means"),
     ],

@@ -31,7 +31,7 @@ async def test_arguments_come_first(profiles: None, monkeypatch: pytest.MonkeyPa
     target = await resolve_target(address="flag.example:4", namespace="n", profile="prod")
     assert (target.address, target.namespace) == ("flag.example:4", "n")
     assert target.config["api_key"] == "secret"
-    assert target.origin == "the address that was given"
+    assert target.origin == "the given address"
 
 
 async def test_the_environment_comes_before_the_profile(profiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ async def test_an_unknown_profile_is_told(profiles: None) -> None:
 
 
 async def test_no_server_at_all_is_told(home: Home) -> None:
-    with pytest.raises(ServerUnreachableError, match="no embedded one runs") as caught:
+    with pytest.raises(ServerUnreachableError, match="no embedded server runs") as caught:
         await resolve_target()
     assert "perdure server start" in (caught.value.hint or "")
     assert not home.root.exists()
@@ -112,5 +112,5 @@ async def test_silence_is_unreachable(silent_port: int) -> None:
 
 
 async def test_another_kind_of_server_is_unreachable(http_port: int) -> None:
-    with pytest.raises(ServerUnreachableError, match="it is no Temporal server"):
+    with pytest.raises(ServerUnreachableError, match="is not a Temporal server"):
         await connect(_target(f"127.0.0.1:{http_port}"))

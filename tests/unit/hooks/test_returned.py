@@ -22,8 +22,8 @@ from perdure.hooks.dispatch import (
     withhold_message,
 )
 from perdure.ports import ModelRequest
-from perdure.types.files import File
 from perdure.types.messages import (
+    File,
     Message,
     OpaquePart,
     TextPart,

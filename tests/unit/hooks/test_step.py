@@ -161,7 +161,7 @@ def no_settings(step: Step) -> None:
     ("do", "says"),
     [
         (lambda step: step.add_tool("nope"), "there is no tool 'nope'"),
-        (lambda step: step.remove_tool("nope"), "There is: pay, refund, search"),
+        (lambda step: step.remove_tool("nope"), "The tools are: pay, refund, search"),
         (lambda step: step.set_result("x", ""), "the last reply has no call 'x'"),
         (lambda step: step.keep("ever"), "the 'turn' or the 'run', not 'ever'"),
         (lambda step: step.finish(), "needs the answer, or its fields"),

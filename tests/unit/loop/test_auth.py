@@ -71,7 +71,9 @@ def test_in_the_clear_it_is_refused_and_not_shown(clear: Any) -> None:
         lambda: opened(message={"content": "Hi.", "auth_context": clear}),
         lambda: parse_message({"auth_context": clear, "content": "Hi."}),
     ):
-        with pytest.raises(InvalidInputError, match=r"auth_context: it is readable in Temporal's history") as caught:
+        with pytest.raises(
+            InvalidInputError, match=r"auth_context: it must not be readable in Temporal's history"
+        ) as caught:
             refuse()
         assert "s3cret" not in str(caught.value)
 

@@ -94,6 +94,6 @@ async def test_a_headers_function_that_fails_is_named_without_its_text() -> None
 
 
 def test_an_address_that_is_none_is_shown_without_its_login() -> None:
-    with pytest.raises(DefinitionError, match="is no http") as caught:
+    with pytest.raises(DefinitionError, match="is not an http") as caught:
         MCPServer.http(f"ws://ana:{LOGIN}@x.dev/mcp")
     assert LOGIN not in str(caught.value)

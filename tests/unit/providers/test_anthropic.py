@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import pytest
 
-from perdure.errors import SettingsError
+from perdure.errors import OverloadedError, SettingsError
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta, ToolSpec
-from perdure.providers.anthropic import check_settings
+from perdure.providers.anthropic import Anthropic
+from perdure.providers.anthropic_reply import AnthropicReply
 from perdure.providers.anthropic_request import EncodedRequest, encode_request
 from perdure.types.messages import (
     BlobRef,
@@ -53,6 +55,42 @@ async def test_calls_stream_and_complete_in_their_order(ask: Api) -> None:
     told = [d for d in deltas if isinstance(d, ToolCallDelta)]
     assert {(d.index, d.id, d.name) for d in told} == {(0, "c1", "add"), (1, "c2", "noop")}
     assert "".join(d.arguments for d in told if d.index == 0) == '{"a": 1}'
+
+
+def complete(*events: dict[str, Any], stop_reason: str = "end_turn", **usage: Any) -> Completed:
+    reply = AnthropicReply("api.test", HERE)
+    end = {"type": "message_delta", "delta": {"stop_reason": stop_reason}, "usage": usage}
+    for event in ({"type": "message_start", "message": {}}, *events, end, {"type": "message_stop"}):
+        list(reply.feed(event))
+    return reply.complete()
+
+
+@pytest.mark.parametrize("count", [float("nan"), float("inf"), -1, 2.0**60, "7", None])
+def test_usage_that_is_not_a_count_is_zero(count: Any) -> None:
+    usage = complete(input_tokens=count, output_tokens=3, output_tokens_details={"thinking_tokens": count}).usage
+    assert (usage.input_tokens, usage.output_tokens, usage.reasoning_tokens) == (0, 3, 0)
+
+
+@pytest.mark.parametrize("tool_use_id", [["s1"], {}, None])
+def test_a_result_with_a_malformed_id_answers_no_call(tool_use_id: Any) -> None:
+    blocks = (
+        {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}},
+        {"type": "web_search_tool_result", "tool_use_id": tool_use_id, "content": []},
+    )
+    events = ({"type": "content_block_start", "index": i, "content_block": block} for i, block in enumerate(blocks))
+    assert complete(*events, stop_reason="max_tokens").parts == (OpaquePart(provider=HERE, data=blocks[1]),)
+
+
+async def test_events_need_no_names(ask: Api) -> None:
+    """Some compatible servers send the data alone."""
+    text = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "Hello."}}
+    end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}
+    events = ({"type": "message_start", "message": {}}, text, end, {"type": "message_stop"})
+    completed = await ask.reply(Reply(chunks=[f"data: {json.dumps(event)}\n\n".encode() for event in events]))
+    assert completed.parts == (TextPart(text="Hello."),)
+    error = {"error": {"type": "overloaded_error", "message": "it broke"}}
+    with pytest.raises(OverloadedError, match="it broke"):
+        await ask(Reply(chunks=[f"event: error\ndata: {json.dumps(error)}\n\n".encode()]))
 
 
 async def test_the_whole_conversation_goes_out(ask: Api, server: AnthropicServer) -> None:
@@ -493,13 +531,13 @@ def test_bytes_of_files_are_not_kept_on_the_message() -> None:
 )
 def test_settings_that_do_not_fit(settings: dict[str, Any], options: dict[str, Any], named: str) -> None:
     with pytest.raises(SettingsError, match=named):
-        check_settings(settings, options)
+        Anthropic.check_settings(settings, options)
 
 
 def test_settings_that_fit() -> None:
-    check_settings(
+    Anthropic.check_settings(
         {"temperature": 1, "top_p": 0.5, "top_k": 5, "max_tokens": 5, "stop": ["x"], "metadata": {"user_id": "u"}},
         {"thinking": {"type": "adaptive"}, "tools": [{"type": "web_search_20260318", "name": "web_search"}]},
     )
-    check_settings({"reasoning_effort": "high", "seed": None}, {"service_tier": "auto"})
+    Anthropic.check_settings({"reasoning_effort": "high", "seed": None}, {"service_tier": "auto"})
     assert asked(encode("claude-sonnet-4-6", settings={"temperature": 0.5, "top_k": 3}))["top_k"] == 3

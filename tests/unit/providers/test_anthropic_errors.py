@@ -8,15 +8,15 @@ import anthropic
 import pytest
 
 from perdure import errors
-from perdure.providers.anthropic import translate_error
+from perdure.providers.sdk import translate_error
 from perdure.types.redaction import Redaction
 from tests.support.adapters import KEY
 from tests.support.exceptions import make
 
 
-def ours(error: Exception, begun: bool = False) -> errors.ProviderError:
+def ours(error: Exception, reply_started: bool = False) -> errors.ProviderError:
     return Redaction([KEY]).redact_error(
-        translate_error(error, begun=begun, endpoint="api.test", key_name="ANTHROPIC_API_KEY")
+        translate_error(error, reply_started=reply_started, endpoint="api.test", key_name="ANTHROPIC_API_KEY")
     )
 
 

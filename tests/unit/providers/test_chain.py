@@ -141,7 +141,7 @@ async def test_waiting_for_a_turn_is_not_silence() -> None:
         said.append(why)
         waits.set()
 
-    model, _ = chain(ScriptedProvider(lambda _: "Hello."), idle=0.05, throttles={"p0": throttle}, waiting=waiting)
+    model, _ = chain(ScriptedProvider(lambda _: "Hello."), idle=0.05, throttles={"p0": throttle}, report_wait=waiting)
     async with throttle.acquire(said.append):
         second = asyncio.create_task(read(model))
         await waits.wait()

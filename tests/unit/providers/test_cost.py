@@ -16,7 +16,7 @@ from perdure.types.messages import Usage
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     yield
-    pricing._load_token_rates.cache_clear()
+    pricing._load_price.cache_clear()
 
 
 USAGE = Usage(input_tokens=1_000_000, output_tokens=1000)
@@ -53,10 +53,9 @@ def test_rates_that_are_kept_give_the_same_price_as_the_list() -> None:
             cache_write_tokens=dice.randrange(total - cached + 1),
         )
         try:
-            seller = pricing._PriceSource(provider, None)
-            counts = pricing._TokenCounts(total, usage.output_tokens, cached, usage.cache_write_tokens)
-            listed: float | None = pricing._query_price(seller, model, counts)
-            plain += pricing._load_token_rates(seller, model) is not None
+            source = pricing._PriceSource(provider)
+            listed: float | None = pricing._query_cost(source, model, usage)
+            plain += pricing._load_price(source, model) is not None
         except Exception:
             listed = None
         assert calculate_cost_usd(provider, model, usage) == (None if listed is None else pytest.approx(listed)), model
@@ -109,5 +108,5 @@ def test_odd_usage_raises_nothing() -> None:
 
 def test_without_the_price_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "genai_prices", None)
-    pricing._load_token_rates.cache_clear()
+    pricing._load_price.cache_clear()
     assert calculate_cost_usd("openai", "gpt-4o", USAGE) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from perdure.errors import AuthenticationError, DefinitionError, ProviderError, RuntimeSetupError
 from perdure.ports import ModelRequest
-from perdure.providers import get_provider, registry
+from perdure.providers import Anthropic, Google, OpenAIChat, OpenAIResponses, get_provider, registry
 from perdure.providers.endpoint import Endpoint, build_missing_sdk_error, build_origin, is_host_of
 
 
@@ -34,8 +35,8 @@ class Vendor(Endpoint[Client]):
     def _create_client(self, key: str) -> Client:
         return Client(key)
 
-    def _translate_error(self, error: Exception, begun: bool) -> ProviderError:
-        return ProviderError(f"{self.host}: {error}")
+    def _translate_error(self, error: Exception, *, reply_started: bool, endpoint: str, key_name: str) -> ProviderError:
+        return ProviderError(f"{endpoint}: {error}")
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +77,7 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, url: str | None, host: str
         ({"headers": {"X-Key": 7}}, "value of header 'X-Key' is of int"),
         ({"headers": {"X-Key": ["secret"]}}, "value of header 'X-Key' is of list"),
         ({"headers": {"X-Key": None}}, "value of header 'X-Key' is of NoneType"),
-        ({"headers": {b"X-Key": "secret"}}, "names of headers are texts"),
+        ({"headers": {b"X-Key": "secret"}}, "names of headers must be str"),
     ],
 )
 def test_mistakes_are_said_where_it_is_made(given: dict[str, Any], said: str) -> None:
@@ -158,6 +159,18 @@ async def test_an_sdk_that_is_not_installed_says_how_to_install_it() -> None:
     with pytest.raises(RuntimeSetupError, match=r"(?s)vendor_sdk.*pip install 'perdure\[vendor\]'"):
         await Missing()._get_client("a")
     assert "'openai'" in str(build_missing_sdk_error("openai"))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "package"),
+    [(OpenAIChat, "openai"), (OpenAIResponses, "openai"), (Anthropic, "anthropic"), (Google, "google.genai")],
+)
+async def test_a_call_without_the_sdk_says_how_to_install_it(
+    adapter: type[Any], package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(RuntimeSetupError, match=r"pip install 'perdure\["):
+        await anext(adapter(api_key="k" * 20).stream(ModelRequest("m", [])))
 
 
 @pytest.mark.parametrize(

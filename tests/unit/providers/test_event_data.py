@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
-from perdure.providers.encoding import EventStreamParser
+from perdure.providers.sdk import EventStreamParser
 
 LINES = st.sampled_from(
     ["data: a", "data:b", "data: {é}", "data:  c", "event: x", "id: 7", ": alive", "retry: 5", "", ""]

@@ -122,8 +122,9 @@ def test_where_the_bytes_are() -> None:
     assert build_data_url(FilePart(media_type="a/b", url="https://x"), {}) is None
     with pytest.raises(BadRequestError, match="not loaded"):
         read_file_bytes(FilePart(media_type="a/b", blob=BLOB), {})
-    with pytest.raises(BadRequestError, match="'cat' is not base64"):
-        read_file_bytes(FilePart(media_type="a/b", name="cat", data="%%"), {})
+    for data in ("%%", "é"):
+        with pytest.raises(BadRequestError, match="'cat' is not base64"):
+            read_file_bytes(FilePart(media_type="a/b", name="cat", data=data), {})
 
 
 @pytest.mark.parametrize(

@@ -106,10 +106,10 @@ async def test_a_reason_with_which_there_is_no_reply(ask: Api, said: str, expect
 
 
 def test_a_connection_and_a_status_that_is_none() -> None:
-    def translated(error: Exception, begun: bool = False) -> PerdureError:
-        return translate_error(error, begun=begun, endpoint="api.test", key_name="GEMINI_API_KEY")
+    def translated(error: Exception, reply_started: bool = False) -> PerdureError:
+        return translate_error(error, reply_started=reply_started, endpoint="api.test", key_name="GEMINI_API_KEY")
 
-    assert type(translated(aiohttp.ClientPayloadError("cut"), begun=True)) is TruncatedStreamError
+    assert type(translated(aiohttp.ClientPayloadError("cut"), reply_started=True)) is TruncatedStreamError
     assert type(translated(aiohttp.ServerDisconnectedError())) is ProviderConnectionError
     assert type(translated(TimeoutError())) is ProviderTimeoutError
     over_a_socket = errors.APIError(None, {"error": {"message": "?"}})  # type: ignore[arg-type]
@@ -318,6 +318,30 @@ async def test_files_go_as_they_can(ask: Api) -> None:
     ]
 
 
+async def test_a_media_type_may_have_capitals_and_parameters(ask: Api) -> None:
+    data = base64.b64encode(PNG).decode()
+    sent = {"inlineData": {"mimeType": "image/png", "data": data}}
+    picture = FilePart(media_type="IMAGE/PNG; q=1", data=data)
+    call = ToolCallPart(id="c1", name="look")
+    messages = [
+        Message(role="user", parts=(picture,)),
+        said(call),
+        tool(result("c1", "Here.", "look", files=(picture,))),
+    ]
+    asked, _, answered = await ask.sent(*messages, tools=[ToolSpec("look", "Looks.", {"type": "object"})])
+    assert asked["parts"] == [sent]
+    assert answered["parts"][0]["functionResponse"]["parts"] == [sent]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[], [Message.user("")], [Message.user("a"), Message.assistant("b")], [Message.assistant("b"), Message.user("")]],
+)
+async def test_the_last_content_is_the_users(ask: Api, messages: list[Message]) -> None:
+    """The API refuses a request that ends with the model's, and one without any content."""
+    assert (await ask.sent(*messages))[-1] == {"role": "user", "parts": [{"text": "Go on."}]}
+
+
 async def test_files_of_results(ask: Api) -> None:
     png = FilePart(media_type="image/png", name="a.png", blob=BLOB)
     film = FilePart(media_type="video/mp4", url="https://files.test/a.mp4")
@@ -387,7 +411,11 @@ async def test_options_may_say_how_to_think(ask: Api) -> None:
         ({}, {"generationConfig": []}, "generationConfig"),
         ({}, {"generationConfig": {"candidateCount": 2}}, "candidateCount"),
         ({}, {"generationConfig": {"thinkingConfig": "low"}}, "thinkingConfig"),
-        ({"reasoning_effort": "low"}, {"generationConfig": {"thinkingConfig": "low"}}, "'thinkingConfig'.* is a dict"),
+        (
+            {"reasoning_effort": "low"},
+            {"generationConfig": {"thinkingConfig": "low"}},
+            "'thinkingConfig'.* must be a dict",
+        ),
         (
             {"reasoning_effort": "low"},
             {"generationConfig": {"thinkingConfig": {"thinkingBudget": 1}}},

@@ -14,9 +14,10 @@ from google.genai import types as google
 from openai.types.chat import ChatCompletionMessage
 
 from perdure.errors import InvalidInputError
+from perdure.ports import ModelRequest
 from perdure.providers import Anthropic, ImportedHistory, OpenAIChat, import_messages, register_provider, registry
 from perdure.providers.history import decode_messages
-from perdure.providers.openai_chat_request import encode_messages
+from perdure.providers.openai_chat_request import encode_request
 from perdure.types.messages import (
     FilePart,
     Message,
@@ -204,8 +205,8 @@ print([sdk for sdk in ("openai", "anthropic", "google.genai") if sdk in sys.modu
 
 
 def chat_round_trip(messages: list[Message]) -> list[Message]:
-    plain = json.loads(b"[" + b",".join(encode_messages(messages, HERE, {})) + b"]")
-    return decode_messages("openai", plain, origin=HERE).messages
+    body = json.loads(encode_request(ModelRequest("m", messages), origin=HERE, max_tokens_name="max_tokens"))
+    return decode_messages("openai", body["messages"], origin=HERE).messages
 
 
 def test_what_belongs_to_a_chat_server_comes_back() -> None:
@@ -371,13 +372,13 @@ def test_a_message_that_cannot_be_read_is_named_with_a_reason_and_a_way_out(form
     with pytest.raises(InvalidInputError, match=rf"^messages\[1\] cannot be read as {format}: .") as refused:
         import_messages(format, [first, message, first])
     assert len(refused.value.message) < 700
-    assert "Leave this one out" in str(refused.value.hint)
+    assert "Leave it out" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize("format", REQUESTS)
 @pytest.mark.parametrize("messages", [None, "x", b"x", 7, {"messages": []}, object(), {1}])
 def test_what_is_no_list_of_messages(format: str, messages: Any) -> None:
-    with pytest.raises(InvalidInputError, match=r"^messages: the list .* is expected, not ") as refused:
+    with pytest.raises(InvalidInputError, match=r"^messages: it must be the list .* not ") as refused:
         import_messages(format, messages)
     assert str(refused.value.hint).startswith("Give what a request in the format")
 
@@ -425,7 +426,7 @@ def test_what_is_nested_too_deep_is_refused(format: str, message: Any) -> None:
 
 
 def test_what_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.providers.history.LARGEST", 1000)
+    monkeypatch.setattr("perdure.providers.history.MAX_MESSAGE_CHARS", 1000)
     with pytest.raises(InvalidInputError, match="larger than 1,000 characters"):
         import_messages("openai", [{"role": "user", "content": "x" * 1001}])
 

@@ -10,15 +10,15 @@ import openai
 import pytest
 
 from perdure import errors
-from perdure.providers.openai_sdk import translate_error
+from perdure.providers.sdk import translate_error
 from perdure.providers.settings import SETTING_PROVIDERS
 from perdure.types.redaction import Redaction
 from tests.support.adapters import KEY
 from tests.support.exceptions import REQUEST, make
 
 
-def ours(error: Exception, begun: bool = False) -> errors.ProviderError:
-    return Redaction([KEY]).redact_error(translate_error(error, begun=begun, endpoint="api.test"))
+def ours(error: Exception, reply_started: bool = False) -> errors.ProviderError:
+    return Redaction([KEY]).redact_error(translate_error(error, reply_started=reply_started, endpoint="api.test"))
 
 
 def body(message: str = "", code: str | None = None, type: str | None = None) -> dict[str, Any]:
@@ -87,11 +87,11 @@ def test_no_quota_says_what_to_do() -> None:
     ],
 )
 def test_errors_in_the_stream(inner: Any, expected: type[errors.ProviderError]) -> None:
-    assert type(ours(openai.APIError("x", REQUEST, body=inner), begun=True)) is expected
+    assert type(ours(openai.APIError("x", REQUEST, body=inner), reply_started=True)) is expected
 
 
 @pytest.mark.parametrize(
-    ("cause", "begun", "expected"),
+    ("cause", "reply_started", "expected"),
     [
         (httpx2.ConnectError("refused"), False, errors.ProviderConnectionError),
         (httpx2.ReadError("reset"), True, errors.TruncatedStreamError),
@@ -104,10 +104,10 @@ def test_errors_in_the_stream(inner: Any, expected: type[errors.ProviderError]) 
         (None, False, errors.ProviderConnectionError),
     ],
 )
-def test_connections(cause: Exception | None, begun: bool, expected: type[errors.ProviderError]) -> None:
+def test_connections(cause: Exception | None, reply_started: bool, expected: type[errors.ProviderError]) -> None:
     error = openai.APIConnectionError(request=REQUEST)
     error.__cause__ = cause
-    translated = ours(error, begun)
+    translated = ours(error, reply_started)
     assert type(translated) is expected
     assert KEY not in str(translated)
 

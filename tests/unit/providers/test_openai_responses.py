@@ -378,7 +378,7 @@ def test_the_origin_names_the_host() -> None:
         ({"max_tokens": 99}, {"max_output_tokens": 99}, "max_tokens"),
         ({"temperature": 1}, {"temperature": 1}, "temperature"),
         ({"reasoning_effort": "low"}, {"reasoning": {"effort": "high"}}, "reasoning_effort"),
-        ({}, {"reasoning": "high"}, "is a dict"),
+        ({}, {"reasoning": "high"}, "must be a dict"),
         ({}, {"tools": [{"type": "function", "name": "x"}]}, "tool of the agent"),
         ({}, {"tools": [{"type": "computer_use_preview"}]}, "run by the caller"),
         ({}, {"tools": ["web_search"]}, "objects with a type"),

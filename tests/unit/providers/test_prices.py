@@ -59,11 +59,11 @@ def test_one_of_every_model_of_a_provider_comes_last() -> None:
         ("gpt-5", {"input": 1, "output": 1}, "provider:model"),
         (":gpt-5", {"input": 1, "output": 1}, "provider:model"),
         (5, {"input": 1, "output": 1}, "provider:model"),
-        ("local:m", {"input": -1, "output": 1}, "input is a number"),
-        ("local:m", {"input": 1, "output": None}, "output is a number"),
-        ("local:m", {"input": 1, "output": 1, "cached": "2"}, "cached is a number"),
-        ("local:m", {"input": 1, "output": float("nan")}, "output is a number"),
-        ("local:m", {"input": True, "output": 1}, "input is a number"),
+        ("local:m", {"input": -1, "output": 1}, "input must be a number"),
+        ("local:m", {"input": 1, "output": None}, "output must be a number"),
+        ("local:m", {"input": 1, "output": 1, "cached": "2"}, "cached must be a number"),
+        ("local:m", {"input": 1, "output": float("nan")}, "output must be a number"),
+        ("local:m", {"input": True, "output": 1}, "input must be a number"),
     ],
 )
 def test_what_is_no_price_is_refused(model: Any, price: Any, match: str) -> None:

@@ -305,8 +305,8 @@ def classes() -> list[type[Exception]]:
 def test_every_exception_of_a_model_has_a_meaning() -> None:
     """A class that pydantic-ai adds is found here."""
     for kind in classes():
-        for begun in (False, True):
-            found = translate_error(made(kind), begun=begun, endpoint="api")
+        for reply_started in (False, True):
+            found = translate_error(made(kind), reply_started=reply_started, endpoint="api")
             assert isinstance(found, errors.ProviderError)
             assert type(found) is not errors.ProviderError, f"{kind} is a stranger"
 
@@ -322,7 +322,7 @@ def test_every_exception_of_a_model_has_a_meaning() -> None:
     ],
 )
 def test_what_comes_from_elsewhere(theirs_: Exception, ours: type[Exception]) -> None:
-    assert type(translate_error(theirs_, begun=False, endpoint="api")) is ours
+    assert type(translate_error(theirs_, reply_started=False, endpoint="api")) is ours
 
 
 # --- its fakes, and how it is made

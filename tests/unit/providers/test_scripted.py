@@ -33,7 +33,7 @@ async def test_each_request_gets_the_next_reply() -> None:
 async def test_the_script_ends() -> None:
     provider = ScriptedProvider(["one"])
     await ask(provider)
-    with pytest.raises(BadRequestError, match=r"1 reply, and the model was asked 2 times.*told: hi"):
+    with pytest.raises(BadRequestError, match=r"1 reply, and the model was called 2 times.*last message: hi"):
         await ask(provider)
 
 

@@ -74,7 +74,7 @@ def test_values_of_the_wrong_shape(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["openai", "openai-responses", "anthropic", "google"])
 def test_an_effort_that_nobody_knows_is_refused_by_all(name: str) -> None:
     """Anthropic's models with a budget would think as for "medium", all others refuse the first request."""
-    with pytest.raises(SettingsError, match=f"'reasoning_effort' for provider '{name}' is one of none, .*'hgih'"):
+    with pytest.raises(SettingsError, match=f"'reasoning_effort' for provider '{name}' must be one of none, .*'hgih'"):
         check_settings(name, {"reasoning_effort": "hgih"}, {})
 
 

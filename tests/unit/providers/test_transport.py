@@ -65,15 +65,15 @@ ALL = [
 def test_the_mapping_is_total() -> None:
     assert len(ALL) > 100
     for cls in ALL:
-        for begun in (False, True):
-            translated = translate_transport_error(make(cls), begun, "api.test")
+        for reply_started in (False, True):
+            translated = translate_transport_error(make(cls), reply_started, "api.test")
             assert translated is not None, cls
             assert type(translated) is not errors.ProviderError, cls
 
 
 @pytest.mark.parametrize("layer", [httpx, httpx2], ids=lambda layer: layer.__name__)
 @pytest.mark.parametrize(
-    ("name", "begun", "expected"),
+    ("name", "reply_started", "expected"),
     [
         ("ConnectError", False, errors.ProviderConnectionError),
         ("ReadError", True, errors.TruncatedStreamError),
@@ -85,12 +85,12 @@ def test_the_mapping_is_total() -> None:
         ("TooManyRedirects", False, errors.BadRequestError),
     ],
 )
-def test_httpx(layer: ModuleType, name: str, begun: bool, expected: type[errors.ProviderError]) -> None:
-    assert type(translate_transport_error(make(getattr(layer, name)), begun, "api.test")) is expected
+def test_httpx(layer: ModuleType, name: str, reply_started: bool, expected: type[errors.ProviderError]) -> None:
+    assert type(translate_transport_error(make(getattr(layer, name)), reply_started, "api.test")) is expected
 
 
 @pytest.mark.parametrize(
-    ("cls", "begun", "expected"),
+    ("cls", "reply_started", "expected"),
     [
         (aiohttp.ClientConnectionError, False, errors.ProviderConnectionError),
         (aiohttp.ServerDisconnectedError, True, errors.TruncatedStreamError),
@@ -102,12 +102,12 @@ def test_httpx(layer: ModuleType, name: str, begun: bool, expected: type[errors.
         (aiohttp.TooManyRedirects, False, errors.BadRequestError),
     ],
 )
-def test_aiohttp(cls: type[Exception], begun: bool, expected: type[errors.ProviderError]) -> None:
-    assert type(translate_transport_error(make(cls), begun, "api.test")) is expected
+def test_aiohttp(cls: type[Exception], reply_started: bool, expected: type[errors.ProviderError]) -> None:
+    assert type(translate_transport_error(make(cls), reply_started, "api.test")) is expected
 
 
 @pytest.mark.parametrize(
-    ("error", "begun", "expected"),
+    ("error", "reply_started", "expected"),
     [
         (ssl.SSLError("x"), False, errors.ProviderConnectionError),
         (ConnectionResetError("x"), True, errors.TruncatedStreamError),
@@ -117,8 +117,8 @@ def test_aiohttp(cls: type[Exception], begun: bool, expected: type[errors.Provid
         (UnicodeError("x"), True, errors.MalformedReplyError),
     ],
 )
-def test_pythons_own(error: Exception, begun: bool, expected: type[errors.ProviderError]) -> None:
-    assert type(translate_transport_error(error, begun, "api.test")) is expected
+def test_pythons_own(error: Exception, reply_started: bool, expected: type[errors.ProviderError]) -> None:
+    assert type(translate_transport_error(error, reply_started, "api.test")) is expected
 
 
 @pytest.mark.parametrize("error", [RuntimeError("x"), KeyError("x"), ValueError("x")])

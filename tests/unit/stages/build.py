@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from perdure.ports import ModelCall, ModelReply, ToolCall
+from perdure import Agent, RunContext
+from perdure.ports import ModelRequest
 from perdure.stages.journal_keys import build_tool_key
+from perdure.stages.stage import ModelCall, ModelReply, RequestCall, ToolCall, share_fields
 from perdure.types.messages import Message
 from perdure.types.tool_calls import ActivityCall, Call
 from perdure.types.wire import FinalAnswer, ModelInput, ModelOutput, NewMessage, ToolInput, ToolOutput
@@ -23,6 +27,19 @@ FACTS: dict[str, Any] = {
 
 def model_call(message: str = "hi", owner: str = "run/1/1", **more: Any) -> ModelCall:
     return ModelCall(ModelInput(**{**FACTS, "new": (NewMessage(content=message),), **more}), owner)
+
+
+def request_call(call: ModelCall, agent: Agent, request: ModelRequest | None = None, **more: Any) -> RequestCall:
+    """``call`` with a request to ``agent``."""
+    request = request or ModelRequest(model="m", messages=[])
+    return RequestCall(**share_fields(call), agent=agent, run_context=RunContext(), request=request, **more)
+
+
+def compose(stages: Sequence[Any], call: Any, kind: str = "model") -> Any:
+    """``call`` with any stages of a model call around it, which need not fit together as those of a worker do."""
+    for stage in reversed(stages):
+        call = partial(getattr(stage, kind), next=call)
+    return call
 
 
 def tool_call(owner: str = "run/2/1", **more: Any) -> ToolCall:

@@ -12,10 +12,9 @@ from perdure import Compaction
 from perdure.loop.compaction import ConversationView
 from perdure.ports import ModelRequest
 from perdure.stages.compaction import ConversationViewCache, estimate_message_bytes, format_message_text
-from perdure.store.chain import ENTRY_BYTES, ByteLRU
+from perdure.store.cache import ENTRY_BYTES, ByteLRU
 from perdure.types.compaction import CompactionSettings, build_compaction_settings
-from perdure.types.files import File
-from perdure.types.messages import Message, TextPart, ToolCallPart, ToolResultPart
+from perdure.types.messages import File, Message, TextPart, ToolCallPart, ToolResultPart
 from tests.support.formats import FORMATS
 from tests.support.transcripts import transcripts
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from perdure.errors import AuthenticationError, RateLimitError, StoreError, StoreMismatchError, TranscriptCorruptedError
-from perdure.ports import Completed, EventBatch, ModelCall, Restarted, TextDelta, ThinkingDelta, ToolCallDelta
+from perdure.ports import Completed, EventBatch, Restarted, TextDelta, ThinkingDelta, ToolCallDelta
 from perdure.stages import event_stream
+from perdure.stages.stage import ModelCall
 from perdure.testing.store import MemoryStore
 from perdure.types.events import (
     ErrorEvent,
@@ -26,7 +27,7 @@ from perdure.types.limits import LimitUse
 from perdure.types.tool_calls import Call, RefusedCall
 from perdure.types.wire import NewMessage, NewResult, RunEnding
 from tests.unit.stages.build import model_call, reply
-from tests.unit.stages.told import NEXT, Model, Stages, Step, events, shown, until
+from tests.unit.stages.event_fixtures import NEXT, Model, Stages, Step, events, shown, until
 
 LIMIT = LimitUse(name="max_iterations", scope="turn", used=3, allowed=3)
 

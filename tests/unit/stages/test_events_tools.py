@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from perdure.errors import AgentNotFoundError
-from perdure.ports import ModelCall, ToolCall
-from perdure.stages import FailuresStage, InlineStage, compose_model, compose_tool, event_stream
+from perdure.stages import event_stream
+from perdure.stages.event_stream import FailuresStage
+from perdure.stages.inline_tools import InlineStage
+from perdure.stages.stage import ModelCall, ToolCall
 from perdure.testing.store import MemoryStore
 from perdure.types.events import ErrorEvent, ToolCompleted, ToolProgress, ToolStarted
 from perdure.types.tool_calls import ActivityCall, Call
 from perdure.types.wire import INLINE_BYTES, NewResult, ToolOutput
-from tests.unit.stages.build import Inner, inline, model_call, reply, tool_call
-from tests.unit.stages.told import NEXT, Model, Stages, events, shown, until
+from tests.unit.stages.build import Inner, compose, inline, model_call, reply, tool_call
+from tests.unit.stages.event_fixtures import NEXT, Model, Stages, events, shown, until
 
 
 @pytest.fixture
@@ -137,7 +139,7 @@ async def test_what_is_said_after_the_end_is_dropped(store: MemoryStore) -> None
 
 
 async def test_a_tool_call_that_could_not_begin_says_why(store: MemoryStore) -> None:
-    stages = compose_tool([FailuresStage(store)], Inner(AgentNotFoundError("who?")))
+    stages = compose([FailuresStage(store)], Inner(AgentNotFoundError("who?")), "tool")
     with pytest.raises(AgentNotFoundError):
         await stages(tool_call())
     (error,) = await events(store)
@@ -157,7 +159,7 @@ async def test_an_inline_tool_is_told_behind_its_reply(store: MemoryStore) -> No
     async def asked(call: ModelCall) -> Any:
         return await stages.model(call, Model(reply("", inline())))
 
-    await compose_model([InlineStage(lambda call: stages.tool(call, work))], asked)(model_call())
+    await compose([InlineStage(lambda call: stages.tool(call, work))], asked)(model_call())
     assert shown(await events(store))[3:] == [
         "model.started",
         "model.completed",

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from perdure.stages import retries
-from perdure.stages.retries import Heartbeat, build_heartbeat_reporter, report_waiting
+from perdure.stages import heartbeat
+from perdure.stages.heartbeat import Heartbeat, build_heartbeat_reporter, report_waiting
 
 
 class Beats:
@@ -43,7 +43,7 @@ async def during(beats: Beats, body: Callable[[], Any]) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "HEARTBEAT_INTERVAL", 0.01)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_INTERVAL", 0.01)
 
 
 async def test_they_go_on_until_the_end_of_the_block() -> None:

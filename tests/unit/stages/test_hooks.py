@@ -6,21 +6,19 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, HookSet, RunContext, hook, remote_tool, tool
+from perdure import Agent, HookSet, hook, remote_tool, tool
 from perdure.errors import HookError
 from perdure.hooks import Hook
 from perdure.ports import ModelRequest
 from perdure.stages.hooks import HookStage
 from perdure.testing import call, scripted
 from perdure.types.messages import Message
-from tests.unit.stages.build import Inner, model_call
+from tests.unit.stages.build import Inner, model_call, request_call
 
 
 async def asked(agent: Agent, *hooks: Hook) -> ModelRequest:
     """What the model is asked behind ``hooks``."""
-    call = model_call()
-    call.agent, call.run_context = agent, RunContext()
-    call.request = ModelRequest(
+    asking = ModelRequest(
         model="gpt-5",
         messages=[Message.user("hi")],
         settings=agent.settings,
@@ -30,9 +28,9 @@ async def asked(agent: Agent, *hooks: Hook) -> ModelRequest:
     async def run(name: str, fn: Any, *args: Any) -> Any:
         return fn(*args)
 
-    stage = HookStage(run, lambda _: agent, lambda *_: None, lambda *_: None, HookSet(hooks))  # type: ignore[arg-type,return-value]
+    stage = HookStage(run, HookSet(hooks))  # type: ignore[arg-type]
     inner = Inner("Done.")
-    await stage.model(call, inner)
+    await stage.model(request_call(model_call(), agent, asking), inner)
     request: ModelRequest = inner.calls[0].request
     return request
 

@@ -9,16 +9,17 @@ import pytest
 
 from perdure.loop.apply import apply_model
 from perdure.loop.decide import CallModel
-from perdure.ports import MemoryWrite, ToolCall
-from perdure.stages import InlineStage, JournalStage, compose_tool
-from perdure.stages.inline_tools import INLINE_SECONDS
+from perdure.ports import MemoryWrite
+from perdure.stages.inline_tools import INLINE_SECONDS, InlineStage
+from perdure.stages.journal import JournalStage
 from perdure.stages.journal_keys import build_tool_key
+from perdure.stages.stage import ToolCall
 from perdure.testing.store import MemoryStore
 from perdure.types.plain_json import measure_json
 from perdure.types.tool_calls import ActivityCall, Call, InlineCall, Question
 from perdure.types.wire import OUTPUT_BYTES, ToolInput, ToolOutput
 from tests.unit.loop.build import opened
-from tests.unit.stages.build import FACTS, Inner, inline, model_call, reply, tool_call
+from tests.unit.stages.build import FACTS, Inner, compose, inline, model_call, reply
 
 
 class Clock:
@@ -34,7 +35,7 @@ def kinds(calls: tuple[Call, ...]) -> list[str]:
 
 
 def through(store: MemoryStore, inner: Any) -> Any:
-    return compose_tool([JournalStage(store)], inner)
+    return compose([JournalStage(store)], inner, "tool")
 
 
 async def test_inline_calls_are_replaced_by_their_outcomes_and_others_stay(store: MemoryStore) -> None:
@@ -172,11 +173,6 @@ async def test_a_reply_that_was_to_finish_runs_nothing() -> None:
     answer = await InlineStage(tool).model(model_call(purpose="force_finish"), Inner(reply("", inline("c1"))))
     assert kinds(answer.output.calls) == ["activity"]
     assert tool.calls == []
-
-
-async def test_a_tool_activity_is_passed_on() -> None:
-    inner = Inner("42")
-    assert (await InlineStage(Inner("never")).tool(tool_call(), inner)).content == "42"
 
 
 async def test_one_that_asks_becomes_a_call_that_finds_its_question(store: MemoryStore) -> None:

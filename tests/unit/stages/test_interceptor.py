@@ -12,6 +12,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput
 
+from perdure import Agent
 from perdure.errors import (
     AgentNotFoundError,
     AuthenticationError,
@@ -21,12 +22,23 @@ from perdure.errors import (
     ToolsetError,
     TranscriptCorruptedError,
 )
-from perdure.ports import ModelCall, ModelReply, NextModel, NextTool, Stage, ToolCall
-from perdure.stages import StageInterceptor
+from perdure.stages.interceptor import StageInterceptor
 from perdure.stages.retries import FAILURE_CHARS, SILENT_ATTEMPTS, TOOLSET_ATTEMPTS, UNEXPECTED_ATTEMPTS, BudgetStage
+from perdure.stages.stage import (
+    ConversationCall,
+    ModelCall,
+    ModelReply,
+    NextConversation,
+    NextModel,
+    NextRequest,
+    NextTool,
+    Stages,
+    ToolCall,
+    share_fields,
+)
 from perdure.types.limits import Limits
 from perdure.types.wire import ToolOutput
-from tests.unit.stages.build import FACTS, Inner, reply
+from tests.unit.stages.build import FACTS, Inner, reply, request_call
 
 MODEL = {**FACTS, "new": [{"kind": "message", "content": "hi"}]}
 TOOL = {**FACTS, "call_id": "c1", "name": "pay", "arguments": {"amount": 3}}
@@ -50,7 +62,7 @@ class Bare(ActivityInboundInterceptor):
         return await self.inner(input.args[0])
 
 
-class Named(Stage):
+class Named:
     """A stage that says in ``seen`` when it is passed."""
 
     def __init__(self, name: str, seen: list[str]) -> None:
@@ -65,12 +77,27 @@ class Named(Stage):
         return await next(call)
 
 
+class Loads:
+    """Stands where the conversation is loaded."""
+
+    async def model(self, call: ModelCall, next: NextConversation) -> ModelReply:
+        return await next(ConversationCall(**share_fields(call)))
+
+
+class Requests:
+    """Stands where the request is made."""
+
+    async def model(self, call: ConversationCall, next: NextRequest) -> ModelReply:
+        return await next(request_call(call, Agent("a", "openai:gpt-5")))
+
+
 async def execute(
     inner: Any,
     args: list[Any],
     *,
     fn: Any = ours,
-    stages: Sequence[Stage] = (),
+    stages: Sequence[Named] = (),
+    of_request: Sequence[BudgetStage] = (),
     type: str = "perdure.model",
     kept: list[Any] | None = None,
     **info: Any,
@@ -81,7 +108,8 @@ async def execute(
         info["heartbeat_details"] = list(kept)
         env.on_heartbeat = lambda *details: kept.__setitem__(slice(None), details)
     env.info = replace(env.info, activity_type=type, **info)
-    chain = StageInterceptor(lambda: stages, lambda given: given is ours).intercept_activity(Bare(inner))
+    around = Stages(stages, Loads(), Requests(), of_request, stages)
+    chain = StageInterceptor(lambda: around, lambda given: given is ours).intercept_activity(Bare(inner))
     return await env.run(chain.execute_activity, ExecuteActivityInput(fn=fn, args=args, executor=None, headers={}))
 
 
@@ -186,7 +214,9 @@ async def test_the_time_of_a_call_is_the_same_on_a_worker_whose_clock_is_five_mi
     times = {"scheduled_time": started - timedelta(seconds=10), "started_time": started}
     stages = [BudgetStage(lambda _: Limits(call_timeout=60))]
     with pytest.raises(ApplicationError) as caught:
-        await execute(Inner(RateLimitError("slow down", retry_after=waits)), [MODEL], stages=stages, attempt=2, **times)
+        await execute(
+            Inner(RateLimitError("slow down", retry_after=waits)), [MODEL], of_request=stages, attempt=2, **times
+        )
     assert caught.value.non_retryable is not retried
 
 

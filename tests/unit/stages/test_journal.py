@@ -11,9 +11,10 @@ import pytest
 
 from perdure.errors import ProviderServerError, StoreError, StoreVersionError, TranscriptCorruptedError
 from perdure.ports import Commit, Outcome
-from perdure.stages import JournalStage, journal
+from perdure.stages import journal
+from perdure.stages.journal import JournalStage
 from perdure.stages.journal_keys import build_model_key
-from perdure.store.chain import CachedJournal
+from perdure.store.cache import CachedJournal
 from perdure.testing.store import MemoryStore
 from perdure.types.wire import INLINE_BYTES, ToolOutput
 from tests.unit.stages.build import Inner, model_call, reply, tool_call

@@ -10,7 +10,7 @@ import pytest
 
 from perdure.errors import ProviderServerError
 from perdure.ports import Commit, MemoryWrite
-from perdure.stages import JournalStage
+from perdure.stages.journal import JournalStage
 from perdure.testing.store import MemoryStore
 from perdure.types.wire import ToolOutput
 from tests.unit.stages.build import Inner, model_call, tool_call

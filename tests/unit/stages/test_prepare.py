@@ -7,16 +7,18 @@ import pytest
 from perdure import Agent
 from perdure.activities import Agents
 from perdure.errors import AgentNotFoundError, StoreMismatchError, TranscriptCorruptedError
-from perdure.ports import Commit, NextTool
-from perdure.stages import JournalStage, PrepareStage, compose_tool
+from perdure.ports import Commit
+from perdure.stages.journal import JournalStage
+from perdure.stages.prepare import PrepareStage
+from perdure.stages.stage import NextTool
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import Message, ToolCallPart
-from tests.unit.stages.build import Inner, model_call, reply, tool_call
+from tests.unit.stages.build import Inner, compose, model_call, reply, tool_call
 
 
 def worker(store: MemoryStore, agents: Agents, inner: Inner) -> NextTool:
-    return compose_tool([PrepareStage(Chain(store), store.store_id, agents.get), JournalStage(store)], inner)
+    return compose([PrepareStage(Chain(store), store.store_id, agents.get), JournalStage(store)], inner, "tool")
 
 
 async def test_an_agent_that_comes_with_the_deploy_runs_the_tool(store: MemoryStore) -> None:

@@ -6,11 +6,12 @@ import pytest
 
 from perdure import Agent, Compaction
 from perdure.errors import ContextLengthError
-from perdure.ports import ModelCall, ModelReply, ModelRequest
 from perdure.stages.compaction import Summariser
+from perdure.stages.stage import ModelCall, ModelReply, RequestCall
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import Message
 from perdure.types.wire import ModelInput, ModelOutput
+from tests.unit.stages.build import request_call
 
 ENOUGH = 60
 
@@ -23,8 +24,7 @@ class Narrow:
         self.paid: list[str] = []
         self.refused = 0
 
-    async def __call__(self, call: ModelCall) -> ModelReply:
-        assert call.request is not None
+    async def __call__(self, call: RequestCall) -> ModelReply:
         text = "\n".join(message.text for message in call.request.messages)
         assert len(self.paid) + self.refused < ENOUGH, "it would go on for ever"
         if len(text) > self.window:
@@ -36,9 +36,7 @@ class Narrow:
 
 async def summed_up(model: Narrow, texts: list[str], prompt: str = "Sum up.") -> str:
     task = ModelInput(agent="a", context_id="c", task_id="t", scope="s", op=1, iteration=1, purpose="compact")
-    call = ModelCall(task)
-    call.agent = Agent("a", ScriptedProvider([]))
-    call.request = ModelRequest(model="m", messages=[])
+    call = request_call(ModelCall(task), Agent("a", ScriptedProvider([])))
     said = [Message.user(text) for text in texts]
     asked = Compaction.summarise(at=1000, prompt=prompt)
     return await Summariser(call, model, asked).summarise(said, said)

@@ -10,8 +10,10 @@ import pytest
 
 from perdure.errors import StoreMismatchError, TranscriptCorruptedError
 from perdure.loop.finish import REMINDER_ID, build_response
-from perdure.ports import Blob, Commit, ModelReply, Outcome
-from perdure.stages import JournalStage, TranscriptStage, compose_model
+from perdure.ports import Blob, Commit, Outcome
+from perdure.stages.journal import JournalStage
+from perdure.stages.stage import ModelReply
+from perdure.stages.transcript import TranscriptStage
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
 from perdure.types.interface import Response
@@ -19,7 +21,7 @@ from perdure.types.messages import BlobRef, Message, ToolCallPart, Usage
 from perdure.types.tool_calls import Call, RefusedCall
 from perdure.types.wire import INLINE_BYTES, FinalAnswer, ModelOutput, NewMessage, NewResult, RunEnding, ToolOutput
 from tests.unit.loop.build import model, opened
-from tests.unit.stages.build import Inner, model_call, reply, tool_call
+from tests.unit.stages.build import Inner, compose, model_call, reply, tool_call
 
 
 def stage(store: MemoryStore) -> TranscriptStage:
@@ -36,7 +38,7 @@ async def said(store: MemoryStore, head: str | None) -> list[tuple[str, str]]:
 async def call(store: MemoryStore, answer: Any, inner: Inner | None = None, **task: Any) -> ModelReply:
     """One model call through journal and transcript, as a fresh worker makes it."""
     stages = [JournalStage(store), stage(store)]
-    return await compose_model(stages, inner or Inner(answer))(model_call(**task))
+    return await compose(stages, inner or Inner(answer))(model_call(**task))
 
 
 async def test_a_conversation_grows_by_one_node_a_call(store: MemoryStore) -> None:

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from perdure.errors import TranscriptCorruptedError
-from perdure.ports import Blob, Commit, ModelReply
-from perdure.stages import JournalStage, TranscriptStage, compose_model, compose_tool
+from perdure.ports import Blob, Commit
+from perdure.stages.journal import JournalStage
+from perdure.stages.stage import ModelReply
+from perdure.stages.transcript import TranscriptStage
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import BlobRef, FilePart, Message, TextPart, iter_file_parts
 from perdure.types.wire import INLINE_BYTES, ModelOutput, NewMessage, NewResult, RunEnding, ToolOutput
-from tests.unit.stages.build import Inner, model_call, reply, tool_call
+from tests.unit.stages.build import Inner, compose, model_call, reply, tool_call
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 DATA = FilePart(media_type="image/png", name="cat.png", data=base64.b64encode(PNG).decode())
@@ -24,7 +26,7 @@ KEPT = FilePart(media_type="image/png", name="cat.png", blob=Blob.from_content(P
 async def call(store: MemoryStore, inner: Inner, **task: Any) -> ModelReply:
     """One model call through journal and transcript, as a fresh worker makes it."""
     stages = [JournalStage(store), TranscriptStage(Chain(store), store, store, store.store_id)]
-    return await compose_model(stages, inner)(model_call(**task))
+    return await compose(stages, inner)(model_call(**task))
 
 
 def message(*parts: TextPart | FilePart, **more: Any) -> NewMessage:
@@ -98,7 +100,7 @@ async def test_files_of_a_tool_result_are_one_commit_with_its_outcome(store: Mem
         call.blobs.append(Blob.from_content(PNG))
         return ToolOutput(key=call.key, content="Here:", files=(KEPT,))
 
-    run = compose_tool([JournalStage(store)], draw)
+    run = compose([JournalStage(store)], draw, "tool")
     done = await run(tool_call())
     assert await run(tool_call(owner="run/2/2")) == done
     assert [Blob.from_content(PNG)] == list(store.commits[0].blobs)

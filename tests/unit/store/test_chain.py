@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from perdure.errors import InvalidInputError, TranscriptCorruptedError
 from perdure.ports import Blob, Commit, Node
-from perdure.store.chain import CacheBudget, Chain, hash_blob, hash_node
+from perdure.store.cache import CacheBudget
+from perdure.store.chain import Chain, hash_node
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import (
     BlobRef,
@@ -109,7 +110,7 @@ async def test_large_texts_are_blobs_and_small_ones_are_not():
     result = ToolResultPart(call_id="1", name="t", content=large)
     node, blobs = chain.extend(None, [Message.user(small), Message(role="tool", parts=(result,))])
     assert [blob.body.decode() for blob in blobs] == [large]
-    assert blobs[0].hash == hash_blob(large.encode())
+    assert blobs[0].hash == Blob.from_content(large.encode()).hash
     assert len(node.body) < len(small) + 500
     assert result.content == large
 
@@ -218,9 +219,9 @@ async def test_a_missing_or_altered_blob_is_named(body: bytes | None):
 
 async def test_a_blob_that_is_no_text():
     store = MemoryStore()
-    store.all_blobs[hash_blob(b"\xff")] = b"\xff"
+    store.all_blobs[Blob.from_content(b"\xff").hash] = b"\xff"
     with pytest.raises(TranscriptCorruptedError, match="UTF-8"):
-        await Chain(store).resolve_blob(BlobRef(hash=hash_blob(b"\xff"), size=1))
+        await Chain(store).resolve_blob(BlobRef(hash=Blob.from_content(b"\xff").hash, size=1))
 
 
 async def test_a_form_of_a_newer_version():

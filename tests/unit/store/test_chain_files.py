@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from perdure import File
 from perdure.errors import TranscriptCorruptedError
 from perdure.ports import Blob, Commit
-from perdure.store.chain import CacheBudget, Chain, hash_blob
+from perdure.store.cache import CacheBudget
+from perdure.store.chain import Chain
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import FilePart, Message, OpaquePart, TextPart, ToolResultPart, iter_file_parts
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
+PNG_HASH = Blob.from_content(PNG).hash
 WORDS = st.text(st.characters(exclude_categories=("Cs",)), max_size=9)
 FILES = st.builds(
     FilePart,
@@ -81,8 +83,8 @@ async def test_a_file_is_read_once_and_a_load_reads_none() -> None:
     chain = Chain(store)
     assert store.read == []
     for _ in range(2):
-        assert await chain.load_files([message]) == {hash_blob(PNG): PNG}
-    assert store.read == [hash_blob(PNG)]
+        assert await chain.load_files([message]) == {PNG_HASH: PNG}
+    assert store.read == [PNG_HASH]
 
 
 async def test_a_file_that_is_about_to_be_written_is_not_read() -> None:
@@ -90,8 +92,8 @@ async def test_a_file_that_is_about_to_be_written_is_not_read() -> None:
     message = Message(role="user", parts=(FilePart(media_type="image/png", blob=Blob.from_content(PNG).ref),))
     for budget in (10, 1000):
         chain = Chain(store, cache=CacheBudget(budget))
-        assert await chain.load_files([message], {hash_blob(PNG): PNG}) == {hash_blob(PNG): PNG}
-    assert await chain.load_files([message]) == {hash_blob(PNG): PNG}, "it was kept"
+        assert await chain.load_files([message], {PNG_HASH: PNG}) == {PNG_HASH: PNG}
+    assert await chain.load_files([message]) == {PNG_HASH: PNG}, "it was kept"
     assert store.read == []
 
 
@@ -107,10 +109,10 @@ async def test_a_missing_or_altered_file_is_named(body: bytes | None) -> None:
     store = MemoryStore()
     loaded = await said(store, Chain(store), Message.user([File(PNG)]))
     if body is None:
-        del store.all_blobs[hash_blob(PNG)]
+        del store.all_blobs[PNG_HASH]
     else:
-        store.all_blobs[hash_blob(PNG)] = body
-    with pytest.raises(TranscriptCorruptedError, match=hash_blob(PNG)):
+        store.all_blobs[PNG_HASH] = body
+    with pytest.raises(TranscriptCorruptedError, match=PNG_HASH):
         await Chain(store).load_files(loaded)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import sqlalchemy.exc
 
 from perdure.errors import StoreError
 from perdure.store import sqlite_connection
-from perdure.store.sqlite_connection import SQLITE_FAILURES, translate_sqlite_failure
+from perdure.store.sqlite_connection import SQLITE_FAILURES, SqliteDatabase, translate_sqlite_failure
 
 NO_CODES = ("SQLITE_OK", "SQLITE_DENY", "SQLITE_IGNORE", "SQLITE_LIMIT_", "SQLITE_ROW", "SQLITE_DONE")
 CODES = {
@@ -24,6 +25,17 @@ def driver_error(name: str, cls: type[sqlite3.Error] = sqlite3.OperationalError)
     error = cls("what SQLite says")
     error.sqlite_errorcode, error.sqlite_errorname = CODES[name], name
     return error
+
+
+def unwrapped(error: sqlalchemy.exc.SQLAlchemyError) -> Exception:
+    """What becomes of an error of SQLAlchemy."""
+    with (
+        contextlib.closing(sqlite3.connect(":memory:")) as connection,
+        pytest.raises(SQLITE_FAILURES) as caught,
+        SqliteDatabase(connection).open_sqlalchemy(),
+    ):
+        raise error
+    return caught.value
 
 
 def check(error: Exception, path: Path) -> StoreError:
@@ -53,7 +65,7 @@ def test_every_class_of_the_driver(tmp_path: Path):
 
 def test_every_class_of_sqlalchemy(tmp_path: Path):
     for cls in subclasses(sqlalchemy.exc.SQLAlchemyError):
-        check(cls.__new__(cls), tmp_path / "store.db")
+        check(unwrapped(cls.__new__(cls)), tmp_path / "store.db")
 
 
 @pytest.mark.parametrize(
@@ -70,9 +82,9 @@ def test_every_class_of_sqlalchemy(tmp_path: Path):
     ],
 )
 def test_what_is_said(name: str, says: str, tmp_path: Path):
-    wrapped = sqlalchemy.exc.OperationalError("SELECT", (), driver_error(name))
-    assert says in check(wrapped, tmp_path / "store.db").message
-    assert name in check(wrapped, tmp_path / "store.db").message
+    for error in (driver_error(name), unwrapped(sqlalchemy.exc.OperationalError("SELECT", (), driver_error(name)))):
+        assert says in check(error, tmp_path / "store.db").message
+        assert name in check(error, tmp_path / "store.db").message
 
 
 @pytest.mark.skipif(not hasattr(sqlite3, "SQLITE_IOERR_WRITE"), reason="needs the extended codes")
@@ -90,6 +102,7 @@ def test_directories(tmp_path: Path):
 
 
 def test_all_texts_format():
-    for text in [value for name, value in vars(sqlite_connection).items() if name.isupper() and name[0] == "_"]:
-        if isinstance(text, tuple):
-            [part.format(path="p", name="n", directory="d") for part in text]
+    named = [value for name, value in vars(sqlite_connection).items() if name.endswith("_ERROR")]
+    assert len(named) == 5
+    for text in [*named, *sqlite_connection._ERRORS.values()]:
+        [part.format(path="p", name="n", directory="d") for part in text]

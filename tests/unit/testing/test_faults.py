@@ -117,7 +117,7 @@ def test_a_listener_may_be_the_fault() -> None:
 
 
 def test_an_unknown_point() -> None:
-    with pytest.raises(ValueError, match=r"no point 'tool.done'; there are: model.begun"):
+    with pytest.raises(ValueError, match=r"unknown point 'tool.done'; the points are model.begun"):
         at("tool.done", lambda: None)  # type: ignore[arg-type]
 
 
@@ -168,7 +168,7 @@ async def test_a_real_model_is_not_called() -> None:
                 await blocked.result()
             assert (await (await client.start(other, "Hi.")).result()).content == "Hello.", "a scripted one is"
     assert "agent 'faulty' was about to call openai:gpt-5-mini" in str(caught.value)
-    assert "it was to be told: 'Hi.'" in str(caught.value)
+    assert "the last message: 'Hi.'" in str(caught.value)
     assert fake_models == []
 
 

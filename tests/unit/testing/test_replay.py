@@ -45,20 +45,20 @@ async def test_what_does_not_replay_is_named(folder: Path) -> None:
 
 
 async def test_nothing_to_replay_does_not_pass(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="there is no history"):
+    with pytest.raises(InvalidInputError, match="no history"):
         await replay(tmp_path)
     with pytest.raises(InvalidInputError, match="cannot be read: No such file"):
         await replay(tmp_path / "missing.json")
-    with pytest.raises(InvalidInputError, match="what is to be replayed"):
+    with pytest.raises(InvalidInputError, match="needs either a path"):
         await replay()
-    with pytest.raises(InvalidInputError, match="what is to be replayed"):
+    with pytest.raises(InvalidInputError, match="needs either a path"):
         await replay(GOOD, id="x")
 
 
 @pytest.mark.parametrize("body", ["", "[]", "{}", '{"events": []}', '{"events": [{"eventId": "1"}]}', "\x00"])
 async def test_a_file_that_is_no_history(tmp_path: Path, body: str) -> None:
     (tmp_path / "x.json").write_text(body)
-    with pytest.raises(InvalidInputError, match=r"x\.json is no workflow history"):
+    with pytest.raises(InvalidInputError, match=r"x\.json is not a workflow history"):
         await replay(tmp_path)
 
 

@@ -274,8 +274,8 @@ def test_a_store_that_fails_for_a_while() -> None:
 @pytest.mark.parametrize(
     ("replies", "said"),
     [
-        (["Hello.", "Never."], "The script has 2 replies; 1 of them was not asked for."),
-        (["Hello.", "Never.", "Never."], "The script has 3 replies; 2 of them were not asked for."),
+        (["Hello.", "Never."], "The script has 2 replies; 1 of them was not requested."),
+        (["Hello.", "Never.", "Never."], "The script has 3 replies; 2 of them were not requested."),
     ],
 )
 def test_replies_that_are_left_over(replies: list[str], said: str) -> None:
@@ -286,7 +286,7 @@ def test_replies_that_are_left_over(replies: list[str], said: str) -> None:
 
 def test_replies_that_are_missing() -> None:
     agent = an_agent()
-    said = "1 reply, and the model was asked 2 times; the last time it was told"
+    said = "1 reply, and the model was called 2 times; its last message"
     with pytest.raises(ScriptError, match=said), scripted(agent, [call("add", a=1, b=2)]):
         agent.call_sync("Hi.")
 
@@ -358,7 +358,7 @@ def test_agents_that_it_calls_are_scripted_too() -> None:
 def test_replies_of_another_agent_that_are_left_over() -> None:
     helper = an_agent(name="helper")
     boss = an_agent(name="boss", subagents=[helper])
-    left_over = "helper: The script has 1 reply; 1 of them was not asked for"
+    left_over = "helper: The script has 1 reply; 1 of them was not requested"
     with pytest.raises(ScriptError, match=left_over), scripted(boss, ["Done."], others={helper: ["unheard"]}):
         boss.call_sync("Go.")
 

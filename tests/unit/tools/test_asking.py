@@ -80,7 +80,7 @@ def test_a_plain_function_uses_blocking() -> None:
         ("", None, None, "a question is a text"),
         (3, None, None, "a question is a text"),
         ("x" * 4001, None, None, "has 4,001 characters"),
-        ("?", object(), None, "no type that pydantic can take"),
+        ("?", object(), None, "not a type that pydantic can take"),
         ("?", {"x": object()}, None, "no plain JSON"),
         ("?", None, "soon", "no duration"),
     ],

@@ -43,12 +43,12 @@ def test_terms_are_part_of_the_call_and_not_of_the_definition() -> None:
     ("arguments", "match"),
     [
         ({"name": "a b"}, "the name 'a b' does not match"),
-        ({"name": 3}, "name is text"),
-        ({"parameters": 3}, "no type that pydantic can take"),
-        ({"parameters": str}, "are no object"),
-        ({"parameters": {"type": "string"}}, "are no object"),
+        ({"name": 3}, "the name 3 does not match"),
+        ({"parameters": 3}, "not a type that pydantic can take"),
+        ({"parameters": str}, "are not an object"),
+        ({"parameters": {"type": "string"}}, "are not an object"),
         ({"parameters": {"properties": {"x": object()}}}, "have no JSON Schema"),
-        ({"output": object()}, "no type that pydantic can take"),
+        ({"output": object()}, "not a type that pydantic can take"),
         ({"output": {"x": "y" * 20_000}}, "most is 16,384"),
         ({"expires": "soon"}, "expires: 'soon' is no duration"),
         ({"on_expiry": "x" * 2001}, "on_expiry is a text of at most 2,000"),
@@ -64,5 +64,5 @@ def test_nothing_here_runs_it() -> None:
     one = callback_tool("read", "Read.")
     with pytest.raises(TypeError, match="is run by a client"):
         one()
-    with pytest.raises(ToolError, match="run by a client now"):
+    with pytest.raises(ToolError, match="now run by a client"):
         one.bind({})

@@ -75,7 +75,7 @@ def agent(context: Any) -> Agent:
         (int, "cannot be a JSON object"),
         (list[int], "cannot be a JSON object"),
         (lambda: User, "cannot be a JSON object"),
-        (5, "no type that pydantic can take"),
+        (5, "not a type that pydantic can take"),
         ({"user_id": str}, "is a value"),
         (Defaults(), "Give its type: context=Defaults"),
     ],

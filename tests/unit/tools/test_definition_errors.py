@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 import pytest
 from pydantic import BaseModel, Field
 
-from perdure import Agent, background
+from perdure import Agent, background, delegate
 from perdure.errors import DefinitionError
 from perdure.tools import RunContext, ToolContext, as_tool, tool
 
@@ -225,3 +225,19 @@ def test_what_is_no_tool_has_a_place_elsewhere() -> None:
         with pytest.raises(DefinitionError, match="cannot be a tool") as raised:
             Agent("a", "openai:gpt-5", tools=[wrong])
         assert re.search(hint, raised.value.hint or "")
+
+
+class Topic(BaseModel):
+    word: str
+
+
+@pytest.mark.parametrize("options", [{}, {"input": Topic}])
+@pytest.mark.parametrize(
+    ("name", "says"), [("a b", "does not match"), ("n" * 65, "does not match"), ("__finish__", "own")]
+)
+def test_the_name_of_an_agent_as_a_tool(options: dict[str, Any], name: str, says: str) -> None:
+    agent = Agent("kid", "openai:gpt-5", **options)
+    with pytest.raises(DefinitionError, match=f"(?s){says}.*as_tool"):
+        agent.as_tool(name)
+    with pytest.raises(DefinitionError, match=f"(?s){says}.*delegate"):
+        delegate([agent], name=name)

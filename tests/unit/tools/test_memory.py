@@ -147,7 +147,7 @@ async def test_a_write_after_the_end_of_the_call_is_said_to_be_lost() -> None:
     await memory.put("n", "k", 1)
     memory.close()
     for late in (memory.put("n", "k", 2), memory.delete("n", "k")):
-        with pytest.raises(RuntimeError, match=r"'n', key 'k': the call .* has ended"):
+        with pytest.raises(RuntimeError, match=r"'n', key 'k': the tool call has ended"):
             await late
     assert writes == [MemoryWrite("n", "k", b"1")]
     assert await memory.get("n", "k") == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Toolset, hook, tool
+from perdure import Toolset, callback_tool, hook, tool
 from perdure.errors import DefinitionError
 from perdure.ports import ListedTool, ToolSpec
 from perdure.tools.tool import ToolsetTool, pin_tool, sanitise_tool_name
@@ -76,6 +76,8 @@ def test_a_definition_is_what_the_model_sees_and_how_a_call_acts(change: dict[st
         ("read", "lists 'read'"),
         (ToolSpec("", "Nothing.", {}), "lists a tool without a name"),
         (tool(look.fn, hooks=[watch]), "which has hooks"),
+        (callback_tool("show", "Show."), "which no worker can run.*\n.*Agent\\(tools="),
+        (tool(look.fn, needs_approval=True), "which has needs_approval.*\n.*ask\\('s_look'\\)"),
     ],
 )
 def test_what_a_toolset_may_not_list(listed: Any, says: str) -> None:

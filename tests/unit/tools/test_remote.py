@@ -20,9 +20,9 @@ def with_context(ctx: ToolContext, city: str) -> None:
     ("given", "says"),
     [
         ({"task_queue": ""}, "remote tool 'price': it has no task queue"),
-        ({"schema": 7}, "remote tool 'price': 7 is no schema"),
-        ({"schema": {"type": "string"}}, "describes no object"),
-        ({"schema": {"default": float("nan")}}, "no plain JSON"),
+        ({"schema": 7}, "remote tool 'price': 7 is not a schema"),
+        ({"schema": {"type": "string"}}, "its parameters are not an object"),
+        ({"schema": {"default": float("nan")}}, "its parameters have no JSON Schema"),
         ({"schema": with_context}, "'ctx' would take the context"),
         ({"name": "not a name"}, "does not match"),
         ({"timeout": 0}, "not a positive number of seconds"),
@@ -41,7 +41,7 @@ def test_a_call_is_told_where_it_runs() -> None:
     assert far.parameters == {"type": "object", "properties": {}}
     assert far.definition != remote_tool("price", {}, "prices", timeout=5).definition
     assert _build_immediate_result(Call(id="1", name="price", disposition=how)) is None, "it is to be run"
-    with pytest.raises(ToolError, match="run elsewhere"):
+    with pytest.raises(ToolError, match="now run by the workers of task queue 'prices'; retry the call"):
         far.bind({})
     with pytest.raises(TypeError):
         far()

@@ -11,9 +11,8 @@ import pytest
 
 from perdure import File, Message
 from perdure.errors import InvalidInputError
-from perdure.types import files
-from perdure.types.files import find_file_flaw
-from perdure.types.messages import BlobRef, FilePart, TextPart, iter_file_parts
+from perdure.types import messages as files
+from perdure.types.messages import BlobRef, FilePart, TextPart, find_file_flaw, iter_file_parts
 
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 
@@ -61,22 +60,22 @@ def test_a_file_at_a_url_is_not_fetched() -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: File("text"), "bytes, not str"),  # type: ignore[arg-type]  # whoever calls may not check types
+        (lambda: File("text"), "bytes, not str"),  # type: ignore[arg-type]  # callers may not check types
         (lambda: File(b""), "is empty"),
         (lambda: File(b"\xff\0\1"), "cannot tell the media type of 3 bytes"),
         (lambda: File(b"\xff\0\1", name="x.unknown"), "media type of 'x.unknown'"),
-        (lambda: File(b"x", "png"), "media_type: 'png' is none"),
+        (lambda: File(b"x", "png"), "media_type: 'png' is not a media type"),
         (lambda: File(b"x", "text/plain; charset=utf-8"), "without parameters"),
-        (lambda: File(b"x", name="n" * 256), "name: it has 256 characters"),
+        (lambda: File(b"x", name="n" * 256), "name has 256 characters"),
         (lambda: File(b"x", name=3), "name is text, not int"),  # type: ignore[arg-type]  # the same
         (lambda: File.read("/nowhere/cat.png"), "cannot read '/nowhere/cat.png': No such file"),
         (lambda: File.read("/"), "cannot read '/': Is a directory"),
         (lambda: File.at("https://example.com/cat"), "cannot tell the media type"),
-        (lambda: File.at("cat.png"), "url: 'cat.png' is none"),
-        (lambda: File.at("FILE:///cat.png"), "is none that a model's API can fetch"),
-        (lambda: File.at("Data://image/cat.png"), "is none that a model's API can fetch"),
-        (lambda: File.at("file:///cat.png"), "is none that a model's API can fetch"),
-        (lambda: File.at("data:image/png;base64,eHg=", "image/png"), "is none that a model's API can fetch"),
+        (lambda: File.at("cat.png"), "url: 'cat.png' is not a URL"),
+        (lambda: File.at("FILE:///cat.png"), "is not a URL that a model's API can fetch"),
+        (lambda: File.at("Data://image/cat.png"), "is not a URL that a model's API can fetch"),
+        (lambda: File.at("file:///cat.png"), "is not a URL that a model's API can fetch"),
+        (lambda: File.at("data:image/png;base64,eHg=", "image/png"), "is not a URL that a model's API can fetch"),
         (lambda: File.at(3), "url is text, not int"),  # type: ignore[arg-type]  # the same
     ],
 )
@@ -122,7 +121,7 @@ def test_what_is_no_message(content: Any) -> None:
         ({"url": "ftp"}, "url: 'ftp'"),
         ({"url": "https://x.org/" + "x" * 8192}, "url: "),
         ({"data": "eHg=", "media_type": "png"}, "media_type: 'png'"),
-        ({"data": "eHg=", "name": "n" * 256}, "name: "),
+        ({"data": "eHg=", "name": "n" * 256}, "name has "),
     ],
 )
 def test_parts_that_are_not_fit(fields: dict[str, str], why: str) -> None:

@@ -122,6 +122,7 @@ def test_two_replies_in_a_row_stay_two() -> None:
         ("hi", r"session\[1\]: an entry is a dictionary, not str"),
         ({"type": "tool", "content": "x"}, r"session\[1\]: type is one of system, user, .* not 'tool'"),
         ({"content": "x"}, r"not None"),
+        ({"type": ["user"], "content": "x"}, r"session\[1\]: type is one of .* not \['user'\]"),
         ({"type": "user", "contents": "x"}, r"session\[1\]: user has no key 'contents'"),
         ({"type": "user", "content": 3}, r"session\[1\]: content: .*string"),
         ({"type": "tool_call", "id": "c1", "name": "f", "input": "x"}, r"session\[1\]: .*input: .*dictionary"),

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from perdure.types.interface import Start, UserMessage
-from perdure.types.validation_errors import describe_validation_error, first_problem
+from perdure.types.validation_errors import describe_validation_error, get_first_problem
 
 
 class Cat(BaseModel):
@@ -47,21 +47,21 @@ def test_the_first_problem_is_named_by_its_path() -> None:
     assert describe_validation_error(error, "the order") == (
         "amount: Input should be a valid integer, unable to parse string as an integer"
     )
-    assert describe_validation_error(error, "it", within="a.order").startswith("a.order.amount: ")
-    assert describe_validation_error(error, "it", most=2).partition("; ")[2].startswith("lines.1.amount: Input")
-    assert first_problem(error)[0] == ("amount",)
-    many = describe_validation_error(error_of({"by_key": dict.fromkeys("abcd", "x")}), "it", most=3)
+    assert describe_validation_error(error, "it", prefix="a.order").startswith("a.order.amount: ")
+    assert describe_validation_error(error, "it", max_problems=2).partition("; ")[2].startswith("lines.1.amount: Input")
+    assert get_first_problem(error)[0] == ("amount",)
+    many = describe_validation_error(error_of({"by_key": dict.fromkeys("abcd", "x")}), "it", max_problems=3)
     assert many.endswith("; and 1 more")
 
 
 def test_the_value_itself_has_the_name_that_the_caller_gives() -> None:
     assert describe_validation_error(error_of(None), "the order").startswith("the order: Input should be a valid dict")
-    assert describe_validation_error(error_of(7), "the order", within="order").startswith("order: Input should")
+    assert describe_validation_error(error_of(7), "the order", prefix="order").startswith("order: Input should")
 
 
 def test_the_input_is_not_repeated() -> None:
     for value in ({"amount": "sk-secret"}, {"lines": ["sk-secret"]}, {"by_key": {"a": "sk-secret"}}):
-        assert "sk-secret" not in describe_validation_error(error_of(value), "it", most=10)
+        assert "sk-secret" not in describe_validation_error(error_of(value), "it", max_problems=10)
 
 
 LARGE = "x" * 1_000_000
@@ -87,7 +87,7 @@ for _ in range(150):
     ids=["field", "key", "tag", "message", "NUL", "many", "torn key", "integer", "torn tag", "deep"],
 )
 def test_hostile_values_make_a_short_text(value: Any) -> None:
-    text = describe_validation_error(error_of(value), "it", most=10)
+    text = describe_validation_error(error_of(value), "it", max_problems=10)
     assert len(text) < 10_000
     assert "\0" not in text
     assert text.encode()
@@ -98,13 +98,13 @@ def test_hostile_values_make_a_short_text(value: Any) -> None:
 def test_of_the_forms_of_a_content_that_which_is_nearest_is_told(model: type[BaseModel], path: str) -> None:
     message: dict[str, Any] = {"content": [{"type": "text", "text": "hi"}, {"type": "file", "media_type": 7}]}
     raw = {"agent": "bot", "message": message} if path else message
-    text = describe_validation_error(error_of(raw, model), "it", most=10, content=True)
+    text = describe_validation_error(error_of(raw, model), "it", max_problems=10, content=True)
     assert text == f"{path}content.1.media_type: Input should be a valid string"
 
 
 def test_problems_of_other_fields_are_told_beside_those_of_a_content() -> None:
     text = describe_validation_error(
-        error_of({"message": {"content": {"hash": "x"}}}, Start), "it", most=10, content=True
+        error_of({"message": {"content": {"hash": "x"}}}, Start), "it", max_problems=10, content=True
     )
     assert text.startswith("agent: Field required; ")
     assert "BlobRef.hash: String should match" in text

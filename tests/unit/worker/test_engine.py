@@ -19,7 +19,7 @@ def asks(step: Any) -> None:
 
 async def test_a_hook_of_the_worker_that_asks_an_unknown_agent() -> None:
     engine = Engine([Agent("writer", "openai:gpt-5")], store=MemoryStore(), hooks=[asks])
-    with pytest.raises(DefinitionError, match="the hook asks of the worker asks agent 'critic'") as failed:
+    with pytest.raises(DefinitionError, match="the hook asks of the worker calls agent 'critic'") as failed:
         async with engine.serve():
             pass
     assert "it serves: writer" in str(failed.value)

@@ -104,7 +104,7 @@ async def test_a_broken_file_leaves_what_it_said_before(folder: Folder) -> None:
     async with folder.open():
         folder.write("one.json", instructions="2", tools=["pay"])
         await folder.says("there is no 'pay' (there is: refund)")
-        assert folder.said[-1].endswith("; what it said before is still served")
+        assert folder.said[-1].endswith("; its last valid version is still served")
         assert folder.served == {"one": "1"}
         folder.put("two.json", "{")
         await folder.says("two.json cannot be read: Expecting property name")
@@ -148,7 +148,7 @@ async def test_a_folder_that_is_gone_leaves_all_as_it_was(folder: Folder) -> Non
     async with folder.open():
         moved = folder.path.with_name("moved")
         folder.path.rename(moved)
-        await folder.says("is gone; its agents are served as they were")
+        await folder.says("is gone; its agents are still served")
         assert folder.served == {"one": "1"}
         moved.rename(folder.path)
         folder.write("one.json", instructions="2")
@@ -156,7 +156,7 @@ async def test_a_folder_that_is_gone_leaves_all_as_it_was(folder: Folder) -> Non
 
 
 def test_no_folder(folder: Folder) -> None:
-    with pytest.raises(InvalidInputError, match="there is no folder"):
+    with pytest.raises(InvalidInputError, match="does not exist"):
         AgentFolder(folder.path / "none", folder.agents, say=print)
 
 
@@ -164,9 +164,9 @@ def test_agents_change_all_at_once_or_not_at_all() -> None:
     a, b, other = (Agent(name, "openai:gpt-5") for name in ("a", "b", "b"))
     agents = Agents([a, b])
     with pytest.raises(DefinitionError, match="two agents are called 'b'"):
-        agents.replace_agents(gone=["a"], come=[other])
+        agents.replace_agents(remove=["a"], add=[other])
     assert list(agents) == [a, b]
-    agents.replace_agents(gone=["b"], come=[other])
+    agents.replace_agents(remove=["b"], add=[other])
     assert list(agents) == [a, other]
 
 

@@ -104,7 +104,7 @@ async def coroutine() -> None:
 @pytest.mark.parametrize(
     ("lifespan", "said"),
     [
-        (refusing, "the lifespan refusing failed when it was entered: RefusedError: no such database"),
+        (refusing, "the lifespan refusing failed at its start: RefusedError: no such database"),
         (exiting, "SystemExit: 3"),
         (silent, "yield"),
         (sync, "@asynccontextmanager"),
@@ -134,8 +134,8 @@ async def with_app(app: Any) -> None:
     [
         (undecorated, "Put @asynccontextmanager above it"),
         (refusing(), "without calling it"),
-        ({"db": 1}, "a function that gives an async context manager"),
-        (with_app, "the lifespan with_app is called with nothing: missing a required argument: 'app'"),
+        ({"db": 1}, "a function that returns an async context manager"),
+        (with_app, "the lifespan with_app is called without arguments: missing a required argument: 'app'"),
     ],
 )
 def test_what_is_no_lifespan_is_refused_at_the_definition(lifespan: Any, said: str) -> None:
@@ -164,7 +164,7 @@ async def test_a_slow_one_is_named_while_the_worker_waits(author: AuthorLoop, ca
             assert held.value == 7
     finally:
         logging.getLogger("perdure.worker").removeHandler(handler)
-    assert "the lifespan slow is not entered yet" in caplog.text
+    assert "the lifespan slow has not started yet" in caplog.text
 
 
 async def test_a_worker_that_is_stopped_while_it_enters_cleans_up(author: AuthorLoop) -> None:
@@ -197,7 +197,7 @@ async def test_one_that_fails_when_it_is_left_is_told_and_stops_nothing(
 
     async with LifespanResources(failing, author):
         pass
-    assert "the lifespan failing failed when it was left" in caplog.text
+    assert "the lifespan failing failed at its exit" in caplog.text
     assert "cannot close" in caplog.text
 
 
@@ -217,7 +217,7 @@ async def test_one_that_hangs_when_it_is_left_is_cancelled(
     async with LifespanResources(hanging, author):
         pass
     assert cancelled.is_set()
-    assert "the lifespan hanging was not left within 0.2 s" in caplog.text
+    assert "the lifespan hanging did not exit within 0.2 s" in caplog.text
 
 
 async def test_one_that_blocks_when_it_is_left_does_not_hold_the_worker(
@@ -234,7 +234,7 @@ async def test_one_that_blocks_when_it_is_left_does_not_hold_the_worker(
         async with LifespanResources(blocking, author):
             pass
         go.set()
-    assert "was not left within" in caplog.text
+    assert "did not exit within" in caplog.text
 
 
 async def test_one_that_ends_while_the_worker_serves_is_told(

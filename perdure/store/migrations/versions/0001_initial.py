@@ -81,6 +81,7 @@ def _create_turns() -> None:
     op.create_table(
         "memory",
         sa.Column("namespace", sa.Text, primary_key=True),
+        # Compared by code points, as SQLite does: a range of keys is a prefix then, and the index serves it.
         sa.Column("key", sa.Text().with_variant(postgresql.TEXT(collation="C"), "postgresql"), primary_key=True),
         sa.Column("value", sa.LargeBinary, nullable=False),
         sa.Column("updated_at", sa.Text, nullable=False),
@@ -97,6 +98,7 @@ def _create_events() -> None:
         sa.Column("key", sa.Text),
         sa.Column("body", sa.LargeBinary, nullable=False),
         sa.Column("spans", sa.Text),
+        # Id of the child run, for an event of a run below the stream's own; NULL for the stream's own run.
         sa.Column("child", sa.Text),
     )
     keyed = sa.text("key IS NOT NULL")
@@ -110,10 +112,13 @@ def _create_events() -> None:
     op.create_table(
         "feeds",
         sa.Column("context_id", sa.Text, primary_key=True),
+        # The number of the last event. Every writer locks the row first, which puts all writers in one order.
         sa.Column("seq", sa.Integer, nullable=False),
         sa.Column("token", sa.Text, nullable=False),
+        # The first delta that is neither complete nor retracted, and the first that is in the table; 0 without.
         sa.Column("open", sa.Integer, nullable=False),
         sa.Column("first_delta", sa.Integer, nullable=False),
+        # The root run of the events' stream, and the paths from there (``event_log.PathHistory``); NULL for its own.
         sa.Column("root", sa.Text),
         sa.Column("path", sa.Text),
     )

@@ -77,8 +77,7 @@ async def test_whoever_stops_waiting_leaves_nothing(store: SqliteStore):
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
     assert not await store.wait_for_event("c", 0, 0.001)
-    assert store._watcher is not None
-    assert not store._watcher._waiters
+    assert not store._threads.watcher._waiters
 
 
 async def test_it_sleeps_when_nobody_waits_and_wakes(store: SqliteStore, monkeypatch: pytest.MonkeyPatch):
@@ -89,7 +88,7 @@ async def test_it_sleeps_when_nobody_waits_and_wakes(store: SqliteStore, monkeyp
         [waiting] = await begun(store.wait_for_event("c", n, 60))
         await other.append(ONE)
         assert await waiting
-        await eventually(lambda: store._watcher is not None and store._watcher._is_asleep)
+        await eventually(lambda: store._threads.watcher._is_asleep)
     await other.close()
 
 
@@ -142,6 +141,6 @@ async def test_several_event_loops_wait(store: SqliteStore):
         asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(store.wait_for_event("c", 0, 60)))) for _ in range(3)
     ]
     [here] = await begun(store.wait_for_event("c", 0, 60))
-    await eventually(lambda: store._watcher is not None and len(store._watcher._waiters["c"]) == 4)
+    await eventually(lambda: len(store._threads.watcher._waiters["c"]) == 4)
     await store.append(ONE)
     assert await asyncio.gather(here, *loops) == [1] * 4

@@ -10,13 +10,14 @@ import pytest
 from perdure import Agent, hook
 from perdure.errors import StoreError
 from perdure.hooks import HookSet
-from perdure.ports import Commit, MemoryWrite, ModelCall, ModelReply, ModelRequest, NextModel
-from perdure.stages import JournalStage, ReplyCacheStage, compose_model
-from perdure.stages.journal import build_reply_namespace
+from perdure.ports import Commit, MemoryWrite, ModelRequest
+from perdure.stages.journal import JournalStage
+from perdure.stages.reply_cache import ReplyCacheStage, build_reply_namespace
+from perdure.stages.stage import ModelCall, ModelReply, NextRequest
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import Message
 from perdure.types.wire import NewMessage
-from tests.unit.stages.build import Inner, model_call
+from tests.unit.stages.build import Inner, compose, model_call, request_call
 
 seen = hook("on_finish")(lambda: None)
 
@@ -29,24 +30,20 @@ class Hooks:
         self.fails = fails
         self.saw: list[Message | None] = []
 
-    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
-        call.agent = self.agent
+    async def model(self, call: ModelCall, next: NextRequest) -> ModelReply:
         new = call.input.new[0]
         assert isinstance(new, NewMessage)
-        call.request = ModelRequest("m", [Message.user(str(new.content))])
-        reply = await next(call)
+        request = ModelRequest("m", [Message.user(str(new.content))])
+        reply = await next(request_call(call, self.agent, request))
         self.saw.append(reply.message)
         self.fails -= 1
         if self.fails >= 0:
             raise ValueError("no")
         return reply
 
-    async def tool(self, call: Any, next: Any) -> Any:
-        raise AssertionError
-
 
 def stages(store: Any, hooks: Hooks, inner: Inner) -> Any:
-    return compose_model([JournalStage(store), hooks, ReplyCacheStage(store)], inner)
+    return compose([JournalStage(store), hooks, ReplyCacheStage(store)], inner)
 
 
 def agent(*hooks: Any, **more: Any) -> Agent:
@@ -114,7 +111,7 @@ async def test_what_a_hook_may_have_to_take_out_is_not_stored_before_it_has(stor
     changes = hook("after_llm_call")(lambda: None)
     hooks, inner = Hooks(agent(seen, *([changes] if whose == "agent" else []))), Inner("first", "second")
     worker = HookSet([changes] if whose == "worker" else [])
-    call = compose_model([JournalStage(store), hooks, ReplyCacheStage(store, worker)], inner)
+    call = compose([JournalStage(store), hooks, ReplyCacheStage(store, worker)], inner)
     with pytest.raises(ValueError, match="no"):
         await call(model_call())
     assert (store.memory, len(inner.calls)) == ({}, 1)
@@ -135,5 +132,5 @@ async def test_a_store_that_is_down_behind_the_reply_does_not_fail_the_call(stor
             raise StoreError("the store is down")
 
     hooks, inner = Hooks(agent(seen), fails=0), Inner("first")
-    call = compose_model([JournalStage(store), hooks, ReplyCacheStage(Down())], inner)
+    call = compose([JournalStage(store), hooks, ReplyCacheStage(Down())], inner)
     assert (await call(model_call())).message.text == "first"

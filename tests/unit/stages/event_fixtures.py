@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from perdure.ports import EventLog, ModelCall, ModelReply, Stage, StreamEvent, ToolCall
-from perdure.stages import EventsStage, FailuresStage, JournalStage, TranscriptStage, compose_model, compose_tool
+from perdure.ports import EventLog, StreamEvent
+from perdure.stages.event_stream import EventsStage, FailuresStage
+from perdure.stages.journal import JournalStage
+from perdure.stages.stage import ModelCall, ModelReply, ToolCall
+from perdure.stages.transcript import TranscriptStage
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
 from perdure.types.events import Event, decode_event
 from perdure.types.wire import ToolOutput
+from tests.unit.stages.build import compose
 
 ASKED_AT = "2026-01-01T00:00:00.000000"
 NEXT = "2026-01-01T00:00:01.000000"
@@ -64,20 +68,22 @@ class Stages:
     """Those of a worker that tell the store something, around an innermost call."""
 
     def __init__(self, store: MemoryStore, *, stream: bool = True, by_run: bool = True) -> None:
-        self._stages: list[Stage] = [
+        self._stages = [
             FailuresStage(store),
             JournalStage(store),
             EventsStage(store, lambda: by_run, stream=stream),
-            TranscriptStage(Chain(store), store, store, store.store_id),
         ]
+        self._transcript = TranscriptStage(Chain(store), store, store, store.store_id)
 
     async def model(self, call: ModelCall, inner: Callable[[ModelCall], Awaitable[ModelReply]]) -> ModelReply:
         call.asked_at = call.asked_at or ASKED_AT
-        return await compose_model(self._stages, inner)(call)
+        result: ModelReply = await compose([*self._stages, self._transcript], inner)(call)
+        return result
 
     async def tool(self, call: ToolCall, inner: Callable[[ToolCall], Awaitable[ToolOutput]]) -> ToolOutput:
         call.asked_at = call.asked_at or ASKED_AT
-        return await compose_tool(self._stages, inner)(call)
+        output: ToolOutput = await compose(self._stages, inner, "tool")(call)
+        return output
 
 
 _DETAILS = ("state", "kind", "text", "content", "message", "error_type", "reason")

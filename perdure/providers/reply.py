@@ -1,0 +1,76 @@
+"""What the replies of all wire formats have in common: JSON of unknown shape, text that comes in pieces.
+
+Anything may come from a server that calls itself compatible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import MalformedReplyError, TruncatedStreamError
+from ..types.messages import clean_text
+from ..types.plain_json import EXACT_INTEGERS
+
+
+def read_string(value: object) -> str:
+    """``value`` if it is a string; else ""."""
+    return value if isinstance(value, str) else ""
+
+
+def read_array(value: object) -> list[Any]:
+    """``value`` if it is an array; else []."""
+    return value if isinstance(value, list) else []
+
+
+def read_object(value: object) -> Mapping[str, Any]:
+    """``value`` if it is an object; else {}."""
+    return value if isinstance(value, dict) else {}
+
+
+def read_count(values: Mapping[str, Any], key: str) -> int:
+    """The number under ``key`` if it can be a count of tokens; else 0."""
+    value = values.get(key)  # NaN and infinity too: Python's parser takes them
+    return int(value) if isinstance(value, int | float) and 0 <= value < EXACT_INTEGERS else 0
+
+
+class StreamedText:
+    """Text that arrives in pieces, which may end between the halves of a surrogate pair."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._half = ""
+
+    def add(self, piece: str) -> str:
+        """The text to show for ``piece``, with the half pair that was held back before."""
+        piece = self._half + piece
+        self._half = ""
+        if piece and "\ud800" <= piece[-1] <= "\udbff":
+            piece, self._half = piece[:-1], piece[-1]
+        piece = clean_text(piece)
+        self._pieces.append(piece)
+        return piece
+
+    def join_text(self) -> str:
+        """The whole text."""
+        return "".join(self._pieces) + clean_text(self._half)
+
+
+class StreamedReply:
+    """Base of the readers of a reply. ``endpoint`` names the API in errors; ``origin`` marks opaque data."""
+
+    def __init__(self, endpoint: str, origin: str) -> None:
+        self._endpoint = endpoint
+        self._origin = origin
+        self._model = ""
+
+    def _require_object(self, value: object, name: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self._build_malformed_error(f"{name} that is not a JSON object", value)
+        return value
+
+    def _build_malformed_error(self, problem: str, value: object) -> MalformedReplyError:
+        return MalformedReplyError(f"{self._endpoint} sent {problem}: {str(value)[:200]!r}")
+
+    def _build_truncated_error(self) -> TruncatedStreamError:
+        return TruncatedStreamError(f"{self._endpoint} ended the stream before the reply was complete")

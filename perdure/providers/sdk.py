@@ -1,0 +1,208 @@
+"""The official SDKs of OpenAI and Anthropic, which one generator wrote: we build the body and read the events.
+
+Authentication, connections and errors are the SDK's. Its typed ``create()`` walks the whole transcript with every call,
+and makes a pydantic model of each event; ``post(content=…, cast_to=object)`` does neither. Its event stream stands on
+five generators, and leaves three of them to tasks that close them once the reply has been read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+from ..errors import (
+    AuthenticationError,
+    BadRequestError,
+    ContentFilterError,
+    MalformedReplyError,
+    ProviderConnectionError,
+    ProviderError,
+)
+from ..types.messages import Usage
+from .encoding import parse_reply_json, strip_parameters
+from .endpoint import CONNECT_TIMEOUT, Endpoint, EndpointCall
+from .errors import (
+    build_connection_error,
+    build_status_error,
+    build_stream_error,
+    build_timeout_error,
+    describe_error,
+    translate_transport_error,
+)
+from .reply import read_count, read_object
+
+_SDK_PACKAGES = ("openai", "anthropic")
+_ERROR_BY_CLASS: dict[str, type[ProviderError]] = {
+    "APIResponseValidationError": MalformedReplyError,
+    "APIWebhookValidationError": BadRequestError,
+    "ContentFilterFinishReasonError": ContentFilterError,
+    "LengthFinishReasonError": MalformedReplyError,
+    "WebSocketConnectionClosedError": ProviderConnectionError,
+    "WebSocketQueueFullError": ProviderConnectionError,
+    "RetryableError": ProviderConnectionError,
+    "SubjectTokenProviderError": AuthenticationError,
+    "CredentialsError": AuthenticationError,
+    "InvalidWebhookSignatureError": BadRequestError,
+    "OpenAIError": BadRequestError,
+    "AnthropicError": BadRequestError,
+}
+"""Classes of the SDKs that have neither a status nor a body; most are raised by no call of ours today."""
+
+
+def translate_error(
+    error: Exception, *, reply_started: bool, endpoint: str, key_name: str = "the key"
+) -> ProviderError:
+    """Translates an exception of either SDK, or of the HTTP layers below it. The classes are known by their names."""
+    sdk_error: Any = error
+    for cls in type(error).__mro__:
+        name = cls.__name__ if cls.__module__.partition(".")[0] in _SDK_PACKAGES else ""
+        match name:
+            case "APIStatusError" if sdk_error.status_code >= 300:
+                headers = sdk_error.response.headers
+                return build_status_error(sdk_error.status_code, sdk_error.body, headers, endpoint, key_name=key_name)
+            case "APITimeoutError":
+                return build_timeout_error(error, reply_started, endpoint)
+            case "APIConnectionError":
+                return build_connection_error(error.__cause__ or error, reply_started, endpoint)
+            case "APIStatusError" | "APIError":  # an error event within the stream
+                return build_stream_error(sdk_error.body, sdk_error.message, endpoint, key_name=key_name)
+            case _ if name in _ERROR_BY_CLASS:
+                return _ERROR_BY_CLASS[name](f"{endpoint}: {describe_error(error)}")
+    return translate_transport_error(error, reply_started, endpoint) or ProviderError(
+        f"{endpoint}: unexpected {describe_error(error)}"
+    )
+
+
+# ---
+# The data of server-sent events, of a body that comes in pieces.
+#
+# https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
+
+
+_SSE_LINE_END = re.compile(rb"\r\n|\r|\n")
+
+
+class EventStreamParser:
+    """Parses one event stream. Names, ids and retry times of events are ignored."""
+
+    def __init__(self) -> None:
+        self._line_start: list[bytes] = []  # pieces of a line that has not ended: joined once, at its end
+        self._after_cr = False
+        self._data: list[bytes] = []
+
+    def feed(self, piece: bytes) -> Iterator[str]:
+        """The data of the events that end in ``piece``. Raises ``UnicodeDecodeError``."""
+        if self._after_cr and piece.startswith(b"\n"):
+            piece = piece[1:]
+        elif not piece:
+            return
+        self._after_cr = piece.endswith(b"\r")
+        first, *more = _SSE_LINE_END.split(piece)
+        self._line_start.append(first)
+        if not more:
+            return
+        lines = [b"".join(self._line_start), *more[:-1]]
+        self._line_start = [more[-1]]
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line and self._data:
+                yield b"\n".join(self._data).decode()
+                self._data = []
+
+
+_BODY_END_TIMEOUT = 0.1
+"""Seconds for the body to end after the reply has: only then can the connection be used again."""
+
+
+async def drain_stream(pieces: AsyncIterator[object]) -> None:
+    """Read what follows a reply that is complete: whatever happens to the connection now does not matter."""
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(_BODY_END_TIMEOUT):
+            async for _ in pieces:
+                pass
+
+
+class SDKEndpoint(Endpoint[Any]):
+    """An adapter that calls its API through such an SDK; ``extra`` is the name of the package."""
+
+    client_class: ClassVar[str]
+    request_options: ClassVar[dict[str, Any]] = {}
+    """Of every request, for the SDK."""
+
+    _translate_error = staticmethod(translate_error)
+
+    def _create_client(self, key: str) -> Any:
+        sdk = import_module(self.extra)
+        # The SDK's default HTTP client parses responses in Python; aiohttp does not, where it is installed.
+        http_client = sdk.DefaultAioHttpClient() if find_spec("aiohttp") is not None else None
+        return getattr(sdk, self.client_class)(
+            api_key=key,
+            base_url=self.base_url,
+            max_retries=0,
+            timeout=sdk.Timeout(self._timeout, connect=min(CONNECT_TIMEOUT, self._timeout)),
+            default_headers=self._headers,
+            http_client=http_client,
+        )
+
+    async def _post_request(self, call: EndpointCall[Any], path: str, headers: Mapping[str, str] | None = None) -> Any:
+        """The SDK's stream of the answer, not read yet. Raises what the SDK raises."""
+        stream_class = import_module(self.extra).AsyncStream[object]
+        return await call.client.post(
+            path,
+            cast_to=object,
+            content=call.body,
+            options=self.request_options | ({"headers": headers} if headers else {}),
+            stream=True,
+            stream_cls=stream_class,
+        )
+
+    async def _read_stream(self, stream: Any) -> AsyncIterator[object]:
+        """The JSON values of the stream; the one whole reply of a server that does not stream.
+
+        Raises ``MalformedReplyError`` for a web page, and for JSON that cannot be parsed.
+        """
+        content_type = strip_parameters(stream.response.headers.get("content-type", ""))
+        if content_type == "application/json":
+            yield parse_reply_json(await stream.response.aread(), self.host)
+            return
+        if content_type == "text/html":
+            hint = f"Check base_url. The vendor's own is {self.official_url}."
+            raise MalformedReplyError(f"{self.host} answered with a web page", hint=hint)
+        parser, body = EventStreamParser(), stream.response.aiter_bytes()
+        async for piece in body:
+            for data in parser.feed(piece):
+                if data.startswith("[DONE]"):
+                    await drain_stream(body)
+                    return
+                yield parse_reply_json(data, self.host)
+
+
+class OpenAIEndpoint(SDKEndpoint):
+    """What the adapters of OpenAI's two formats have in common."""
+
+    extra = "openai"
+    client_class = "AsyncOpenAI"
+    request_options: ClassVar[dict[str, Any]] = {"security": {"bearer_auth": True}}
+    key_envs = ("OPENAI_API_KEY",)
+    base_url_env = "OPENAI_BASE_URL"
+    official_url = "https://api.openai.com/v1"
+    official_hosts = ("openai.com",)
+
+
+def read_openai_usage(usage: Mapping[str, Any], input_name: str, output_name: str) -> Usage:
+    """Usage of chat completions (``prompt``, ``completion``) or Responses (``input``, ``output``)."""
+    input_details = read_object(usage.get(f"{input_name}_tokens_details"))
+    output_details = read_object(usage.get(f"{output_name}_tokens_details"))
+    return Usage(
+        input_tokens=read_count(usage, f"{input_name}_tokens"),
+        output_tokens=read_count(usage, f"{output_name}_tokens"),
+        cached_tokens=read_count(input_details, "cached_tokens") or read_count(usage, "prompt_cache_hit_tokens"),
+        reasoning_tokens=read_count(output_details, "reasoning_tokens"),
+        cache_write_tokens=read_count(input_details, "cache_write_tokens"),
+    )
