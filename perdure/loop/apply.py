@@ -22,7 +22,14 @@ from .compaction import update_compaction_after_reply
 from .decide import CallModel, RecordClosing
 from .external_calls import set_external_result
 from .finish import REMINDER_ID, build_reminder_text
-from .limits import admit_calls, build_limit_failure, compute_largest_call, get_max_iterations, list_limit_uses
+from .limits import (
+    add_usage,
+    admit_calls,
+    build_limit_failure,
+    compute_largest_call,
+    get_max_iterations,
+    list_limit_uses,
+)
 from .results import build_error_result, build_result
 from .turns import keep_overrides, record_unanswered_messages
 
@@ -121,11 +128,9 @@ def _count_model_call(state: RunState, turn: TurnState, output: ModelOutput) -> 
     turn.iteration += 1
     turn.unasked += output.unasked
     state.iterations += 1
-    state.usage += output.usage
+    add_usage(state, output.usage, output.cost_usd)
     if not output.unasked:
         state.largest = compute_largest_call(state, output.usage.total_tokens, output.cost_usd)
-    if output.cost_usd is not None:
-        state.cost_usd = (state.cost_usd or 0.0) + output.cost_usd
 
 
 def _build_immediate_result(call: Call) -> NewItem | None:

@@ -19,6 +19,7 @@ from .apply import fail_call, finish_call
 from .children import build_child_run_id, find_background_run, is_waiting_for_background, list_active_background_runs
 from .decide import EndStatus
 from .finish import build_response
+from .limits import add_usage
 from .messages import record_refusal
 from .results import can_fit_result
 from .subagents import (
@@ -210,12 +211,10 @@ def _count_background_usage(state: RunState, row: BackgroundRun, used: RunUsage)
     before = row.used
     counted = before.usage.model_dump()
     usage = Usage.model_validate({name: max(n, counted[name]) for name, n in used.usage.model_dump().items()})
-    state.usage += usage - before.usage
     tool_calls = max(used.tool_calls, before.tool_calls)
     state.tool_calls += tool_calls - before.tool_calls
     cost = max((cost for cost in (used.cost_usd, before.cost_usd) if cost is not None), default=None)
-    if cost is not None:
-        state.cost_usd = (state.cost_usd or 0.0) + cost - (before.cost_usd or 0.0)
+    add_usage(state, usage - before.usage, None if cost is None else cost - (before.cost_usd or 0.0))
     row.used = RunUsage(usage=usage, cost_usd=cost, tool_calls=tool_calls)
 
 

@@ -21,6 +21,7 @@ from ..types.compaction import CompactionSettings, Window
 from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from ..types.state import CompactionState, RunState
 from ..types.wire import ModelOutput
+from .limits import add_usage
 
 # ---
 # When to compact: before the next model call, after a reply or a refused call that reports a long conversation.
@@ -63,9 +64,7 @@ def apply_compaction(state: RunState, output: ModelOutput) -> None:
     state.op += 1
     state.head, state.store_id = output.head, output.store_id
     state.pinned = output.pinned or state.pinned
-    state.usage += output.usage
-    if output.cost_usd is not None:
-        state.cost_usd = (state.cost_usd or 0.0) + output.cost_usd
+    add_usage(state, output.usage, output.cost_usd)
 
 
 def try_shorten_conversation(state: RunState, ways: Sequence[str]) -> bool:

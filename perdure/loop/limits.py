@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from ..types.limits import Bounds, LimitName, LimitScope, LimitUse
+from ..types.messages import Usage
 from ..types.state import RunState, ToolCallState, TurnFailure, TurnState
 from .children import sum_reserved_budget
 from .results import build_error_result
@@ -22,17 +23,17 @@ UsedAmounts = dict[str, float]
 
 def list_limit_uses(state: RunState) -> list[LimitUse]:
     """List every limit that is set with its use, those of the run first; ``max_iterations`` of the turn last."""
-    found = []
+    uses = []
     for scope, bounds, raised, used in _iter_limit_scopes(state):
-        found += [
+        uses += [
             LimitUse(name=name, scope=scope, used=used[name], allowed=max(bound, getattr(raised, name, None) or 0))
             for name in BUDGET_NAMES
             if (bound := bounds[name]) is not None
         ]
     turn = state.turn
     used_up = turn.iteration if turn else 0
-    found.append(LimitUse(name="max_iterations", scope="turn", used=used_up, allowed=get_max_iterations(state)))
-    return found
+    uses.append(LimitUse(name="max_iterations", scope="turn", used=used_up, allowed=get_max_iterations(state)))
+    return uses
 
 
 def get_max_iterations(state: RunState) -> int:
@@ -52,6 +53,13 @@ def find_exceeded_limit(state: RunState) -> LimitUse | None:
     wants_calls = turn.denied or any(call.held for call in state.calls)
     exceeded = (use for use in list_limit_uses(state) if use.used >= use.allowed)
     return next((use for use in exceeded if wants_calls or use.name != "tool_calls"), None)
+
+
+def add_usage(state: RunState, usage: Usage, cost_usd: float | None) -> None:
+    """Add to what the run has used. ``cost_usd``: None if no price is known."""
+    state.usage += usage
+    if cost_usd is not None:
+        state.cost_usd = (state.cost_usd or 0.0) + cost_usd
 
 
 def count_calls_left(state: RunState) -> int | None:

@@ -151,12 +151,12 @@ def withhold_from_message(message: Message, keys: Collection[str]) -> Message:
 def _withhold_result(part: ToolResultPart, keys: Collection[str]) -> ToolResultPart:
     if _build_result_key(part) in keys:
         return part.model_copy(update={"content": _build_withheld_placeholder("this result"), "files": ()})
-    kept = tuple(file for file in part.files if _build_file_key(file, part.call_id) not in keys)
-    if len(kept) == len(part.files):
+    files = tuple(file for file in part.files if _build_file_key(file, part.call_id) not in keys)
+    if len(files) == len(part.files):
         return part
-    notes = [_build_withheld_placeholder(_describe_withheld_file(file)) for file in part.files if file not in kept]
+    notes = [_build_withheld_placeholder(_describe_withheld_file(file)) for file in part.files if file not in files]
     content = "\n".join([part.content, *notes] if part.content else notes)
-    return part.model_copy(update={"content": content, "files": kept})
+    return part.model_copy(update={"content": content, "files": files})
 
 
 def _build_withheld_placeholder(what: str) -> str:

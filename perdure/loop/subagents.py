@@ -20,7 +20,7 @@ from .children import (
     list_branch_outcomes,
     list_running_branches,
 )
-from .limits import compute_largest_call, compute_remaining_budget, list_limit_uses
+from .limits import add_usage, compute_largest_call, compute_remaining_budget, list_limit_uses
 from .payload_limits import RUN_ID_BYTES, STEP_BYTES, measure_model
 from .results import can_fit_result
 from .waits import list_requesters
@@ -127,10 +127,8 @@ def count_child_usage(state: RunState, ended: ChildOutcome) -> None:
     """Add the usage of a child run to that of its parent."""
     used = ended.response or ended.used
     if used is not None:
-        state.usage += used.usage
+        add_usage(state, used.usage, used.cost_usd)
         state.tool_calls += used.tool_calls or 0
-        if used.cost_usd is not None:
-            state.cost_usd = (state.cost_usd or 0.0) + used.cost_usd
 
 
 def is_unanswered_at_limit(response: Response) -> bool:

@@ -124,8 +124,11 @@ def _sanitize_part(part: Part) -> Part | None:
         return None if find_json_flaw(part.data) else part
     update: dict[str, Any] = {}
     if isinstance(part, ToolCallPart):
-        if why := find_json_flaw(part.arguments):
-            update |= {"arguments": {}, "malformed": part.malformed or _dump_malformed_arguments(part.arguments) or why}
+        if flaw := find_json_flaw(part.arguments):
+            update |= {
+                "arguments": {},
+                "malformed": part.malformed or _dump_malformed_arguments(part.arguments) or flaw,
+            }
         if (named := (clean_text(part.id), clean_text(part.name))) != (part.id, part.name):
             update |= {"id": named[0], "name": named[1]}
         if part.provider_id is not None and (sound := clean_text(part.provider_id)) != part.provider_id:
@@ -158,10 +161,10 @@ def build_malformed_arguments_text(part: ToolCallPart) -> str:
     raw = part.malformed or ""
     shown = raw if len(raw) <= 500 else raw[:500] + "…"
     try:
-        why = "" if isinstance(parse_json(raw), dict) else " (this is another JSON value)"
+        note = "" if isinstance(parse_json(raw), dict) else " (this is another JSON value)"
     except ValueError as error:
-        why = f" ({error})"
-    return f"ArgumentsError: the arguments of {part.name} must be one JSON object{why}, they were: {shown}"
+        note = f" ({error})"
+    return f"ArgumentsError: the arguments of {part.name} must be one JSON object{note}, they were: {shown}"
 
 
 def list_open_calls(messages: Sequence[Message]) -> list[ToolCallPart]:
@@ -206,8 +209,8 @@ def find_conversation_problem(messages: Sequence[Message]) -> str | None:
         if message.role == "system":
             return f"message {index} is a system prompt; step.instructions is the place for it"
         before = messages[index - 1].tool_calls if index else ()
-        if why := _find_order_problem(index, message, before):
-            return why
+        if problem := _find_order_problem(index, message, before):
+            return problem
     return None
 
 
@@ -244,7 +247,7 @@ def adopt_edited_messages(edited: Sequence[Message], known: Sequence[Message]) -
 def _sanitize_edited_message(message: Message, known: Sequence[Message]) -> Message:
     parts = sanitize_parts(message.parts)
     if message.role == "assistant" and message not in known:
-        parts = tuple(part for one in parts if (part := _strip_sealed_data(one)) is not None)
+        parts = tuple(kept for part in parts if (kept := _strip_sealed_data(part)) is not None)
     return message.model_copy(update={"parts": parts})
 
 

@@ -118,7 +118,7 @@ class InProcessChild(asyncio.Task[Any]):
         self._execution = execution
 
     async def signal(self, signal: str) -> None:
-        """See :class:`~perdure.workflows.host.ChildHandle`."""
+        """Send the child a signal, as ``Host.signal_child`` does."""
         if self._execution.ended is not None:
             raise ApplicationError("the child has ended", type=EXTERNAL_RUN_GONE)
         self._execution.signal(signal, [])
@@ -306,8 +306,8 @@ class Execution(Host):
         """Return an estimate of the history's length."""
         return self._events
 
-    def info(self) -> Execution:
-        """See ``Host``."""
+    def info(self) -> Any:
+        """See ``Host``. The execution itself has the fields of ``workflow.Info`` that are used."""
         return self
 
     def now(self) -> datetime:

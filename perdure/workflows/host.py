@@ -15,48 +15,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, cast
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey
 
 from ..types.interface import TURN_MEMO
 from ..types.state import RunState
-
-
-class ParentInfo(Protocol):
-    """The part of ``workflow.ParentInfo`` that is used: the workflow that started this one as a child."""
-
-    @property
-    def workflow_id(self) -> str: ...
-
-
-class WorkflowInfo(Protocol):
-    """The part of ``workflow.Info`` that is used."""
-
-    @property
-    def workflow_id(self) -> str: ...
-    @property
-    def run_id(self) -> str: ...
-    @property
-    def parent(self) -> ParentInfo | None: ...
-    @property
-    def first_execution_run_id(self) -> str: ...
-    @property
-    def continued_run_id(self) -> str | None: ...
-    @property
-    def cron_schedule(self) -> str | None: ...
-
-    def is_continue_as_new_suggested(self) -> bool: ...
-    def get_current_history_length(self) -> int: ...
-
-
-class ChildHandle(Protocol):
-    """A started child run: a task that ends with the child's outcome; its cancellation cancels the child, and waits."""
-
-    async def signal(self, signal: str) -> None:
-        """Send the child a signal without an argument."""
-        ...
 
 
 @dataclass
@@ -114,7 +79,7 @@ class Host:
     """Runs a workflow: Temporal, unless :func:`use_host` sets a subclass, which overrides every method but
     ``signal_child``."""
 
-    def info(self) -> WorkflowInfo:
+    def info(self) -> workflow.Info:
         """Return the ids and sizes of this execution."""
         return workflow.info()
 
@@ -157,14 +122,14 @@ class Host:
             return await workflow.execute_activity(name, argument, **options)
 
     async def start_child_workflow(self, name: str, argument: dict[str, Any], **options: Any) -> asyncio.Task[Any]:
-        """Start a child; returns a task that is a :class:`ChildHandle`, too. Raises ``ChildWorkflowError``."""
+        """Start a child; returns a task whose cancellation cancels it, and waits. Raises ``ChildWorkflowError``."""
         with _record_wait(commands=True):
             return await workflow.start_child_workflow(name, argument, **options)
 
     async def signal_child(self, child: asyncio.Task[Any], signal: str) -> None:
         """Send a signal without an argument to a started child. Raises ``FailureError`` if it has ended."""
         with _record_wait(commands=True):
-            await cast(ChildHandle, child).signal(signal)
+            await cast("workflow.ChildWorkflowHandle[Any, Any]", child).signal(signal)
 
     async def signal_external(self, id: str, signal: str, arguments: Sequence[Any]) -> None:
         """Send a signal to another run, by its id. Raises ``FailureError`` if it has ended, or there is none."""

@@ -38,20 +38,20 @@ async def _run_visibility_sync(state: RunState, step: Callable[[], NextStep | No
         # In a namespace where no client reads the memo it stays empty; an earlier value is removed.
         return build_waiting_key(state) if state.noted else ()
 
-    told: tuple[Hashable, ...] = ()  # a continued execution begins with a memo without this value
-    noted: list[dict[str, Any]] | None = None
+    written_key: tuple[Hashable, ...] = ()  # a continued execution begins with a memo without this value
+    written_memo: list[dict[str, Any]] | None = None
 
     def has_news() -> bool:
-        return waits() not in (None, told) or bool(changed_attributes())
+        return waits() not in (None, written_key) or bool(changed_attributes())
 
     while True:
         await get_host().wait_condition(lambda: is_condition_met(has_news))
         # Both change in one workflow task: a client that sees the number of waits also sees the waits.
-        if (now := waits()) is not None:
-            told = now
-            if (wanted := build_waiting_memo(state) if now else None) != noted:
-                get_host().upsert_memo({WAITING_MEMO: wanted})
-                noted = wanted
+        if (key := waits()) is not None:
+            written_key = key
+            if (memo := build_waiting_memo(state) if key else None) != written_memo:
+                get_host().upsert_memo({WAITING_MEMO: memo})
+                written_memo = memo
         if changed := changed_attributes():
             get_host().upsert_search_attributes(changed)
 

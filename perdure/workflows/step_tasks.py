@@ -86,29 +86,29 @@ class StepTasks:
         else:
             self.guard.change_or_pause(state, f"the outcome of {what}", apply_output, raw)
 
-    async def run_all(self, work: list[Coroutine[Any, Any, None]], more: TaskSource | None = None) -> None:
-        """Run all of ``work`` to its end, and the work that ``more`` starts meanwhile.
+    async def run_all(self, work: list[Coroutine[Any, Any, None]], source: TaskSource | None = None) -> None:
+        """Run all of ``work`` to its end, and the work that ``source`` starts meanwhile.
 
         A cancellation of the run and an interrupt are passed on; results that the activities then return still count:
         awaited directly, a result that arrives together with the cancellation would be lost, and ``gather`` would not
         wait for the others.
         """
-        tasks = [asyncio.create_task(one) for one in work]
+        tasks = [asyncio.create_task(coroutine) for coroutine in work]
 
-        def over() -> bool:
+        def is_over() -> bool:
             return self._is_interrupted() or all(task.done() for task in tasks)
 
         async def wait() -> None:
             with suppress(TimeoutError):
                 await get_host().wait_condition(
-                    lambda: over() or (more is not None and is_condition_met(more.has_more)),
-                    timeout=more.seconds_to_next_check() if more is not None else None,
+                    lambda: is_over() or (source is not None and is_condition_met(source.has_more)),
+                    timeout=source.seconds_to_next_check() if source is not None else None,
                 )
 
         with suppress(asyncio.CancelledError):
             await wait()
-            while more is not None and not over():
-                tasks += [asyncio.create_task(one) for one in more.start_more()]
+            while source is not None and not is_over():
+                tasks += [asyncio.create_task(coroutine) for coroutine in source.start_more()]
                 await wait()
         stopped = [] if all(task.done() for task in tasks) else await _wait_for_tasks(tasks, stop=True)
         for task in tasks:
