@@ -121,7 +121,7 @@ async def _check_search_attributes(client: Client) -> Finding:
     try:
         attributes = await find_search_attributes(client.service_client, client.namespace)
     except RPCError as error:
-        return Finding("search attrs", "warn", f"the server does not say: {error.message}")
+        return Finding("search attrs", "warn", f"the server does not list them: {error.message}")
     if problems := str(attributes):
         hint = "`perdure server setup` registers them; until then the inbox queries every open run."
         return Finding("search attrs", "warn", problems, hint)

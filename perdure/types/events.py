@@ -29,6 +29,7 @@ from pydantic import Field, TypeAdapter
 from .approvals import DecisionState, OnExpiry
 from .limits import LimitName, LimitScope
 from .messages import BlobRef, Data, FilePart, FinishReason, Usage
+from .plain_json import is_none
 from .subagents import PathStep
 
 
@@ -283,7 +284,7 @@ class ToolStarted(EventBase):
     name: str
     arguments: dict[str, Any] | None = None
     """None where they are large: they are in the transcript."""
-    child_context_id: str | None = Field(default=None, exclude_if=lambda given: given is None)
+    child_context_id: str | None = Field(default=None, exclude_if=is_none)
     """For a call of another agent: the id of its run, which has events of its own."""
     background: bool = Field(default=False, exclude_if=operator.not_)
     """That run continues in background: the call ends as soon as the run has started."""

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from .approvals import DecidedApproval, PendingApproval, StandingApproval
 from .limits import Bounds, Count, LimitUse, RunLimits, Seconds
 from .messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS, BlobRef, ContentPart, Data, FinishReason, Message, Usage
-from .plain_json import JsonObject, parse_json
+from .plain_json import JsonObject, is_none, parse_json
 from .subagents import BackgroundStatus, Lineage
 
 # ---
@@ -281,7 +281,7 @@ class Response(Data):
     unanswered: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
     """Ids of messages that were recorded and have no answer, because a limit was used up when they arrived: the last
     20, empty for a message that was sent without an id."""
-    tool_calls: int | None = Field(default=None, exclude_if=lambda count: count is None)
+    tool_calls: int | None = Field(default=None, exclude_if=is_none)
     """For a subagent: tool calls that were started, for its parent's limits."""
     messages: tuple[Message, ...] = ()
     """The conversation up to ``head``."""
@@ -306,7 +306,7 @@ class ChildStatus(Data):
     call_id: str
     name: str
     kind: str
-    context_id: str | None = Field(default=None, exclude_if=lambda given: given is None)
+    context_id: str | None = Field(default=None, exclude_if=is_none)
     """Id of the subagent's run; also for a call that waits for a subagent in background."""
 
 

@@ -27,6 +27,11 @@ _MAX_INTEGER_BITS = sys.float_info.max_exp - 1
 """Bits of an integer that is certainly in the range of a double, the only number type of many parsers."""
 
 
+def is_none(value: object) -> bool:
+    """For ``exclude_if``: a field that is left out when it is None."""
+    return value is None
+
+
 def find_json_flaw(value: Any, largest: int = MAX_VALUE_CHARS) -> str | None:
     """Return why ``value`` is not plain JSON, as the end of a sentence; None if it is.
 

@@ -16,6 +16,7 @@ from .approvals import ApprovalOutcome, DecidedApproval, RevokedApproval, Standi
 from .interface import Mode, Parent, TurnStatus
 from .limits import Bounds, LimitUse
 from .messages import BlobRef, FinishReason, Usage
+from .plain_json import is_none
 from .subagents import BackgroundRun, BranchOutcome, BranchRequest
 from .tool_calls import Call, Clearance, Question, ToolAnswer
 from .validation_errors import describe_validation_error
@@ -205,9 +206,9 @@ class RunState(StatePart):
     """Subagents in background, the latest last."""
     backgrounds: int = Field(default=0, exclude_if=operator.not_)
     """Number of subagents in background so far."""
-    reported: int | None = Field(default=None, exclude_if=lambda given: given is None)
+    reported: int | None = Field(default=None, exclude_if=is_none)
     """For a run in background: the operation after which it notified its parent of its end."""
-    heard: float | None = Field(default=None, exclude_if=lambda given: given is None)
+    heard: float | None = Field(default=None, exclude_if=is_none)
     """For a run in background: when its parent was last known to exist, in seconds since 1970."""
     sought: int = Field(default=0, exclude_if=operator.not_)
     """For a run in background: how often it has checked whether its parent exists."""

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from .approvals import ApprovalTerms
 from .messages import CALL_ID_CHARS, NAME_CHARS, BlobRef, Data
-from .plain_json import Json, JsonObject
+from .plain_json import Json, JsonObject, is_none
 from .subagents import CollectCall, TellCall
 
 # ---
@@ -254,10 +254,6 @@ class Call(Data):
 # The pinned tools of an agent's toolsets: recorded once per run, and the same for every model call.
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
 class PinnedTool(Data):
     """A tool of a toolset."""
 
@@ -270,8 +266,8 @@ class PinnedTool(Data):
     timeout: float
     idempotent: bool = Field(default=False, exclude_if=operator.not_)
     inline: bool = Field(default=False, exclude_if=operator.not_)
-    retries: int | None = Field(default=None, exclude_if=_is_none)
-    task_queue: str | None = Field(default=None, exclude_if=_is_none)
+    retries: int | None = Field(default=None, exclude_if=is_none)
+    task_queue: str | None = Field(default=None, exclude_if=is_none)
 
     @property
     def definition(self) -> str:

@@ -133,5 +133,5 @@ async def test_nobody_serves_it(here: Engine, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(local_engine, "NO_WORKER_SECONDS", 0.5)
     client = await here.client()
-    with pytest.raises(NoWorkerError):
+    with pytest.raises(NoWorkerError, match=r"--task-queue .*The run was cancelled"):
         await text_of(Agent("nobody", "openai:any").stream("Go.", client=client))
