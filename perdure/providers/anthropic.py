@@ -67,7 +67,7 @@ class Anthropic(SDKEndpoint):
         again.
         """
         async with self._open_call(request) as call:
-            reply = AnthropicReply(self.host, self.origin, key_name=self.key_name)
+            reply = AnthropicReply(self.host, self.origin, self.key_name)
             for _ in range(_MAX_RESUMES):
                 encoded = encode_request(request, origin=self.origin, paused=reply.build_parts())
                 call.body = encoded.body

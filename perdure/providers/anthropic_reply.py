@@ -90,9 +90,8 @@ class _StreamedBlock:
 class AnthropicReply(StreamedReply):
     """One reply under assembly."""
 
-    def __init__(self, endpoint: str, origin: str, *, key_name: str = "the key") -> None:
-        super().__init__(endpoint, origin)
-        self._key_name = key_name
+    def __init__(self, endpoint: str, origin: str, key_name: str = "the key") -> None:
+        super().__init__(endpoint, origin, key_name)
         self._blocks: list[_StreamedBlock] = []
         self._open_blocks: dict[int, _StreamedBlock] = {}
         self._call_count = 0

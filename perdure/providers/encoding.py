@@ -104,7 +104,7 @@ def build_tool_call(id: str, name: str, arguments: str, opaque: dict[str, Any]) 
 
 
 def keep_opaque(origin: str, data: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The fields of a part that keep ``data`` for ``origin``; none where there is no data."""
+    """The fields of a part that keep ``data`` for ``origin``; {} without data."""
     return {"provider": origin, "opaque": data} if data else {}
 
 

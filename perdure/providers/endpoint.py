@@ -205,7 +205,7 @@ class Endpoint(ABC, Generic[ClientT]):
     async def _open_call(self, request: ModelRequest) -> AsyncIterator[EndpointCall[ClientT]]:
         """Open a call of the model. Every exception within it becomes a ``ProviderError`` without secrets.
 
-        Raises ``AuthenticationError`` where there is no key, ``RuntimeSetupError`` where the SDK is not installed.
+        Raises ``AuthenticationError`` if no key is set, ``RuntimeSetupError`` if the SDK is not installed.
         """
         call: EndpointCall[ClientT] = EndpointCall(self._read_key())
         try:

@@ -178,7 +178,7 @@ class Google(Endpoint[GoogleConnection]):
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
         """Call the model once. Raises ``ProviderError``; ``AuthenticationError`` also if no key is set."""
         async with self._open_call(request) as call:
-            reply = GoogleReply(self.host, self.origin, key_name=self.key_name)
+            reply = GoogleReply(self.host, self.origin, self.key_name)
             first = call.body = encode_request(request, origin=self.origin)
             while True:
                 answer = await call.client.post_request(request.model, call.body)

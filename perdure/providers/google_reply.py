@@ -60,9 +60,8 @@ class _StreamedGooglePart:
 class GoogleReply(StreamedReply):
     """One reply under assembly."""
 
-    def __init__(self, endpoint: str, origin: str, *, key_name: str = "the key") -> None:
-        super().__init__(endpoint, origin)
-        self._key_name = key_name
+    def __init__(self, endpoint: str, origin: str, key_name: str = "the key") -> None:
+        super().__init__(endpoint, origin, key_name)
         self._pieces: list[_StreamedGooglePart | ToolCallPart | OpaquePart] = []
         self._reason = ""
         self._message = ""

@@ -188,8 +188,8 @@ _CHAT_CUT_REASONS = ("length", "content_filter", "refusal")
 class ChatReply(StreamedReply):
     """One reply under assembly."""
 
-    def __init__(self, endpoint: str, origin: str) -> None:
-        super().__init__(endpoint, origin)
+    def __init__(self, endpoint: str, origin: str, key_name: str = "the key") -> None:
+        super().__init__(endpoint, origin, key_name)
         self._text = StreamedText()
         self._refusal = StreamedText()
         self._annotations: list[Any] = []
@@ -202,7 +202,7 @@ class ChatReply(StreamedReply):
         """Take one chunk. Raises ``MalformedReplyError``, or the error that the chunk carries."""
         chunk = self._require_object(chunk, "a chunk")
         if chunk.get("object") == "error" or chunk.get("error"):
-            raise build_stream_error(chunk.get("error") or chunk, "", self._endpoint)
+            raise build_stream_error(chunk.get("error") or chunk, "", self._endpoint, key_name=self._key_name)
         self._model = read_string(chunk.get("model")) or self._model
         if isinstance(usage := chunk.get("usage"), dict):
             self._usage = read_openai_usage(usage, "prompt", "completion")
@@ -292,7 +292,7 @@ class OpenAIChat(OpenAIEndpoint):
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
         """Call the model once. Raises ``ProviderError``; ``AuthenticationError`` also if no key is set."""
         async with self._open_call(request) as call:
-            reply = ChatReply(self.host, self.origin)
+            reply = ChatReply(self.host, self.origin, self.key_name)
             name = self._resolve_max_tokens_name(self.host)
             call.body = encode_request(request, origin=self.origin, max_tokens_name=name)
             async with await self._post_request(call, "/chat/completions") as stream:

@@ -43,8 +43,8 @@ class _StreamedCall:
 class ResponsesReply(StreamedReply):
     """One reply under assembly. ``origin`` and ``model``, the requested name, mark opaque data."""
 
-    def __init__(self, endpoint: str, *, origin: str, model: str) -> None:
-        super().__init__(endpoint, origin)
+    def __init__(self, endpoint: str, origin: str, key_name: str = "the key", *, model: str) -> None:
+        super().__init__(endpoint, origin, key_name)
         self._requested_model = model
         self._text = StreamedText()
         self._thinking = StreamedText()
@@ -65,7 +65,8 @@ class ResponsesReply(StreamedReply):
         if event.get("object") == "response":  # an answer that is not a stream
             kind, event = f"response.{event.get('status')}", {"response": event}
         if kind == "error" or (event.get("error") and not kind):
-            raise build_stream_error(event.get("error") or {**event, "type": None}, "", self._endpoint)
+            body = event.get("error") or {**event, "type": None}
+            raise build_stream_error(body, "", self._endpoint, key_name=self._key_name)
         index = read_count(event, "output_index")
         delta = read_string(event.get("delta"))
         match kind:
@@ -112,7 +113,8 @@ class ResponsesReply(StreamedReply):
             raise MalformedReplyError(f"{self._endpoint} ended the reply without a response")
         if response.get("status") in ("failed", "cancelled") or response.get("error"):
             text = f"the response is {response.get('status')}"
-            raise build_stream_error(response.get("error") or {"message": text}, text, self._endpoint)
+            body = response.get("error") or {"message": text}
+            raise build_stream_error(body, text, self._endpoint, key_name=self._key_name)
         self._response = response
 
     def complete(self) -> Completed:
@@ -228,7 +230,7 @@ class OpenAIResponses(OpenAIEndpoint):
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
         """Call the model once. Raises ``ProviderError``; ``AuthenticationError`` also if no key is set."""
         async with self._open_call(request) as call:
-            reply = ResponsesReply(self.host, origin=self.origin, model=request.model)
+            reply = ResponsesReply(self.host, self.origin, self.key_name, model=request.model)
             async with await self._request_reply(call, request) as stream:
                 call.reply_started = True
                 events = self._read_stream(stream)

@@ -57,11 +57,12 @@ class StreamedText:
 
 
 class StreamedReply:
-    """Base of the readers of a reply. ``endpoint`` names the API in errors; ``origin`` marks opaque data."""
+    """Base of the readers of a reply. ``origin`` marks opaque data; the other two are for the texts of errors."""
 
-    def __init__(self, endpoint: str, origin: str) -> None:
+    def __init__(self, endpoint: str, origin: str, key_name: str = "the key") -> None:
         self._endpoint = endpoint
         self._origin = origin
+        self._key_name = key_name
         self._model = ""
 
     def _require_object(self, value: object, name: str) -> dict[str, Any]:

@@ -167,20 +167,22 @@ class SDKEndpoint(Endpoint[Any]):
 
         Raises ``MalformedReplyError`` for a web page, and for JSON that cannot be parsed.
         """
+        endpoint = self.host
         content_type = strip_parameters(stream.response.headers.get("content-type", ""))
         if content_type == "application/json":
-            yield parse_reply_json(await stream.response.aread(), self.host)
+            yield parse_reply_json(await stream.response.aread(), endpoint)
             return
         if content_type == "text/html":
             hint = f"Check base_url. The vendor's own is {self.official_url}."
-            raise MalformedReplyError(f"{self.host} answered with a web page", hint=hint)
+            raise MalformedReplyError(f"{endpoint} answered with a web page", hint=hint)
         parser, body = EventStreamParser(), stream.response.aiter_bytes()
         async for piece in body:
             for data in parser.feed(piece):
                 if data.startswith("[DONE]"):
                     await drain_stream(body)
                     return
-                yield parse_reply_json(data, self.host)
+                if data:  # some servers send events without data to keep the connection open
+                    yield parse_reply_json(data, endpoint)
 
 
 class OpenAIEndpoint(SDKEndpoint):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import (
+    AuthenticationError,
     BadRequestError,
     ContentFilterError,
     ContextLengthError,
@@ -393,6 +394,21 @@ async def test_an_error_in_the_stream_is_classified(api: Api) -> None:
             with pytest.raises(expected, match="it broke") as caught:
                 await api.ask(reply)
             assert type(caught.value) is expected
+
+
+REFUSED_KEY: dict[str, dict[str, Any]] = {
+    "openai": {"error": failed("invalid_api_key")},
+    "openai-responses": {"type": "error", "error": failed("invalid_api_key")},
+    "anthropic": error_body("it broke", "authentication_error"),
+    "google": google_error(401, "it broke", "UNAUTHENTICATED"),
+}
+
+
+@formats
+async def test_a_refused_key_in_the_stream_says_where_the_key_is_from(api: Api) -> None:
+    with pytest.raises(AuthenticationError) as caught:
+        await api.ask(Reply(chunks=[REFUSED_KEY[api.adapter.name]]))
+    assert "Check api_key and base_url" in str(caught.value.hint)
 
 
 async def test_an_empty_reply_is_a_reply(api: Api) -> None:

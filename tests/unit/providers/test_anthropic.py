@@ -86,7 +86,8 @@ async def test_events_need_no_names(ask: Api) -> None:
     text = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "Hello."}}
     end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}
     events = ({"type": "message_start", "message": {}}, text, end, {"type": "message_stop"})
-    completed = await ask.reply(Reply(chunks=[f"data: {json.dumps(event)}\n\n".encode() for event in events]))
+    chunks = [b"event: ping\ndata:\n\n", *(f"data: {json.dumps(event)}\n\n".encode() for event in events)]
+    completed = await ask.reply(Reply(chunks=chunks))
     assert completed.parts == (TextPart(text="Hello."),)
     error = {"error": {"type": "overloaded_error", "message": "it broke"}}
     with pytest.raises(OverloadedError, match="it broke"):
