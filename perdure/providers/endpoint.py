@@ -66,7 +66,7 @@ def build_missing_sdk_error(extra: str, name: str | None = None) -> RuntimeSetup
     )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)  # it has the key
 class EndpointCall(Generic[ClientT]):
     """One call of a model. The adapter notes here what its errors depend on."""
 
