@@ -43,7 +43,8 @@ def test_agents_md_shows_the_list() -> None:
 
 
 def test_sdks_of_adapters_are_protected() -> None:
-    """asyncpg cannot be protected before a module imports it: import-linter refuses a name that it does not find."""
+    """import-linter refuses a name that it does not find: asyncpg, which nothing imports yet, and anthropic, which
+    ``providers.sdk`` imports by its name."""
     graph: Any = grimp.build_graph("perdure", include_external_packages=True, cache_dir=None)
     protected = {name for contract in PROTECTED for name in contract["protected_modules"]}
     engine_may = {"typer", "prompt_toolkit", "temporalio", "mcp", "rich"}
