@@ -66,13 +66,15 @@ ifeq ($(strip $(ARGS)),)
 	@$(PY) scripts/run_tests.py rest
 endif
 
-lint: venv ## style, types, the arrows between packages, lengths, determinism
+lint: venv ## style, types, imports, lengths, determinism, small modules
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache
 	$(PY) scripts/lint_lengths.py
 	$(PY) scripts/lint_determinism.py
+	$(PY) scripts/lint_cycles.py
+	$(PY) scripts/lint_small_modules.py
 
 fmt: venv ## format, and fix what ruff can fix
 	$(VENV)/bin/ruff format .

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from . import config
 from .agent.agent import Agent
 from .client.client import Client
-from .client.event_reader import stream_reply_text
+from .client.event_reader import LiveText
 from .client.on_approval import ApprovalHandler, check_on_approval
 from .client.run import NO_WORKER_SECONDS, Run
 from .errors import InvalidInputError, NoWorkerError, PerdureError
@@ -76,7 +76,7 @@ async def stream_agent(
     """See ``Agent.stream``; ``options`` are those of ``Client.start``."""
     async with (
         _start_run(agent, message, id, client, on_approval, options) as (run, approvals),
-        aclosing(stream_reply_text(run)) as pieces,
+        aclosing(_stream_reply_text(run)) as pieces,
     ):
         piece = await approvals.run_while_deciding(_wait_if_served(run, lambda: anext(pieces, None), client))
         while piece is not None:
@@ -171,3 +171,19 @@ def run_sync(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     except RuntimeError:
         return asyncio.run(make())
     raise RuntimeError("call_sync() was called inside a running event loop: use `await agent.call(...)` there")
+
+
+async def _stream_reply_text(run: Run) -> AsyncGenerator[str]:
+    """Yield pieces of text; every reply after the first begins on a new line.
+
+    Raises the run's error, as ``run.result()`` does, after all text has been yielded.
+    """
+    live, between = LiveText(), ""
+    async with aclosing(run.events(children=False)) as events:
+        async for event in events:
+            if piece := live.feed(event):
+                yield between + piece
+                between = ""
+            if event.type == "model.completed" and event.text:
+                between = "\n"
+    await run.result()

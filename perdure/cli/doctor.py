@@ -1,4 +1,4 @@
-"""``perdure doctor``: checks this machine's setup and prints a hint for each problem."""
+"""``perdure doctor``: checks the setup of this machine (apart because each command has a module)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``perdure list``: lists runs."""
+"""``perdure list``: lists runs (apart because each command has a module)."""
 
 from __future__ import annotations
 

@@ -246,8 +246,9 @@ class Client:
         )
         if self.store_url is not None and (store_id := (await self.store()).store_id):
             start.setdefault("store_id", store_id)
-        return await deliver_message(
-            self.run(id, agent),
+        run = self.run(id, agent)
+        joined = await deliver_message(
+            run,
             check_message_input(agent, message),
             message_id=message_id,
             task_id=task_id,
@@ -256,6 +257,7 @@ class Client:
             start=start,
             auth=seal_auth(self.temporal, id, auth_context, auth_ref),
         )
+        return Turn(run, joined)
 
     def run(self, id: str, agent: str | Agent | None = None) -> Run:
         """Return a handle of the run; sends no request. With its ``agent``, outputs have the agent's output type."""

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import InvalidInputError, PerdureError, RunClosedError
 from ..loop.approvals import build_late_error, find_repeated, read_answer, read_decision
@@ -25,10 +25,8 @@ from ..types.interface import Status
 from ..types.plain_json import to_plain_json
 from ..types.tool_calls import CallAnswer
 from .follow import WorkflowBehind, follow_run, is_workflow_behind, retry_while_behind
+from .handles import RunHandle
 from .messages import MAX_INLINE_BYTES, upload_content
-
-if TYPE_CHECKING:
-    from .run import Run
 
 
 class WaitRef(NamedTuple):
@@ -43,7 +41,7 @@ class WaitRef(NamedTuple):
 
 
 async def decide_pending_call(
-    run: Run,
+    run: RunHandle,
     wait: WaitRef,
     decision: str,
     *,
@@ -68,7 +66,7 @@ async def decide_pending_call(
 
 
 async def answer_pending_call(
-    run: Run, wait: WaitRef, value: Any, *, error: str | None = None, by: str | None = None
+    run: RunHandle, wait: WaitRef, value: Any, *, error: str | None = None, by: str | None = None
 ) -> DecidedApproval:
     """Answer a call of ``run``. Errors as of ``Run.answer``. A long text goes into the store."""
     fields: dict[str, Any] = {"by": by or run.client.actor}
@@ -88,14 +86,14 @@ async def answer_pending_call(
     return await _resolve(run, wait, fields)
 
 
-async def revoke_approval(run: Run, tool: str, by: str | None) -> list[StandingApproval]:
+async def revoke_approval(run: RunHandle, tool: str, by: str | None) -> list[StandingApproval]:
     """See ``Run.revoke``."""
     payload = {"tool": tool, "by": by or run.client.actor}
     result = await _send_update_once(run, "revoke_approval", payload, "no answer; status has the standing approvals")
     return [StandingApproval.model_validate(revoked) for revoked in result["revoked"]]
 
 
-async def _resolve(run: Run, wait: WaitRef, fields: dict[str, Any]) -> DecidedApproval:
+async def _resolve(run: RunHandle, wait: WaitRef, fields: dict[str, Any]) -> DecidedApproval:
     """Send the decision or answer in ``fields``. Raises the error that the run refuses it with, ``RunNotFoundError``;
     ``RunClosedError`` if the run has closed and no event says who decided first."""
     approval = "decision" in fields
@@ -121,7 +119,7 @@ async def _resolve(run: Run, wait: WaitRef, fields: dict[str, Any]) -> DecidedAp
     return await retry_while_behind(attempt)
 
 
-async def _find_wait(run: Run, wanted: WaitRef, *, approval: bool) -> WaitRef:
+async def _find_wait(run: RunHandle, wanted: WaitRef, *, approval: bool) -> WaitRef:
     """Find the wait of call ``wanted.call_id``, or the only pending one.
 
     For a named call that is not pending, the hash is that of its last decision, or None: the run then raises the error.
@@ -148,7 +146,7 @@ async def _find_wait(run: Run, wanted: WaitRef, *, approval: bool) -> WaitRef:
 
 
 def _build_choice_error(
-    run: Run, status: Status, waits: Sequence[PendingApproval], *, approval: bool
+    run: RunHandle, status: Status, waits: Sequence[PendingApproval], *, approval: bool
 ) -> InvalidInputError:
     """Build the error for not exactly one pending call."""
     wanted, other = ("approval", "an answer") if approval else ("an answer", "approval")
@@ -170,7 +168,7 @@ def _build_choice_error(
 
 
 async def _send_update_once(
-    run: Run, name: str, payload: Mapping[str, Any], no_answer: str, since: str | None = None
+    run: RunHandle, name: str, payload: Mapping[str, Any], no_answer: str, since: str | None = None
 ) -> Any:
     """Send update ``name`` to ``run`` and return its result; ``no_answer`` is the text for a missing answer.
 
@@ -189,7 +187,9 @@ async def _send_update_once(
 # Past decisions and answers of a run from its events, also after Temporal's retention.
 
 
-async def _find_past(run: Run, decision: ApprovalDecision | CallAnswer, closed: RunClosedError) -> DecidedApproval:
+async def _find_past(
+    run: RunHandle, decision: ApprovalDecision | CallAnswer, closed: RunClosedError
+) -> DecidedApproval:
     """Find the recorded decision or answer that ``decision`` repeats. Raises the error that names who decided first;
     without such events ``closed``, as for a client without the store."""
     try:
@@ -205,7 +205,7 @@ async def _find_past(run: Run, decision: ApprovalDecision | CallAnswer, closed: 
     return past
 
 
-async def _read_decided(run: Run, call_id: str) -> list[DecidedApproval]:
+async def _read_decided(run: RunHandle, call_id: str) -> list[DecidedApproval]:
     """Read the decisions on a call from the events, each with the hash of the decided call or answered question."""
     decided: list[DecidedApproval] = []
     requested_hash, expiry = "", None
@@ -246,7 +246,7 @@ def _hash_of(event: Event, requested_hash: str) -> str:
     return hash_answer(CallAnswer.model_construct(**fields))
 
 
-async def list_decisions(run: Run, known: Sequence[DecidedApproval] = ()) -> list[DecidedApproval]:
+async def list_decisions(run: RunHandle, known: Sequence[DecidedApproval] = ()) -> list[DecidedApproval]:
     """List the decisions of ``run`` in their order, ``known`` last: the run's own list may be ahead of its events.
 
     Raises as :func:`perdure.client.follow.follow_run`.

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from jiter import from_json
 
@@ -28,10 +28,6 @@ from ..types.events import (
     decode_event,
 )
 from .tasks import background_task
-
-if TYPE_CHECKING:
-    from .run import Run
-
 
 T = TypeVar("T")
 
@@ -335,23 +331,3 @@ class EventReader:
 
     def _iter_own_rows(self, context_id: str, after: int) -> AsyncGenerator[EventRow]:
         return iter_own_rows(self.store, context_id, after, retry_seconds=self._retry_seconds)
-
-
-# ---
-# The text of a run's replies as a stream.
-
-
-async def stream_reply_text(run: Run) -> AsyncGenerator[str]:
-    """Yield pieces of text; every reply after the first begins on a new line.
-
-    Raises the run's error, as ``run.result()`` does, after all text has been yielded.
-    """
-    live, between = LiveText(), ""
-    async with aclosing(run.events(children=False)) as events:
-        async for event in events:
-            if piece := live.feed(event):
-                yield between + piece
-                between = ""
-            if event.type == "model.completed" and event.text:
-                between = "\n"
-    await run.result()

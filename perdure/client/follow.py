@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from temporalio.client import WorkflowExecutionDescription
 
@@ -47,13 +47,9 @@ from .event_reader import (
     iter_own_rows,
     retry_store_read,
 )
+from .handles import RunHandle, TurnHandle
 from .tasks import background_task
 from .visibility import STATUS_NAMES
-
-if TYPE_CHECKING:
-    from .run import Run
-    from .turn import Turn
-
 
 logger = logging.getLogger("perdure.client")
 
@@ -113,7 +109,7 @@ async def retry_while_behind(attempt: Callable[[], Awaitable[T]]) -> T:
         delay = min(delay * 1.5, _CATCH_UP_MAX_DELAY)
 
 
-async def wait_for_pause(run: Run) -> None:
+async def wait_for_pause(run: RunHandle) -> None:
     """Wait until the workflow of ``run`` has the pause that its events show, where a worker answers."""
 
     async def check_pause() -> None:
@@ -128,7 +124,7 @@ async def wait_for_pause(run: Run) -> None:
         await retry_while_behind(check_pause)
 
 
-async def is_child_start_pending(run: Run) -> bool:
+async def is_child_start_pending(run: RunHandle) -> bool:
     """Whether the events of the parent of ``run`` show a call that is to start it: it starts once the parent's workflow
     has the call."""
     parent_id = run.id.rpartition("/")[0]
@@ -139,7 +135,7 @@ async def is_child_start_pending(run: Run) -> bool:
     return any(child == run.id and call_id not in log_state.pending_calls for call_id, child in calls)
 
 
-async def is_workflow_behind(run: Run, status: Status, *, approval: bool) -> bool:
+async def is_workflow_behind(run: RunHandle, status: Status, *, approval: bool) -> bool:
     """Whether the events show a call that waits for approval, or for an answer, which ``status`` does not show yet."""
     unanswered = status.doing == "nothing" and status.state in ("running", "waiting")  # no worker answers for the run
     # The model's activity reports calls that the workflow does not have at all; a call's activity its own question.
@@ -155,7 +151,7 @@ async def is_workflow_behind(run: Run, status: Status, *, approval: bool) -> boo
     return bool(waiting_ids & known_ids if status.doing == "tools" else waiting_ids - known_ids)
 
 
-async def _read_event_log_state(run: Run, context_id: str) -> EventLogState:
+async def _read_event_log_state(run: RunHandle, context_id: str) -> EventLogState:
     """Read the state of run ``context_id`` from its last events. Empty if the store cannot be read: the workflow's own
     state counts then."""
     if not run.has_store:
@@ -204,7 +200,7 @@ class RunEnd:
     run_id: str
 
 
-async def _wait_for_recorded_end(run: Run, store: Store) -> RunEnd | None:
+async def _wait_for_recorded_end(run: RunHandle, store: Store) -> RunEnd | None:
     """Wait until the run has ended and its events have the end. One long poll, which adds nothing to its history.
 
     Waits while the server is unreachable: events may still come from the store. Returns the end if the store did not
@@ -227,7 +223,7 @@ async def _wait_for_recorded_end(run: Run, store: Store) -> RunEnd | None:
 
 
 async def _find_run_end(
-    run: Run, description: WorkflowExecutionDescription, store: Store, retry_seconds: float = STORE_RETRY_SECONDS
+    run: RunHandle, description: WorkflowExecutionDescription, store: Store, retry_seconds: float = STORE_RETRY_SECONDS
 ) -> RunEnd | None:
     """Return how the described execution of the run ended, from the server; None if it is open. Writes nothing.
 
@@ -248,7 +244,7 @@ async def _find_run_end(
     return RunEnd(RunEvent.model_validate(fields), description.run_id)
 
 
-async def _record_run_end(run: Run, store: Store, end: RunEnd) -> bool:
+async def _record_run_end(run: RunHandle, store: Store, end: RunEnd) -> bool:
     """Record the end, once for all followers. Tried once: a follower that cannot write still gets the event."""
     event = NewEvent(end.event, key=f"ended/{end.run_id}/{end.event.state}")
     try:
@@ -259,7 +255,7 @@ async def _record_run_end(run: Run, store: Store, end: RunEnd) -> bool:
     return True
 
 
-async def _check_run_store(run: Run, store: Store, retry_seconds: float = STORE_RETRY_SECONDS) -> None:
+async def _check_run_store(run: RunHandle, store: Store, retry_seconds: float = STORE_RETRY_SECONDS) -> None:
     """Raise ``StoreMismatchError`` if the store does not have the run because it is kept in another one."""
     if await retry_store_read(lambda: store.get_run(run.id), retry_seconds) is None:
         run.check_store((await run.status()).store_id, store)
@@ -269,7 +265,9 @@ async def _check_run_store(run: Run, store: Store, retry_seconds: float = STORE_
 # Follows the events of a run or a turn.
 
 
-async def follow_run(run: Run, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
+async def follow_run(
+    run: RunHandle, after: int = 0, *, wait: bool = True, children: bool = True
+) -> AsyncGenerator[Event]:
     """Yield the events of ``run`` after number ``after`` until it has ended; without ``wait`` only those recorded so
     far.
 
@@ -290,7 +288,9 @@ async def follow_run(run: Run, after: int = 0, *, wait: bool = True, children: b
         yield unrecorded
 
 
-async def follow_turn(turn: Turn, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
+async def follow_turn(
+    turn: TurnHandle, after: int = 0, *, wait: bool = True, children: bool = True
+) -> AsyncGenerator[Event]:
     """Yield the events of one turn after number ``after`` until it has ended; without ``wait`` only those recorded so
     far.
 
@@ -313,7 +313,7 @@ async def follow_turn(turn: Turn, after: int = 0, *, wait: bool = True, children
             yield event
 
 
-async def _find_or_wait_for_end(run: Run, store: Store, *, wait: bool) -> RunEnd | None:
+async def _find_or_wait_for_end(run: RunHandle, store: Store, *, wait: bool) -> RunEnd | None:
     """Wait until the run has ended and its events have the end; without ``wait`` return at once. Returns an end that
     the events may not have: without ``wait`` nothing is written.
 
@@ -338,7 +338,7 @@ async def _find_or_wait_for_end(run: Run, store: Store, *, wait: bool) -> RunEnd
     return await _wait_for_end_in_store(run, store)
 
 
-async def _wait_for_end_in_store(run: Run, store: Store) -> RunEnd | None:
+async def _wait_for_end_in_store(run: RunHandle, store: Store) -> RunEnd | None:
     async with background_task(_wait_for_recorded_end(run, store)) as end_task:
         await asyncio.wait([end_task], timeout=_STORE_CHECK_SECONDS)
         if not end_task.done():
@@ -346,7 +346,7 @@ async def _wait_for_end_in_store(run: Run, store: Store) -> RunEnd | None:
         return await end_task
 
 
-async def _resolve_task_id(turn: Turn) -> bool:
+async def _resolve_task_id(turn: TurnHandle) -> bool:
     """Wait until the turn's ``task_id`` is known; false if the run has ended without one."""
     delay = _TURN_POLL_FIRST_DELAY
     while turn.task_id is None:
@@ -358,7 +358,7 @@ async def _resolve_task_id(turn: Turn) -> bool:
     return True
 
 
-async def _wait_for_turn_end(turn: Turn, store: Store, end_recorded: asyncio.Event, *, wait: bool) -> None:
+async def _wait_for_turn_end(turn: TurnHandle, store: Store, end_recorded: asyncio.Event, *, wait: bool) -> None:
     """Wait until the turn is over. Asks the workflow at first, when the events have an end, and now and then.
 
     The store has an end before the workflow does, and a message that arrives in between extends the turn. Raises
@@ -386,7 +386,7 @@ async def _wait_for_turn_end(turn: Turn, store: Store, end_recorded: asyncio.Eve
 # Child runs of a run, from its events.
 
 
-async def list_child_runs(run: Run) -> dict[str, bool]:
+async def list_child_runs(run: RunHandle) -> dict[str, bool]:
     """Return the ids of the child runs in their order, each with whether it runs in background. Raises as
     :func:`perdure.client.follow.follow_run`."""
     children: dict[str, bool] = {}

@@ -9,7 +9,7 @@ import asyncio
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
@@ -23,11 +23,8 @@ from ..store.transcripts import ForkPoint, find_fork_point
 from ..temporal_service import start_run_workflow
 from ..types.interface import Override
 from ..types.messages import Message, MessageInput, clean_text
+from .handles import RunHandle
 from .messages import build_user_message, decode_start
-
-if TYPE_CHECKING:
-    from .run import Run
-
 
 MEMO_FORK = "forked_from"
 """Memo of a fork: the run, the iteration after which it branches off, and its author."""
@@ -74,7 +71,7 @@ def compare_transcripts(left: Iterable[Message], right: Iterable[Message]) -> Di
 
 
 async def start_fork(
-    run: Run,
+    run: RunHandle,
     message: MessageInput | None,
     *,
     at: int | None,
@@ -84,7 +81,7 @@ async def start_fork(
     override: Override | Mapping[str, Any] | None,
     auth: tuple[AuthMapping | None, str | None],
     by: str | None,
-) -> Run:
+) -> str:
     """See :meth:`perdure.Run.fork`; ``auth`` is ``auth_context`` and ``auth_ref``."""
     client = run.client
     by = by or client.actor
@@ -116,7 +113,7 @@ async def start_fork(
         await start_run_workflow(client.temporal, fork_id, start, task_queue=task_queue, memo=memo)
     except WorkflowAlreadyStartedError:
         raise RunExistsError(f"there is a run {fork_id!r} already", hint="Give the fork another id.") from None
-    return client.run(fork_id)
+    return fork_id
 
 
 def _check_fork_arguments(at: int | None, results: Mapping[str, str] | None) -> None:
@@ -132,7 +129,7 @@ def _check_fork_arguments(at: int | None, results: Mapping[str, str] | None) -> 
             raise InvalidInputError(f"results: the result of {call_id!r:.100} must be text", hint=hint)
 
 
-async def _read_fork_start(run: Run, store: Store) -> tuple[dict[str, Any], str]:
+async def _read_fork_start(run: RunHandle, store: Store) -> tuple[dict[str, Any], str]:
     """Read the start input of the run, reduced to the fields that a fork inherits, and its task queue.
 
     For a run that Temporal no longer has, the agent comes from the store. Raises ``RunNotFoundError``.

@@ -9,58 +9,31 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
-
-from pydantic import TypeAdapter
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import NoWorkerError, PerdureError, RunClosedError, RunNotFoundError
 from ..types.approvals import DecidedApproval, PendingApproval, PendingKind
-from ..types.interface import PENDING_ATTRIBUTE, WAITING_MEMO, WORKFLOW_TYPE, Status
+from ..types.interface import WORKFLOW_TYPE, Status
 from .decisions import WaitRef, answer_pending_call, decide_pending_call
+from .handles import ClientHandle
+from .run import Run
 from .visibility import (
     MAY_WAIT_FILTER,
-    attribute_of,
     build_agent_filter,
     build_closed_status,
     find_agent_name,
     list_executions,
+    read_pending_memo,
 )
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowExecution
 
-    from .client import Client
-    from .run import Run
-
 
 logger = logging.getLogger("perdure.client")
 
-_PENDING_ADAPTER = TypeAdapter(tuple[PendingApproval, ...])
 _MAX_CONCURRENT_STATUS_READS = 5
 """Runs that are asked for their status concurrently. More are not faster where the worker has to load them."""
-
-
-# ---
-# Pending calls from a run's memo in Temporal, without a request to a worker.
-
-
-async def read_pending_memo(execution: WorkflowExecution) -> tuple[PendingApproval, ...] | None:
-    """Return the pending calls of the run ``execution``; None if only the run itself has them.
-
-    That is a run without the attribute of their number, or whose memo does not have them: the list is too long for it,
-    or the run has just continued as new. Number and list are written together.
-    """
-    count = attribute_of(execution, PENDING_ATTRIBUTE)
-    if not isinstance(count, int):
-        return None
-    if count == 0:
-        return ()
-    try:
-        pending = _PENDING_ADAPTER.validate_python((await execution.memo()).get(WAITING_MEMO) or ())
-    except Exception as error:  # an unavailable or different codec, or a memo written by another program
-        logger.warning("the pending calls of run %s cannot be read from its memo: %s", execution.id, error)
-        return None
-    return pending if len(pending) == count else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +90,7 @@ class PendingCall:
         return WaitRef(self.call_id, self.hash, self.since.isoformat() if self.since else None)
 
 
-async def list_pending_calls(client: Client, *, agent: str | None = None) -> list[PendingCall]:
+async def list_pending_calls(client: ClientHandle, *, agent: str | None = None) -> list[PendingCall]:
     """See ``Client.approvals``."""
     slots = asyncio.Semaphore(_MAX_CONCURRENT_STATUS_READS)
 
@@ -156,13 +129,13 @@ async def list_pending_calls_of_run(run: Run) -> list[PendingCall]:
 
 
 async def _read_pending_calls(
-    client: Client, execution: WorkflowExecution, agent: str | None
+    client: ClientHandle, execution: WorkflowExecution, agent: str | None
 ) -> list[PendingCall] | None:
     """Read the pending calls of a run, none if it is not of ``agent``; None if no worker has answered."""
     name = await find_agent_name(client, execution)
     if agent is not None and name not in ("", agent):
         return []
-    run = client.run(execution.id)
+    run = cast(Run, client.run(execution.id))
     try:
         description = await run.describe()  # the listing may be a moment old
         if build_closed_status(description) is not None:

@@ -10,7 +10,7 @@ import json
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from temporalio.api.history.v1 import HistoryEvent
@@ -49,14 +49,9 @@ from ..types.messages import (
 from ..types.plain_json import to_plain_json
 from ..types.validation_errors import describe_validation_error
 from .follow import CATCH_UP_SECONDS
+from .handles import ClientHandle, RunHandle
 from .tasks import background_task
-from .turn import Turn
 from .visibility import build_closed_status
-
-if TYPE_CHECKING:
-    from .client import Client
-    from .run import Run
-
 
 _MAX_DELIVERIES = 20
 """How often a conversation may close while a message is being delivered."""
@@ -65,7 +60,7 @@ _RETRYABLE_DELIVERY_STATUSES = (RPCStatusCode.NOT_FOUND, RPCStatusCode.ABORTED, 
 
 
 async def deliver_message(
-    run: Run,
+    run: RunHandle,
     message: MessageInput | None,
     *,
     message_id: str | None = None,
@@ -74,7 +69,7 @@ async def deliver_message(
     by: str | None = None,
     auth: Mapping[str, str] | None = None,
     start: dict[str, Any] | None = None,
-) -> Turn:
+) -> str | None:
     """Deliver ``message`` to a conversation; ``auth`` is the result of :func:`~perdure.encryption.seal_auth`.
 
     ``start`` opens the conversation if needed; without it, the input that opened it before is used.
@@ -83,7 +78,7 @@ async def deliver_message(
     task_queue = client.task_queue
     # Also a message to an execution that has closed since, which Temporal's own check would miss.
     if message_id is not None and (known_task_id := await _find_message_turn(run, message_id)) is not None:
-        return Turn(run, known_task_id)
+        return known_task_id
     if task_id is not None and run.has_store:
         row = await (await client.store()).get_turn(run.id, task_id)
         if row is not None and row.status != "running":  # possibly of a closed execution: its row stays
@@ -100,15 +95,15 @@ async def deliver_message(
     async with background_task(run.warn_without_worker()):
         task_id = await _send_message_with_start(run, user_message, start, task_queue)
     run.handle = client.temporal.get_workflow_handle(run.id)  # the message may have opened another execution
-    return Turn(run, task_id)
+    return task_id
 
 
-async def _find_message_turn(run: Run, message_id: str) -> str | None:
+async def _find_message_turn(run: RunHandle, message_id: str) -> str | None:
     """Return the ``task_id`` of the turn that has taken the message, according to the store; else None."""
     return await (await run.client.store()).find_message_turn(run.id, message_id) if run.has_store else None
 
 
-async def _send_message_with_start(run: Run, message: UserMessage, start: dict[str, Any], task_queue: str) -> str:
+async def _send_message_with_start(run: RunHandle, message: UserMessage, start: dict[str, Any], task_queue: str) -> str:
     """Send the message and return the ``task_id``. The message's id makes retries safe, whatever happened to the last
     attempt."""
     temporal = run.client.temporal
@@ -157,7 +152,7 @@ async def _send_message_with_start(run: Run, message: UserMessage, start: dict[s
     raise RunError(f"run {run.id!r} ended {_MAX_DELIVERIES} times while a message was on its way to it")
 
 
-async def wait_for_closed_status(run: Run) -> Status | None:
+async def wait_for_closed_status(run: RunHandle) -> Status | None:
     """Return the status of a closed run; None while it is open according to Temporal.
 
     A follower of the events sees a failure as soon as it is recorded, a moment before Temporal closes the run: this
@@ -173,7 +168,7 @@ async def wait_for_closed_status(run: Run) -> Status | None:
     return build_closed_status(description)
 
 
-async def _is_failure_recorded(run: Run, description: WorkflowExecutionDescription) -> bool:
+async def _is_failure_recorded(run: RunHandle, description: WorkflowExecutionDescription) -> bool:
     if not run.has_store:
         return False
     try:
@@ -185,7 +180,7 @@ async def _is_failure_recorded(run: Run, description: WorkflowExecutionDescripti
     return row is not None and row.status in ("failed", "cancelled") and row.asked_at >= begun
 
 
-async def build_reopen_start(run: Run) -> dict[str, Any]:
+async def build_reopen_start(run: RunHandle) -> dict[str, Any]:
     """Build the input of a new execution of a conversation: the input of its last one, continued from its end.
 
     It has the first message only if no execution has recorded it. Raises ``RunNotFoundError``, ``InvalidInputError``
@@ -220,7 +215,7 @@ async def build_reopen_start(run: Run) -> dict[str, Any]:
     return {**start, "resume": True}
 
 
-async def decode_start(run: Run, first_event: HistoryEvent) -> dict[str, Any]:
+async def decode_start(run: RunHandle, first_event: HistoryEvent) -> dict[str, Any]:
     """Decode the input of an execution, for one that continued as new its state, from its first event. Raises
     ``InvalidInputError`` if it is not the input of a conversation."""
     payloads = first_event.workflow_execution_started_event_attributes.input.payloads
@@ -233,7 +228,7 @@ async def decode_start(run: Run, first_event: HistoryEvent) -> dict[str, Any]:
     return raw
 
 
-async def reopen_run(run: Run, override: dict[str, Any], *, by: str | None = None) -> WorkflowHandle[Any, Any]:
+async def reopen_run(run: RunHandle, override: dict[str, Any], *, by: str | None = None) -> WorkflowHandle[Any, Any]:
     """Start a run that did not complete again, from the end of its conversation, with a turn without a message.
     ``override`` is merged over that of the run."""
     temporal = run.client.temporal
@@ -263,7 +258,7 @@ UploadedContent = str | BlobRef | tuple[ContentPart, ...]
 
 
 async def build_user_message(
-    client: Client,
+    client: ClientHandle,
     content: MessageInput | None,
     *,
     id: str | None = None,
@@ -298,7 +293,7 @@ async def build_user_message(
     return message.model_copy(update={"content": uploaded, "store_id": store_id, "typed": typed})
 
 
-async def upload_content(client: Client, content: Content) -> tuple[UploadedContent, str | None]:
+async def upload_content(client: ClientHandle, content: Content) -> tuple[UploadedContent, str | None]:
     """Return ``content`` in the form of a message, and the id of the store if some of it was uploaded.
 
     Raises ``InvalidInputError`` for an invalid message, and where a store is needed and the client has none.

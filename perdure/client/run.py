@@ -52,11 +52,17 @@ from ..types.messages import FilePart, Message, MessageInput
 from .decisions import WaitRef, answer_pending_call, decide_pending_call, revoke_approval
 from .follow import follow_run, list_child_runs, wait_for_pause
 from .fork import Difference, compare_transcripts, start_fork
-from .inbox import read_pending_memo
 from .messages import build_user_message, deliver_message, reopen_run, wait_for_closed_status
 from .tasks import background_task
 from .turn import ANSWER_TIMEOUT, Turn
-from .visibility import attribute_of, build_closed_status, find_agent_name, find_pending_reason, has_poller
+from .visibility import (
+    attribute_of,
+    build_closed_status,
+    find_agent_name,
+    find_pending_reason,
+    has_poller,
+    read_pending_memo,
+)
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
@@ -387,9 +393,10 @@ class Run:
         ``InvalidInputError``.
         """
         auth = seal_auth(self.client.temporal, self.id, auth_context, auth_ref)
-        return await deliver_message(
+        joined = await deliver_message(
             self, message, message_id=message_id, task_id=task_id, override=override, by=by, auth=auth
         )
+        return Turn(self, joined)
 
     async def children(self) -> list[Run]:
         """List the runs that its calls of other agents, and branches of its steps, have started so far, in their order.
@@ -494,7 +501,7 @@ class Run:
         Raises ``InvalidInputError`` for an unknown iteration or call, ``RunExistsError`` for an existing ``id``,
         ``RunNotFoundError``, ``TranscriptUnavailableError`` without a store.
         """
-        return await start_fork(
+        fork_id = await start_fork(
             self,
             message,
             at=at,
@@ -505,6 +512,7 @@ class Run:
             auth=(auth_context, auth_ref),
             by=by,
         )
+        return self.client.run(fork_id)
 
     async def diff(self, other: Run) -> Difference:
         """Compare the transcripts of this conversation and ``other``. Raises as :meth:`transcript`."""

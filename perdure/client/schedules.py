@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from temporalio import client as api
 from temporalio.client import Client as TemporalClient
@@ -25,11 +25,8 @@ from ..types.interface import WORKFLOW_TYPE
 from ..types.limits import parse_seconds
 from ..types.messages import MessageInput, clean_text
 from ..types.plain_json import find_json_flaw
+from .handles import ClientHandle
 from .visibility import RunSummary, list_runs_of_schedule
-
-if TYPE_CHECKING:
-    from .client import Client
-
 
 # ---
 # Times of a schedule: from arguments to Temporal's spec, and from that back to text.
@@ -156,7 +153,7 @@ class ScheduleStatus:
 class Schedule:
     """A handle of a schedule. Making one sends no request. ``handle`` is Temporal's own, with further methods."""
 
-    def __init__(self, client: Client, handle: api.ScheduleHandle) -> None:
+    def __init__(self, client: ClientHandle, handle: api.ScheduleHandle) -> None:
         self.client = client
         self.handle = handle
 
@@ -361,7 +358,7 @@ async def create_schedule(
         return handle
 
 
-async def list_schedules(client: Client, agent: str | None, limit: int) -> list[ScheduleStatus]:
+async def list_schedules(client: ClientHandle, agent: str | None, limit: int) -> list[ScheduleStatus]:
     """See ``Client.schedules``."""
     schedules: list[ScheduleStatus] = []
     slots, batch = asyncio.Semaphore(_MAX_CONCURRENT_DESCRIBES), max(1, limit)
@@ -370,7 +367,7 @@ async def list_schedules(client: Client, agent: str | None, limit: int) -> list[
         async with slots:
             # It may have been deleted meanwhile, or replaced by one of another workflow.
             with suppress(ScheduleNotFoundError, InvalidInputError):
-                return await client.get_schedule(id).describe()
+                return await Schedule(client, client.temporal.get_schedule_handle(id)).describe()
         return None
 
     ids = await list_schedule_ids(client.temporal)

@@ -18,12 +18,12 @@ from ..tools.context_type import validate_plain_context
 from ..types.interface import Mode, Override, Response
 from ..types.messages import Dataclass, File, Message, MessageInput, clean_text, find_file_flaw, iter_file_parts
 from ..types.session_form import from_session
+from .handles import ClientHandle
 from .messages import build_user_message
 from .run import Run
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
-    from .client import Client
 
 
 History = str | Run | Response | Sequence[Message] | Sequence[Mapping[str, Any]]
@@ -34,7 +34,7 @@ _HEAD_PATTERN = re.compile(r"[0-9a-f]{64}")
 
 
 async def build_start_input(
-    client: Client,
+    client: ClientHandle,
     agent: str | Agent,
     message: MessageInput | None,
     *,
@@ -119,7 +119,7 @@ def encode_override(agent: str | Agent, override: Override | Mapping[str, Any] |
     return override.model_dump(mode="json", exclude_unset=True) if isinstance(override, Override) else dict(override)
 
 
-async def _resolve_history(client: Client, history: History | None) -> tuple[str | None, str | None]:
+async def _resolve_history(client: ClientHandle, history: History | None) -> tuple[str | None, str | None]:
     """Return the head to continue from, and the id of the store that has it."""
     if history is None:
         return None, None
@@ -141,7 +141,7 @@ async def _resolve_history(client: Client, history: History | None) -> tuple[str
 
 
 async def _write_history(
-    client: Client, history: Sequence[Message] | Sequence[Mapping[str, Any]]
+    client: ClientHandle, history: Sequence[Message] | Sequence[Mapping[str, Any]]
 ) -> tuple[str | None, str | None]:
     messages = _parse_history_messages(history)
     if open_calls := list_open_calls(messages):

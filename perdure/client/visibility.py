@@ -9,8 +9,9 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pydantic import TypeAdapter
 from temporalio.api.common.v1 import Payload
 from temporalio.api.common.v1 import WorkflowExecution as ExecutionMessage
 from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
@@ -27,12 +28,13 @@ from .. import config
 from ..errors import InvalidInputError, StoreError
 from ..ports import Store
 from ..temporal_service import find_failing_task, is_missing_attribute
-from ..types.interface import AGENT_ATTRIBUTE, PENDING_ATTRIBUTE, STATUS_ATTRIBUTE, WORKFLOW_TYPE, Status
+from ..types.approvals import PendingApproval
+from ..types.interface import AGENT_ATTRIBUTE, PENDING_ATTRIBUTE, STATUS_ATTRIBUTE, WAITING_MEMO, WORKFLOW_TYPE, Status
+from .handles import ClientHandle
 
-if TYPE_CHECKING:
-    from .client import Client
+logger = logging.getLogger("perdure.client")
 
-
+_PENDING_ADAPTER = TypeAdapter(tuple[PendingApproval, ...])
 MAY_WAIT_FILTER = f"({PENDING_ATTRIBUTE} > 0 OR {PENDING_ATTRIBUTE} IS NULL)"
 """Runs that may have pending calls. A run without the attribute is included and must be asked: it may have begun to
 wait a moment ago, or none of its workers can set the attribute."""
@@ -69,7 +71,7 @@ def quote_literal(text: str) -> str:
 
 
 async def list_executions(
-    client: Client, query: str, *filters: str, status: str | None = None
+    client: ClientHandle, query: str, *filters: str, status: str | None = None
 ) -> AsyncGenerator[WorkflowExecution]:
     """Yield the executions of ``query``, filtered by ``filters`` where the namespace has the attributes that they use.
 
@@ -119,7 +121,7 @@ class RunSummary:
 
 
 async def list_runs(
-    client: Client, *, agent: str | None = None, status: str | None = None, limit: int = 50
+    client: ClientHandle, *, agent: str | None = None, status: str | None = None, limit: int = 50
 ) -> list[RunSummary]:
     """List runs, the newest first. An execution that continued as new is not a run of its own.
 
@@ -213,7 +215,7 @@ async def _find_store_id(temporal: TemporalClient, execution: WorkflowExecution)
     return None
 
 
-async def list_runs_of_schedule(client: Client, id: str, limit: int) -> list[RunSummary]:
+async def list_runs_of_schedule(client: ClientHandle, id: str, limit: int) -> list[RunSummary]:
     """List the runs that schedule ``id`` has started, the newest first."""
     ours = f"WorkflowType = '{WORKFLOW_TYPE}' AND ExecutionStatus != 'ContinuedAsNew'"
     query = f"{ours} AND TemporalScheduledById = {quote_literal(id)}"
@@ -223,7 +225,7 @@ async def list_runs_of_schedule(client: Client, id: str, limit: int) -> list[Run
 
 
 def _build_run_listings(
-    client: Client, agent: str | None, status: str | None
+    client: ClientHandle, agent: str | None, status: str | None
 ) -> list[AsyncGenerator[WorkflowExecution]]:
     query = f"WorkflowType = '{WORKFLOW_TYPE}' AND ExecutionStatus"
     if status in _OPEN_STATUSES:
@@ -233,7 +235,7 @@ def _build_run_listings(
     return [list_executions(client, f"{query} {each}", *filters) for each in which]
 
 
-async def _build_run_summary(client: Client, execution: WorkflowExecution) -> RunSummary:
+async def _build_run_summary(client: ClientHandle, execution: WorkflowExecution) -> RunSummary:
     status = "unknown" if execution.status is None else STATUS_NAMES.get(execution.status, "unknown")
     indexed_status = attribute_of(execution, STATUS_ATTRIBUTE)
     if status == "running" and indexed_status in _OPEN_STATUSES:
@@ -242,7 +244,7 @@ async def _build_run_summary(client: Client, execution: WorkflowExecution) -> Ru
     return RunSummary(execution.id, name, status, execution.start_time, execution.close_time)
 
 
-async def find_agent_name(client: Client, execution: WorkflowExecution) -> str:
+async def find_agent_name(client: ClientHandle, execution: WorkflowExecution) -> str:
     """Return the agent's name of a run from Temporal, or from the store for a run that a plain Temporal client started.
 
     "" if neither has it: a list of runs does not fail for a missing name.
@@ -284,7 +286,7 @@ def build_closed_status(description: WorkflowExecutionDescription) -> Status | N
     )
 
 
-async def find_pending_reason(client: Client, description: WorkflowExecutionDescription) -> str | None:
+async def find_pending_reason(client: ClientHandle, description: WorkflowExecutionDescription) -> str | None:
     """Return in one line why the run does not progress: what its activities wait for or failed with."""
     if (failing := await find_failing_task(client.temporal, description)) is not None:
         return f"{failing}. {failing.way_out}"
@@ -329,7 +331,7 @@ def _join_reason_lines(message: str) -> str:
     return " ".join(message.split())
 
 
-async def has_poller(client: Client, run: WorkflowExecutionDescription, *, lately: bool = False) -> bool:
+async def has_poller(client: ClientHandle, run: WorkflowExecutionDescription, *, lately: bool = False) -> bool:
     """Whether a worker has polled the run's task queue since the run started and, with ``lately``, within the last poll
     interval.
 
@@ -356,3 +358,22 @@ async def _read_heartbeat_wait(converter: DataConverter, payloads: Sequence[Payl
         if isinstance(details, dict) and isinstance(details.get("waiting"), str):
             return str(details["waiting"])
     return None
+
+
+async def read_pending_memo(execution: WorkflowExecution) -> tuple[PendingApproval, ...] | None:
+    """Return the pending calls of the run ``execution``; None if only the run itself has them.
+
+    That is a run without the attribute of their number, or whose memo does not have them: the list is too long for it,
+    or the run has just continued as new. Number and list are written together.
+    """
+    count = attribute_of(execution, PENDING_ATTRIBUTE)
+    if not isinstance(count, int):
+        return None
+    if count == 0:
+        return ()
+    try:
+        pending = _PENDING_ADAPTER.validate_python((await execution.memo()).get(WAITING_MEMO) or ())
+    except Exception as error:  # an unavailable or different codec, or a memo written by another program
+        logger.warning("the pending calls of run %s cannot be read from its memo: %s", execution.id, error)
+        return None
+    return pending if len(pending) == count else None

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, Literal, NoReturn, Protocol
 
+from temporalio import workflow
 from temporalio.api.common.v1 import Memo
 from temporalio.converter import DataConverter
 from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError, TerminatedError
@@ -179,16 +180,8 @@ _EVENTS_PER_ACTIVITY = 6
 _SETTLING_LOOP_TURNS = 20
 """Turns of the event loop after which all consequences of an event have happened; it takes about five."""
 
-SIGNALS = frozenset({"inject_user_message", "interrupt", "close", "resume", "child_ended", "probe"})
-QUERIES = frozenset({"status", "turn"})
-UPDATES = {
-    "send_message": "_check_message",
-    "decide_approval": "_check_approval",
-    "answer_call": "_check_answer",
-    "revoke_approval": "_check_revocation",
-    "read": "_answer_read",
-}
-"""Updates and their validators."""
+_HANDLERS = workflow._Definition.must_from_class(AgentWorkflow)
+"""The handlers of the workflow as its decorators have registered them. The SDK has no public way to them."""
 
 ExecutionEndState = Literal["completed", "failed", "cancelled", "terminated"]
 
@@ -258,7 +251,7 @@ class Execution(Host):
 
     def signal(self, name: str, arguments: Sequence[Any]) -> None:
         """Call a signal's handler; an unknown signal is dropped."""
-        if name not in SIGNALS:
+        if name not in _HANDLERS.signals:
             logger.warning("the run has no signal %r", name)
             return
         with use_host(self):
@@ -267,7 +260,7 @@ class Execution(Host):
 
     def query(self, name: str, arguments: Sequence[Any]) -> Any:
         """Call a query's handler. Raises its exception, or ``LookupError`` for an unknown query."""
-        if name not in QUERIES:
+        if name not in _HANDLERS.queries:
             raise LookupError(f"the run has no query {name!r}")
         with use_host(self):
             return getattr(self._workflow, name)(*arguments)
@@ -275,10 +268,10 @@ class Execution(Host):
     async def update(self, id: str, name: str, arguments: Sequence[Any]) -> Any:
         """Call an update's validator and handler, once for each ``id``. Raises ``ApplicationError``."""
         if id not in self._updates:
-            if name not in UPDATES:
+            if (handler := _HANDLERS.updates.get(name)) is None:
                 raise ApplicationError(f"the run has no update {name!r}", non_retryable=True)
             with use_host(self):
-                getattr(self._workflow, UPDATES[name])(*arguments)
+                handler.bind_validator(self._workflow)(*arguments)
                 self._updates[id] = self._loop.create_task(self._run_update_handler(name, arguments))
         closing = self._loop.create_task(self.wait_closed())
         await asyncio.wait([self._updates[id], closing], return_when=asyncio.FIRST_COMPLETED)

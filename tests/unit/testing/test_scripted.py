@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from temporalio import workflow
 from temporalio.service import RPCError
 
 from perdure import Agent, ToolContext, local, tool
@@ -17,8 +16,7 @@ from perdure.errors import AuthenticationError, InvalidInputError, RateLimitErro
 from perdure.ports import ModelRequest
 from perdure.ports.test_seams import fake_models, fake_servers
 from perdure.testing import MemoryStore, ScriptError, call, cut, fail, hang, scripted
-from perdure.testing.execution import MAX_ATTEMPTS, QUERIES, SIGNALS, UPDATES
-from perdure.workflows import AgentWorkflow
+from perdure.testing.execution import MAX_ATTEMPTS
 from tests.support.checks import assert_closed, results, users
 from tests.support.wait import eventually
 
@@ -309,14 +307,6 @@ def test_one_text_is_no_list_of_replies() -> None:
 
 
 # --- what stands for Temporal
-
-
-def test_every_handler_of_the_workflow_is_known() -> None:
-    """A new one has to be named in perdure/testing/execution.py."""
-    definition = workflow._Definition.must_from_class(AgentWorkflow)
-    assert set(definition.signals) == SIGNALS
-    assert {name for name in definition.queries if name and not name.startswith("__")} == QUERIES
-    assert {name: update.validator.__name__ for name, update in definition.updates.items()} == UPDATES
 
 
 async def test_what_needs_a_real_server_says_so() -> None:
