@@ -17,8 +17,7 @@ from ..agent.agent import Agent
 from ..stages.stage import NextTool, ToolCall
 from ..tools import RunContext, Tool
 from ..tools.approvals import UNKNOWN_ARGUMENT, Approval, CallArguments, combine_approvals, find_rule, to_plain_data
-from ..types.approvals import ApprovalOutcome, ApprovalTerms, hash_arguments
-from ..types.limits import parse_seconds
+from ..types.approvals import ApprovalOutcome, hash_arguments
 from ..types.messages import ToolCallPart
 from ..types.subagents import CollectCall, Lineage, TellCall
 from ..types.tool_calls import (
@@ -76,13 +75,7 @@ class ApprovalGate:
             return call
         if isinstance(terms, Denial):
             return call.model_copy(update={"disposition": RefusedCall(text=terms.build_text(call.name))})
-        approval = ApprovalTerms(
-            hash=hash_arguments(call.id, call.name, arguments),
-            expires=None if terms.expires is None else parse_seconds(terms.expires),
-            on_expiry=terms.on_expiry,
-            separate=terms.separate,
-            remind=None if terms.remind is None else parse_seconds(terms.remind),
-        )
+        approval = terms.build_terms(call.id, call.name, arguments)
         if isinstance(disposition, ActivityCall):  # it cannot run inside the model's activity any more
             disposition = disposition.model_copy(update={"inline": False})
         return call.model_copy(update={"approval": approval, "disposition": disposition})

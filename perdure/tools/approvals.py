@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from ..errors import DefinitionError
-from ..types.approvals import OnExpiry
+from ..types.approvals import ApprovalTerms, OnExpiry, hash_arguments
 from ..types.limits import parse_seconds
 from ..types.plain_json import EXACT_INTEGERS
 
@@ -67,6 +67,16 @@ class Approval:
             raise DefinitionError(f"Approval: {name}: {error}") from None
         object.__setattr__(self, name, seconds)
         return seconds
+
+    def build_terms(self, call_id: str, name: str, arguments: Mapping[str, Any]) -> ApprovalTerms:
+        """Build the terms that are recorded with a call."""
+        return ApprovalTerms(
+            hash=hash_arguments(call_id, name, arguments),
+            expires=None if self.expires is None else parse_seconds(self.expires),
+            on_expiry=self.on_expiry,
+            separate=self.separate,
+            remind=None if self.remind is None else parse_seconds(self.remind),
+        )
 
 
 def takes_call_and_context(policy: Callable[..., Any]) -> bool:
