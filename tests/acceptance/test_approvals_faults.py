@@ -201,7 +201,7 @@ async def _expired_unserved(engine: Engine) -> None:
     with pytest.raises(ApprovalExpiredError):
         await run.approve(asked.call_id, by="ana")
     await run.result()
-    assert results(await run.transcript())[0].startswith("Expired: nobody approved")
+    assert results(await run.transcript())[0].startswith("Expired: the call of ")
     assert engine.ledger.counts("pay") == {}
 
 

@@ -19,7 +19,7 @@ def documented(prefix: str) -> set[str]:
 
 def test_the_variables_of_perdure_are_those_that_the_code_reads() -> None:
     sources = "\n".join(path.read_text() for path in (ROOT / "perdure").rglob("*.py"))
-    read = set(re.findall(r"environ(?:\.get\(|\[)\"(PERDURE_[A-Z_]+)\"", sources))
+    read = set(re.findall(r"(?:environ(?:\.get\(|\[)|_VARIABLE = )\"(PERDURE_[A-Z_]+)\"", sources))
     assert documented("PERDURE_") == read
 
 

@@ -186,7 +186,7 @@ async def test_an_approval_expires(engine: Engine, on_expiry: Any) -> None:
         await run.result()
         assert ([("a", 5)] if on_expiry == "approve" else []) == RAN
         (said,) = await told(run)
-        assert said.startswith("refunded" if on_expiry == "approve" else "Expired: nobody approved")
+        assert said.startswith("refunded" if on_expiry == "approve" else "Expired: the call of ")
         asked = (await run.transcript())[1].tool_calls[0].id
         error = ApprovalDecidedError if on_expiry == "approve" else ApprovalExpiredError
         with pytest.raises(error, match="no decision by"):

@@ -188,7 +188,7 @@ async def test_it_is_told_beside_calls_that_run_and_the_end_of_the_time_comes_to
         worked, said = results(await run.transcript())
     assert numbers() == list(range(len(HEARD)))
     assert not expires or len(HEARD) <= 3, "none comes behind the end of the time"
-    assert (worked, said.startswith("Expired: nobody approved" if expires else "Denied by ana")) == ("worked", True)
+    assert (worked, said.startswith("Expired: the call of " if expires else "Denied by ana")) == ("worked", True)
 
 
 async def test_an_interrupt_and_a_cancellation_come_through(engine: Engine) -> None:
