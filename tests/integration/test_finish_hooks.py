@@ -44,7 +44,7 @@ async def test_a_hook_that_makes_a_typed_answer_none_is_named(engine: Engine, sa
 
     agent = Agent("cities", ScriptedProvider([finish(name="Oslo")]), output=City, hooks=[spoil])
     async with engine.served(agent) as client:
-        with pytest.raises(HookError, match=r"the hook spoil \(on_finish\) failed: .* has an output type, which this value does not fit"):
+        with pytest.raises(HookError, match=r"the hook spoil \(on_finish\) failed: .* which this value does not fit"):
             await (await client.start(agent, "Where?")).result()
 
 
