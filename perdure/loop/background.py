@@ -227,3 +227,26 @@ def _prune_collected_runs(state: RunState) -> None:
     collected = [row for row in state.background if row.collected]
     for row in collected[: max(0, len(state.background) - MAX_BACKGROUND_ROWS)]:
         state.background.remove(row)
+
+
+# ---
+# Probes, by which a background run and its parent find out that the other one was lost (terminated, for instance).
+
+
+FIRST_CHILD_PROBE, MAX_CHILD_PROBE = 30.0, 600.0
+"""Seconds until the next probe of a background run that a call waits for: first and largest interval."""
+FIRST_PARENT_PROBE, MAX_PARENT_PROBE = 3600.0, 24 * 3600.0
+"""Seconds until the next probe of a background run's parent: first and largest interval. A probe costs an idle parent
+four events of history, for each of its subagents."""
+
+
+def compute_child_probe_time(row: BackgroundRun) -> float:
+    """Return when the background run is probed next, in seconds since 1970."""
+    if row.looked is None:
+        return 0.0
+    return row.looked + min(MAX_CHILD_PROBE, FIRST_CHILD_PROBE * 2.0 ** min(row.looks - 1, 10))
+
+
+def compute_parent_probe_time(state: RunState) -> float:
+    """Return when the parent is probed next, in seconds since 1970."""
+    return (state.heard or 0.0) + min(MAX_PARENT_PROBE, FIRST_PARENT_PROBE * 2.0 ** min(state.sought, 10))

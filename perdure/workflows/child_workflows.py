@@ -132,11 +132,6 @@ def parse_child_failure(error: FailureError) -> subagents.ChildOutcome:
 
 CHILD_TASK_TIMEOUT = timedelta(seconds=5)
 """Timeout of one workflow task of a child, the same as for runs that clients start."""
-FIRST_CHILD_PROBE, MAX_CHILD_PROBE = 30.0, 600.0
-"""Seconds until the next probe of a background run that a call waits for: first and largest interval."""
-FIRST_PARENT_PROBE, MAX_PARENT_PROBE = 3600.0, 24 * 3600.0
-"""Seconds until the next probe of a background run's parent: first and largest interval. A probe costs an idle parent
-four events of history, for each of its subagents."""
 STOP_CHILDREN_TIMEOUT = timedelta(seconds=60)
 """How long a run that ends waits for the background runs that it has stopped."""
 LOST = subagents.ChildOutcome(lost=True)
@@ -215,19 +210,19 @@ class BackgroundChildren:
         if not isinstance(step, Wait | CallModel) or step == Wait("message"):
             return None
         awaited = list_awaited_background_runs(state) if isinstance(step, Wait) else []
-        times = [_compute_child_probe_time(row) for row in self._select_unwatched(awaited)]
+        times = [background.compute_child_probe_time(row) for row in self._select_unwatched(awaited)]
         if state.parent is not None and state.parent.background:
             if state.heard is None:
                 state.heard = now
-            times.append(_compute_parent_probe_time(state))
+            times.append(background.compute_parent_probe_time(state))
         return min(times, default=None)
 
     async def send_due_probes(self, now: float) -> None:
         """Probe the awaited background runs and the parent that are due; fails the run if its parent has ended."""
         state, parent = self._state, self._state.parent
         awaited = list_awaited_background_runs(state)
-        await self._probe_children([row for row in awaited if _compute_child_probe_time(row) <= now])
-        if parent is None or not parent.background or _compute_parent_probe_time(state) > now:
+        await self._probe_children([row for row in awaited if background.compute_child_probe_time(row) <= now])
+        if parent is None or not parent.background or background.compute_parent_probe_time(state) > now:
             return
         state.heard = now
         state.sought += 1
@@ -323,16 +318,6 @@ async def _run_all_shielded(coroutines: Iterable[Coroutine[Any, Any, None]]) -> 
         await _run_shielded(get_host().wait(tasks))
     for task in tasks:
         task.result()
-
-
-def _compute_child_probe_time(row: BackgroundRun) -> float:
-    if row.looked is None:
-        return 0.0
-    return row.looked + min(MAX_CHILD_PROBE, FIRST_CHILD_PROBE * 2.0 ** min(row.looks - 1, 10))
-
-
-def _compute_parent_probe_time(state: RunState) -> float:
-    return (state.heard or 0.0) + min(MAX_PARENT_PROBE, FIRST_PARENT_PROBE * 2.0 ** min(state.sought, 10))
 
 
 def _is_workflow_not_found(error: FailureError) -> bool:

@@ -11,11 +11,11 @@ from temporalio.exceptions import ApplicationError
 from perdure import Agent, Client, Limits, Run, Veto, ask, background, deny, hook, tool
 from perdure.client.inbox import list_pending_calls_of_run
 from perdure.errors import InvalidInputError, RunCancelledError
+from perdure.loop import background as probes
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import ToolStarted
 from perdure.types.interface import WORKFLOW_TYPE
-from perdure.workflows import child_workflows as watching
 from perdure.workflows.host import Host
 from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine
@@ -304,7 +304,7 @@ async def test_failures_are_results(engine: Engine) -> None:
 @pytest.mark.parametrize("cans", [False, True])
 async def test_one_that_was_terminated_is_lost(engine: Engine, monkeypatch: Any, cans: bool) -> None:
     """The execution that started it is told so by Temporal; a later one finds out, also when nobody says anything."""
-    monkeypatch.setattr(watching, "FIRST_CHILD_PROBE", 0.2)
+    monkeypatch.setattr(probes, "FIRST_CHILD_PROBE", 0.2)
     gate = Gate()
     parent = boss(start("a"), collect("b1"), tell("b1", "Are you there?"), collect("b1"), told)
     async with engine.served(parent, worker(held(gate))) as client:
@@ -391,8 +391,8 @@ async def test_one_that_cannot_begin_is_told_nothing(engine: Engine) -> None:
 async def test_one_that_is_paused_for_long_continues_as_new(engine: Engine, monkeypatch: Any) -> None:
     """It looks for its parent all the while, and Temporal ends a run whose history becomes too long."""
     # Often; but a run that does nothing else has no time to say that it is paused.
-    monkeypatch.setattr(watching, "FIRST_PARENT_PROBE", 0.25)
-    monkeypatch.setattr(watching, "MAX_PARENT_PROBE", 0.25)
+    monkeypatch.setattr(probes, "FIRST_PARENT_PROBE", 0.25)
+    monkeypatch.setattr(probes, "MAX_PARENT_PROBE", 0.25)
 
     @tool
     async def more() -> str:
@@ -502,8 +502,8 @@ async def test_long_texts_go_by_the_store(engine: Engine) -> None:
 
 @pytest.mark.server
 async def test_one_whose_parent_was_terminated_ends_too(engine: Engine, monkeypatch: Any) -> None:
-    monkeypatch.setattr(watching, "FIRST_PARENT_PROBE", 0.01)
-    monkeypatch.setattr(watching, "MAX_PARENT_PROBE", 0.01)
+    monkeypatch.setattr(probes, "FIRST_PARENT_PROBE", 0.01)
+    monkeypatch.setattr(probes, "MAX_PARENT_PROBE", 0.01)
     gate = Gate()
 
     @tool
