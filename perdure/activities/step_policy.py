@@ -112,12 +112,12 @@ class StepBranches:
         if model is None:
             return ()
         given = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else model
-        agent.overridden({"model": given})  # raises for an invalid model now
         if (size := measure_json(given)) > BRANCH_MODEL_BYTES:
             raise DefinitionError(
                 f"step.branch(model=…) has {size:,} bytes as JSON and may have {BRANCH_MODEL_BYTES:,}",
                 hint="Give the name of a model, or a short list of names.",
             )
+        agent.overridden({"model": given})  # raises for an invalid model now
         return (given,) if isinstance(given, str) else tuple(given)
 
     def _build_fork(self, step: Step, text: str | None) -> tuple[BranchConversation | None, list[Blob]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -56,6 +57,7 @@ logger = logging.getLogger("perdure.worker")
 Instructions = str | Callable[[RunContext[Any]], Any] | None
 ValidatorT = TypeVar("ValidatorT", bound=Callable[..., Any])
 
+_copies_lock = threading.Lock()
 _MAX_CACHED_COPIES = 64
 """Most overridden copies that an agent caches: overrides come from outside."""
 
@@ -311,9 +313,10 @@ class Agent:
         agent = self._copies.get(key)
         if agent is None:
             agent = create()
-            while len(self._copies) >= _MAX_CACHED_COPIES:
-                self._copies.pop(next(iter(self._copies)), None)
-            self._copies[key] = agent
+            with _copies_lock:  # step policies override agents in threads of their own
+                while len(self._copies) >= _MAX_CACHED_COPIES:
+                    self._copies.pop(next(iter(self._copies)), None)
+                self._copies[key] = agent
         return agent
 
     def _copy(self) -> Agent:

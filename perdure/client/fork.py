@@ -137,13 +137,15 @@ async def _read_fork_start(run: RunHandle, store: Store) -> tuple[dict[str, Any]
     execution = run.client.temporal.get_workflow_handle(run.id)
     try:
         with run.temporal_errors():
-            first_event = await anext(execution.fetch_history_events(page_size=1))
+            first_event = await anext(execution.fetch_history_events(page_size=1), None)
     except RunNotFoundError:
         row = await store.get_run(run.id)
         if row is None:
             raise
         return {"agent": row.agent}, run.client.task_queue
-    raw = await decode_start(run, first_event)
+    raw = {} if first_event is None else await decode_start(run, first_event)
+    if first_event is None or not isinstance(raw.get("agent"), str):
+        raise InvalidInputError(f"run {run.id!r} was not started as a conversation", hint="Fork another one.")
     start = {name: raw[name] for name in _INHERITED_START_FIELDS if raw.get(name) is not None}
     return start, first_event.workflow_execution_started_event_attributes.task_queue.name
 

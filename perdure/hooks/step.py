@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, overload
 
@@ -43,6 +43,9 @@ class Results(MutableSequence[ToolResultPart]):
     def __getitem__(self, index: slice) -> list[ToolResultPart]: ...
     def __getitem__(self, index: int | slice) -> ToolResultPart | list[ToolResultPart]:
         return [part for _, _, part in self._list_parts()][index]
+
+    def __iter__(self) -> Iterator[ToolResultPart]:
+        return iter([part for _, _, part in self._list_parts()])
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Replace a result. ``value`` is a part of the same call, or anything that a tool may return."""

@@ -14,7 +14,7 @@ from ..errors import AgentNotFoundError
 
 HEARTBEAT_INTERVAL = 0.5
 """Seconds between heartbeats: a cancellation arrives with the response to one, and an interrupt is to stop a call
-within a second. A tenth of the timeout (workflows/options.py), and what the SDK lets through (worker/plugin.py)."""
+within a second. A tenth of the timeout (activity_options.py), and what the SDK lets through (worker/plugin.py)."""
 
 _AGENT_MISSING_SINCE = "agent missing since"
 

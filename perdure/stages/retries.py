@@ -129,7 +129,7 @@ AGENT_SECONDS = 60.0
 """Seconds for which an unknown agent is retried, from the first attempt that did not find it: a deploy may be under
 way."""
 TOOLSET_ATTEMPTS = 7
-"""Attempts to list a toolset's tools: about a minute with the delays of workflows/options.py, because its server may be
+"""Attempts to list a toolset's tools: about a minute with the delays of activity_options.py, because its server may be
 restarting."""
 SILENT_ATTEMPTS = 3
 """Attempts with ``ProviderTimeoutError`` before the run fails with it: every attempt may have been paid for."""

@@ -74,7 +74,7 @@ LOCK_FEED = build_insert(
     RETURNING context_id, seq, token, open, first_delta, root, path""",
 )
 UPDATE_FEED = """
-    UPDATE feeds SET token = :token, open = :open, first_delta = :first_delta, path = :path
+    UPDATE feeds SET seq = :seq, token = :token, open = :open, first_delta = :first_delta, path = :path
     WHERE context_id = :context_id"""
 UPDATE_FEED_SEQ = "UPDATE feeds SET seq = :seq WHERE context_id = :context_id"
 # Only conflicts of keys are ignored: two events of one number would be a bug, and raise.
@@ -129,6 +129,7 @@ def append_batch(database: Database, batch: EventBatch, now: str, *, recorded: b
     feed = _lock_feed(database, batch.context_id, batch.lineage)
     if batch.token and batch.token < feed.token and not recorded:
         return False
+    own_seq = feed.seq
     if feed.root is not None:
         feed.seq = _lock_feed(database, feed.root).seq
     old_state, old_seq = feed.state, feed.seq
@@ -147,8 +148,8 @@ def append_batch(database: Database, batch: EventBatch, now: str, *, recorded: b
         if key is not None and new.event.type != "model.delta":
             known_keys.add(key)
     if feed.state != old_state:
-        database.run(UPDATE_FEED, context_id=feed.context_id, **feed.state)
-    if feed.seq != old_seq:
+        database.run(UPDATE_FEED, context_id=feed.context_id, seq=own_seq if feed.root else feed.seq, **feed.state)
+    if feed.seq != old_seq and (feed.root or feed.state == old_state):
         database.run(UPDATE_FEED_SEQ, context_id=feed.stream, seq=feed.seq)
     return True
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -97,8 +99,9 @@ class SqliteStore:
             known_id = ""  # preparing it raises the error
         if known_id or not create:
             return known_id  # also of a store that another process has locked
-        import alembic.command  # noqa: F401  # not in the transaction: other processes would wait for the import
-
+        await asyncio.to_thread(
+            import_module, "alembic.command"
+        )  # in the transaction, other processes would wait for it
         self._file.create = True
         try:
             proposed_id, now = uuid.uuid4().hex, self._now()

@@ -22,7 +22,9 @@ from .tool import DEFAULT_TIMEOUT, ExternalTool, NeedsApproval, Tool, hash_defin
 
 
 def _build_stub(name: Any) -> Callable[[], None]:
-    """Build a function without parameters, for a tool that has a name and a schema only."""
+    """Build a function without parameters, for a tool that has a name and a schema only. Raises ``DefinitionError``."""
+    if name is None:
+        raise DefinitionError("a tool without a function needs a name", hint='For instance callback_tool("read", …).')
 
     def call() -> None: ...
 

@@ -159,9 +159,10 @@ def build_compaction_settings(name: str, given: Any) -> CompactionSettings | Non
                 f"agent {name!r}: compaction must be a Compaction or a list of them, not {compaction!r:.100}",
                 hint="For instance compaction=Compaction.window(tokens=100_000).",
             )
-        if by_kind.setdefault(compaction._kind, compaction) is not compaction:
+        if compaction._kind in by_kind:
             raise DefinitionError(
                 f"agent {name!r}: compaction has {compaction._kind} twice",
                 hint="Give each kind once; they work together.",
             )
+        by_kind[compaction._kind] = compaction
     return CompactionSettings(**by_kind) if by_kind else None

@@ -273,9 +273,8 @@ def _dump_set_limits(change: TurnLimits) -> dict[str, Any]:
 def check_whole_number(owner: str, field: str, value: object, *, least: int = 1, hint: str) -> None:
     """Raise ``DefinitionError``, unless ``value`` is a whole number from ``least`` that 64 bits can hold."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MOST_COUNT:
-        raise DefinitionError(
-            f"{owner}: {field} must be a whole number of at least {least}, not {value!r:.100}", hint=hint
-        )
+        problem = f"{owner}: {field} must be a whole number of at least {least}, not {value!r:.100}"
+        raise DefinitionError(problem, hint=f"{hint} The largest is {MOST_COUNT - 1:,}.")
 
 
 def _check_limit_counts(limits: Limits | RateLimit, **examples: int) -> None:

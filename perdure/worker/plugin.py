@@ -188,18 +188,18 @@ class PerdurePlugin(SimplePlugin):
 
 @cache
 def get_build_id() -> str:
-    """Return the build id of workers that are not versioned: it changes with perdure's version and the program's code.
+    """Return the build id of workers that are not versioned: it changes with the loaded code.
 
-    Temporal records it in the histories of their runs, and can reset runs to the point before a build. The code is that
-    of the loaded modules that are not installed packages.
+    Temporal records it in the histories of their runs, and can reset runs to the point before a build. Of installed
+    packages it has the sizes of the modules, of other code (the program's) the text.
     """
     installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
     digest = hashlib.sha256()
     for name, module in sorted(sys.modules.items()):
-        path = getattr(module, "__file__", None)
-        if path and path.endswith(".py") and not path.startswith(installed):
-            with suppress(OSError):  # in an archive, or gone since it was loaded
-                digest.update(name.encode() + Path(path).read_bytes())
+        with suppress(Exception):  # in an archive, gone since it was loaded, or not a module at all
+            file = vars(module)["__file__"]
+            path, is_installed = Path(file), file.startswith(installed)
+            digest.update(name.encode() + (str(path.stat().st_size).encode() if is_installed else path.read_bytes()))
     return f"perdure-{_get_version()}-{digest.hexdigest()[:12]}"
 
 

@@ -107,6 +107,15 @@ def test_results_are_changed_where_they_stand() -> None:
     assert [one.content for one in FACTS.messages[-1].tool_results] == ["a", "b"]
 
 
+def test_a_loop_over_the_results_visits_those_it_began_with() -> None:
+    step = Step(FACTS)
+    seen = []
+    for result in step.results:
+        seen.append(result.content)
+        step.trim(0)
+    assert seen == ["a", "b"]
+
+
 def test_a_copy_is_changed_without_the_first() -> None:
     step = Step(FACTS)
     other = step.copy()

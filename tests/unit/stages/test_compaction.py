@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import Compaction
+from perdure.errors import DefinitionError
 from perdure.loop.compaction import ConversationView
 from perdure.ports import ModelRequest
 from perdure.stages.compaction import ConversationViewCache, estimate_message_bytes, format_message_text
@@ -23,6 +24,13 @@ def ways(*given: Compaction) -> CompactionSettings:
     found = build_compaction_settings("test", given)
     assert found is not None
     return found
+
+
+def test_a_kind_is_given_once() -> None:
+    window = Compaction.window(messages=8)
+    for compactions in ([window, window], [window, Compaction.window(messages=9)]):
+        with pytest.raises(DefinitionError, match="window twice"):
+            build_compaction_settings("test", compactions)
 
 
 def conversation(count: int) -> list[Message]:

@@ -44,6 +44,7 @@ def test_terms_are_part_of_the_call_and_not_of_the_definition() -> None:
     [
         ({"name": "a b"}, "the name 'a b' does not match"),
         ({"name": 3}, "the name 3 does not match"),
+        ({"name": None}, "needs a name"),
         ({"parameters": 3}, "not a type that pydantic can take"),
         ({"parameters": str}, "are not an object"),
         ({"parameters": {"type": "string"}}, "are not an object"),

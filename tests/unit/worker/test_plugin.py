@@ -51,3 +51,20 @@ def test_the_build_id_changes_with_the_programs_code(tmp_path: Path, monkeypatch
     assert seen[0] == seen[1] != seen[2]
     program.unlink()
     assert get_build_id.__wrapped__() not in seen
+
+
+class Odd:
+    """Stands in ``sys.modules`` for what some programs put there."""
+
+    def __init__(self, file: object) -> None:
+        self.__file__ = file
+
+    def __getattr__(self, name: str) -> None:
+        raise ImportError("lazy")
+
+
+@pytest.mark.parametrize("make", [lambda: Odd(None), lambda: Odd(Path("x.py")), lambda: Odd("/no/file.py"), lambda: 3])
+def test_an_odd_module_stops_no_worker(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_id = get_build_id.__wrapped__()
+    monkeypatch.setitem(sys.modules, "odd_module_of_a_program", make())
+    assert get_build_id.__wrapped__() == build_id
