@@ -94,9 +94,10 @@ def validate_plain_context(agent: str, value: Any) -> dict[str, Any]:
     """Check the context of an agent that declares no type: a dictionary of plain JSON. Raises ``InvalidInputError``."""
     rule = "the context of a run is a dictionary of plain JSON"
     if not isinstance(value, Mapping):
-        kind = type(value).__name__
-        hint = f"Agent {agent!r} can declare its type, Agent(…, context={kind}), and then takes instances."
-        raise InvalidInputError(f"{rule}, not {value!r:.100}", hint=hint)
+        kind, hint = type(value).__name__, "Give a dictionary, such as {'user_id': '7'}."
+        if type(value).__module__ != "builtins":
+            hint = f"Agent {agent!r} can declare its type, Agent(…, context={kind}), and then takes instances."
+        raise InvalidInputError(f"{rule}, not {kind}", hint=hint)  # not its text, which may be a secret
     plain = dict(value)
     if why := find_json_flaw(plain):
         raise InvalidInputError(f"{rule}: {why}", hint="Give ids, numbers and texts; tools load the rest.")
