@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from ..errors import SettingsError
 from ..ports import ModelRequest, StreamEvent
 from .anthropic_reply import AnthropicReply
 from .anthropic_request import RESERVED_OPTIONS, EncodedRequest, encode_request
+from .errors import build_stream_error
 from .sdk import SDKEndpoint
 from .settings import check_all_settings
 
@@ -80,6 +82,18 @@ class Anthropic(SDKEndpoint):
                 if not reply.is_paused:
                     break
             yield reply.complete()
+
+    def _parse_event(self, name: str, data: str) -> Iterator[object]:
+        """Errors and pings are known by their names: their data may be anything."""
+        if name == "error":
+            try:
+                body = json.loads(data)
+            except (ValueError, RecursionError):
+                body = None
+            raise build_stream_error(body, data, self.host, key_name=self.key_name)
+        # Without a name, what is not an object is not an event of the API. A broken one is: its text would be missing.
+        if name != "ping" and (name or data.lstrip().startswith("{")):
+            yield from super()._parse_event(name, data)
 
     def _build_headers(self, encoded: EncodedRequest, key: str) -> dict[str, str]:
         """The headers of a request in addition to the SDK's."""

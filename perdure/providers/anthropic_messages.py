@@ -261,7 +261,7 @@ def _decode_content_block(block: WireObject) -> ContentPart:
             return build_imported_file(source["media_type"], name=name, data=source["data"])
         case "url":
             # The format does not say what a URL leads to: the API finds out when it fetches it.
-            media_type = "application/pdf" if kind == "document" else guess_image_type(source["url"])
+            media_type = "application/pdf" if kind == "document" else guess_image_type(source["url"], "image/png")
             return build_imported_file(media_type, name=name, url=source["url"])
         case "text":
             data = base64.b64encode(source["data"].encode()).decode()

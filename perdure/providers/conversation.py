@@ -122,7 +122,7 @@ def build_imported_file(
     return part
 
 
-def guess_image_type(url: str) -> str:
-    """The media type of the image at ``url``: the formats do not give it."""
-    ending = url.partition("?")[0].rpartition(".")[2].lower()
-    return f"image/{ending}" if ending in ("png", "webp", "gif") else "image/jpeg"
+def guess_image_type(url: str, default: str) -> str:
+    """The media type of the image at ``url``: the formats do not give it. ``default`` if its ending does not tell."""
+    ending = url.partition("?")[0].rpartition(".")[2].lower().replace("jpg", "jpeg")
+    return f"image/{ending}" if ending in ("jpeg", "png", "gif", "webp") else default

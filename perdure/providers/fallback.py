@@ -206,7 +206,7 @@ _FINISH_REASONS = get_args(FinishReason)
 
 def _check_event(model: ModelRef, event: object) -> None:
     """Check that ``event`` is a stream event. Raises ``ProviderError``, not retryable."""
-    problem, hint = f"yielded {event!r:.100}", ""
+    problem = hint = ""
     if not isinstance(event, _STREAM_EVENT_TYPES):
         hint = "Yield TextDelta, ThinkingDelta, ToolCallDelta, last Completed."
     elif not isinstance(event, Completed):
@@ -223,6 +223,7 @@ def _check_event(model: ModelRef, event: object) -> None:
         problem = f"gave {event.finish_reason!r:.100} for finish_reason"
         hint = f"It must be one of {', '.join(_FINISH_REASONS)}."
     if hint:
+        problem = problem or f"yielded {event!r:.100}"  # only now: of a large reply it takes long
         raise ProviderError(f"the provider of {model} {problem}", hint=f"{hint} See perdure.ports.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mimetypes
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -106,9 +107,12 @@ def _decode_content_part(part: WireObject) -> TextPart | FilePart:
         case "input_text" | "output_text":
             return TextPart(text=part["text"])
         case "image_url":
-            return _decode_image(part["image_url"]["url"])
+            url = part["image_url"]["url"]
+            guessed = mimetypes.guess_type(url.partition("?")[0])[0] or ""
+            fallback = guessed if guessed.startswith("image/") else "image/jpeg"
+            return _decode_file(url, None, guess_image_type(url, fallback))
         case "input_image" if isinstance(url := part.get("image_url"), str):
-            return _decode_image(url)
+            return _decode_file(url, None, guess_image_type(url, "image/jpeg"))
         case "file":
             file = part["file"]
             if not _DATA_URL.fullmatch(file["file_data"]):
@@ -124,10 +128,6 @@ def _decode_content_part(part: WireObject) -> TextPart | FilePart:
             raise ValueError(f"content of type {kind!r} cannot be imported without the file, which the API keeps")
         case kind:
             raise ValueError(f"content of type {kind!r:.100} cannot be imported")
-
-
-def _decode_image(url: str) -> FilePart:
-    return _decode_file(url, None, guess_image_type(url))
 
 
 def _decode_file(url: str, name: str | None, media_type: str) -> FilePart:

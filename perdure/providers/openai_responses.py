@@ -169,6 +169,8 @@ _ENCRYPTION_UNSUPPORTED_TEXT = re.compile(
 _ENCRYPTION_INVALID_TEXT = re.compile(
     r"invalid_encrypted_content|encrypted content.{0,200} could not be", re.IGNORECASE | re.DOTALL
 )
+_STREAM_END_TIMEOUT = 0.5
+"""Seconds for the stream to end after its last event; then the connection can be used again."""
 
 
 def _check_merged_options(given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -238,7 +240,7 @@ class OpenAIResponses(OpenAIEndpoint):
                     for delta in reply.feed(event):
                         yield delta
                     if reply.is_ended:
-                        await drain_stream(events)
+                        await drain_stream(events, _STREAM_END_TIMEOUT)
                         break
             yield reply.complete()
 

@@ -25,7 +25,6 @@ from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, Thin
 from .encoding import (
     MessageEncoder,
     build_data_url,
-    build_tool_call,
     clean_json_value,
     encode_json,
     encode_json_text,
@@ -107,7 +106,13 @@ def _decode_call(item: Mapping[str, Any], origin: str, mark: dict[str, Any]) -> 
         keys = list(arguments)
         opaque |= {"keys": keys} if encode_arguments(arguments, keys) == raw else {"arguments": raw}
     call_id, name = read_string(item.get("call_id")), read_string(item.get("name"))
-    return build_tool_call(call_id, name, raw, keep_opaque(origin, mark | opaque if opaque else None))
+    return ToolCallPart(
+        id=call_id,
+        name=name,
+        arguments=arguments or {},
+        malformed=raw if arguments is None else None,
+        **keep_opaque(origin, mark | opaque if opaque else None),
+    )
 
 
 def encode_arguments(arguments: Mapping[str, Any], keys: Sequence[str] = ()) -> str:

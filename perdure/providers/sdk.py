@@ -79,7 +79,7 @@ def translate_error(
 
 
 # ---
-# The data of server-sent events, of a body that comes in pieces.
+# Server-sent events, of a body that comes in pieces.
 #
 # https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 
@@ -88,15 +88,19 @@ _SSE_LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 class EventStreamParser:
-    """Parses one event stream. Names, ids and retry times of events are ignored."""
+    """Parses one event stream. Ids and retry times of events are ignored."""
 
     def __init__(self) -> None:
         self._line_start: list[bytes] = []  # pieces of a line that has not ended: joined once, at its end
         self._after_cr = False
+        self._name = b""
         self._data: list[bytes] = []
 
-    def feed(self, piece: bytes) -> Iterator[str]:
-        """The data of the events that end in ``piece``. Raises ``UnicodeDecodeError``."""
+    def feed(self, piece: bytes) -> Iterator[tuple[str, str]]:
+        """Name and data, either of which may be "", of the events that end in ``piece``.
+
+        Raises ``UnicodeDecodeError`` for data.
+        """
         if self._after_cr and piece.startswith(b"\n"):
             piece = piece[1:]
         elif not piece:
@@ -111,19 +115,21 @@ class EventStreamParser:
         for line in lines:
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
-            elif not line and self._data:
-                yield b"\n".join(self._data).decode()
-                self._data = []
+            elif line.startswith(b"event:"):
+                self._name = line[6:].removeprefix(b" ")
+            elif not line and (self._data or self._name):
+                yield self._name.decode(errors="replace"), b"\n".join(self._data).decode()
+                self._name, self._data = b"", []
 
 
 _BODY_END_TIMEOUT = 0.1
 """Seconds for the body to end after the reply has: only then can the connection be used again."""
 
 
-async def drain_stream(pieces: AsyncIterator[object]) -> None:
+async def drain_stream(pieces: AsyncIterator[object], timeout: float = _BODY_END_TIMEOUT) -> None:
     """Read what follows a reply that is complete: whatever happens to the connection now does not matter."""
     with contextlib.suppress(Exception):
-        async with asyncio.timeout(_BODY_END_TIMEOUT):
+        async with asyncio.timeout(timeout):
             async for _ in pieces:
                 pass
 
@@ -177,12 +183,17 @@ class SDKEndpoint(Endpoint[Any]):
             raise MalformedReplyError(f"{endpoint} answered with a web page", hint=hint)
         parser, body = EventStreamParser(), stream.response.aiter_bytes()
         async for piece in body:
-            for data in parser.feed(piece):
+            for name, data in parser.feed(piece):
                 if data.startswith("[DONE]"):
                     await drain_stream(body)
                     return
-                if data:  # some servers send events without data to keep the connection open
-                    yield parse_reply_json(data, endpoint)
+                for value in self._parse_event(name, data):
+                    yield value
+
+    def _parse_event(self, name: str, data: str) -> Iterator[object]:
+        """The JSON value of a server-sent event; none if there is nothing to read."""
+        if data:  # some servers send events without data to keep the connection open
+            yield parse_reply_json(data, self.host)
 
 
 class OpenAIEndpoint(SDKEndpoint):

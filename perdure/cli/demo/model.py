@@ -308,6 +308,6 @@ def build_chunks(reply: ToolCall | str, call_id: str, prompt_tokens: int) -> Ite
 
 
 if __name__ == "__main__":
-    with DemoModel(delay=0.05) as model:  # slow enough that a call can be truncated short
+    with DemoModel(delay=0.05) as model:  # slow enough that a call can be cut short
         report_to_parent("serving", base_url=model.base_url)
         sys.stdin.read()  # it ends with the demo, however that ends

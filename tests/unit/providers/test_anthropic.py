@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from perdure.errors import OverloadedError, SettingsError
+from perdure.errors import (
+    AuthenticationError,
+    ContextLengthError,
+    OverloadedError,
+    ProviderError,
+    ProviderServerError,
+    SettingsError,
+)
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta, ToolSpec
 from perdure.providers.anthropic import Anthropic
 from perdure.providers.anthropic_reply import AnthropicReply
@@ -92,6 +99,42 @@ async def test_events_need_no_names(ask: Api) -> None:
     error = {"error": {"type": "overloaded_error", "message": "it broke"}}
     with pytest.raises(OverloadedError, match="it broke"):
         await ask(Reply(chunks=[f"event: error\ndata: {json.dumps(error)}\n\n".encode()]))
+
+
+@pytest.mark.parametrize(
+    ("data", "cls", "said"),
+    [
+        ('{"type":"invalid_request_error","message":"prompt is too long: 9 > 8"}', ContextLengthError, "too long"),
+        ('{"message":"no such key","code":"authentication_error"}', AuthenticationError, "no such key"),
+        ('{"type":"message_stop","message":"it broke"}', ProviderServerError, "it broke"),
+        ('"it broke"', ProviderServerError, "it broke"),
+        ("upstream went away", ProviderServerError, "upstream went away"),
+        ("[" * 100_000, ProviderServerError, "error"),
+        ("", ProviderServerError, "error"),
+    ],
+)
+async def test_an_error_event_is_known_by_its_name(ask: Api, data: str, cls: type[ProviderError], said: str) -> None:
+    chunks = [{"type": "message_start", "message": {}}, f"event: error\ndata: {data}\n\n".encode()]
+    with pytest.raises(ProviderError, match=said) as caught:
+        await ask(Reply(chunks=chunks))
+    assert type(caught.value) is cls
+
+
+@pytest.mark.parametrize("head", ["event: ping\n", ""])
+@pytest.mark.parametrize("data", ["null", "7", "keep-alive", '"x"', "[1]", ": alive"])
+async def test_pings_and_texts_without_a_name_are_skipped(ask: Api, head: str, data: str) -> None:
+    text = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "Hello."}}
+    end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}
+    events = ({"type": "message_start", "message": {}}, text, end, {"type": "message_stop"})
+    ping = f"{head}data: {data}\n\n".encode()
+    completed = await ask.reply(Reply(chunks=[chunk for event in events for chunk in (ping, event)]))
+    assert completed.parts == (TextPart(text="Hello."),)
+
+
+async def test_a_ping_may_say_anything(ask: Api) -> None:
+    ping = b'event: ping\ndata: {"error": {broken\n\n'
+    with pytest.raises(OverloadedError, match="it broke"):
+        await ask(Reply(chunks=[ping, {"type": "error", "error": {"type": "overloaded_error", "message": "it broke"}}]))
 
 
 async def test_the_whole_conversation_goes_out(ask: Api, server: AnthropicServer) -> None:

@@ -1,4 +1,4 @@
-"""Server-sent events: whatever pieces a body comes in, the data is what the official SDK reads."""
+"""Server-sent events: whatever pieces a body comes in, names and data are what the official SDK reads."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LINES = st.sampled_from(
 ENDS = st.sampled_from(["\n", "\r\n", "\r"])
 
 
-def read(pieces: list[bytes]) -> list[str]:
+def read(pieces: list[bytes]) -> list[tuple[str, str]]:
     events = EventStreamParser()
-    return [data for piece in pieces for data in events.feed(piece)]
+    return [event for piece in pieces for event in events.feed(piece)]
 
 
 @given(st.lists(st.tuples(LINES, ENDS), max_size=20), st.lists(st.integers(0, 200), max_size=8))
@@ -27,8 +27,8 @@ def test_any_pieces_give_what_the_sdk_reads(lines: list[tuple[str, str]], cuts: 
     body = "".join(line + end for line, end in lines).encode()
     places = sorted({0, len(body), *(cut for cut in cuts if cut < len(body))})
     pieces = [body[start:end] for start, end in pairwise(places)]
-    wanted = [event.data for event in SSEDecoder().iter_bytes(iter([body]))]
-    assert read(pieces) == [data for data in wanted if data]  # an event without data has none to read
+    wanted = [(event.event or "", event.data) for event in SSEDecoder().iter_bytes(iter([body]))]
+    assert read(pieces) == [event for event in wanted if any(event)]  # one with an id alone says nothing
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,12 @@ def test_any_pieces_give_what_the_sdk_reads(lines: list[tuple[str, str]], cuts: 
     ],
 )
 def test_pieces(pieces: list[bytes], data: list[str]) -> None:
-    assert read(pieces) == data
+    assert read(pieces) == [("", one) for one in data]
+
+
+def test_a_name_is_of_one_event() -> None:
+    pieces = [b"event: er", b"ror\nid: 1\ndata: 1\n\ndata: 2\n\nevent:ping\n\nevent: \xff\ndata: 3\n\n"]
+    assert read(pieces) == [("error", "1"), ("", "2"), ("ping", ""), ("\ufffd", "3")]
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:

@@ -278,6 +278,33 @@ def test_items_of_a_reply_are_one_message_and_reasoning_is_of_its_model() -> Non
     assert result.tool_results == (ToolResultPart(call_id="c1", name="add", content="no"),)
 
 
+IMAGE_PARTS: dict[str, Any] = {
+    "openai": lambda url: {"type": "image_url", "image_url": {"url": url}},
+    "openai-responses": lambda url: {"type": "input_image", "image_url": url},
+    "anthropic": lambda url: {"type": "image", "source": {"type": "url", "url": url}},
+}
+
+
+@pytest.mark.parametrize(
+    ("format", "unknown", "own"),
+    [
+        (
+            *("openai", "image/jpeg"),
+            {"bmp": "image/bmp", "svg": "image/svg+xml", "tiff": "image/tiff", "avif": "image/avif"},
+        ),
+        ("openai-responses", "image/jpeg", {}),
+        ("anthropic", "image/png", {}),
+    ],
+)
+def test_the_type_of_an_image_is_guessed_from_its_url(format: str, unknown: str, own: dict[str, str]) -> None:
+    known = {"png": "image/png", "webp": "image/webp", "GIF": "image/gif", "jpg": "image/jpeg", "jpeg": "image/jpeg"}
+    unclear = dict.fromkeys(("bmp", "svg", "tiff", "avif", "php", "mp4", "unknown"), unknown)
+    for ending, media_type in (known | unclear | own).items():
+        url = f"https://x.test/a.{ending}?b=c.d"
+        (message,) = import_messages(format, [{"role": "user", "content": [IMAGE_PARTS[format](url)]}]).messages
+        assert message.parts == (FilePart(media_type=media_type, url=url),)
+
+
 def test_google_results_find_their_calls_by_order_and_name() -> None:
     contents: list[dict[str, Any]] = [
         {"role": "user", "parts": [{"text": "hi"}]},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,8 +12,9 @@ import pytest
 
 from perdure.errors import BadRequestError, SettingsError
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
-from perdure.providers import check_settings
+from perdure.providers import check_settings, encoding
 from perdure.providers.openai_responses import OpenAIResponses
+from perdure.providers.openai_responses_request import read_item
 from perdure.types.messages import (
     BlobRef,
     FilePart,
@@ -123,6 +126,26 @@ async def test_a_connection_that_breaks_behind_the_end_does_not_matter(ask: Api)
     end = {"type": "response.completed", "response": {"status": "completed", "output": [message("x")]}}
     hanging = Reply(chunks=[end, b": comment\n\n"], hang=ask.server.release, hang_after=1)
     assert whole(await ask(hanging)).finish_reason == "stop"
+
+
+async def test_a_connection_whose_stream_ends_a_little_later_serves_the_next_call(ask: Api) -> None:
+    end = {"type": "response.completed", "response": {"status": "completed", "output": [message("x")]}}
+    ended = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.2, ended.set)
+    await ask(Reply(chunks=[end, b": comment\n\n"], hang=ended, hang_after=1))
+    await ask("And?")
+    assert ask.server.stats.completed == 2, "it hung up on the first"
+
+
+def test_arguments_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    monkeypatch.setattr(encoding, "parse_json", lambda text: parsed.append(text) or json.loads(text))
+    for text, arguments in (('{"b":1,"a":2}', {"b": 1, "a": 2}), (" ", {})):
+        item = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": text}
+        (call,) = read_item(item, origin=ORIGIN, model="gpt-test")
+        assert isinstance(call, ToolCallPart)
+        assert (call.arguments, call.malformed) == (arguments, None)
+    assert parsed == ['{"b":1,"a":2}']
 
 
 PNG = b"\x89PNG\r\n\x1a\n\0"

@@ -106,6 +106,15 @@ async def test_what_is_no_event_is_said_at_once(event: Any, said: str) -> None:
     assert not decide_retry(raised.value, 1).retry
 
 
+async def test_what_is_right_is_not_formatted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text of a large reply takes the worker's loop tens of milliseconds."""
+    formatted: list[object] = []
+    for cls in (TextPart, TextDelta, Completed):
+        monkeypatch.setattr(cls, "__repr__", lambda self: formatted.append(self) or "x")
+    await read(Gives(TextDelta("Hello."), Completed((TextPart(text="Hello."),))))
+    assert not formatted
+
+
 @pytest.mark.parametrize(
     ("error", "cls"),
     [
