@@ -22,6 +22,7 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.namespace.v1 import NamespaceConfig
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.api.workflowservice.v1 import (
+    CountWorkflowExecutionsRequest,
     DescribeNamespaceRequest,
     GetClusterInfoRequest,
     GetWorkflowExecutionHistoryReverseRequest,
@@ -339,8 +340,12 @@ async def read_cluster_id(address: str, *, seconds: float) -> str | None:
         async with asyncio.timeout(seconds):
             service = await _connect_service(address)
             info = await service.workflow_service.get_cluster_info(GetClusterInfoRequest())
-            # The frontend answers before it can serve; when it describes a namespace, it can.
+            # The frontend answers before it can serve: it describes a namespace from the database, and serves it once
+            # that is in its own list, which on a busy machine was seconds later.
             await service.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
+            await service.workflow_service.count_workflow_executions(
+                CountWorkflowExecutionsRequest(namespace="default")
+            )
     except (TimeoutError, RuntimeError, RPCError):
         return None
     return info.cluster_id or None
