@@ -46,10 +46,13 @@ class Scenario:
         """What came of it, as it can be compared; an error by its class and text."""
         agent = Agent("scripted", "openai:gpt-5-mini", **{"tools": TOOLS, **self.options})
         replies = self.replies if callable(self.replies) else list(self.replies)
+        script: Script | None = None
         try:
             async with scripted(agent, replies, engine=engine, lifespan=self.lifespan) as script:
                 said = await (self.act or _call)(agent, script)
         except PerdureError as error:
+            if script is None:
+                raise  # the engine did not start
             said = error
         return [_plain(said), [_asked(request) for request in script.requests]]
 
