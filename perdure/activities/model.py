@@ -71,7 +71,7 @@ class ModelActivity:
         """
         conversation = [*call.prefix, *call.new_messages]
         known = filter_present_withheld(find_last_withheld(conversation), (*conversation, *request.messages))
-        texts = call.input.purpose != "compact"  # the summary prompt is no part of the conversation
+        texts = call.input.purpose != "compact"  # the summary prompt is not in the conversation
         withholder = ContentWithholder(request.messages, known, resend=call.input.resend, texts=texts)
         refused: ProviderError | None = None
         call.report_model(agent.model)

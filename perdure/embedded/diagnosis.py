@@ -90,7 +90,7 @@ async def _check_server(target: ServerTarget) -> list[Finding]:
         return [Finding("server", "fail", error.message, error.hint)]
     except RPCError as error:
         missing = error.status is RPCStatusCode.NOT_FOUND
-        detail = f"{target.namespace}: {'there is no namespace of that name' if missing else error.message}"
+        detail = f"{target.namespace}: {'this namespace does not exist' if missing else error.message}"
         way_out = "Set TEMPORAL_NAMESPACE, or create it: temporal operator namespace create."
         return [Finding("server", "ok", where), Finding("namespace", "fail", detail, way_out)]
     return [Finding("server", "ok", where), Finding("namespace", "ok", target.namespace), attributes, *stuck]

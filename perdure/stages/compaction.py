@@ -82,7 +82,7 @@ class Summariser:
         self._next = next
         self._prompt = asked.prompt or SUMMARY_PROMPT
         self._uses_own_model = asked.model is None
-        # A summary's model calls are no part of the conversation, so they write no events.
+        # A summary's model calls do not belong to the conversation, so they write no events.
         call.report_model, call.emit = _discard_notification, _discard_notification
         if not self._uses_own_model:
             call.agent = _copy_agent_with_model(call.agent, asked.model)

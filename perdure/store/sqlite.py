@@ -99,9 +99,8 @@ class SqliteStore:
             known_id = ""  # preparing it raises the error
         if known_id or not create:
             return known_id  # also of a store that another process has locked
-        await asyncio.to_thread(
-            import_module, "alembic.command"
-        )  # in the transaction, other processes would wait for it
+        # Imported before the transaction, in which other processes would wait for it.
+        await asyncio.to_thread(import_module, "alembic.command")
         self._file.create = True
         try:
             proposed_id, now = uuid.uuid4().hex, self._now()

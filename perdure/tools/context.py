@@ -90,7 +90,7 @@ def _validate_question_text(text: Any) -> str:
 
 
 # ---
-# ``ctx.auth_context``: credentials of the user for whom a run acts.
+# ``ctx.auth_context``: credentials of the user on whose behalf a run acts.
 
 
 class AuthContext(Mapping[str, Any]):

@@ -219,7 +219,7 @@ def test_many_small_messages_count_with_all_that_they_are(monkeypatch):
 def test_a_message_in_another_store_than_the_run_is_refused():
     blob = {"hash": "f" * 64, "size": 3}
     state = opened(None)
-    assert receive_message(state, {"content": blob, "store_id": "other"})  # nobody knows yet: the model call says
+    assert receive_message(state, {"content": blob, "store_id": "other"})  # not known yet: the model call reports it
     model(state, says("42"))
     assert state.store_id == "s"
     assert receive_message(state, {"content": blob, "store_id": "s"})
