@@ -150,7 +150,7 @@ class Agent:
         self._input_type = None if input is str else ContextType(self.name, input, "input")
         self.output = output
         """The declared type of the answers."""
-        self.output_type = OutputType(self.name, output)
+        self.output_type = OutputType(f"agent {self.name!r}", output)
         self.finish: FinishProtocol = resolve_finish_protocol(self.name, self.output_type.is_text, finish)
         self.parse_retries = validate_parse_retries(self.name, parse_retries)
         """How often an answer that does not fit the type goes back to the model before the run fails."""
@@ -451,6 +451,26 @@ class Agent:
 
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
         return stream_agent(self, message, id, client, on_approval, context=context, **options)
+
+    def stream_output(
+        self,
+        message: MessageInput,
+        *,
+        id: str | None = None,
+        context: Any = None,
+        auth_context: Mapping[str, Any] | None = None,
+        history: History | None = None,
+        override: Override | Mapping[str, Any] | None = None,
+        client: Client | None = None,
+        on_approval: OnApproval | None = None,
+    ) -> AsyncGenerator[Any]:
+        """Do the same as :meth:`call`, and yield the output so far while the model writes it, and last the validated
+        output: ``async for outline in agent.stream_output("…")``. See ``Run.stream_output``; closing the stream before
+        its end: see :meth:`stream`."""
+        from ..local_engine import stream_agent_output
+
+        options: Any = {"auth_context": auth_context, "history": history, "override": override}
+        return stream_agent_output(self, message, id, client, on_approval, context=context, **options)
 
     def call_sync(
         self,

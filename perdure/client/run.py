@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -53,6 +53,7 @@ from .decisions import WaitRef, answer_pending_call, decide_pending_call, revoke
 from .follow import follow_run, list_child_runs, wait_for_pause
 from .fork import Difference, compare_transcripts, start_fork
 from .messages import build_user_message, deliver_message, reopen_run, wait_for_closed_status
+from .streams import OutputForm, StreamReader
 from .tasks import background_task
 from .turn import ANSWER_TIMEOUT, Turn
 from .visibility import (
@@ -82,7 +83,7 @@ _SERVER_TIMEOUT = timedelta(seconds=5)
 """How long the server may take for what it answers without a worker, before it counts as unreachable."""
 
 
-class Run:
+class Run(StreamReader):
     """A conversation. Making a handle sends no request. ``handle`` is Temporal's own.
 
     Every method that steers the run takes ``by``, the actor; by default the client's ``actor``.
@@ -92,7 +93,12 @@ class Run:
         """``agent``, where the client has its code, is the run's agent: outputs then have its output type."""
         self.client = client
         self.handle = handle
-        self._read_output: Callable[[Any], Any] | None = getattr(agent, "read_output", None)
+        self.output_form = OutputForm(getattr(agent, "output_type", None), getattr(agent, "finish", None))
+
+    @property
+    def run(self) -> Run:
+        """Itself, as ``turn.run`` is the run of a turn."""
+        return self
 
     @property
     def id(self) -> str:
@@ -139,9 +145,9 @@ class Run:
         ``StoreMismatchError``, ``ParseError``."""
         if self.has_store:
             response = await self._load_response(response)
-        if self._read_output is None or not response.typed or response.blob is not None:
+        if response.blob is not None:
             return response
-        return response.model_copy(update={"output": self._read_output(response.output)})
+        return response.model_copy(update={"output": self.output_form.read_output(response)})
 
     async def _load_response(self, response: Response) -> Response:
         store = await self.client.store()

@@ -26,6 +26,7 @@ from ..types.interface import Response, TurnStatus
 from ..types.messages import MessageInput
 from .event_reader import iter_own_rows, retry_store_read
 from .follow import follow_turn
+from .streams import StreamReader
 from .tasks import background_task
 from .visibility import build_closed_status
 
@@ -44,7 +45,7 @@ ANSWER_TIMEOUT = timedelta(seconds=5)
 """How long a worker may take to return the workflow's status, before the run counts as waiting for a worker."""
 
 
-class Turn:
+class Turn(StreamReader):
     """A handle of a turn; making one sends no request. ``task_id`` is None until the turn is resolved."""
 
     def __init__(self, run: Run, task_id: str | None = None) -> None:
