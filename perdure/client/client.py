@@ -158,6 +158,7 @@ class Client:
         mode: Mode = "run",
         if_exists: Literal["error", "attach"] = "error",
         context: Any = None,
+        output: Any = None,
         auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
         history: History | None = None,
@@ -174,7 +175,8 @@ class Client:
         instance of the agent's context type; ``auth_context`` identifies the user on whose behalf the run acts (a user,
         a token; plain JSON) and is sent encrypted; ``auth_ref``, in its place, is a reference that the worker resolves;
         ``history`` is the conversation to continue (messages, a session in the flat form of ``types.session_form``, or
-        a run, a response, a head); ``override`` changes the agent for this run.
+        a run, a response, a head); ``override`` changes the agent for this run. ``output`` is the type that outputs
+        are read as, for an ``agent`` that is given by its name: plain JSON by default.
 
         Raises ``RunExistsError`` for an existing id, unless ``if_exists="attach"`` returns that run;
         ``InvalidInputError`` or ``DefinitionError`` for invalid arguments, ``AuthContextUnavailableError`` if there is
@@ -198,12 +200,12 @@ class Client:
             handle = await start_run_workflow(self.temporal, context_id, start, task_queue=self.task_queue)
         except WorkflowAlreadyStartedError:
             if if_exists == "attach":
-                return self.run(context_id, agent)
+                return self.run(context_id, agent, output=output)
             raise RunExistsError(
                 f"there is a run {context_id!r} already",
                 hint='Give it another id, or attach to it with if_exists="attach".',
             ) from None
-        return Run(self, handle, agent)
+        return Run(self, handle, agent, output=output)
 
     async def send(
         self,
@@ -214,6 +216,7 @@ class Client:
         message_id: str | None = None,
         task_id: str | None = None,
         context: Any = None,
+        output: Any = None,
         auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
         history: History | None = None,
@@ -227,7 +230,7 @@ class Client:
         ``history`` and ``idle_timeout`` apply when it is opened. The same ``message_id`` twice counts once; concurrent
         senders are safe. ``override`` changes the agent for this turn; ``task_id`` names the turn. With
         ``auth_context`` or ``auth_ref`` the conversation acts on that behalf from the step that takes the message. A
-        message of None opens a turn without a message.
+        message of None opens a turn without a message. ``output`` is as of :meth:`start`.
 
         Returns when the workflow has accepted the message, which needs a worker. Raises as :meth:`start`.
         """
@@ -246,7 +249,7 @@ class Client:
         )
         if self.store_url is not None and (store_id := (await self.store()).store_id):
             start.setdefault("store_id", store_id)
-        run = self.run(id, agent)
+        run = self.run(id, agent, output=output)
         joined = await deliver_message(
             run,
             check_message_input(agent, message),
@@ -259,9 +262,10 @@ class Client:
         )
         return Turn(run, joined)
 
-    def run(self, id: str, agent: str | Agent | None = None) -> Run:
-        """Return a handle of the run; sends no request. With its ``agent``, outputs have the agent's output type."""
-        return Run(self, self.temporal.get_workflow_handle(id), agent)
+    def run(self, id: str, agent: str | Agent | None = None, *, output: Any = None) -> Run:
+        """Return a handle of the run; sends no request. With its ``agent``, outputs have the agent's output type; with
+        ``output`` that type. Raises ``DefinitionError`` for an ``output`` that pydantic cannot take."""
+        return Run(self, self.temporal.get_workflow_handle(id), agent, output=output)
 
     async def schedule(
         self,

@@ -53,7 +53,7 @@ from .decisions import WaitRef, answer_pending_call, decide_pending_call, revoke
 from .follow import follow_run, list_child_runs, wait_for_pause
 from .fork import Difference, compare_transcripts, start_fork
 from .messages import build_user_message, deliver_message, reopen_run, wait_for_closed_status
-from .streams import OutputForm, StreamReader
+from .streams import StreamReader, build_output_form
 from .tasks import background_task
 from .turn import ANSWER_TIMEOUT, Turn
 from .visibility import (
@@ -89,16 +89,14 @@ class Run(StreamReader):
     Every method that steers the run takes ``by``, the actor; by default the client's ``actor``.
     """
 
-    def __init__(self, client: Client, handle: WorkflowHandle[Any, Any], agent: Agent | str | None = None) -> None:
-        """``agent``, where the client has its code, is the run's agent: outputs then have its output type."""
+    def __init__(
+        self, client: Client, handle: WorkflowHandle[Any, Any], agent: Agent | str | None = None, *, output: Any = None
+    ) -> None:
+        """``agent``, where the client has its code, is the run's agent: outputs then have its output type. ``output``
+        is that type, for a client without the code. Raises ``DefinitionError`` for a type that pydantic cannot take."""
         self.client = client
         self.handle = handle
-        self.output_form = OutputForm(getattr(agent, "output_type", None), getattr(agent, "finish", None))
-
-    @property
-    def run(self) -> Run:
-        """Itself, as ``turn.run`` is the run of a turn."""
-        return self
+        self.output_form = build_output_form(handle.id, agent, output)
 
     @property
     def id(self) -> str:
@@ -518,7 +516,9 @@ class Run(StreamReader):
             auth=(auth_context, auth_ref),
             by=by,
         )
-        return self.client.run(fork_id)
+        fork = self.client.run(fork_id)
+        fork.output_form = self.output_form
+        return fork
 
     async def diff(self, other: Run) -> Difference:
         """Compare the transcripts of this conversation and ``other``. Raises as :meth:`transcript`."""

@@ -92,7 +92,7 @@ class LiveText:
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """What a client knows of the outputs of a run: with the agent's code both fields, else neither."""
+    """What a client knows of the outputs of a run."""
 
     output_type: OutputType | None = None
     finish: FinishProtocol | None = None
@@ -107,6 +107,16 @@ class OutputForm:
         if self.output_type is None or not response.typed:
             return response.output
         return self.output_type.load_value(parse_output(response.content))
+
+
+def build_output_form(run_id: str, agent: Any, output: Any) -> OutputForm:
+    """Build the form of a run of ``agent``, an agent, the name of one, or None; ``output`` is the type that the caller
+    gives. Raises ``DefinitionError``."""
+    finish = getattr(agent, "finish", None)
+    if output is None:
+        return OutputForm(getattr(agent, "output_type", None), finish)
+    owner = f"agent {agent!r}" if isinstance(agent, str) else f"run {run_id!r}"
+    return OutputForm(OutputType(owner, output), finish)
 
 
 _NO_OUTPUT: Any = object()
@@ -162,21 +172,12 @@ def _is_same(value: Any, other: Any) -> bool:
 # The streams.
 
 
-class StreamedRun(Protocol):
-    """A run of which a stream reads; see :class:`~perdure.client.run.Run`."""
-
-    output_form: OutputForm
-
-    @property
-    def id(self) -> str: ...
-    async def warn_without_worker(self) -> None: ...
-
-
 class Streamed(Protocol):
-    """A run or a turn."""
+    """A run or a turn, of which a stream reads."""
 
     @property
-    def run(self) -> StreamedRun: ...
+    def output_form(self) -> OutputForm: ...
+    async def warn_without_worker(self) -> None: ...
     def events(self, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]: ...
     async def result(self) -> Response: ...
 
@@ -203,37 +204,30 @@ class StreamReader:
                     between = "\n"
         await self.result()
 
-    def stream_output(self: Streamed, *, output: Any = None) -> AsyncGenerator[Any]:
+    async def stream_output(self: Streamed) -> AsyncGenerator[Any]:
         """Yield the output so far while the model writes it, and last the validated output, ``Response.output``: None
         where the turn ended without one.
 
-        Each is a whole value in place of the one before, of the agent's output type where the client has the agent, or
-        of the type ``output``; else plain JSON. Nothing is yielded while the output does not fit its type yet: fields
-        need a default, or a ``TypedDict`` with ``total=False``, to be seen before all are written. Another attempt, and
-        the next answer after one that was rejected, begin anew. If the output is text, it is the text of each reply so
-        far. Raises as :meth:`stream`, in place of the last value; ``DefinitionError`` for an invalid ``output``;
-        ``ParseError`` if the output does not fit it.
+        Each is a whole value in place of the one before: of the agent's output type where the client has the agent, or
+        of the type that the handle was made with (``client.run(id, output=Outline)``); else plain JSON. Nothing is
+        yielded while the output does not fit its type yet: fields need a default, or a ``TypedDict`` with
+        ``total=False``, to be seen before all are written. Another attempt, and the next answer after one that was
+        rejected, begin anew. If the output is text, it is the text of each reply so far. Raises as :meth:`stream`, in
+        place of the last value; ``ParseError`` if the output does not fit the type.
         """
-        run, form = self.run, self.run.output_form
-        return _stream_output(self, form if output is None else OutputForm(OutputType(f"run {run.id!r}", output)))
-
-
-async def _stream_output(streamed: Streamed, form: OutputForm) -> AsyncGenerator[Any]:
-    live = LiveOutput(form)
-    async with _follow(streamed) as events:
-        async for event in events:
-            for value in live.feed(event):
-                yield value
-    response = await streamed.result()
-    output = response.output if form is streamed.run.output_form else form.read_output(response)
-    for value in live.take_value(output):
-        yield value
+        live = LiveOutput(self.output_form)
+        async with _follow(self) as events:
+            async for event in events:
+                for value in live.feed(event):
+                    yield value
+        for value in live.take_value((await self.result()).output):
+            yield value
 
 
 @asynccontextmanager
 async def _follow(streamed: Streamed) -> AsyncGenerator[AsyncGenerator[Event]]:
     async with (
-        background_task(streamed.run.warn_without_worker()),
+        background_task(streamed.warn_without_worker()),
         aclosing(streamed.events(children=False)) as events,
     ):
         yield events

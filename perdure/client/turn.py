@@ -26,7 +26,7 @@ from ..types.interface import Response, TurnStatus
 from ..types.messages import MessageInput
 from .event_reader import iter_own_rows, retry_store_read
 from .follow import follow_turn
-from .streams import StreamReader
+from .streams import OutputForm, StreamReader
 from .tasks import background_task
 from .visibility import build_closed_status
 
@@ -84,7 +84,7 @@ class Turn(StreamReader):
         Raises the turn's error; ``RunCancelledError``; ``RunNotFoundError`` for an unknown turn. Logs a warning if no
         worker polls the task queue for 10 s.
         """
-        async with background_task(self.run.warn_without_worker()):
+        async with background_task(self.warn_without_worker()):
             return await self._wait_for_response()
 
     def events(self, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
@@ -95,6 +95,15 @@ class Turn(StreamReader):
         unknown turn; else as :meth:`Run.events`.
         """
         return follow_turn(self, after, wait=wait, children=children)
+
+    @property
+    def output_form(self) -> OutputForm:
+        """What the client knows of its output: that of the run."""
+        return self.run.output_form
+
+    async def warn_without_worker(self) -> None:
+        """See :meth:`Run.warn_without_worker`."""
+        await self.run.warn_without_worker()
 
     async def over(self) -> bool:
         """Whether the turn has ended. Raises ``RunNotFoundError`` for an unknown turn."""

@@ -238,18 +238,20 @@ async def test_a_client_without_the_agent_gets_plain_json_or_the_type_that_it_na
         turn = (await client.start("outliner", "Go.")).turn()
         plain = [{"title": "Al"}, {"title": "Alps", "points": []}, {"title": "Alps", "points": ["Eiger"]}]
         assert await values_of(turn.stream_output(), model) == plain
-        assert [value async for value in turn.stream_output(output=Outline)] == GROWN[-1:]
-        with pytest.raises(ParseError, match=rf"does not fit the type list of run '{turn.run.id}'"):
-            await anext(turn.stream_output(output=list[int]))
-        with pytest.raises(DefinitionError, match=rf"run '{turn.run.id}': output=.* is a value"):
-            turn.stream_output(output=Outline())
+        typed = client.run(turn.run.id, output=Outline)
+        assert [value async for value in typed.turn().stream_output()] == GROWN[-1:]
+        assert (await typed.result()).output == GROWN[-1]
+        with pytest.raises(ParseError, match=rf"does not fit the type list of run '{typed.id}'"):
+            await anext(client.run(typed.id, output=list[int]).stream_output())
+        with pytest.raises(DefinitionError, match=rf"run '{typed.id}': output=.* is a value"):
+            client.run(typed.id, output=Outline())
 
 
 async def test_an_answer_that_is_rejected_is_followed_by_another(engine: Engine) -> None:
     model = Writes(finish(title=["no text"]))
     async with engine.served(Agent("outliner", model, output=Outline)) as client:
-        run = await client.start("outliner", "Go.")
-        assert (await values_of(run.stream_output(output=Outline), model))[-1] == GROWN[-1]
+        run = await client.start("outliner", "Go.", output=Outline)
+        assert (await values_of(run.stream_output(), model))[-1] == GROWN[-1]
 
 
 async def test_a_validator_has_the_last_word(engine: Engine) -> None:
