@@ -119,6 +119,7 @@ async def _start_run(
             hint="Give it one. For the answer of an existing run: await client.run(id).result().",
         )
     policy = check_on_approval(on_approval)
+    agent.freeze("called")
     run_id = f"{agent.name}-{uuid.uuid4().hex[:12]}" if id is None else id
     async with AsyncExitStack() as stack:
         if client is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from ..errors import DefinitionError
@@ -11,11 +12,15 @@ from ..ports.model import NAME_PATTERN
 from ..ports.toolset import ON_CHANGE_VALUES
 from ..providers.pricing import has_price
 from ..providers.registry import check_settings, check_stream, parse_model
+from ..tools import RunContext
 from ..types.compaction import CompactionSettings, build_compaction_settings
 from ..types.interface import FinishProtocol
 from ..types.limits import DEFAULT_ITERATIONS, Limits, check_whole_number
 
 DEFAULT_PARSE_RETRIES = 2
+
+Instruction = str | Callable[[RunContext[Any]], Any]
+"""A part of a system prompt: text, or a sync or async function that returns it or None."""
 
 
 def validate_agent_name(name: Any) -> str:
@@ -112,14 +117,34 @@ def validate_compaction(name: str, compaction: Any) -> CompactionSettings | None
     return settings
 
 
-def validate_instructions(name: str, instructions: Any) -> Any:
-    """Return the instructions: text, a function, or None."""
-    if not (instructions is None or isinstance(instructions, str) or callable(instructions)):
+def validate_instructions(name: str, instructions: Any) -> tuple[Instruction, ...]:
+    """Return the parts of the instructions: text, a function, a list of these, or none for None and empty text."""
+    if instructions is None or instructions == "":
+        return ()
+    listed = instructions if isinstance(instructions, list | tuple) else [instructions]
+    return tuple(validate_instruction(name, part) for part in listed)
+
+
+def validate_instruction(name: str, part: Any) -> Instruction:
+    """Return one part of the instructions: text, or a function of a ``RunContext``."""
+    if not (isinstance(part, str) or callable(part)):
         raise DefinitionError(
-            f"agent {name!r}: instructions must be text or a function of RunContext, not {instructions!r}",
-            hint="For text from parts: instructions='\\n'.join(parts).",
+            f"agent {name!r}: instructions must be text or a function of RunContext, or a list, not {part!r:.100}",
+            hint='For instance instructions=["You help customers.", say_date].',
         )
-    return instructions
+    if callable(part):
+        try:
+            inspect.signature(part).bind(None)
+        except TypeError as error:
+            function = getattr(part, "__name__", type(part).__name__)
+            raise DefinitionError(
+                f"agent {name!r}: the instructions {function!r} cannot be called with a RunContext: {error}",
+                hint="They take one argument: def prompt(ctx: RunContext) -> str: …",
+            ) from None
+        except ValueError:  # a callable without a signature
+            pass
+    valid: Instruction = part
+    return valid
 
 
 def validate_toolsets(name: str, toolsets: Any) -> tuple[Toolset, ...]:

@@ -142,6 +142,20 @@ async def test_stream_output(loopback: Loopback) -> None:
     assert out[-4:] == ["Agents that last: 3 points", *(f"- {point}" for point in points)], "\\r is a line break here"
 
 
+async def test_decorators(loopback: Loopback) -> None:
+    def rule(request: Request) -> Any:
+        assert re.fullmatch(r"You sell furniture\.\n\nIt is \w+day; the shop is open 9 to 5\.", system(request))
+        done = results(request)
+        return (
+            f"{done[0]} lamps at {done[1]}."
+            if done
+            else [Call(name, {"article": "lamp"}) for name in ("stock", "price")]
+        )
+
+    loopback.model.rule = rule
+    assert succeeded(await loopback.python(EXAMPLES / "50_decorators.py")) == "4 lamps at 29.9.\n"
+
+
 async def test_limits(loopback: Loopback) -> None:
     def rule(request: Request) -> Any:
         done = results(request)
