@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 from typing_extensions import TypedDict
 
 from perdure.agent.output import OutputType
@@ -183,6 +183,21 @@ def test_an_output_is_returned_last_unless_it_was_the_last_partial_one() -> None
     live = LiveOutput(form(int))
     delta = ModelDelta(kind="tool_call", name="__finish__", text='{"value": 1', partial=1)
     assert [live.feed(delta), live.take_value(1), live.take_value(12), live.take_value(True)] == [[1], [], [12], [True]]
+
+
+async def test_a_long_output_is_not_validated_with_every_piece() -> None:
+    validated = 0
+
+    def count(value: list[str]) -> list[str]:
+        nonlocal validated
+        validated += 1
+        return value
+
+    pieces = [*[f'{{"value": ["{"a" * 99_999}"'], *[f', "{n:03}"' for n in range(900)], "]}"]
+    seen = await outputs(form(Annotated[list[str], AfterValidator(count)]), *arguments(*pieces, inside="value"))
+    assert 2 < validated == len(seen) < 10
+    again = [ModelRetracted(), ModelStarted(), *arguments('{"value": ["b"', inside="value")]
+    assert (await outputs(form(list[str]), *arguments(*pieces, inside="value"), *again))[-1] == ["b"]
 
 
 class Strange:
