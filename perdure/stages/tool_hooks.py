@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..agent.agent import Agent
 from ..errors import AbortError
-from ..hooks import AuthorRunner, Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks
-from ..hooks.dispatch import extract_file_blobs, is_same_json, read_hook_arguments
+from ..hooks import AuthorRunner, Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks, select_hooks
+from ..hooks.dispatch import extract_file_blobs, is_same_json, read_hook_arguments, run_observing_hooks
 from ..hooks.hook import TOOL_HOOK_EVENTS
 from ..tools import ArgumentsError, Tool, ToolContext, format_error, read_result
 from ..tools.memory import MemoryWrites
@@ -23,8 +22,6 @@ from ..types.messages import FilePart, Message, ToolResultPart, clean_text
 from ..types.tool_calls import AfterExternalCall, ExternalCallHooks
 from ..types.wire import ToolOutput
 from .stage import NextTool, ToolCall
-
-logger = logging.getLogger("perdure.worker")
 
 FindTool = Callable[[str, str], Tool | None]
 """``find(agent, tool)``: returns the tool of an agent's call, by their names."""
@@ -57,14 +54,14 @@ class ToolHookStage:
         self._find_agent = find_agent
         self._find_tool = find_tool
         self._build_context = contexts
-        self._worker_hooks = HookSet() if worker is None else worker
+        self._worker_hooks = worker
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Around a tool call."""
         agent = self._find_agent(call.input.agent)
         tool = self._find_tool(call.input.agent, call.input.name)
-        sets = [each for each in (self._worker_hooks, agent.hooks, *([tool.hooks] if tool is not None else [])) if each]
-        hooks = {event: tuple(hook for each in sets for hook in each.on(event)) for event in TOOL_HOOK_EVENTS if sets}
+        sets = self._worker_hooks, agent.hooks, None if tool is None else tool.hooks
+        hooks = {event: select_hooks(event, *sets) for event in TOOL_HOOK_EVENTS}
         if not any(hooks.values()):
             return await next(call)
         context = self._build_context(call, call.hook_writes)
@@ -142,27 +139,23 @@ class _ToolCallHooks:
             self._context.context = await self._run_author_code(name, self._agent.read_context, self._context.context)
 
     async def _run_before_hooks(self, call: ToolCall) -> Veto | None:
-        vetoes: list[Veto] = []
         given = self._build_hook_arguments(call)
         before = copy.deepcopy(given["arguments"])
 
-        def take(hook: Hook, returned: Any, given: HookArguments) -> bool:
+        def take(hook: Hook, returned: Any, given: HookArguments) -> None:
             nonlocal before
             changed = read_hook_arguments(hook, returned, given["arguments"])
-            if isinstance(changed, Veto):
-                vetoes.append(changed)
-            elif returned is not None or not is_same_json(changed, before):  # returned, or changed in place
+            if returned is not None or not is_same_json(changed, before):  # returned, or changed in place
                 given["arguments"], call.changed_by = changed, hook
                 before = copy.deepcopy(changed)
-            return bool(vetoes)
 
         def undo(given: HookArguments) -> None:
             given["arguments"] = copy.deepcopy(before)
 
-        await run_hooks(self._run_author_code, self._hooks["before_tool_call"], given, take, undo)
+        veto = await run_hooks(self._run_author_code, self._hooks["before_tool_call"], given, take, undo)
         if call.changed_by is not None:
             call.arguments = given["arguments"]
-        return vetoes[0] if vetoes else None
+        return veto
 
     def _explain_changed_arguments(self, call: ToolCall, output: ToolOutput) -> ToolOutput:
         """Add to an arguments error that a hook had changed the arguments: the model must not take them for its own."""
@@ -178,13 +171,7 @@ class _ToolCallHooks:
         given, side = self._build_hook_arguments(call), call.input.side
         kind = (isinstance(side, AfterExternalCall) and side.error_type) or type(call.error).__name__
         given |= {"error": call.error, "error_type": kind, "attempt": call.attempt}
-        for hook in self._hooks["on_error"]:
-            try:
-                await run_hooks(self._run_author_code, [hook], given)
-            except AbortError:
-                raise
-            except Exception as error:
-                logger.warning("%s", error)
+        await run_observing_hooks(self._run_author_code, self._hooks["on_error"], given)
 
     async def _run_after_hooks(self, call: ToolCall, output: ToolOutput) -> ToolOutput:
         if not self._hooks["after_tool_call"]:
