@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ..agent.agent import Agent
-from ..errors import AbortError, AgentNotFoundError, DefinitionError, ParseError
+from ..errors import AgentNotFoundError, DefinitionError, ParseError
 from ..hooks import Hook, HookArguments, HookEvent, HookSet, run_hooks, select_hooks
 from ..hooks.dispatch import (
     build_hook_error,
@@ -24,8 +24,8 @@ from ..hooks.dispatch import (
     withhold_message,
 )
 from ..loop.finish import REMINDER_ID
-from ..stages.stage import ConversationCall, ToolCall
-from ..tools import RunContext, SubagentTool, format_error
+from ..stages.stage import ConversationCall, ToolCall, build_error_output
+from ..tools import RunContext, SubagentTool
 from ..types.approvals import ApprovalTerms, hash_arguments
 from ..types.messages import Message, ToolResultPart, clean_text
 from ..types.subagents import TellCall
@@ -289,10 +289,8 @@ class HookRunner:
         given = _wait_facts(*facts, form=pending.form, **details)
         try:
             await run_hooks(self._author.run, hooks, given)
-        except AbortError as error:
-            return ToolOutput(key=call.key, content=format_error(error.plain()), is_error=True, status="aborted")
         except Exception as error:
-            return ToolOutput(key=call.key, content=format_error(error), is_error=True)
+            return build_error_output(call, error)
         finally:
             context.memory.close()
         return output

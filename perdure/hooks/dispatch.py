@@ -18,7 +18,8 @@ from typing import Any
 from ..errors import AbortError, DefinitionError, HookError
 from ..loop.transcript import sanitize_parts
 from ..ports import Blob, ModelRequest
-from ..types.messages import FilePart, Message, Part, TextPart, ToolCallPart, clean_text, decode_file_data
+from ..ports.store import move_file_to_blob
+from ..types.messages import FilePart, Message, Part, TextPart, ToolCallPart, clean_text
 from ..types.plain_json import to_plain_json
 from .hook import VETOABLE_EVENTS, Hook, Veto
 
@@ -46,10 +47,7 @@ def extract_file_blobs(messages: Iterable[Message]) -> tuple[tuple[Message, ...]
     blobs: list[Blob] = []
 
     def extract(part: Part) -> Part:
-        if not isinstance(part, FilePart) or part.data is None:
-            return part
-        blobs.append(Blob.from_content(decode_file_data(part)))
-        return part.model_copy(update={"data": None, "blob": blobs[-1].ref})
+        return move_file_to_blob(part, blobs) if isinstance(part, FilePart) else part
 
     extracted: list[Message] = []
     for message in messages:

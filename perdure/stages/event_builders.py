@@ -15,6 +15,7 @@ from ..agent.xml import to_xml
 from ..loop.finish import REMINDER_ID
 from ..loop.lifecycle import PAUSING_ERRORS
 from ..ports import NewEvent, timestamp
+from ..ports.store import move_file_to_blob
 from ..types.approvals import ApprovalOutcome
 from ..types.events import (
     ApprovalDecided,
@@ -68,7 +69,6 @@ from ..types.wire import (
 )
 from .retries import RetryDecision
 from .stage import ModelCall, ModelReply, ToolCall
-from .transcript import move_file_to_blob
 
 # ---
 # Events of approvals.
@@ -222,7 +222,7 @@ def _build_message_injected(item: NewMessage, fields: dict[str, Any]) -> Message
     if not isinstance(content, tuple):
         return MessageInjected(**fields, blob=content)
     texts = [part for part in content if isinstance(part, TextPart)]
-    files = tuple(move_file_to_blob(part)[0] for part in content if isinstance(part, FilePart))
+    files = tuple(move_file_to_blob(part, []) for part in content if isinstance(part, FilePart))
     blob = next((part.blob for part in texts if part.blob is not None), None)
     return MessageInjected(**fields, content="".join(part.text for part in texts), blob=blob, files=files)
 

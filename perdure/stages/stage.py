@@ -14,10 +14,11 @@ from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 from ..agent.agent import Agent
+from ..errors import AbortError
 from ..hooks import Hook
 from ..loop.transcript import CallIds
 from ..ports import Blob, Commit, MemoryWrite, ModelRequest, NewEvent, StreamEvent
-from ..tools import RunContext
+from ..tools import ArgumentsError, RunContext, format_error
 from ..tools.context import AuthContext
 from ..types.events import MessageInjected, StepTaken
 from ..types.messages import Message, Withheld
@@ -170,6 +171,14 @@ class ToolCall:
     """The journal key of the call's first run, if this is a later one."""
     auth: AuthContext | None = field(default=None, repr=False)
     """The ``auth_context`` of the call; resolved by the prepare stage, or by the model call that it is part of."""
+
+
+def build_error_output(call: ToolCall, error: Exception | str, note: str = "") -> ToolOutput:
+    """Build the result of a call that failed, with ``note`` behind the error. An ``AbortError`` ends the run."""
+    if isinstance(error, AbortError):
+        return ToolOutput(key=call.key, content=format_error(error.plain()), is_error=True, status="aborted")
+    text = str(error) if isinstance(error, str | ArgumentsError) else format_error(error)
+    return ToolOutput(key=call.key, content=f"{text}{note}", is_error=True)
 
 
 CallT = TypeVar("CallT", ModelCall, RequestCall)

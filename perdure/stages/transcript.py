@@ -19,6 +19,7 @@ from ..loop.finish import REMINDER_ID, build_output
 from ..loop.refused_content import find_last_withheld
 from ..loop.transcript import build_closing_messages
 from ..ports import Blob, Commit, Journal, Node, RunRow, Runs, TranscriptChain, TurnRow
+from ..ports.store import add_blob, move_file_to_blob, move_text_to_blob
 from ..types.interface import Response, parse_output
 from ..types.messages import (
     BlobRef,
@@ -28,10 +29,9 @@ from ..types.messages import (
     TextPart,
     ToolResultPart,
     Withheld,
-    decode_file_data,
 )
 from ..types.plain_json import measure_json
-from ..types.subagents import BranchOutcome, BranchRequest, TellCall
+from ..types.subagents import BranchOutcome, TellCall
 from ..types.tool_calls import AnsweredCall, Call, CallbackCall, RefusedCall, RemoteCall, SubagentCall
 from ..types.wire import (
     INLINE_BYTES,
@@ -86,19 +86,11 @@ def build_branches_reply(
         return node.hash
 
     branches = tuple(
-        _move_branch_message_to_blob(branch, blobs).model_copy(update={"head": head(fork)})
+        move_text_to_blob(branch, "message", blobs, empty=None).model_copy(update={"head": head(fork)})
         for branch, fork in zip(reply.output.branches, reply.branch_conversations, strict=True)
     )
     output = reply.output.model_copy(update={"branches": branches, "head": call.head, "store_id": store_id})
     return replace(reply, output=output, commit=Commit(list(nodes.values()), blobs))
-
-
-def _move_branch_message_to_blob(branch: BranchRequest, blobs: list[Blob]) -> BranchRequest:
-    """Replace a message above ``INLINE_BYTES`` by a reference, to keep it out of history; add its blob to ``blobs``."""
-    if branch.message is None or not is_large_text(branch.message):
-        return branch
-    blobs.append(Blob.from_content(branch.message))
-    return branch.model_copy(update={"message": None, "blob": blobs[-1].ref})
 
 
 # ---
@@ -225,9 +217,7 @@ class IncomingMessages:
 
     async def _resolve_part(self, part: ContentPart, store_id: str | None) -> ContentPart:
         if isinstance(part, FilePart) and part.data is not None:
-            kept, blobs = move_file_to_blob(part)
-            self.blobs += blobs
-            return kept
+            return move_file_to_blob(part, self.blobs)
         if part.blob is None:
             return part
         if store_id not in (None, self._store_id):
@@ -241,14 +231,6 @@ class IncomingMessages:
         read = await self._chain.load_files([Message(role="user", parts=(part,))])
         size = len(read[part.blob.hash])  # the size that the sender gave may be wrong
         return part.model_copy(update={"blob": BlobRef(hash=part.blob.hash, size=size)})
-
-
-def move_file_to_blob(part: FilePart) -> tuple[FilePart, list[Blob]]:
-    """Return ``part`` with a reference in the place of its bytes, and the blob to write, if any."""
-    if part.data is None:
-        return part, []
-    blob = Blob.from_content(decode_file_data(part))
-    return part.model_copy(update={"data": None, "blob": blob.ref}), [blob]
 
 
 def _build_missing_part(item: NewMessage, part: ContentPart, error: TranscriptCorruptedError) -> TextPart:
@@ -489,23 +471,15 @@ def _move_large_output_to_blobs(output: ModelOutput, blobs: list[Blob], update: 
         return _move_answer_and_text_to_blobs(output, output.finish, blobs)
     if not large:
         return output
-    content = output.finish.content if output.finish else output.text
-    blob = Blob.from_content(content)
-    blobs.append(blob)
+    ref = add_blob(blobs, output.finish.content if output.finish else output.text)
     finish = output.finish.model_copy(update={"content": ""}) if output.finish else None
-    return output.model_copy(update={"text": "", "blob": blob.ref, "finish": finish})
+    return output.model_copy(update={"text": "", "blob": ref, "finish": finish})
 
 
 def _move_answer_and_text_to_blobs(output: ModelOutput, finish: FinalAnswer, blobs: list[Blob]) -> ModelOutput:
     """The same where the answer differs from the reply's text, as a hook or a validator may have changed it."""
-    update: dict[str, Any] = {}
-    if is_large_text(finish.content):
-        blobs.append(Blob.from_content(finish.content))
-        update["finish"] = finish.model_copy(update={"content": "", "blob": blobs[-1].ref})
-    if is_large_text(output.text):
-        blobs.append(Blob.from_content(output.text))
-        update |= {"text": "", "blob": blobs[-1].ref}
-    return output.model_copy(update=update) if update else output
+    output = output.model_copy(update={"finish": move_text_to_blob(finish, "content", blobs)})
+    return move_text_to_blob(output, "text", blobs)
 
 
 def _omit_large_call_arguments(calls: Iterable[Call], blobs: list[Blob]) -> Iterator[Call]:
@@ -526,8 +500,8 @@ def _omit_large_call_arguments(calls: Iterable[Call], blobs: list[Blob]) -> Iter
         elif size > INLINE_BYTES or size > left:
             call = call.model_copy(update={"arguments": None})
             if isinstance(disposition, SubagentCall | TellCall):
-                blobs.append(Blob.from_content(disposition.message))
-                disposition = disposition.model_copy(update={"message": "", "blob": blobs[-1].ref})
+                update = {"message": "", "blob": add_blob(blobs, disposition.message)}
+                disposition = disposition.model_copy(update=update)
                 call = call.model_copy(update={"disposition": disposition})
         else:
             left -= size
