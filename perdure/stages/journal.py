@@ -21,6 +21,7 @@ from ..types.wire import ModelOutput, ToolOutput
 from .event_builders import build_tool_end_events, build_tool_start_events
 from .event_stream import build_event_batch
 from .journal_keys import build_model_key, parse_outcome
+from .retries import retry_store
 from .stage import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 
 CANCELLED_COMMIT_TIMEOUT = 10.0
@@ -118,22 +119,9 @@ class JournalStage:
 
         Failing the attempt instead would lose a paid reply, or the outcome of an effect that cannot be undone.
         """
-        delay, waited = 0.2, False
-        while True:
-            try:
-                first = await self._journal.commit(commit)
-            except StoreError as error:
-                if not error.retryable:
-                    raise
-                waited = True
-                self._report_waiting(f"{type(error).__name__}: {error}")
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, 5.0)
-            else:
-                if waited:
-                    self._report_waiting("")
-                assert first is not None, "a commit with an outcome returns the recorded one"
-                return first
+        first = await retry_store(lambda: self._journal.commit(commit), self._report_waiting)
+        assert first is not None, "a commit with an outcome returns the recorded one"
+        return first
 
 
 async def _run_claimed_tool(call: ToolCall, next: NextTool) -> ToolOutput:
