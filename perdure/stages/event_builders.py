@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from ..agent.xml import to_xml
 from ..loop.finish import REMINDER_ID
 from ..loop.lifecycle import PAUSING_ERRORS
 from ..ports import NewEvent, timestamp
@@ -40,7 +39,7 @@ from ..types.events import (
     ToolStarted,
     TurnEvent,
 )
-from ..types.interface import FINISH_TOOL, Response, parse_output
+from ..types.interface import FINISH_TOOL, Response
 from ..types.limits import LimitUse
 from ..types.messages import FilePart, TextPart
 from ..types.plain_json import measure_json
@@ -69,6 +68,7 @@ from ..types.wire import (
 )
 from .retries import RetryDecision
 from .stage import ModelCall, ModelReply, ToolCall
+from .transcript import build_response, render_as_xml
 
 # ---
 # Events of approvals.
@@ -217,8 +217,7 @@ def _build_message_injected(item: NewMessage, fields: dict[str, Any]) -> Message
     content = item.content
     fields = {**fields, "id": item.id, "by": item.by}
     if isinstance(content, str):
-        plain = parse_output(content) if item.typed else None
-        return MessageInjected(**fields, content=to_xml(plain) if isinstance(plain, dict) else content)
+        return MessageInjected(**fields, content=render_as_xml(content) if item.typed else content)
     if not isinstance(content, tuple):
         return MessageInjected(**fields, blob=content)
     texts = [part for part in content if isinstance(part, TextPart)]
@@ -395,17 +394,8 @@ def build_reply_events(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
     if output.finish is None:
         return events
     reason = "limit" if task.purpose == "force_finish" else output.finish_reason
-    turn = TurnEvent(
-        **fields,
-        state="completed",
-        content=output.finish.content,
-        blob=output.answer_blob,
-        finish_reason=reason,
-        iterations=task.iteration,
-        usage=task.used + output.usage,
-        cost_usd=task.cost_usd if output.cost_usd is None else output.cost_usd + (task.cost_usd or 0.0),
-    )
-    events.append(_build_turn_ended(turn))
+    response = build_response(task, output, output.finish)
+    events.append(_build_turn_ended(response, **fields, state="completed", finish_reason=reason))
     if task.mode == "session":
         events.append(NewEvent(RunEvent(**fields, state="waiting", agent=task.agent)))
     return events
@@ -466,19 +456,9 @@ def build_closing_events(call: ModelCall) -> list[NewEvent]:
         return [*events, NewEvent(paused, key=f"paused/{task.scope}/{task.op}")]
     state = closing.turn or closing.status
     if state != "waiting" and task.task_id:
-        turn = TurnEvent(
-            **fields,
-            **(failure if state == "failed" else {}),
-            state=state,
-            content=response.content,
-            blob=response.blob,
-            finish_reason=response.finish_reason if state == "completed" else None,
-            iterations=response.iterations,
-            usage=response.usage,
-            cost_usd=response.cost_usd,
-            unanswered=response.unanswered,
-        )
-        events.append(_build_turn_ended(turn, task.op))
+        turn_fields = fields | (failure if state == "failed" else {})
+        turn_fields["finish_reason"] = response.finish_reason if state == "completed" else None
+        events.append(_build_turn_ended(response, task.op, **turn_fields, state=state))
     if closing.status != "waiting":
         execution = call.owner.partition("/")[0]
         run = RunEvent(**fields, **failure, state=closing.status, agent=task.agent)
@@ -488,9 +468,18 @@ def build_closing_events(call: ModelCall) -> list[NewEvent]:
     return events
 
 
-def _build_turn_ended(turn: TurnEvent, op: int = 0) -> NewEvent:
+def _build_turn_ended(response: Response, op: int = 0, **fields: Any) -> NewEvent:
     """Build the event of a turn's end. The call that gave the answer may have recorded it already. If a message has
     extended the turn since, without a model call, the ending ``op`` makes the key a new one."""
+    turn = TurnEvent(
+        **fields,
+        content=response.content,
+        blob=response.blob,
+        iterations=response.iterations,
+        usage=response.usage,
+        cost_usd=response.cost_usd,
+        unanswered=response.unanswered,
+    )
     more = f"/{op}" if turn.unanswered else ""
     return NewEvent(turn, key=f"ended/{turn.task_id}/{turn.iterations}/{turn.state}/{turn.finish_reason}{more}")
 

@@ -133,11 +133,16 @@ def _encode_response(task: ModelInput, output: ModelOutput) -> bytes | None:
     if closing is not None:
         failure = {"error_type": closing.error_type, "error": closing.error} if closing.error_type else {}
         return _encode_readable_json({**(closing.response or {}), "head": output.head, **failure})
-    finish, blob = output.finish, output.answer_blob
-    if finish is None:
+    if output.finish is None:
         return None
+    return _encode_readable_json(build_response(task, output, output.finish).model_dump(mode="json", exclude_none=True))
+
+
+def build_response(task: ModelInput, output: ModelOutput, finish: FinalAnswer) -> Response:
+    """Build the response of a turn that ends with the answer ``finish`` of ``output``."""
+    blob = output.answer_blob
     value = build_output(finish.content, typed=finish.typed, called=finish.called, protocol=output.limits.protocol)
-    answer = Response(
+    return Response(
         content=finish.content,
         blob=blob,
         output=None if blob else value,
@@ -153,7 +158,6 @@ def _encode_response(task: ModelInput, output: ModelOutput) -> bytes | None:
         head=output.head,
         store_id=output.store_id,
     )
-    return _encode_readable_json(answer.model_dump(mode="json", exclude_none=True))
 
 
 def _encode_readable_json(result: dict[str, Any]) -> bytes:
@@ -172,12 +176,11 @@ def _encode_readable_json(result: dict[str, Any]) -> bytes:
 
 logger = logging.getLogger("perdure.worker")
 
-RenderTypedText = Callable[[str], Awaitable[str]]
-"""Renders the JSON of a typed input as the text for the model."""
+RenderInput = Callable[[str, Mapping[str, Any]], Awaitable[str]]
 
 
-async def _render_as_xml(text: str) -> str:
-    """Render a typed input as XML, field by field, without the agent's code."""
+def render_as_xml(text: str) -> str:
+    """Render the JSON of a typed input as XML, field by field, without the agent's code."""
     plain = parse_output(text)
     return to_xml(plain) if isinstance(plain, dict) else text
 
@@ -185,10 +188,12 @@ async def _render_as_xml(text: str) -> str:
 class IncomingMessages:
     """Builds the new messages of one model call. ``blobs`` are the files that came in them, and are to be written."""
 
-    def __init__(self, chain: TranscriptChain, store_id: str, render: RenderTypedText = _render_as_xml) -> None:
-        """``render`` renders a typed input as text for the model."""
+    def __init__(
+        self, chain: TranscriptChain, store_id: str, agent: str = "", render: RenderInput | None = None
+    ) -> None:
+        """``render`` renders a typed input of ``agent`` as text for the model; by default as XML."""
         self._chain = chain
-        self._render = render
+        self._agent, self._render_input = agent, render
         self._store_id = store_id
         self.blobs: list[Blob] = []
 
@@ -214,6 +219,12 @@ class IncomingMessages:
             text = "".join(part.text for part in parts if isinstance(part, TextPart))
             return Message.user(await self._render(text), id=item.id, by=item.by)
         return Message(role="user", parts=tuple(parts), id=item.id, by=item.by)
+
+    async def _render(self, text: str) -> str:
+        plain = parse_output(text)
+        if self._render_input is None or not isinstance(plain, dict):
+            return render_as_xml(text)
+        return await self._render_input(self._agent, plain)
 
     async def _resolve_part(self, part: ContentPart, store_id: str | None) -> ContentPart:
         if isinstance(part, FilePart) and part.data is not None:
@@ -242,9 +253,6 @@ def _build_missing_part(item: NewMessage, part: ContentPart, error: TranscriptCo
     return TextPart(text=text)
 
 
-RenderInput = Callable[[str, Mapping[str, Any]], Awaitable[str]]
-
-
 class TranscriptStage:
     """Loads the conversation before the call, and builds the node of its new messages and reply."""
 
@@ -267,7 +275,9 @@ class TranscriptStage:
         check_store_id(task, self._store_id)
         if task.purpose == "remind":
             return await self._run_without_node(call, next)
-        incoming = self._create_incoming_messages(task)
+        # An ending renders a typed input without the agent's code, which may be missing.
+        render = None if task.purpose == "close" else self._render
+        incoming = IncomingMessages(self._chain, self._store_id, task.agent, render)
         conversation = await self._load_conversation(call, incoming)
         reply = await next(conversation)
         if reply.output.branches:
@@ -330,18 +340,6 @@ class TranscriptStage:
         nodes.append(node)
         blobs += node_blobs
         return node.hash
-
-    def _create_incoming_messages(self, task: ModelInput) -> IncomingMessages:
-        """Create the builder of messages. For an ending it renders without the agent's code, which may be missing."""
-        render = self._render
-        if render is None or task.purpose == "close":
-            return IncomingMessages(self._chain, self._store_id)
-
-        async def shown(text: str) -> str:
-            plain = parse_output(text)
-            return await render(task.agent, plain) if isinstance(plain, dict) else text
-
-        return IncomingMessages(self._chain, self._store_id, shown)
 
     async def _read_last_head(self, task: ModelInput) -> str | None:
         """Return the head of the earlier conversation of this id; without one, the task's head."""
