@@ -141,7 +141,7 @@ class ToolActivity:
         agents: Agents,
         author: AuthorLoop,
         resources: Callable[[], Any] = lambda: None,
-        heartbeat: Callable[[], Callable[..., None]] = lambda: _ignore_heartbeat,
+        heartbeat: Callable[[], Callable[..., None]] = lambda: lambda *_: None,
         memory: Callable[[MemoryWrites], Memory] = lambda writes: Memory(writes=writes),
         cancellation: Callable[[], Cancellation] = get_cancellation,
         toolsets: Toolsets | None = None,
@@ -278,10 +278,6 @@ def _bind_tool_call(agent: Agent, tool: Tool, call: ToolCall, context: ToolConte
 
 async def _await_tool_result(value: Awaitable[Any]) -> ResultContent:
     return read_result(await value)
-
-
-def _ignore_heartbeat(*details: Any) -> None:
-    """Do nothing: outside Temporal there are no heartbeats."""
 
 
 def _build_error_output(call: ToolCall, shown: Exception | str, error: Exception | None = None) -> ToolOutput:

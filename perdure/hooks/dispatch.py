@@ -100,16 +100,12 @@ def _marshal_arguments(arguments: Any) -> Any:
 # Running hooks.
 
 
-def _ignore(*_: Any) -> None:
-    """Ignore a returned value, or a failure."""
-
-
 async def run_hooks(
     run: AuthorRunner,
     hooks: Sequence[Hook],
     arguments: HookArguments,
-    on_return: ReturnHandler = _ignore,
-    on_failure: FailureHandler = _ignore,
+    on_return: ReturnHandler = lambda *_: None,
+    on_failure: FailureHandler = lambda *_: None,
 ) -> Veto | None:
     """Run ``hooks`` one after the other; each gets the arguments that ``on_return`` made of the earlier results. Return
     the ``Veto`` of a hook, which skips the hooks after it.
