@@ -41,7 +41,7 @@ from ..types.events import (
 )
 from ..types.interface import FINISH_TOOL, Response
 from ..types.limits import LimitUse
-from ..types.messages import FilePart, TextPart
+from ..types.messages import FilePart, TextPart, copy_shared
 from ..types.plain_json import measure_json
 from ..types.tool_calls import (
     ActivityCall,
@@ -147,16 +147,9 @@ def build_branches_started(task: ModelInput, output: ModelOutput, fields: dict[s
 def build_branches_completed(task: ModelInput, fields: dict[str, Any]) -> Iterator[NewEvent]:
     """Build the events of the outcomes of the branches that the step has waited for."""
     for outcome in task.branches:
-        event = BranchCompleted(
-            **fields,
-            iteration=task.iteration,
-            agent=outcome.agent,
-            child_context_id=f"{task.context_id}/{outcome.op}",
-            content=outcome.content,
-            blob=outcome.blob,
-            error_type=outcome.error_type,
-            error=outcome.error,
-        )
+        child = f"{task.context_id}/{outcome.op}"
+        shared = copy_shared(outcome, BranchCompleted)
+        event = BranchCompleted(**fields, **shared, iteration=task.iteration, child_context_id=child)
         yield NewEvent(event, key=f"branch/{task.scope}/{outcome.op}")
 
 
@@ -196,15 +189,8 @@ def build_input_events(call: ModelCall, fields: dict[str, Any]) -> Iterator[NewE
                 if item.decided.state == "approved":  # a client was to run the call from then on
                     yield NewEvent(ToolStarted(**fields, call_id=item.call_id, name=item.name), key=f"began/{key}")
             if item.key is None:
-                result = ToolCompleted(
-                    **fields,
-                    call_id=item.call_id,
-                    name=item.name,
-                    content=item.text or "",
-                    blob=item.blob,
-                    is_error=item.is_error,
-                    answered_by=item.answered_by or None,
-                )
+                changes = {"content": item.text or "", "answered_by": item.answered_by or None}
+                result = ToolCompleted(**fields, **copy_shared(item, ToolCompleted, **changes))
                 yield NewEvent(result, key=build_result_event_key(task.scope, head, item.call_id))
         elif item.id != REMINDER_ID:
             plain = json.dumps(item.model_dump(mode="json", exclude_none=True), sort_keys=True)
@@ -321,12 +307,9 @@ def build_tool_end_events(call: ToolCall, output: ToolOutput) -> list[NewEvent]:
         return [NewEvent(callback, key=f"asked/{call.key}")]
     event = ToolCompleted(
         **fields,
+        **copy_shared(output, ToolCompleted, content=output.content or ""),
         call_id=task.call_id,
         name=task.name,
-        content=output.content or "",
-        blob=output.blob,
-        files=output.files,
-        is_error=output.is_error,
         answered_by=(task.side.answered_by or None) if isinstance(task.side, AfterExternalCall) else None,
     )
     return [NewEvent(event, key=build_result_event_key(task.scope, task.head, task.call_id))]
@@ -366,18 +349,8 @@ def build_reply_events(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
         return list(_build_conversation_compacted(call, reply))
     if output.branches:
         return list(build_branches_started(task, output, fields))
-    completed = ModelCompleted(
-        **fields,
-        iteration=task.iteration,
-        model=output.model,
-        text=output.text,
-        blob=output.blob,
-        calls=tuple(CallSaid(id=one.id, name=one.name, arguments=one.arguments) for one in output.calls),
-        finish_reason=output.finish_reason,
-        usage=output.usage,
-        cost_usd=output.cost_usd,
-        head=output.head,
-    )
+    calls = tuple(CallSaid(**copy_shared(call, CallSaid)) for call in output.calls)
+    completed = ModelCompleted(**fields, **copy_shared(output, ModelCompleted, calls=calls), iteration=task.iteration)
     steps = [NewEvent(step.model_copy(update=fields)) for step in reply.step_events]
     events = [*steps, *_build_messages_withheld(call, reply), NewEvent(completed)]
     if task.purpose == "call":  # the loop runs no call of another reply, and none of them waits
