@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +10,12 @@ from datetime import UTC, datetime
 from typing import Literal, Protocol, TypeVar
 
 from ..types.events import Event, Span
-from ..types.messages import BlobRef, Message
+from ..types.messages import BlobRef, Data, File, FilePart, Message, decode_file_data
 from ..types.subagents import Lineage, PathStep
+from ..types.wire import is_large_text
 
 V = TypeVar("V")
+DataT = TypeVar("DataT", bound=Data)
 
 # ---
 # The event log: one order of events per conversation for all writers, and a way to follow it.
@@ -158,6 +161,38 @@ class Blob:
     def ref(self) -> BlobRef:
         """The reference that replaces it."""
         return BlobRef(hash=self.hash, size=len(self.body))
+
+
+def add_blob(blobs: list[Blob], content: str | bytes) -> BlobRef:
+    """Add the blob of ``content`` to ``blobs``, and return its reference."""
+    blobs.append(Blob.from_content(content))
+    return blobs[-1].ref
+
+
+def move_file_to_blob(part: FilePart, blobs: list[Blob]) -> FilePart:
+    """Replace the bytes of ``part``, if it has them, by a reference to a blob, which is added to ``blobs``. Raises
+    ``InvalidInputError``."""
+    if part.data is None:
+        return part
+    return part.model_copy(update={"data": None, "blob": add_blob(blobs, decode_file_data(part))})
+
+
+async def record_file(file: File, blobs: list[Blob]) -> FilePart:
+    """Return the part of ``file``. Its bytes, if it has them, are added to ``blobs``."""
+    if file.data is None:
+        return file.part
+    blob = await asyncio.to_thread(Blob.from_content, file.data)  # hashing: 20 ms for 20 MB
+    blobs.append(blob)
+    return FilePart(media_type=file.media_type, name=file.name, blob=blob.ref)
+
+
+def move_text_to_blob(model: DataT, field: str, blobs: list[Blob], empty: str | None = "") -> DataT:
+    """Replace a text above ``INLINE_BYTES`` in ``field`` of ``model`` by ``empty``, and by a reference in ``blob``. Its
+    blob is added to ``blobs``."""
+    text = getattr(model, field)
+    if text is None or not is_large_text(text):
+        return model
+    return model.model_copy(update={field: empty, "blob": add_blob(blobs, text)})
 
 
 @dataclass(frozen=True, slots=True)

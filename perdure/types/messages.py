@@ -32,6 +32,12 @@ class Data(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
+def copy_shared(source: BaseModel, target: type[BaseModel], **changes: Any) -> dict[str, Any]:
+    """Return the fields that ``source`` and ``target`` both have, with the values of ``source``, and ``changes``."""
+    shared = target.model_fields.keys() & type(source).model_fields.keys() - changes.keys()
+    return {name: getattr(source, name) for name in target.model_fields if name in shared} | changes
+
+
 class BlobRef(Data):
     """Reference to bytes in the store that are too large for a message or for history."""
 
