@@ -36,13 +36,7 @@ from ..tools import (
 from ..tools.memory import MemoryWrites
 from ..types.messages import File, FilePart
 from ..types.plain_json import find_json_flaw, measure_json
-from ..types.tool_calls import (
-    MAX_QUESTIONS,
-    AfterExternalCall,
-    BeforeExternalCall,
-    Clearance,
-    Question,
-)
+from ..types.tool_calls import MAX_QUESTIONS, AfterExternalCall, BeforeExternalCall, Clearance, Question
 from ..types.wire import REMOTE_BYTES, ToolOutput
 from .agents import Agents
 from .author_loop import AuthorLoop, OverdueError

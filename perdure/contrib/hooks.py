@@ -28,19 +28,6 @@ from ..types.compaction import Compaction
 from ..types.limits import check_whole_number
 from ..types.messages import Message, Part, TextPart, ThinkingPart, ToolResultPart, Usage
 
-__all__ = [
-    "SECRETS",
-    "AuditLog",
-    "TokenCollector",
-    "ToolUsage",
-    "audit_log",
-    "auto_summarise",
-    "check_audit_log",
-    "notify_every",
-    "redact",
-    "warn_on_tokens",
-]
-
 logger = logging.getLogger("perdure.hooks")
 
 _TAIL_CHUNK_BYTES = 64 * 1024
