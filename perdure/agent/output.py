@@ -10,11 +10,11 @@ from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
-from pydantic_core import to_json
 
 from ..errors import DefinitionError, ParseError
 from ..ports import ToolSpec
 from ..tools.json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
+from ..tools.signature import dump_arguments
 from ..types.interface import FINISH_TOOL
 from ..types.messages import clean_text
 from ..types.plain_json import find_json_flaw
@@ -63,7 +63,7 @@ class OutputType:
     def read_arguments(self, arguments: Mapping[str, Any]) -> Any:
         """Read the value from the model's arguments. Runs the author's validators. Raises ``OutputError``."""
         try:
-            value = self._arguments_adapter.validate_json(_encode_finish_arguments(arguments))
+            value = self._arguments_adapter.validate_json(dump_arguments(arguments))
         except ValidationError as error:
             title = f"the arguments of {FINISH_TOOL} are not valid:"
             raise OutputError(explain_validation_error(error, title, self.schema.get("properties", {}))) from error
@@ -154,13 +154,6 @@ def _inline_root_reference(schema: dict[str, Any]) -> dict[str, Any]:
         return schema
     defs = schema.get("$defs", {})
     return {**defs.get(reference.rpartition("/")[2], {}), "$defs": defs}
-
-
-def _encode_finish_arguments(arguments: Mapping[str, Any]) -> bytes:
-    try:
-        return to_json(arguments)
-    except ValueError:  # a lone surrogate
-        return clean_text(json.dumps(arguments, ensure_ascii=False)).encode()
 
 
 # ---
