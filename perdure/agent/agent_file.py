@@ -102,10 +102,8 @@ def _check_keywords(schema: Mapping[str, Any], kind: Any, where: str) -> str:
             f"{where}: {unknown[0]!r} is not supported", hint="Give each value's type, and its items or properties."
         )
     if not isinstance(kind, str) or kind not in _TYPE_KEYWORDS:
-        raise DefinitionError(
-            f"{where}.type: {kind!r:.60} is not one of {', '.join(_TYPE_KEYWORDS)}, or a list of them",
-            hint="Give the type of each value.",
-        )
+        problem = f"{where}.type: {kind!r:.60} is not one of {', '.join(_TYPE_KEYWORDS)}, or a list of them"
+        raise DefinitionError(problem, hint="Give the type of each value.")
     if unknown := sorted(schema.keys() - _COMMON_KEYWORDS - _TYPE_KEYWORDS[kind]):
         known = ", ".join(sorted(_COMMON_KEYWORDS | _TYPE_KEYWORDS[kind]))
         raise DefinitionError(

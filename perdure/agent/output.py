@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,6 +19,7 @@ from ..types.interface import FINISH_TOOL
 from ..types.messages import clean_text
 from ..types.plain_json import find_json_flaw
 from ..types.wire import FinalAnswer
+from .validation import validate_list
 from .xml import build_template, parse_filled_template
 
 TEMPLATE_ROOT = "finish"
@@ -178,12 +179,8 @@ class OutputValidator:
 
 def build_output_validators(agent: str, validators: Any) -> tuple[OutputValidator, ...]:
     """Build the ``validators`` of ``agent``. Raises ``DefinitionError`` for an invalid one."""
-    if callable(validators) or isinstance(validators, str) or not isinstance(validators, Iterable):
-        raise DefinitionError(
-            f"agent {agent!r}: output_validators must be a list, not {validators!r:.100}",
-            hint="For instance output_validators=[check].",
-        )
-    return tuple(build_output_validator(agent, validator) for validator in validators)
+    listed = validate_list(agent, "output_validators", validators, "[check]")
+    return tuple(build_output_validator(agent, validator) for validator in listed)
 
 
 def build_output_validator(agent: str, fn: Any) -> OutputValidator:

@@ -178,19 +178,6 @@ def deny(tool: str, /, **arguments: Any) -> Rule:
     return _build_rule("deny", tool, arguments, None)
 
 
-def validate_rules(name: str, rules: Any) -> tuple[Rule, ...]:
-    """Validate the ``approvals`` of agent ``name``. Raises ``DefinitionError``."""
-    if isinstance(rules, str | Mapping | Rule) or not isinstance(rules, Iterable):
-        hint = 'For instance approvals=[allow("read_*"), ask("*")].'
-        raise DefinitionError(f"agent {name!r}: approvals must be a list of rules, not {rules!r:.100}", hint=hint)
-    listed = tuple(rules)
-    for rule in listed:
-        if not isinstance(rule, Rule):
-            hint = "Rules are made by allow(), ask() and deny()."
-            raise DefinitionError(f"agent {name!r}: {rule!r:.100} is not a rule", hint=hint)
-    return listed
-
-
 def find_rule(rules: Iterable[Rule], name: str, call_arguments: CallArguments) -> Rule | None:
     """Find the rule that decides: the first that matches. If it is unknown whether an ask or deny rule matches, the
     call waits for approval, on the terms of all rules that may match, unless a later rule denies it."""

@@ -136,14 +136,10 @@ def build_compaction_settings(name: str, given: Any) -> CompactionSettings | Non
     by_kind: dict[str, Any] = {}
     for compaction in [given] if is_single else given:
         if not isinstance(compaction, Compaction) or not compaction._kind:
-            raise DefinitionError(
-                f"agent {name!r}: compaction must be a Compaction or a list of them, not {compaction!r:.100}",
-                hint="For instance compaction=Compaction.window(tokens=100_000).",
-            )
+            problem = f"agent {name!r}: compaction must be a Compaction or a list of them, not {compaction!r:.100}"
+            raise DefinitionError(problem, hint="For instance compaction=Compaction.window(tokens=100_000).")
         if compaction._kind in by_kind:
-            raise DefinitionError(
-                f"agent {name!r}: compaction has {compaction._kind} twice",
-                hint="Give each kind once; they work together.",
-            )
+            hint = "Give each kind once; they work together."
+            raise DefinitionError(f"agent {name!r}: compaction has {compaction._kind} twice", hint=hint)
         by_kind[compaction._kind] = compaction
     return CompactionSettings(**by_kind) if by_kind else None
