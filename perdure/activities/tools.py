@@ -35,13 +35,7 @@ from ..tools import (
 )
 from ..tools.memory import MemoryWrites
 from ..types.plain_json import find_json_flaw, measure_json
-from ..types.tool_calls import (
-    MAX_QUESTIONS,
-    AfterExternalCall,
-    BeforeExternalCall,
-    Clearance,
-    Question,
-)
+from ..types.tool_calls import MAX_QUESTIONS, AfterExternalCall, BeforeExternalCall, Clearance, Question
 from ..types.wire import REMOTE_BYTES, ToolOutput
 from .agents import Agents
 from .author_loop import AuthorLoop, OverdueError

@@ -11,8 +11,9 @@ from ..types.interface import Start, UserMessage
 from ..types.limits import Bounds, RunLimits
 from ..types.messages import copy_shared
 from ..types.plain_json import measure_json
-from ..types.state import Pause, RunState, TurnAnswer, TurnFailure, read_state
+from ..types.state import Pause, RunState, TurnAnswer, read_state
 from ..types.validation_errors import describe_validation_error
+from ..types.wire import TurnFailure
 from .apply import carry_results, drop_reminder, end_turn_at_limit
 from .children import drop_branches, list_running_branches
 from .external_calls import describe_withheld_result

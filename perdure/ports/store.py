@@ -113,7 +113,6 @@ class EventLog(Protocol):
 
         If this raises, nothing was written, and the batch may be appended again.
         """
-        ...
 
     async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
@@ -123,12 +122,10 @@ class EventLog(Protocol):
 
         At most ``limit``, fewer if they are large; none only if there are none.
         """
-        ...
 
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
         """Wait, ``timeout`` seconds at most, for a number after ``after`` in the stream of the conversation's events,
         possibly of another run there; return the last number by then, 0 if there is none."""
-        ...
 
 
 # ---
@@ -288,7 +285,6 @@ class Journal(Protocol):
 
     async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
         """Return the recorded outcomes among ``keys``."""
-        ...
 
     async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
         """Record the intent of ``owner`` (one attempt) to act, and with it, if it is ``new``, ``events``.
@@ -296,7 +292,6 @@ class Journal(Protocol):
         The first owner gets ``new``, and so does the same owner asking twice. Another owner gets ``begun``, or with
         ``again`` (an idempotent tool) takes the claim over and gets ``new``. If there is a recorded outcome: ``done``.
         """
-        ...
 
     async def commit(self, commit: Commit) -> bytes | None:
         """Write everything in one transaction; existing nodes and blobs count as written.
@@ -305,7 +300,6 @@ class Journal(Protocol):
         nothing of this commit's run row, turn, memory and events is written. None without an outcome. A run row or turn
         with an earlier ``asked_at`` than the recorded one is dropped; the rest is written.
         """
-        ...
 
 
 class Transcripts(Protocol):
@@ -316,11 +310,9 @@ class Transcripts(Protocol):
 
         Raises ``TranscriptCorruptedError`` when a node is missing.
         """
-        ...
 
     async def read_blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
         """Return the blobs that exist, by hash."""
-        ...
 
 
 class Cache(Protocol[V]):
@@ -328,11 +320,9 @@ class Cache(Protocol[V]):
 
     def get(self, key: str) -> V | None:
         """Return the value, or None if it is not cached."""
-        ...
 
     def put(self, key: str, value: V, size: int) -> None:
         """Keep ``value``, of ``size`` bytes."""
-        ...
 
 
 class TranscriptChain(Protocol):
@@ -340,19 +330,15 @@ class TranscriptChain(Protocol):
 
     async def load(self, head: str | None) -> list[Message]:
         """Load the conversation up to ``head``, with the texts of blobs. Raises ``TranscriptCorruptedError``."""
-        ...
 
     def extend(self, head: str | None, messages: Sequence[Message]) -> tuple[Node, list[Blob]]:
         """Build the node that follows ``head``, and the blobs that it refers to; nothing is written."""
-        ...
 
     def remember(self, node: Node, messages: Sequence[Message]) -> None:
         """Cache a node, so that the next load does not read it."""
-        ...
 
     async def resolve_blob(self, ref: BlobRef) -> str:
         """Return the text of a blob. Raises ``TranscriptCorruptedError``."""
-        ...
 
     async def load_files(
         self, messages: Iterable[Message], known: Mapping[str, bytes] | None = None
@@ -362,7 +348,6 @@ class TranscriptChain(Protocol):
 
         Raises ``TranscriptCorruptedError`` for one that is missing or altered.
         """
-        ...
 
 
 class Runs(Protocol):
@@ -370,11 +355,9 @@ class Runs(Protocol):
 
     async def get_run(self, context_id: str) -> RunRow | None:
         """Return one row, or None."""
-        ...
 
     async def list_runs(self, *, agent: str | None = None, status: str | None = None, limit: int = 100) -> list[RunRow]:
         """List rows, the newest first."""
-        ...
 
 
 class Turns(Protocol):
@@ -382,11 +365,9 @@ class Turns(Protocol):
 
     async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
         """Return one row, without ``messages``, or None."""
-        ...
 
     async def find_message_turn(self, context_id: str, message_id: str) -> str | None:
         """Return the ``task_id`` of the first turn that took the message of that id."""
-        ...
 
 
 class SharedMemory(Protocol):
@@ -394,11 +375,9 @@ class SharedMemory(Protocol):
 
     async def recall(self, namespace: str, key: str) -> bytes | None:
         """Return one value, or None."""
-        ...
 
     async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
         """Return the values whose key begins with ``prefix``, in the order of their keys (by code points)."""
-        ...
 
 
 class Store(Journal, Transcripts, Runs, Turns, SharedMemory, EventLog, Protocol):
@@ -416,8 +395,6 @@ class Store(Journal, Transcripts, Runs, Turns, SharedMemory, EventLog, Protocol)
         If there is no store, one is made; without ``create``, reads then find nothing and writes raise ``StoreError``
         until it has been made. Another call checks whether it has been made.
         """
-        ...
 
     async def close(self) -> None:
         """Close the connections."""
-        ...

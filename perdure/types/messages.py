@@ -389,10 +389,8 @@ class File:
 
     def __init__(self, data: bytes, media_type: str | None = None, name: str | None = None) -> None:
         if not isinstance(data, bytes | bytearray | memoryview):
-            raise InvalidInputError(
-                f"a file's data is bytes, not {type(data).__name__}",
-                hint="For a file on disk: File.read(path). For one that the model's API fetches: File.at(url).",
-            )
+            hint = "For a file on disk: File.read(path). For one that the model's API fetches: File.at(url)."
+            raise InvalidInputError(f"a file's data is bytes, not {type(data).__name__}", hint=hint)
         data = bytes(data)
         if not data:
             raise InvalidInputError(
@@ -551,8 +549,6 @@ def _guess_media_type(data: bytes, name: str | None) -> str:
     try:
         data.decode()
     except UnicodeDecodeError:
-        raise InvalidInputError(
-            f"cannot tell the media type of {f'{name!r:.200}' if name else f'{len(data):,} bytes'}",
-            hint='Give it: File(data, media_type="image/png").',
-        ) from None
+        problem = f"cannot tell the media type of {f'{name!r:.200}' if name else f'{len(data):,} bytes'}"
+        raise InvalidInputError(problem, hint='Give it: File(data, media_type="image/png").') from None
     return "text/plain"
