@@ -21,15 +21,7 @@ from ..loop.transcript import build_closing_messages
 from ..ports import Blob, Commit, Journal, Node, RunRow, Runs, TranscriptChain, TurnRow
 from ..ports.store import add_blob, move_file_to_blob, move_text_to_blob
 from ..types.interface import Response, parse_output
-from ..types.messages import (
-    BlobRef,
-    ContentPart,
-    FilePart,
-    Message,
-    TextPart,
-    ToolResultPart,
-    Withheld,
-)
+from ..types.messages import BlobRef, ContentPart, FilePart, Message, TextPart, ToolResultPart, Withheld
 from ..types.plain_json import measure_json
 from ..types.subagents import BranchOutcome, TellCall
 from ..types.tool_calls import AnsweredCall, Call, CallbackCall, RefusedCall, RemoteCall, SubagentCall
