@@ -154,8 +154,7 @@ class RunLimits(TurnLimits):
 class Definition(BaseModel):
     """Base of an author's settings: a wrong one raises ``DefinitionError``, which names the field."""
 
-    # Built when first used: most processes that import perdure use few of these.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     @model_validator(mode="wrap")
     @classmethod
