@@ -50,7 +50,7 @@ def _build_interface_schemas(kind: SchemaKind | None) -> dict[str, Any]:
         "turn": (TurnStatus, "serialization"),
         "response": (Response, "serialization"),
     }
-    schemas = {
+    schemas: dict[str, Any] = {
         name: _add_field_descriptions(TypeAdapter(type_).json_schema(mode=mode))
         for name, (type_, mode) in types.items()
         if kind in (None, name)
