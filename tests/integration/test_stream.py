@@ -245,6 +245,10 @@ async def test_a_client_without_the_agent_gets_plain_json_or_the_type_that_it_na
             await anext(client.run(typed.id, output=list[int]).stream_output())
         with pytest.raises(DefinitionError, match=rf"run '{typed.id}': output=.* is a value"):
             client.run(typed.id, output=Outline())
+        with pytest.raises(DefinitionError, match=r"agent 'outliner': output=.* is a value"):
+            await client.start("outliner", "Go.", id="never-started", output=Outline())
+        with pytest.raises(RunNotFoundError):
+            await client.run("never-started").status()
 
 
 async def test_an_answer_that_is_rejected_is_followed_by_another(engine: Engine) -> None:
