@@ -138,7 +138,7 @@ async def test_typed(loopback: Loopback) -> None:
 async def test_stream_output(loopback: Loopback) -> None:
     points = ["What fails", "What is kept", "What goes on"]
     loopback.model.rule = lambda _: Call("__finish__", {"title": "Agents that last", "points": points})
-    out = succeeded(await loopback.python(EXAMPLES / "49_stream_output.py")).splitlines()
+    out = succeeded(await loopback.python(EXAMPLES / "51_stream_output.py")).splitlines()
     assert out[-4:] == ["Agents that last: 3 points", *(f"- {point}" for point in points)], "\\r is a line break here"
 
 
