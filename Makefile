@@ -66,7 +66,7 @@ ifeq ($(strip $(ARGS)),)
 	@$(PY) scripts/run_tests.py rest
 endif
 
-lint: venv ## style, types, imports, lengths, determinism, small modules
+lint: venv ## style, types, imports, lengths, determinism, small modules, API reference
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -75,10 +75,12 @@ lint: venv ## style, types, imports, lengths, determinism, small modules
 	$(PY) scripts/lint_determinism.py
 	$(PY) scripts/lint_cycles.py
 	$(PY) scripts/lint_small_modules.py
+	$(PY) scripts/reference.py --check
 
-fmt: venv ## format, and fix what ruff can fix
+fmt: venv ## format, fix what ruff can fix, write the API reference
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+	$(PY) scripts/reference.py
 
 check: lint test ## lint, then test: before a commit
 
