@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup venv server demo test test-all lint fmt check docs bench lock clean
+.PHONY: help setup venv server demo test test-all lint fmt check docs pictures bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' Makefile
@@ -88,6 +88,10 @@ check: lint test ## lint, then test: before a commit
 docs: venv ## the documentation's site, into build/docs
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict $(ARGS)
 	@echo "build/docs/index.html (the search needs a server: $(PY) -m http.server -d build/docs)"
+
+pictures: setup ## draw docs/pictures, and record `perdure demo` for it
+	@$(PY) scripts/pictures.py
+	@$(PY) -m scripts.record_demo
 
 bench: setup ## perdure against bare Temporal, as ratios
 	@$(PY) -m benchmarks $(ARGS)

@@ -70,14 +70,14 @@ def resolved(page: Path, link: str) -> Path | None:
 
 
 def uri_of(target: Path) -> str:
-    """The page of a file or folder."""
+    """The page of a file or folder. A picture stays what it is."""
     if target.is_relative_to(DOCS):
         name = target.relative_to(DOCS).as_posix()
     else:
         name = f"{FOLDER}/{target.relative_to(ROOT).as_posix()}"
     if target.is_dir():
         return f"{name}/README.md"
-    return name if target.suffix == ".md" else f"{name}.md"
+    return name if target.suffix in (".md", ".svg") else f"{name}.md"
 
 
 def content(target: Path) -> str:
