@@ -2,6 +2,7 @@
 # CI runs `make lint test test-all`. Extra arguments: make test ARGS="tests/unit -k loop"
 
 LOCK   := requirements/dev.txt
+EVALS  := requirements/evals.txt
 VENV   := .venv
 # Of a PYTHON that is named, .venv where that is its version or there is none; another version has a folder of its own.
 ifneq ($(origin PYTHON), undefined)
@@ -32,14 +33,15 @@ setup: venv server ## .venv with everything in it, and the Temporal dev server
 venv: $(VENV)/.perdure ## .venv alone, without the dev server
 
 # Two stamps: a changed lock installs packages, a changed pyproject only perdure's own metadata.
-$(VENV)/.lock: $(LOCK)
+$(VENV)/.lock: $(LOCK) $(EVALS)
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "perdure needs Python 3.11 or newer; found: $$(python3 --version 2>&1 || true)." >&2; \
 		echo "Install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 1; fi
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
 		echo "$(PYTHON) cannot create a virtual environment (on Debian: apt install python3-venv)." >&2; exit 1; }
 	@echo "installing $(LOCK) into $(VENV)"
-	@$(PY) -m pip install --quiet --require-hashes -r $(LOCK)
+	@$(PY) -m pip install --quiet --no-warn-conflicts --require-hashes -r $(LOCK)
+	@$(PY) -m pip install --quiet --no-deps --require-hashes -r $(EVALS)
 	@touch $@
 
 $(VENV)/.perdure: $(VENV)/.lock pyproject.toml
