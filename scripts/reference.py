@@ -135,7 +135,7 @@ def render_members(subject: griffe.Class, region: Region) -> Iterator[str]:
 
 def render_field(field: griffe.Attribute) -> str:
     """An item of a list: ``- `name: type = default` ``, and what it means."""
-    code = f"{field.name}: {field.annotation}" if field.annotation else field.name
+    code = f"{field.name}: {render_annotation(field.annotation)}" if field.annotation else field.name
     code = _TEXT.sub(r'"\1"', code)
     default = find_default(field)
     code += f" = {default}" if default and "property" not in field.labels else ""
@@ -157,6 +157,29 @@ def find_default(field: griffe.Attribute) -> str | None:
 # Signatures and docstrings.
 
 
+def render_annotation(annotation: griffe.Expr | str | None) -> str:
+    """A type as its reader knows it: ``int`` for an alias of ``Annotated[int, …]``."""
+    text = str(annotation)
+    for name in annotation.iterate(flat=True) if isinstance(annotation, griffe.Expr) else ():
+        if isinstance(name, griffe.ExprName) and (plain := find_plain_type(name)) is not None:
+            text = re.sub(rf"\b{name.name}\b", plain, text)
+    return text
+
+
+def find_plain_type(name: griffe.ExprName) -> str | None:
+    """What an alias annotates, where it is no union of messages or events, which have a name for a reason."""
+    try:
+        value = load_package()[name.canonical_path].value
+    except (KeyError, AttributeError, griffe.AliasResolutionError):
+        return None
+    if not isinstance(value, griffe.ExprSubscript) or str(value.left) != "Annotated":
+        return None
+    plain = value.slice.elements[0] if isinstance(value.slice, griffe.ExprTuple) else value.slice
+    names = plain.iterate(flat=True) if isinstance(plain, griffe.Expr) else ()
+    paths = [each.canonical_path for each in names if isinstance(each, griffe.ExprName)]
+    return None if any(path.startswith("perdure.") for path in paths) else str(plain)
+
+
 def render_signature(subject: griffe.Object) -> str:
     """A block of Python: the signature, of an overloaded function each. ``py``: the tests run blocks of ``python``."""
     lines: list[str] = []
@@ -167,7 +190,7 @@ def render_signature(subject: griffe.Object) -> str:
         lines = [*render_class(subject)]
     elif isinstance(subject, griffe.Attribute):
         value = f" = {subject.value}" if subject.value is not None and len(str(subject.value)) < 2 * LINE_LENGTH else ""
-        lines = [f"{subject.name}{f': {subject.annotation}' if subject.annotation else ''}{value}"]
+        lines = [f"{subject.name}{f': {render_annotation(subject.annotation)}' if subject.annotation else ''}{value}"]
     return _TEXT.sub(r'"\1"', "```py\n" + "\n".join(lines) + "\n```") if lines else ""
 
 
@@ -179,7 +202,7 @@ def render_function(function: griffe.Function) -> Iterator[str]:
     yield format_call(
         f"{'async ' if 'async' in function.labels else ''}def {function.name}",
         function.parameters,
-        f" -> {function.returns}" if function.returns else "",
+        f" -> {render_annotation(function.returns)}" if function.returns else "",
     )
 
 
@@ -218,7 +241,7 @@ def format_parameter(parameter: griffe.Parameter) -> str:
     """``name: type = default``."""
     stars = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}
     text = (stars.get(parameter.kind, "") if parameter.kind else "") + parameter.name
-    text += f": {parameter.annotation}" if parameter.annotation is not None else ""
+    text += f": {render_annotation(parameter.annotation)}" if parameter.annotation is not None else ""
     if parameter.default is None or text.startswith("*"):
         return text
     return f"{text} = {parameter.default}" if parameter.annotation is not None else f"{text}={parameter.default}"
