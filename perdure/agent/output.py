@@ -7,13 +7,15 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol, overload
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic_core import to_json
+from typing_extensions import TypeVar
 
 from ..errors import DefinitionError, ParseError
 from ..ports import ToolSpec
+from ..tools.context import ContextT_contra, P, ReturnT_co, RunContext
 from ..tools.json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
 from ..types.interface import FINISH_TOOL
 from ..types.messages import clean_text
@@ -165,6 +167,27 @@ def _encode_finish_arguments(arguments: Mapping[str, Any]) -> bytes:
 
 # ---
 # Output validators: functions of the author's that check an answer before it is accepted.
+
+
+OutputT_contra = TypeVar("OutputT_contra", default=Any, contravariant=True)
+
+
+class ValidatesOutput(Protocol[P, ReturnT_co, OutputT_contra]):
+    """A validator for type checkers: the function as it is, and what it is called with."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ReturnT_co: ...
+    @overload
+    def __call__(self, output: OutputT_contra, /) -> Any: ...
+
+
+class ValidatesOutputInContext(Protocol[P, ReturnT_co, OutputT_contra, ContextT_contra]):
+    """A validator that takes a context."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ReturnT_co: ...
+    @overload
+    def __call__(self, output: OutputT_contra, ctx: RunContext[ContextT_contra], /) -> Any: ...
 
 
 _VALIDATOR_SIGNATURE_HINT = "It takes the output, or the output and a RunContext: def check(output, ctx): …"

@@ -5,17 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
+from typing_extensions import TypedDict
+
 from ..errors import DefinitionError
 from ..ports import ModelRef, Toolset
 from ..ports.model import NAME_PATTERN
 from ..ports.toolset import ON_CHANGE_VALUES
 from ..providers.pricing import has_price
 from ..providers.registry import check_settings, check_stream, parse_model
-from ..types.compaction import CompactionSettings, build_compaction_settings
-from ..types.interface import FinishProtocol
+from ..tools import Rule
+from ..types.compaction import Compaction, CompactionSettings, build_compaction_settings
+from ..types.interface import FinishProtocol, OnLimit
 from ..types.limits import DEFAULT_ITERATIONS, Limits, check_whole_number
 
 DEFAULT_PARSE_RETRIES = 2
+
+
+class AgentOptions(TypedDict, total=False):
+    """The arguments of ``Agent`` that have nothing to do with its types, for the overloads of these."""
+
+    description: str
+    input: Any
+    toolsets: Sequence[Toolset]
+    settings: Mapping[str, Any] | None
+    provider_options: Mapping[str, Any] | None
+    finish: FinishProtocol | None
+    parse_retries: int
+    max_iterations: int | None
+    on_limit: OnLimit
+    limits: Limits | None
+    compaction: Compaction | Sequence[Compaction] | None
+    approvals: Sequence[Rule]
 
 
 def validate_agent_name(name: Any) -> str:

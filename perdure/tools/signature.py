@@ -43,6 +43,8 @@ class FunctionSignature:
     """The parameters that the model fills in, with resolved annotations."""
     context: str | None
     """Name of the parameter that takes the context."""
+    context_hint: Any = None
+    """Its resolved annotation."""
 
     def build_error(self, reason: str, hint: str) -> DefinitionError:
         """Build the error that names the tool, its location, what is wrong and the way out."""
@@ -73,21 +75,23 @@ def read_signature(fn: Any) -> FunctionSignature:
     # What a partial has bound is the author's choice, maybe a secret: the model neither sees nor sets it.
     bound = fn.keywords if isinstance(fn, partial) else {}
     parameters: list[Parameter] = []
-    contexts: list[str] = []
+    contexts: dict[str, Any] = {}
     for declaration in declarations:
         if declaration.name in bound:
             continue
         parameter = _read_parameter(declaration, function, build_error)
         if _is_context_hint(parameter.annotation):
-            contexts.append(parameter.name)
+            contexts[parameter.name] = parameter.annotation
         else:
             parameters.append(parameter)
     if len(contexts) > 1:
         names = " and ".join(map(repr, contexts))
         raise build_error(f"{names} both take the context", "Keep one context parameter.")
     text, parameter_texts = _read_docstrings(fn, [parameter.name for parameter in parameters])
-    context = contexts[0] if contexts else None
-    return FunctionSignature(name, where, text, parameter_texts, _is_async(fn), tuple(parameters), context)
+    is_async, context = _is_async(fn), next(iter(contexts), None)
+    return FunctionSignature(
+        name, where, text, parameter_texts, is_async, tuple(parameters), context, contexts.get(context or "")
+    )
 
 
 def _build_not_a_function_error(fn: Any) -> DefinitionError:
