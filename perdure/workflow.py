@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 from temporalio import workflow
+from temporalio.exceptions import ApplicationError
 
-from .errors import InvalidInputError
+from .errors import InvalidInputError, ParseError
 from .types.interface import WORKFLOW_TYPE, OutputT, Response
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ async def run_agent(
     Temporal's for a child workflow. If the workflow is cancelled, the run closes its transcript first.
 
     The ``output`` of an agent that is given as an object has the agent's output type, whose validators run here, in the
-    workflow; of one that is given by its name it is plain JSON.
+    workflow (``ApplicationError`` of type ``ParseError`` if it does not fit); by the name it is plain JSON.
 
     The response has no ``messages``, and a long answer is only in ``blob``: a client with the store has both. Raises
     ``temporalio.exceptions.ChildWorkflowError``; the ``type`` of its ``cause`` is the class of the error. Raises
@@ -96,4 +97,7 @@ async def run_agent(
     response: Response[Any] = Response.model_validate_json(json.dumps(raw))
     if isinstance(agent, str) or not response.typed or response.blob is not None:
         return response
-    return response.model_copy(update={"output": agent.read_output(response.output)})
+    try:
+        return response.model_copy(update={"output": agent.read_output(response.output)})
+    except ParseError as error:  # any other error than Temporal's would fail the workflow task, again and again
+        raise ApplicationError(str(error), type=ParseError.__name__, non_retryable=True) from error

@@ -201,15 +201,17 @@ class HookRunner:
         def take(hook: Hook, returned: Any, given: HookArguments) -> None:
             content = read_hook_text(hook, returned, given["content"])
             if content != given["content"]:
-                changed = finish.model_copy(update={"content": content})
-                if finish.typed:
-                    _check_answer_type(agent, content)
-                given.update(content=content, output=changed.output)
+                value = _read_answer(agent, content) if finish.typed else content
+                given.update(content=content, output=value)
 
+        output_value = finish.output
+        if finish.typed and any("output" in hook.takes for hook in hooks):
+            reader = f"validators of the output of agent {agent.name}"
+            output_value = await self._author.run(reader, agent.read_output, output_value)
         given: HookArguments = {
             "content": finish.content,
             "raw_content": reply.text,
-            "output": finish.output,
+            "output": output_value,
             "messages": (*call.prefix, *call.new_messages, reply),
             "iterations": call.input.iteration,
             "ctx": ctx,
@@ -362,10 +364,10 @@ def _wait_facts(
     return given | {"expires_in": expires_in, "reminder": 0, "question": None, "form": None, "ctx": ctx, **details}
 
 
-def _check_answer_type(agent: Agent, content: str) -> None:
-    """Raise ``DefinitionError`` if the client could not read ``content`` as the agent's output."""
+def _read_answer(agent: Agent, content: str) -> Any:
+    """Read ``content`` as the agent's output. Raises ``DefinitionError`` if it does not fit."""
     try:
-        agent.output_type.load_value(json.loads(content))
+        return agent.read_output(json.loads(content))
     except (ValueError, ParseError) as error:
         raise DefinitionError(
             f"the answer of agent {agent.name!r} has an output type, which this value does not fit: {error}",

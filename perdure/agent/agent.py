@@ -39,8 +39,10 @@ from .output import (
 from .validation import (
     DEFAULT_PARSE_RETRIES,
     AgentOptions,
+    check_function_types,
     check_model_settings,
     check_prices,
+    check_validator_types,
     resolve_finish_protocol,
     resolve_max_iterations,
     validate_agent_limits,
@@ -233,6 +235,9 @@ class Agent(Generic[ContextT, OutputT]):
         self.max_iterations = resolve_max_iterations(name, max_iterations, self.limits)
         self.approvals = validate_rules(name, approvals)
         """Which calls run without approval, wait for approval, or are denied: the first matching rule decides."""
+        check_function_types(
+            name, context, output, tools=self.toolbox, hooks=self.hooks, instructions=self.instructions
+        )
         self._copies: dict[str, Agent[ContextT, OutputT]] = {}
 
     def _set_types(self, input: Any, output: Any, finish: Any, parse_retries: Any, validators: Any) -> None:
@@ -246,6 +251,8 @@ class Agent(Generic[ContextT, OutputT]):
         self.parse_retries = validate_parse_retries(self.name, parse_retries)
         """How often an answer that does not fit the type goes back to the model before the run fails."""
         self.output_validators: tuple[OutputValidator, ...] = build_output_validators(self.name, validators)
+        for validator in self.output_validators:
+            check_validator_types(self.name, self.context, output, validator.fn)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute, and drop the cached overridden copies of the agent."""
@@ -329,7 +336,9 @@ class Agent(Generic[ContextT, OutputT]):
         It returns the output, changed if need be, or raises ``ModelRetry("why")``: the reason goes to the model, which
         answers again. This counts as an answer that does not fit the type. Raises ``DefinitionError``.
         """
-        self.output_validators = (*self.output_validators, build_output_validator(self.name, fn))
+        validator = build_output_validator(self.name, fn)
+        check_validator_types(self.name, self.context, self.output, validator.fn)
+        self.output_validators = (*self.output_validators, validator)
         return fn
 
     @property

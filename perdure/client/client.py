@@ -223,6 +223,7 @@ class Client:
         no encryption for ``auth_context``.
         """
         context_id = check_run_id(id) or f"{get_agent_name(agent)}-{uuid.uuid4().hex[:12]}"
+        run = Run(self, self.temporal.get_workflow_handle(context_id), agent, output=output)
         start = await build_start_input(
             self,
             agent,
@@ -237,15 +238,15 @@ class Client:
         )
         start |= seal_auth(self.temporal, context_id, auth_context, auth_ref)
         try:
-            handle = await start_run_workflow(self.temporal, context_id, start, task_queue=self.task_queue)
+            run.handle = await start_run_workflow(self.temporal, context_id, start, task_queue=self.task_queue)
         except WorkflowAlreadyStartedError:
             if if_exists == "attach":
-                return Run(self, self.temporal.get_workflow_handle(context_id), agent, output=output)
+                return run
             raise RunExistsError(
                 f"there is a run {context_id!r} already",
                 hint='Give it another id, or attach to it with if_exists="attach".',
             ) from None
-        return Run(self, handle, agent, output=output)
+        return run
 
     @overload
     async def send(
@@ -305,6 +306,7 @@ class Client:
         """
         if check_run_id(id) is None:
             raise InvalidInputError("send needs the id of a conversation", hint='For instance id="user-7".')
+        run = Run(self, self.temporal.get_workflow_handle(id), agent, output=output)
         start = await build_start_input(
             self,
             # A client that continues a conversation need not repeat what it was opened with.
@@ -318,7 +320,6 @@ class Client:
         )
         if self.store_url is not None and (store_id := (await self.store()).store_id):
             start.setdefault("store_id", store_id)
-        run = Run(self, self.temporal.get_workflow_handle(id), agent, output=output)
         joined = await deliver_message(
             run,
             check_message_input(agent, message),

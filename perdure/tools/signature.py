@@ -62,7 +62,7 @@ def read_signature(fn: Any) -> FunctionSignature:
     """
     if not callable(fn) or isinstance(fn, type):
         raise _build_not_a_function_error(fn)
-    function = _unwrap_function(fn)
+    function = unwrap_function(fn)
     name, where = _get_function_name(fn), _locate_function(function)
     build_error = partial(_build_tool_error, name, where)
     if any(inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in (fn, function)):
@@ -111,15 +111,15 @@ def _build_not_a_function_error(fn: Any) -> DefinitionError:
     return _build_tool_error(name, where, "a class cannot be a tool", hint)
 
 
-def _unwrap_function(fn: Any) -> Any:
+def unwrap_function(fn: Any) -> Any:
     """Return the Python function under partials, methods, decorators, ``__call__``; its globals resolve hints."""
     if isinstance(fn, partial):
-        return _unwrap_function(fn.func)
+        return unwrap_function(fn.func)
     if inspect.ismethod(fn):
-        return _unwrap_function(fn.__func__)
+        return unwrap_function(fn.__func__)
     if hasattr(fn, "__wrapped__"):
-        return _unwrap_function(fn.__wrapped__)
-    return fn if inspect.isroutine(fn) else _unwrap_function(type(fn).__call__)
+        return unwrap_function(fn.__wrapped__)
+    return fn if inspect.isroutine(fn) else unwrap_function(type(fn).__call__)
 
 
 def _is_async(fn: Any) -> bool:
@@ -216,14 +216,15 @@ def _read_parameter(
         hint = f"Write for instance {name}: str; it becomes the schema."
         raise build_error(f"parameter {name!r} has no type hint", hint)
     try:
-        return declaration.replace(annotation=_resolve_hint(declaration.annotation, function))
+        return declaration.replace(annotation=resolve_hint(declaration.annotation, function))
     except Exception as error:  # evaluating a hint runs any expression
         hint = "Import or define its names at module level, not under `if TYPE_CHECKING:`."
         reason = f"the type hint of {name!r} cannot be resolved: {type(error).__name__}: {error}"
         raise build_error(reason, hint) from error
 
 
-def _resolve_hint(annotation: Any, function: Any) -> Any:
+def resolve_hint(annotation: Any, function: Any) -> Any:
+    """Resolve an annotation of ``function``. Raises what evaluating it raises."""
     holder = SimpleNamespace(__annotations__={"hint": annotation})
     # The context's own names work also where the author imports them for the type checker alone.
     names = {"RunContext": RunContext, "ToolContext": ToolContext, **getattr(function, "__globals__", {})}

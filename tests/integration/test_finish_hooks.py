@@ -22,8 +22,8 @@ async def test_a_typed_answer_may_be_changed_to_another_and_the_hooks_behind_see
     seen: list[Any] = []
 
     @hook("on_finish")
-    def grow(output: Any) -> str:
-        return City(name=output["name"].upper(), people=5).model_dump_json()
+    def grow(output: City) -> str:
+        return City(name=output.name.upper(), people=5).model_dump_json()
 
     @hook("on_finish")
     def watch(output: Any) -> None:
@@ -33,7 +33,7 @@ async def test_a_typed_answer_may_be_changed_to_another_and_the_hooks_behind_see
     async with engine.served(agent) as client:
         response = await (await client.start(agent, "Where?")).result()
     assert response.output == City(name="OSLO", people=5)
-    assert seen == [{"name": "OSLO", "people": 5}]
+    assert seen == [City(name="OSLO", people=5)]
 
 
 @pytest.mark.parametrize("said", ["Oslo.", '{"people": 5}'])
