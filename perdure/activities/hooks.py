@@ -38,7 +38,7 @@ from ..types.tool_calls import (
     RemoteCall,
     SubagentCall,
 )
-from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, ModelOutput, ToolOutput
+from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, FinalAnswer, ModelOutput, ToolOutput
 from .author_loop import AuthorLoop
 
 logger = logging.getLogger("perdure.worker")
@@ -206,14 +206,10 @@ class HookRunner:
                 value = _read_answer(agent, content) if finish.typed else content
                 given.update(content=content, output=value)
 
-        output_value = finish.output
-        if finish.typed and any("output" in hook.takes for hook in hooks):
-            reader = f"validators of the output of agent {agent.name}"
-            output_value = await self._author.run(reader, agent.read_output, output_value)
         given: HookArguments = {
             "content": finish.content,
             "raw_content": reply.text,
-            "output": output_value,
+            "output": await self._read_output(agent, finish, hooks),
             "messages": (*call.prefix, *call.new_messages, reply),
             "iterations": call.input.iteration,
             "ctx": ctx,
@@ -222,6 +218,21 @@ class HookRunner:
         if given["content"] == finish.content:
             return output
         return output.model_copy(update={"finish": finish.model_copy(update={"content": given["content"]})})
+
+    async def _read_output(self, agent: Agent, finish: FinalAnswer, hooks: Sequence[Hook]) -> Any:
+        """Return the answer as a value of the agent's output type, if ``hooks`` take it.
+
+        A type that cannot read what it has written must not fail a run that has its answer: hooks get plain JSON then,
+        and the client the error.
+        """
+        if not finish.typed or not any("output" in hook.takes for hook in hooks):
+            return finish.output
+        name = f"validators of the output of agent {agent.name}"
+        try:
+            return await self._author.run(name, agent.read_output, finish.output)
+        except ParseError as error:
+            logger.warning("the on_finish hooks of agent %s get plain JSON: %s", agent.name, error.message)
+            return finish.output
 
     async def run_approval_hooks(self, agent: Agent, ctx: RunContext[Any], output: ModelOutput) -> None:
         """Run hooks on the calls that wait for an approval or a client. Raises ``HookError``, ``AbortError``."""

@@ -128,7 +128,7 @@ def list_positional_parameters(fn: Any) -> list[str]:
     """List the names of the parameters that can be given by position; none of a callable without a signature."""
     try:
         parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, NameError):  # NameError: from Python 3.14 on, a name that only type checkers import
         return []
     return [item.name for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
 
@@ -170,17 +170,17 @@ def may_be(given: Any, wanted: Any) -> bool:
     given_class, wanted_class = _get_class(given), _get_class(wanted)
     if given_class is None or wanted_class is None or getattr(wanted_class, "_is_protocol", False):
         return True
-    if is_typeddict(wanted_class):
-        if is_typeddict(given_class):
-            return _list_required_keys(wanted_class) <= {*given_class.__annotations__}
-        return issubclass(given_class, Mapping)
-    if is_typeddict(given_class):
-        given_class = dict
     try:
+        if is_typeddict(wanted_class):
+            if is_typeddict(given_class):
+                return _list_required_keys(wanted_class) <= {*given_class.__annotations__}
+            return issubclass(given_class, Mapping)
+        if is_typeddict(given_class):
+            given_class = dict
         return issubclass(given_class, wanted_class) or (
             wanted_class in (float, complex) and given_class in (int, float)
         )
-    except TypeError:
+    except (TypeError, NameError):
         return True
 
 

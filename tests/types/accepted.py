@@ -173,7 +173,7 @@ def takes_functions_of_a_base_of_the_context() -> None:
 
 
 def takes_functions_of_any_context_without_one() -> None:
-    agent = Agent("a", MODEL, instructions=instructions, tools=[first, bare], hooks=[before])
+    agent = Agent("a", MODEL, instructions=lambda ctx: str(ctx.context["x"]), tools=[bare, plain], hooks=[bare_hook])
     assert_type(agent, Agent[Any, str])
 
 
