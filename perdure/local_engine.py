@@ -21,7 +21,7 @@ from .client.tasks import wait_beside
 from .errors import InvalidInputError, NoWorkerError, PerdureError
 from .ports.test_seams import find_fake_server
 from .tools import Tool
-from .types.interface import Response
+from .types.interface import OutputT, Response
 from .types.messages import MessageInput
 from .worker import Lifespan, Worker
 
@@ -64,8 +64,13 @@ async def local(
 
 
 async def call_agent(
-    agent: Agent, message: MessageInput, id: str | None, client: Client | None, on_approval: Any, **options: Any
-) -> Response:
+    agent: Agent[Any, OutputT],
+    message: MessageInput,
+    id: str | None,
+    client: Client | None,
+    on_approval: Any,
+    **options: Any,
+) -> Response[OutputT]:
     """See ``Agent.call``; ``options`` are those of ``Client.start``."""
     async with _start_run(agent, message, id, client, on_approval, options) as (run, approvals):
         return await approvals.run_while_deciding(_wait_if_served(run, run.result, client))
@@ -87,8 +92,13 @@ async def stream_agent(
 
 @asynccontextmanager
 async def _start_run(
-    agent: Agent, message: Any, id: str | None, client: Client | None, on_approval: Any, options: dict[str, Any]
-) -> AsyncIterator[tuple[Run, ApprovalHandler]]:
+    agent: Agent[Any, OutputT],
+    message: Any,
+    id: str | None,
+    client: Client | None,
+    on_approval: Any,
+    options: dict[str, Any],
+) -> AsyncIterator[tuple[Run[OutputT], ApprovalHandler]]:
     """Start the run, on this machine without a ``client``. A run without an ``id`` is cancelled if the block is left
     before the answer: the caller does not know its id, and could not return for the answer."""
     options["context"] = agent.check_context(options["context"])

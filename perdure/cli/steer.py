@@ -70,7 +70,7 @@ def send(
     if response is not None:
         output.print_answer(response)
     else:
-        output.print_result({"id": turn.run.id, "task_id": turn.task_id, "message_id": message_id}, str(turn.task_id))
+        output.print_result({"id": turn.run.id, "task_id": turn.task_id, "message_id": message_id}, turn.task_id)
 
 
 Outcome = tuple[dict[str, Any], str]

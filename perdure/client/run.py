@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from temporalio.client import (
     WorkflowExecutionDescription,
@@ -47,7 +47,7 @@ from ..temporal_service import (
 from ..toolsets import Artifact
 from ..types.approvals import DecidedApproval, StandingApproval
 from ..types.events import Event
-from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, Override, Response, Status, parse_output
+from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, OutputT, Override, Response, Status, parse_output
 from ..types.messages import FilePart, Message, MessageInput
 from .decisions import WaitRef, answer_pending_call, decide_pending_call, revoke_approval
 from .follow import follow_run, list_child_runs, wait_for_pause
@@ -82,17 +82,29 @@ _SERVER_TIMEOUT = timedelta(seconds=5)
 """How long the server may take for what it answers without a worker, before it counts as unreachable."""
 
 
-class Run:
+class Run(Generic[OutputT]):
     """A conversation. Making a handle sends no request. ``handle`` is Temporal's own.
 
     Every method that steers the run takes ``by``, the actor; by default the client's ``actor``.
     """
 
-    def __init__(self, client: Client, handle: WorkflowHandle[Any, Any], agent: Agent | str | None = None) -> None:
-        """``agent``, where the client has its code, is the run's agent: outputs then have its output type."""
+    def __init__(
+        self,
+        client: Client,
+        handle: WorkflowHandle[Any, Any],
+        agent: Agent[Any, OutputT] | str | None = None,
+        *,
+        output: Any = None,
+    ) -> None:
+        """``agent``, where the client has its code, is the run's agent: outputs then have its output type. ``output``
+        is a type for clients without the code. Raises ``DefinitionError`` if pydantic cannot take it."""
         self.client = client
         self.handle = handle
         self._read_output: Callable[[Any], Any] | None = getattr(agent, "read_output", None)
+        if output is not None:
+            from ..agent.output import OutputType  # most clients read no types
+
+            self._read_output = OutputType(agent if isinstance(agent, str) else handle.id, output).load_value
 
     @property
     def id(self) -> str:
@@ -102,7 +114,7 @@ class Run:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"
 
-    async def result(self) -> Response:
+    async def result(self) -> Response[OutputT]:
         """Wait for the response, with its messages where this client has the store.
 
         Raises the run's error (``MaxIterationsError``, ``AuthenticationError``, …), ``RunCancelledError``,
@@ -134,7 +146,7 @@ class Run:
         """Whether this client can read transcripts."""
         return self.client.store_url is not None
 
-    async def with_messages(self, response: Response) -> Response:
+    async def with_messages(self, response: Response[Any]) -> Response[OutputT]:
         """Return ``response`` with its messages and long text from the store, where this client has it. Raises
         ``StoreMismatchError``, ``ParseError``."""
         if self.has_store:
@@ -381,7 +393,7 @@ class Run:
         auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
         by: str | None = None,
-    ) -> Turn:
+    ) -> Turn[OutputT]:
         """Send a message (text, or a list of texts and ``File``) and return the turn that it joins or opens; the same
         ``message_id`` twice counts once.
 
@@ -407,7 +419,7 @@ class Run:
         """
         return [self.client.run(name) for name in await list_child_runs(self)]
 
-    def turn(self, task_id: str | None = None) -> Turn:
+    def turn(self, task_id: str | None = None) -> Turn[OutputT]:
         """Return a handle of the turn; without an id of the current turn, or the last one. Sends no request."""
         return Turn(self, task_id)
 
@@ -487,7 +499,7 @@ class Run:
         auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
         by: str | None = None,
-    ) -> Run:
+    ) -> Run[OutputT]:
         """Start another run that continues from the end of this one, or from after iteration ``at`` as ``perdure show``
         numbers it.
 
@@ -501,18 +513,13 @@ class Run:
         Raises ``InvalidInputError`` for an unknown iteration or call, ``RunExistsError`` for an existing ``id``,
         ``RunNotFoundError``, ``TranscriptUnavailableError`` without a store.
         """
+        auth = (auth_context, auth_ref)
         fork_id = await start_fork(
-            self,
-            message,
-            at=at,
-            id=id,
-            model=model,
-            results=results,
-            override=override,
-            auth=(auth_context, auth_ref),
-            by=by,
+            self, message, at=at, id=id, model=model, results=results, override=override, auth=auth, by=by
         )
-        return self.client.run(fork_id)
+        fork: Run[OutputT] = self.client.run(fork_id)
+        fork._read_output = self._read_output
+        return fork
 
     async def diff(self, other: Run) -> Difference:
         """Compare the transcripts of this conversation and ``other``. Raises as :meth:`transcript`."""
