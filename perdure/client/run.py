@@ -475,6 +475,16 @@ class Run:
         with self.temporal_errors():
             await latest.cancel(reason=f"by {by or self.client.actor}")
 
+    async def terminate(self, reason: str | None = None, *, by: str | None = None) -> None:
+        """End the run at once, without a worker. Calls in progress have no result; when the conversation continues
+        (``resume``, or a message) they are closed as lost. Prefer :meth:`cancel`.
+
+        Raises ``RunClosedError``, ``RunNotFoundError``.
+        """
+        with self.temporal_errors():
+            latest = self.client.temporal.get_workflow_handle(self.id)
+            await latest.terminate(reason=f"by {by or self.client.actor}{f': {reason}' if reason else ''}")
+
     async def fork(
         self,
         message: MessageInput | None = None,
