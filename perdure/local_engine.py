@@ -211,7 +211,8 @@ async def _start_run(
     abandon, serving = None, None
     async with AsyncExitStack() as stack:
         if client is None:
-            client, abandon, serving = await stack.enter_async_context(_serve_call(agent))
+            own_client, abandon, serving = await stack.enter_async_context(_serve_call(agent))
+            client = own_client
         starting = asyncio.ensure_future(client.start(agent, message, id=run_id, if_exists="attach", **options))
         try:
             # Shielded: if the start were cancelled half-way, it would be unknown whether the run exists.
@@ -251,9 +252,7 @@ async def _wait_if_served(run: Run, wait: Callable[[], Awaitable[T]], client: Cl
         await asyncio.gather(begun, first, return_exceptions=True)
 
 
-async def _close_abandoned_run(
-    run: Run, starting: asyncio.Future[Run], serving: asyncio.Future[None] | None
-) -> None:
+async def _close_abandoned_run(run: Run, starting: asyncio.Future[Run], serving: asyncio.Future[None] | None) -> None:
     """Cancel the run of an abandoned call, and wait until it has closed.
 
     ``serving`` is the only worker of a call without a client, and about to stop: a run that it does not close is

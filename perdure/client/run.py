@@ -465,8 +465,7 @@ class Run:
     async def cancel(self, *, by: str | None = None) -> None:
         """Cancel the run: calls in progress are stopped, finished work is kept, the transcript is closed.
 
-        Raises ``RunClosedError``, ``RunNotFoundError``.
-        """
+        Raises ``RunClosedError``, ``RunNotFoundError``."""
         # Temporal accepts the cancellation of a closed run without an error.
         if build_closed_status(await self.describe()) is not None:
             raise build_closed_error(self.id)
@@ -476,14 +475,11 @@ class Run:
             await latest.cancel(reason=f"by {by or self.client.actor}")
 
     async def terminate(self, reason: str | None = None, *, by: str | None = None) -> None:
-        """End the run at once, without a worker. Calls in progress have no result; when the conversation continues
-        (``resume``, or a message) they are closed as lost. Prefer :meth:`cancel`.
-
-        Raises ``RunClosedError``, ``RunNotFoundError``.
-        """
+        """End the run at once, also without a worker, where :meth:`cancel` needs one. Calls in progress are closed as
+        lost when the conversation continues. Raises ``RunClosedError``, ``RunNotFoundError``."""
+        text = f"by {by or self.client.actor}{f': {reason}' if reason else ''}"
         with self.temporal_errors():
-            latest = self.client.temporal.get_workflow_handle(self.id)
-            await latest.terminate(reason=f"by {by or self.client.actor}{f': {reason}' if reason else ''}")
+            await self.client.temporal.get_workflow_handle(self.id).terminate(reason=text)
 
     async def fork(
         self,

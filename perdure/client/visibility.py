@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,7 +18,12 @@ from temporalio.api.common.v1 import WorkflowExecution as ExecutionMessage
 from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest, GetWorkflowExecutionHistoryReverseRequest
+from temporalio.api.workflowservice.v1 import (
+    DescribeTaskQueueRequest,
+    GetWorkflowExecutionHistoryReverseRequest,
+    ListNamespacesRequest,
+    ListWorkflowExecutionsRequest,
+)
 from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowExecution, WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.converter import DataConverter
@@ -27,7 +33,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from .. import config
 from ..errors import InvalidInputError, StoreError
 from ..ports import Store
-from ..temporal_service import find_failing_task, is_missing_attribute
+from ..temporal_service import find_failing_task, is_missing_attribute, translate_service_error
 from ..types.approvals import PendingApproval
 from ..types.interface import AGENT_ATTRIBUTE, PENDING_ATTRIBUTE, STATUS_ATTRIBUTE, WAITING_MEMO, WORKFLOW_TYPE, Status
 from .handles import ClientHandle
@@ -40,6 +46,8 @@ MAY_WAIT_FILTER = f"({PENDING_ATTRIBUTE} > 0 OR {PENDING_ATTRIBUTE} IS NULL)"
 wait a moment ago, or none of its workers can set the attribute."""
 _STORE_SEARCH_RUNS, _STORE_SEARCH_EVENTS = 100, 50
 """Runs, and the last events of each, that are searched for a store id before a store is made."""
+_MAX_NAMESPACES, _SYSTEM_NAMESPACE = 50, "temporal-system"
+"""Namespaces that are searched for a run that only the store has, and Temporal's own, which is not."""
 _MAX_POLLER_AGE = timedelta(seconds=70)
 """Longest time between two polls of a worker, and a little more."""
 STATUS_NAMES = {
@@ -85,7 +93,7 @@ async def list_executions(
         first = await anext(executions, None)
     except RPCError as error:
         if not filters or not is_missing_attribute(error):
-            raise
+            raise translate_service_error(client.temporal, error) from error
         if status is not None:
             raise InvalidInputError(
                 f"the namespace has no search attribute {STATUS_ATTRIBUTE}, so it cannot tell which runs are {status}",
@@ -95,8 +103,11 @@ async def list_executions(
         first = await anext(executions, None)
     if first is not None:
         yield first
-        async for execution in executions:
-            yield execution
+        try:
+            async for execution in executions:
+                yield execution
+        except RPCError as error:
+            raise translate_service_error(client.temporal, error) from error
 
 
 def attribute_of(execution: WorkflowExecution, name: str) -> Any:
@@ -143,12 +154,34 @@ async def list_runs(
             if matches >= limit:
                 break
     if client.store_url is not None and len(summaries) < limit and status not in _OPEN_STATUSES:
-        for row in await (await client.store()).list_runs(agent=agent, status=status, limit=limit):
+        rows = await (await client.store()).list_runs(agent=agent, status=status, limit=limit)
+        rows = [row for row in rows if row.context_id not in seen_ids]  # a terminated run does not write to the store
+        elsewhere = await find_other_namespaces(client.temporal, [row.context_id for row in rows])
+        for row in rows:
             started = datetime.fromisoformat(row.created_at)
-            if row.context_id not in seen_ids:  # Temporal's status counts: a terminated run does not write to the store
+            if row.context_id not in elsewhere:
                 summaries[row.context_id] = RunSummary(row.context_id, row.agent, row.status, started)
     newest = sorted(summaries.values(), key=lambda run: run.started or datetime.min.replace(tzinfo=UTC), reverse=True)
     return newest[:limit]
+
+
+async def find_other_namespaces(temporal: TemporalClient, ids: Sequence[str]) -> dict[str, str]:
+    """Return which of the runs ``ids``, that only the store has, are in other namespaces of the server.
+
+    The store does not know a run's namespace. Empty where the server does not list its namespaces to this client.
+    """
+    namespaces: dict[str, str] = {}
+    if not ids:
+        return namespaces
+    query = f"WorkflowType = '{WORKFLOW_TYPE}' AND WorkflowId IN ({', '.join(map(quote_literal, ids))})"
+    with suppress(RPCError):
+        listed = await temporal.workflow_service.list_namespaces(ListNamespacesRequest(page_size=_MAX_NAMESPACES))
+        for name in (described.namespace_info.name for described in listed.namespaces):
+            if name not in (temporal.namespace, _SYSTEM_NAMESPACE):
+                request = ListWorkflowExecutionsRequest(namespace=name, query=query, page_size=len(ids))
+                found = await temporal.workflow_service.list_workflow_executions(request)
+                namespaces |= {execution.execution.workflow_id: name for execution in found.executions}
+    return namespaces
 
 
 async def create_store(store: Store, temporal: TemporalClient, task_queue: str) -> None:

@@ -21,6 +21,7 @@ from ..errors import RuntimeSetupError
 from ..hooks import Hook, HookSet
 from ..ports import Toolset
 from ..store.cache import CACHE_BYTES
+from ..temporal_service import check_namespace
 from ..tools import Tool
 from ..tools.context import AuthFunction
 from ..types.limits import RateLimit
@@ -154,6 +155,7 @@ class Worker:
                 loop.remove_signal_handler(name)
 
     async def __aenter__(self) -> Worker:
+        await check_namespace(self._temporal)  # else the first sign of it would be the end of the block
         async with AsyncExitStack() as stack:
             # Opened here too, so that a store that cannot be opened raises now instead of cancelling the block.
             await stack.enter_async_context(self._engine.serve(self._temporal, self.task_queue))
