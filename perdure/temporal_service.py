@@ -349,8 +349,8 @@ def build_schedule_action(id: str, start: dict[str, Any], *, task_queue: str) ->
 # Identity and setup of a server.
 
 
-_NAMESPACE_SECONDS, _NAMESPACE_POLL_SECONDS = 30.0, 0.2
-"""Most seconds that a server has to serve a new namespace, and between two looks."""
+_NAMESPACE_CHECKS, _NAMESPACE_POLL_SECONDS = 150, 0.2
+"""Most checks of whether a server serves a new namespace, and the seconds between two."""
 RETENTION = timedelta(days=3650)
 """How long Temporal keeps closed runs: the dev server's default of 24 hours would lose them over a weekend."""
 
@@ -415,8 +415,9 @@ async def ensure_namespace(service: ServiceClient, namespace: str) -> None:
     except RPCError as error:
         if error.status is not RPCStatusCode.ALREADY_EXISTS:
             raise RuntimeSetupError(f"the namespace {namespace!r} cannot be made: {error.message}") from error
-    deadline = time.monotonic() + _NAMESPACE_SECONDS
-    while not await _is_served(service, namespace) and time.monotonic() < deadline:
+    for _ in range(_NAMESPACE_CHECKS):
+        if await _is_served(service, namespace):
+            return
         await asyncio.sleep(_NAMESPACE_POLL_SECONDS)
 
 

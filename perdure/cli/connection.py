@@ -79,9 +79,11 @@ async def open_client(
         client.store_url = config.get_home_store_url()
     from temporalio.service import RPCError
 
-    from ..temporal_service import translate_service_error
+    from ..temporal_service import check_namespace, translate_service_error
 
     try:
+        if start_server:  # what serves agents, or starts a run: a mistyped namespace would wait for its worker
+            await check_namespace(client.temporal)
         yield client
     except RPCError as error:
         raise translate_service_error(client.temporal, error) from error
