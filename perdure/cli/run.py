@@ -27,7 +27,7 @@ from .options import (
     parse_json_object,
     read_run_input,
 )
-from .output import OutputFormat, OutputOptions, print_error
+from .output import OutputOptions, print_error
 from .show import format_activity
 
 if TYPE_CHECKING:
@@ -125,16 +125,9 @@ async def wait_while_served(run: Run, ending: Coroutine[Any, Any, T]) -> T:
 
     Raises ``NoWorkerError`` if no worker takes a task of the run for 10 s; ``RunStuckError`` if the task fails.
     """
-    tasks = asyncio.ensure_future(ending), asyncio.ensure_future(_watch_workflow_task(run))
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            await tasks[1]
-        return await tasks[0]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    from ..client.tasks import wait_beside
+
+    return await wait_beside(ending, _watch_workflow_task(run))
 
 
 async def _watch_workflow_task(run: Run) -> None:
@@ -244,7 +237,7 @@ def run(
         raise
     if response is None:
         output.print_result({"id": run_id}, str(run_id))
-    elif not follow or output.format is OutputFormat.JSON:
+    elif not follow or output.format == "json":
         output.print_answer(response)
 
 
@@ -256,10 +249,10 @@ def _print_next_commands(run_id: str, file: str | None) -> None:
 
 
 async def _print_until_result(run: Run, output: OutputOptions) -> Response:
-    text = sys.stderr if output.format is OutputFormat.JSON else sys.stdout
+    text = sys.stderr if output.format == "json" else sys.stdout
     printer = EventPrinter(text, sys.stderr, brief=True)
     async for event in run.events():
-        if output.format is OutputFormat.JSONL:
+        if output.format == "jsonl":
             output.print_json(event.model_dump(mode="json", exclude_none=True))
         else:
             printer.print_event(event)

@@ -73,7 +73,7 @@ logger = logging.getLogger("perdure.client")
 
 NO_WORKER_SECONDS = 10.0
 """Seconds without a worker on the task queue after which a warning is logged or an error raised."""
-_UNTAKEN_HISTORY_LENGTH = 2
+UNTAKEN_HISTORY_LENGTH = 2
 """Length of the history of a run that no worker has taken: it was started, and a task was scheduled."""
 _TAKEN_POLL_SECONDS = 0.25
 _INPUT_RETRY_SECONDS = 0.05
@@ -274,7 +274,7 @@ class Run:
         while True:
             description = await self.describe()
             queue = description.task_queue
-            if build_closed_status(description) is not None or description.history_length > _UNTAKEN_HISTORY_LENGTH:
+            if build_closed_status(description) is not None or description.history_length > UNTAKEN_HISTORY_LENGTH:
                 return
             if asyncio.get_running_loop().time() > deadline and not await has_poller(self.client, description):
                 raise NoWorkerError(

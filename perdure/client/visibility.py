@@ -366,18 +366,24 @@ def _join_reason_lines(message: str) -> str:
 
 async def has_poller(client: ClientHandle, run: WorkflowExecutionDescription, *, lately: bool = False) -> bool:
     """Whether a worker has polled the run's task queue since the run started and, with ``lately``, within the last poll
-    interval.
+    interval. A live worker takes the run at once."""
+    since = max(run.start_time, datetime.now(UTC) - _MAX_POLLER_AGE) if lately else run.start_time
+    return await _is_polled_since(client, run.task_queue, since)
 
-    The server lists pollers for minutes after they have stopped; a live worker takes the run at once and begins a new
-    poll every minute.
-    """
+
+async def is_queue_polled(client: ClientHandle, task_queue: str) -> bool:
+    """Whether a worker has polled the task queue within the last poll interval."""
+    return await _is_polled_since(client, task_queue, datetime.now(UTC) - _MAX_POLLER_AGE)
+
+
+async def _is_polled_since(client: ClientHandle, task_queue: str, since: datetime) -> bool:
+    """The server lists pollers for minutes after they have stopped; a live worker begins a new poll every minute."""
     request = DescribeTaskQueueRequest(
         namespace=client.temporal.namespace,
-        task_queue=TaskQueue(name=run.task_queue),
+        task_queue=TaskQueue(name=task_queue),
         task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
     )
     described = await client.temporal.workflow_service.describe_task_queue(request, retry=True)
-    since = max(run.start_time, datetime.now(UTC) - _MAX_POLLER_AGE) if lately else run.start_time
     return any(poller.last_access_time.ToDatetime(UTC) >= since for poller in described.pollers)
 
 
