@@ -166,6 +166,8 @@ async def _serve_call(agent: Agent) -> AsyncIterator[tuple[Client, Callable[[], 
         yield await asyncio.shield(engine.client), lambda: engine.abandon_call(call), engine.serving
     except asyncio.CancelledError:
         if engine.error is not None:
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
             raise engine.error from None
         raise
     finally:

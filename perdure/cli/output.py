@@ -11,6 +11,7 @@ import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -249,8 +250,8 @@ def print_unexpected_error(error: BaseException) -> int:
     lines = "".join(traceback.format_exception(error))
     try:
         descriptor, path = tempfile.mkstemp(prefix="perdure-", suffix=".txt")
-        with os.fdopen(descriptor, "w", errors="backslashreplace") as file:
-            file.write(lines)
+        os.close(descriptor)
+        Path(path).write_text(lines, errors="backslashreplace")
     except OSError:
         print_text(lines.rstrip(), error=True)
         return 1

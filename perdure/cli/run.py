@@ -137,7 +137,8 @@ async def _watch_workflow_task(run: Run) -> None:
     from ..client.visibility import build_closed_status
     from ..temporal_service import find_failing_task
 
-    loop, since = asyncio.get_running_loop(), None
+    loop = asyncio.get_running_loop()
+    since, scheduled = loop.time(), None
     while True:
         described = await run.describe()
         if build_closed_status(described) is not None:
@@ -146,10 +147,9 @@ async def _watch_workflow_task(run: Run) -> None:
             hint = f"{failing.way_out} To end it without a worker: perdure terminate {run.id}"
             raise RunStuckError(f"run {run.id!r} cannot end: {failing}", hint=hint)
         task = described.raw_description.pending_workflow_task
-        if task.state != PendingWorkflowTaskState.PENDING_WORKFLOW_TASK_STATE_SCHEDULED:
-            since = None
-        elif since is None:
-            since = loop.time()
+        is_waiting = task.state == PendingWorkflowTaskState.PENDING_WORKFLOW_TASK_STATE_SCHEDULED
+        if not is_waiting or task.scheduled_time != scheduled:
+            since, scheduled = loop.time(), task.scheduled_time
         elif loop.time() - since >= 2 * _UNSERVED_SECONDS:
             queue, seconds = described.task_queue, 2 * _UNSERVED_SECONDS
             hint = f"The run ends as soon as a worker serves it: perdure worker FILE --task-queue {queue}"

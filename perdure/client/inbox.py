@@ -174,8 +174,9 @@ async def _read_pending_calls(
         description = await run.describe()  # the listing may be a moment old
         if build_closed_status(description) is not None:
             return []
-        if description.history_length <= UNTAKEN_HISTORY_LENGTH:
-            return []
+        first_run_id = description.raw_description.workflow_execution_info.first_run_id
+        if description.history_length <= UNTAKEN_HISTORY_LENGTH and first_run_id in ("", description.run_id):
+            return []  # no worker has begun it; one that has continued as new may have pending calls
         name = name or await find_agent_name(client, description)
         pending = await read_pending_memo(description) if name else None
         if pending is None:

@@ -48,6 +48,7 @@ _STORE_SEARCH_RUNS, _STORE_SEARCH_EVENTS = 100, 50
 """Runs, and the last events of each, that are searched for a store id before a store is made."""
 _MAX_NAMESPACES, _SYSTEM_NAMESPACE = 50, "temporal-system"
 """Namespaces that are searched for a run that only the store has, and Temporal's own, which is not."""
+_NAMESPACE_TIMEOUT = timedelta(seconds=2)
 _MAX_POLLER_AGE = timedelta(seconds=70)
 """Longest time between two polls of a worker, and a little more."""
 STATUS_NAMES = {
@@ -174,12 +175,15 @@ async def find_other_namespaces(temporal: TemporalClient, ids: Sequence[str]) ->
     if not ids:
         return namespaces
     query = f"WorkflowType = '{WORKFLOW_TYPE}' AND WorkflowId IN ({', '.join(map(quote_literal, ids))})"
+    service = temporal.workflow_service
     with suppress(RPCError):
-        listed = await temporal.workflow_service.list_namespaces(ListNamespacesRequest(page_size=_MAX_NAMESPACES))
+        listed = await service.list_namespaces(
+            ListNamespacesRequest(page_size=_MAX_NAMESPACES), timeout=_NAMESPACE_TIMEOUT
+        )
         for name in (described.namespace_info.name for described in listed.namespaces):
             if name not in (temporal.namespace, _SYSTEM_NAMESPACE):
                 request = ListWorkflowExecutionsRequest(namespace=name, query=query, page_size=len(ids))
-                found = await temporal.workflow_service.list_workflow_executions(request)
+                found = await service.list_workflow_executions(request, timeout=_NAMESPACE_TIMEOUT)
                 namespaces |= {execution.execution.workflow_id: name for execution in found.executions}
     return namespaces
 

@@ -182,6 +182,7 @@ class Worker:
 
 _CANCELLED_STOP_SECONDS = 1.0
 """Seconds for a worker to stop whose own tasks were cancelled."""
+_MAX_REASON_CHARS = 300
 
 
 @asynccontextmanager
@@ -205,6 +206,8 @@ async def _serve_in_block(worker: TemporalWorker) -> AsyncIterator[None]:
         yield
     except asyncio.CancelledError:
         if serving.done() and not serving.cancelled() and (error := serving.exception()) is not None:
+            if str(error).startswith("Worker validation failed"):  # the namespace, or the server, went after the check
+                raise RuntimeSetupError(f"Temporal refuses this worker: {str(error)[:_MAX_REASON_CHARS]}") from error
             raise error from None
         raise
     finally:

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from temporalio.client import Client as TemporalClient
 
-from perdure import Agent, Client, Worker, tool
+from perdure import Agent, Client, Run, Worker, tool
 from perdure.cli import run as run_command
+from perdure.client.inbox import _MAX_CONCURRENT_STATUS_READS
 from perdure.errors import RuntimeSetupError
 from perdure.testing import ScriptedProvider, call
 from tests.support.commands import Commands
 from tests.support.engine import Engine
-from tests.support.namespaces import indexed_namespace
+from tests.support.namespaces import a_namespace, indexed_namespace
 from tests.support.scripts import Gate, replied
 from tests.support.wait import eventually
 
@@ -132,10 +133,37 @@ async def test_the_inbox_does_not_wait_for_runs_that_no_worker_serves(
     await eventually(lambda: listed_all(client, count))
     requests.clear()
     assert await client.approvals() == []
-    print(dict(requests))
     assert requests["update_workflow_execution"] == 0, "a run that never began has no pending calls to be asked for"
     for run in leftovers:
         await run.terminate()
+
+
+@pytest.mark.server
+async def test_the_inbox_asks_a_queue_whose_worker_has_gone_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a namespace without search attributes, where runs that have begun must be asked."""
+    gate, count = Gate(), 3 * _MAX_CONCURRENT_STATUS_READS
+    temporal = await a_namespace(engine.address)
+    client = Client(temporal, store_url=engine.store_url, task_queue=engine.task_queue)
+    async with Worker(client, [waiting_at(gate)], drain=0):
+        runs = [await client.start("waiter", "Go.") for _ in range(count)]
+        await eventually(lambda: gate.entered == count)
+    await eventually(lambda: listed_all(client, count))
+    asked: set[str] = set()
+    ask = Run.ask_workflow
+
+    async def count_question(run: Run, view: Any, task_id: str | None = None) -> Any:
+        asked.add(run.id)
+        return await ask(run, view, task_id)
+
+    monkeypatch.setattr(Run, "ask_workflow", count_question)
+    assert await client.approvals() == []
+    assert len(asked) <= _MAX_CONCURRENT_STATUS_READS
+    gate.open()
+    for run in runs:
+        await run.terminate()
+    await client.close()
 
 
 async def listed_all(client: Client, count: int) -> bool:
