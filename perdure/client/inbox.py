@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -110,8 +111,9 @@ async def list_pending_calls(client: ClientHandle, *, agent: str | None = None) 
         retried = await asyncio.gather(*map(read_calls, unanswered))
         results += retried
         unanswered = [execution for execution, calls in zip(unanswered, retried, strict=True) if calls is None]
-    for execution in unanswered:
-        logger.warning("run %s cannot list its pending calls: no worker has answered", execution.id)
+    for queue, count in Counter(execution.task_queue for execution in unanswered).items():
+        missing = "no worker of task queue %r has answered: pending calls of %d runs may be missing, for instance of %s"
+        logger.warning(missing, queue, count, next(run.id for run in unanswered if run.task_queue == queue))
     pending_calls = [call for calls in results for call in calls or ()]
     return sorted(
         pending_calls, key=lambda call: (call.since.timestamp() if call.since else 0.0, call.run_id, call.call_id)
@@ -141,17 +143,17 @@ class _QueueChecks:
         self.silent: set[str] = set()
         """Task queues of runs that have not answered, although a worker has polled the queue lately."""
 
-    async def has_worker(self, queue: str) -> bool:
-        """Whether a run of the task queue may answer. Reads the queue's pollers once. Raises ``RPCError``."""
+    async def is_polled(self, queue: str) -> bool:
+        """Whether a worker polls the task queue; read once. Raises ``RPCError``."""
         if queue not in self._polled:
             self._polled[queue] = asyncio.ensure_future(is_queue_polled(self._client, queue))
-        return await self._polled[queue] and queue not in self.silent
+        return await self._polled[queue]
 
     async def ask_status(self, run: Run, queue: str) -> Status:
         """Ask the run for its status. Raises ``NoWorkerError``, then also for the queue's other runs at once."""
         with run.temporal_errors():
-            if not await self.has_worker(queue):
-                raise NoWorkerError(f"no worker polls task queue {queue!r}")
+            if not await self.is_polled(queue) or queue in self.silent:
+                raise NoWorkerError(f"no worker of task queue {queue!r} answers")
         try:
             status = Status.model_validate(await run.ask_workflow("status"))
         except NoWorkerError:
@@ -171,6 +173,9 @@ async def _read_pending_calls(
         return []
     run = cast(Run, client.run(execution.id))
     try:
+        with run.temporal_errors():
+            if not await queues.is_polled(execution.task_queue) and not (seen := await read_pending_memo(execution)):
+                return None if seen is None else []  # without a worker, the listing is all there is
         description = await run.describe()  # the listing may be a moment old
         if build_closed_status(description) is not None:
             return []
