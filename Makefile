@@ -2,6 +2,7 @@
 # CI runs `make lint test test-all`. Extra arguments: make test ARGS="tests/unit -k loop"
 
 LOCK   := requirements/dev.txt
+EVALS  := requirements/evals.txt
 VENV   := .venv
 # Of a PYTHON that is named, .venv where that is its version or there is none; another version has a folder of its own.
 ifneq ($(origin PYTHON), undefined)
@@ -22,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup venv server demo test test-all lint fmt check docs bench lock clean
+.PHONY: help setup venv server demo test test-all lint fmt check docs pictures bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' Makefile
@@ -32,14 +33,15 @@ setup: venv server ## .venv with everything in it, and the Temporal dev server
 venv: $(VENV)/.perdure ## .venv alone, without the dev server
 
 # Two stamps: a changed lock installs packages, a changed pyproject only perdure's own metadata.
-$(VENV)/.lock: $(LOCK)
+$(VENV)/.lock: $(LOCK) $(EVALS)
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "perdure needs Python 3.11 or newer; found: $$(python3 --version 2>&1 || true)." >&2; \
 		echo "Install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 1; fi
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
 		echo "$(PYTHON) cannot create a virtual environment (on Debian: apt install python3-venv)." >&2; exit 1; }
 	@echo "installing $(LOCK) into $(VENV)"
-	@$(PY) -m pip install --quiet --require-hashes -r $(LOCK)
+	@$(PY) -m pip install --quiet --no-warn-conflicts --require-hashes -r $(LOCK)
+	@$(PY) -m pip install --quiet --no-deps --require-hashes -r $(EVALS)
 	@touch $@
 
 $(VENV)/.perdure: $(VENV)/.lock pyproject.toml
@@ -66,7 +68,7 @@ ifeq ($(strip $(ARGS)),)
 	@$(PY) scripts/run_tests.py rest
 endif
 
-lint: venv ## style, types, imports, lengths, determinism, small modules
+lint: venv ## style, types, imports, lengths, determinism, small modules, API reference
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -75,10 +77,12 @@ lint: venv ## style, types, imports, lengths, determinism, small modules
 	$(PY) scripts/lint_determinism.py
 	$(PY) scripts/lint_cycles.py
 	$(PY) scripts/lint_small_modules.py
+	$(PY) scripts/reference.py --check
 
-fmt: venv ## format, and fix what ruff can fix
+fmt: venv ## format, fix what ruff can fix, write the API reference
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+	$(PY) scripts/reference.py
 
 check: lint test ## lint, then test: before a commit
 
@@ -86,6 +90,10 @@ check: lint test ## lint, then test: before a commit
 docs: venv ## the documentation's site, into build/docs
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict $(ARGS)
 	@echo "build/docs/index.html (the search needs a server: $(PY) -m http.server -d build/docs)"
+
+pictures: setup ## draw docs/pictures, and record `perdure demo` for it
+	@$(PY) scripts/pictures.py
+	@$(PY) -m scripts.record_demo
 
 bench: setup ## perdure against bare Temporal, as ratios
 	@$(PY) -m benchmarks $(ARGS)

@@ -1,7 +1,7 @@
 """MkDocs hook: what pages link to outside ``docs/`` becomes a page too, so links hold on the site as in a checkout.
 
 A Markdown file becomes a page as it is, a program a page that shows it, a folder a list of its files. Comments that
-speak to the tests are left out.
+speak to the tests, and to scripts/reference.py, are left out.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ FOLDER = "files"
 """Where the pages of such files stand on the site."""
 
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)")
-_COMMENT = re.compile(r"^ *<!-- test: .*? -->\n", re.MULTILINE)
+_COMMENT = re.compile(r"^ *<!-- (?:test: .*?|api .*?|/api) -->\n", re.MULTILINE)
 _UNLISTED = re.compile(r"[._]|node_modules$|.*\block\b")
-_ROLE = re.compile(r":(?:func|meth|class|attr|mod):(?=<code>)")
 
 
 def on_files(files: Files, /, *, config: MkDocsConfig) -> Files:
@@ -55,11 +54,6 @@ def on_page_markdown(markdown: str, /, *, page: Page, **_: object) -> str:
     return _LINK.sub(there, _COMMENT.sub("", markdown)) if origin.suffix == ".md" else markdown
 
 
-def on_page_content(html: str, /, **_: object) -> str:
-    """Docstrings name others as ``:func:`tool``` and have ``::`` before code: leave the name, and one colon."""
-    return _ROLE.sub("", html).replace("::</p>", ":</p>")
-
-
 def links(target: Path) -> Iterator[Path]:
     """The files and folders of the checkout that a page links to."""
     for link in _LINK.findall(content(target)):
@@ -76,14 +70,14 @@ def resolved(page: Path, link: str) -> Path | None:
 
 
 def uri_of(target: Path) -> str:
-    """The page of a file or folder."""
+    """The page of a file or folder. A picture stays what it is."""
     if target.is_relative_to(DOCS):
         name = target.relative_to(DOCS).as_posix()
     else:
         name = f"{FOLDER}/{target.relative_to(ROOT).as_posix()}"
     if target.is_dir():
         return f"{name}/README.md"
-    return name if target.suffix == ".md" else f"{name}.md"
+    return name if target.suffix in (".md", ".svg") else f"{name}.md"
 
 
 def content(target: Path) -> str:

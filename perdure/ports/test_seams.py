@@ -14,19 +14,20 @@ from .model import Provider
 
 # ---
 # Named points between an effect and its record, at which a test can cause a crash or an error.
-#
-# model.begun      the model is about to be called
-# model.answered   its reply has arrived, and is not recorded
-# model.recorded   the reply is in the store, and not yet reported to Temporal
-# tool.claimed     the intent is recorded, and the tool has not started
-# tool.acted       the tool has run, and its outcome is not recorded
-# tool.recorded    its outcome is in the store, and not yet reported to Temporal
-#
-# Only ``perdure.testing`` listens (``kill_at``, ``at``). Without listeners a point costs one lookup in a
-# dictionary.
 
 
 Point = Literal["model.begun", "model.answered", "model.recorded", "tool.claimed", "tool.acted", "tool.recorded"]
+"""A moment of a worker, between an effect and its record:
+
+- ``model.begun``: the model is about to be called
+- ``model.answered``: its reply has arrived, and is not recorded
+- ``model.recorded``: the reply is in the store, and not yet reported to Temporal
+- ``tool.claimed``: the intent is recorded, and the tool has not started
+- ``tool.acted``: the tool has run, and its outcome is not recorded
+- ``tool.recorded``: its outcome is in the store, and not yet reported to Temporal
+
+Only ``perdure.testing`` listens (``kill_at``, ``at``). Without listeners a point costs one lookup in a dictionary.
+"""
 POINTS: tuple[str, ...] = get_args(Point)
 
 listeners: dict[str, tuple[Callable[[], object], ...]] = {}

@@ -206,6 +206,7 @@ class OpenAIEndpoint(SDKEndpoint):
     base_url_env = "OPENAI_BASE_URL"
     official_url = "https://api.openai.com/v1"
     official_hosts = ("openai.com",)
+    secret_envs = ("OPENAI_CUSTOM_HEADERS",)
 
 
 def read_openai_usage(usage: Mapping[str, Any], input_name: str, output_name: str) -> Usage:

@@ -1,100 +1,75 @@
-"""Every member that an option of a page under docs/reference/ names exists.
-
-The pages hide internal methods of public classes by name (`filters: ["!^_", "!^(bind|definition)$"]`). mkdocstrings
-searches each pattern in the names of the members and says nothing of one that matches none: after a renaming the method
-would stand in the public reference.
-"""
+"""The API reference is what the sources say, and has every public name."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from functools import cache
-from typing import Any, NamedTuple
+import runpy
+from pathlib import Path
 
-import griffe
 import pytest
-import yaml
 
+import perdure
+import perdure.testing
+from perdure import errors
+from perdure.errors import PerdureError
 from tests.docs.loopback import ROOT
 
-BLOCK = re.compile(r"^::: (\S+)\n((?:    .*\n|\n(?=    ))*)", re.MULTILINE)
-PRIVATE = "!^_"
-HIDDEN = re.compile(r"!\^(?:\((\w+(?:\|\w+)*)\)|(\w+))\$")
-"""`!^name$` or `!^(name|name)$`: the one form that says which members it hides."""
+PAGES = ROOT / "docs/reference"
+SCRIPT = runpy.run_path(str(ROOT / "scripts/reference.py"))
+write_page, main = SCRIPT["write_page"], SCRIPT["main"]
 
 
-class Block(NamedTuple):
-    """A `:::` block, and the members that its options name."""
-
-    page: str
-    path: str
-    named: frozenset[str]
-    inherited: bool
+def test_the_pages_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check"]) == 0, capsys.readouterr().out
 
 
-def names_in_filters(filters: list[str]) -> Iterator[str]:
-    for pattern in filters:
-        if pattern != PRIVATE:
-            hidden = HIDDEN.fullmatch(pattern)
-            assert hidden, f"{pattern!r}: a filter is {PRIVATE!r}, '!^name$' or '!^(name|name)$'"
-            yield from (hidden[1] or hidden[2]).split("|")
+def test_the_pages_have_every_public_name() -> None:
+    text = "".join(path.read_text() for path in PAGES.glob("*.md"))
+    documented = set(re.findall(r"^#+ (\w+)$", text, re.MULTILINE))
+    raised = {
+        value.__name__
+        for value in vars(errors).values()
+        if isinstance(value, type) and issubclass(value, PerdureError) and value.__module__ == errors.__name__
+    }
+    for public in (set(perdure.__all__) - {"Abort"}, set(perdure.testing.__all__), raised):
+        assert public <= documented, f"docs/reference lacks {sorted(public - documented)}"
+    assert "`Abort` is [`AbortError`]" in text
 
 
-def read_blocks(page: str, text: str) -> Iterator[Block]:
-    """The blocks of a page that name members."""
-    for path, indented in BLOCK.findall(f"{text}\n"):
-        options: dict[str, Any] = (yaml.safe_load(indented) or {}).get("options", {})
-        named = [*names_in_filters(options.get("filters", []))]
-        for option in ("members", "inherited_members"):
-            named += options[option] if isinstance(options.get(option), list) else []
-        if named:
-            yield Block(page, path, frozenset(named), bool(options.get("inherited_members")))
+def region(words: str, body: str = "") -> str:
+    return f"<!-- api {words} -->\n{body}<!-- /api -->"
 
 
-@cache
-def package() -> griffe.ModulesCollection:
-    """What mkdocstrings reads: the sources, never the imported package."""
-    loader = griffe.GriffeLoader(search_paths=[ROOT], allow_inspection=False)
-    loader.load("perdure")
-    loader.resolve_aliases(implicit=True, external=False)
-    return loader.modules_collection
+def test_a_region_is_written_and_the_rest_stays() -> None:
+    old = region("perdure.client.turn.Turn", "Old.\n")
+    page = f"# Client\n\nBy hand.\n\n## Turns\n\n{old}\n\nAlso by hand.\n"
+    written = write_page(page)
+    assert written.startswith("# Client\n\nBy hand.\n\n## Turns\n\n<!-- api perdure.client.turn.Turn -->\n\n### Turn\n")
+    assert written.endswith("<!-- /api -->\n\nAlso by hand.\n")
+    assert "\n#### Turn.result\n\n```py\nasync def result(" in written
+    assert "Old." not in written
+    assert write_page(written) == written
 
 
-def unknown_members(block: Block) -> list[str]:
-    """The names that the object of the block does not have; inherited ones count where the page shows them."""
-    subject = package()[block.path]
-    return sorted(block.named - set(subject.all_members if block.inherited else subject.members))
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("perdure.client.turn.Gone", "does not exist"),
+        ("perdure.client.turn.Turn hide=gone,result", "has no gone to hide"),
+        ("perdure.client.turn.Turn level=3", "unknown option 'level=3'"),
+    ],
+)
+def test_a_page_that_asks_for_what_is_not_there_is_an_error(words: str, said: str) -> None:
+    with pytest.raises(Exception, match=said):
+        write_page(region(words))
 
 
-BLOCKS = [
-    block
-    for page in sorted((ROOT / "docs/reference").glob("*.md"))
-    for block in read_blocks(page.name, page.read_text())
-]
-
-
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.page}-{block.path}")
-def test_the_members_that_a_page_names_exist(block: Block) -> None:
-    assert not unknown_members(block), "renamed or gone: change the option on the page"
-
-
-def test_a_name_that_is_gone_is_found() -> None:
-    page = """
-::: perdure.Client
-    options: {inherited_members: true, filters: ["!^_", "!^(start|as_message)$"]}
-
-::: perdure.hooks.step.Step
-    options:
-      members: [trim, changes]
-
-::: perdure.tools.tool.tool
-"""
-    blocks = list(read_blocks("page.md", page))
-    assert [unknown_members(block) for block in blocks] == [["as_message"], ["changes"]]
-
-
-@pytest.mark.parametrize("pattern", ["!^as_.*$", "!message", "name", "^name$"])
-def test_a_filter_that_names_no_member_is_refused(pattern: str) -> None:
-    with pytest.raises(AssertionError, match="a filter is"):
-        list(names_in_filters([PRIVATE, pattern]))
+def test_a_stale_page_fails_and_the_command_to_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n\n{region('perdure.tools.tool.tool')}\n")
+    assert main(["--check", str(page)]) == 1
+    assert "run `make fmt`" in capsys.readouterr().out
+    assert main([str(page)]) == 0
+    assert "### " not in page.read_text()
+    assert "## tool\n" in page.read_text()
+    assert main(["--check", str(page)]) == 0

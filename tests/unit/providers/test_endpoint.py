@@ -109,6 +109,24 @@ def test_a_header_in_bytes_is_a_secret() -> None:
     assert error.message == "api.vendor.test: bad key [redacted]"
 
 
+@pytest.mark.parametrize(
+    ("adapter", "name"),
+    [
+        (OpenAIChat, "OPENAI_CUSTOM_HEADERS"),
+        (OpenAIResponses, "OPENAI_CUSTOM_HEADERS"),
+        (Anthropic, "ANTHROPIC_CUSTOM_HEADERS"),
+    ],
+)
+def test_headers_that_the_sdk_takes_from_a_variable_are_secrets(
+    adapter: type[Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "X-Team: docs\nX-Key: supersecret123")
+    request = ModelRequest(model="m", messages=())
+    error = adapter()._build_provider_error(ValueError("bad key supersecret123"), request, "k" * 20, False)
+    assert "supersecret123" not in error.message
+    assert "[redacted]" in error.message
+
+
 @pytest.mark.parametrize("key", ["ollama", "lm-studio", "EMPTY", "none", "dummy", "test"])
 def test_a_placeholder_for_a_key_is_no_secret(key: str) -> None:
     error = left(Vendor("http://127.0.0.1:1/v1", api_key=key), ValueError(f"the {key} server is not here"), key)

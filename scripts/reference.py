@@ -1,0 +1,284 @@
+"""Writes the API reference into the pages of docs/reference, from the signatures and docstrings of the sources.
+
+A page is plain Markdown. Between two comments stands what this program writes; all else is written by hand:
+
+    <!-- api perdure.client.run.Run hide=describe,read_head -->
+    …
+    <!-- /api -->
+
+Options: `hide=NAME,NAME` leaves out public members, `members=none` all of them, `fields=all` shows fields without a
+docstring too. The heading is one level below the last one above the comment.
+
+Usage: reference.py [--check] [PAGE …]    `--check` writes nothing, and fails if a page is not up to date.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import griffe
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ROOT / "docs" / "reference"
+LINE_LENGTH = 100
+
+_REGION = re.compile(r"^<!-- api (?P<words>.+?) -->\n(?P<body>.*?)^<!-- /api -->$", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^(#+) ", re.MULTILINE)
+_OPTION = re.compile(r"(hide|members|fields)=([\w,]+)")
+_ROLE = re.compile(r":(?:func|meth|class|attr|mod|data):`(?:~[\w.]+\.)?(?=\w)")
+_TEXT = re.compile(r"'([^'\"\\]*)'")
+_LITERAL = re.compile(r"``([^`]+)``")
+_SECTION = re.compile(r"^(Args|Returns|Raises|Yields):\n((?: +.+\n?)+)", re.MULTILINE)
+
+
+class PageError(Exception):
+    """A page asks for something that the sources do not have."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """What a comment of a page asks for."""
+
+    path: str
+    level: int
+    """Of the heading."""
+    hidden: frozenset[str] = frozenset()
+    with_members: bool = True
+    with_all_fields: bool = False
+
+    @classmethod
+    def parse(cls, words: str, level: int) -> Region:
+        """Parse the words of a comment. Raises ``PageError`` for an unknown option."""
+        path, *options = words.split()
+        values = dict[str, str]()
+        for option in options:
+            match = _OPTION.fullmatch(option)
+            if match is None:
+                raise PageError(f"<!-- api {words} -->: unknown option {option!r}")
+            values[match[1]] = match[2]
+        hidden = frozenset(values["hide"].split(",")) if "hide" in values else frozenset[str]()
+        return cls(path, level, hidden, values.get("members") != "none", values.get("fields") == "all")
+
+
+def write_page(text: str) -> str:
+    """The page with its regions written anew."""
+
+    def write(match: re.Match[str]) -> str:
+        headings = [found for found in _HEADING.finditer(_REGION.sub(_blank, text)) if found.start() < match.start()]
+        region = Region.parse(match["words"], len(headings[-1][1]) + 1 if headings else 1)
+        return f"<!-- api {match['words']} -->\n\n{describe(region).strip()}\n\n<!-- /api -->"
+
+    return _REGION.sub(write, text)
+
+
+def _blank(match: re.Match[str]) -> str:
+    """A region's text without its headings, of the same length."""
+    return " " * len(match[0])
+
+
+def describe(region: Region) -> str:
+    """The Markdown of an object. Raises ``PageError`` if there is no such object, or no such member to hide."""
+    try:
+        subject = load_package()[region.path]
+    except KeyError:
+        raise PageError(f"{region.path} does not exist: it was renamed or removed") from None
+    subject = subject.final_target if isinstance(subject, griffe.Alias) else subject
+    if unknown := sorted(region.hidden - set(subject.members)):
+        raise PageError(f"{region.path} has no {', '.join(unknown)} to hide")
+    if isinstance(subject, griffe.Module):
+        members = [each for each in list_members(subject, region) if isinstance(each, griffe.Class | griffe.Function)]
+        return "\n\n".join(
+            [render_docstring(subject), *(describe(Region(member.path, region.level)) for member in members)]
+        )
+    parts = [f"{'#' * region.level} {subject.name}", render_signature(subject), render_docstring(subject)]
+    if isinstance(subject, griffe.Class) and region.with_members:
+        parts += render_members(subject, region)
+    return "\n\n".join(part for part in parts if part)
+
+
+@cache
+def load_package() -> griffe.ModulesCollection:
+    """Read the sources; nothing is imported."""
+    loader = griffe.GriffeLoader(search_paths=[ROOT], allow_inspection=False)
+    loader.load("perdure")
+    loader.resolve_aliases(implicit=True, external=False)
+    return loader.modules_collection
+
+
+# ---
+# Members of a class.
+
+
+def list_members(subject: griffe.Class | griffe.Module, region: Region) -> Iterator[griffe.Object]:
+    """The public members in the order of the source."""
+    for name, member in subject.members.items():
+        if not (name.startswith("_") or name in region.hidden or isinstance(member, griffe.Alias)):
+            yield member
+
+
+def render_members(subject: griffe.Class, region: Region) -> Iterator[str]:
+    """Its fields as a list, then each method under a heading of its own."""
+    members = list(list_members(subject, region))
+    fields = [member for member in members if isinstance(member, griffe.Attribute)]
+    yield "\n".join(render_field(field) for field in fields if field.docstring or region.with_all_fields)
+    for method in members:
+        if isinstance(method, griffe.Function) and method.docstring:
+            heading = f"{'#' * (region.level + 1)} {subject.name}.{method.name}"
+            yield "\n\n".join((heading, render_signature(method), render_docstring(method)))
+
+
+def render_field(field: griffe.Attribute) -> str:
+    """An item of a list: ``- `name: type = default` ``, and what it means."""
+    code = f"{field.name}: {render_annotation(field.annotation)}" if field.annotation else field.name
+    code = _TEXT.sub(r'"\1"', code)
+    default = find_default(field)
+    code += f" = {default}" if default and "property" not in field.labels else ""
+    text = render_docstring(field)
+    return f"- `{code}`" + (f": {textwrap.indent(text, '  ').strip()}" if text else "")
+
+
+def find_default(field: griffe.Attribute) -> str | None:
+    """The default of a dataclass's or pydantic model's field; None if there is none, or it says nothing."""
+    value = field.value
+    if isinstance(value, griffe.ExprCall) and str(value.function) in ("Field", "field"):
+        arguments = {str(each.name): each.value for each in value.arguments if isinstance(each, griffe.ExprKeyword)}
+        value = arguments.get("default")
+    text = str(value) if value is not None else None
+    return _TEXT.sub(r'"\1"', text) if text and len(text) <= LINE_LENGTH // 2 and field.annotation else None
+
+
+# ---
+# Signatures and docstrings.
+
+
+def render_annotation(annotation: griffe.Expr | str | None) -> str:
+    """A type as its reader knows it: ``int`` for an alias of ``Annotated[int, …]``."""
+    text = str(annotation)
+    for name in annotation.iterate(flat=True) if isinstance(annotation, griffe.Expr) else ():
+        if isinstance(name, griffe.ExprName) and (plain := find_plain_type(name)) is not None:
+            text = re.sub(rf"\b{name.name}\b", plain, text)
+    return text
+
+
+def find_plain_type(name: griffe.ExprName) -> str | None:
+    """What an alias annotates, where it is no union of messages or events, which have a name for a reason."""
+    try:
+        value = load_package()[name.canonical_path].value
+    except (KeyError, AttributeError, griffe.AliasResolutionError):
+        return None
+    if not isinstance(value, griffe.ExprSubscript) or str(value.left) != "Annotated":
+        return None
+    plain = value.slice.elements[0] if isinstance(value.slice, griffe.ExprTuple) else value.slice
+    names = plain.iterate(flat=True) if isinstance(plain, griffe.Expr) else ()
+    paths = [each.canonical_path for each in names if isinstance(each, griffe.ExprName)]
+    return None if any(path.startswith("perdure.") for path in paths) else str(plain)
+
+
+def render_signature(subject: griffe.Object) -> str:
+    """A block of Python: the signature, of an overloaded function each. ``py``: the tests run blocks of ``python``."""
+    lines: list[str] = []
+    if isinstance(subject, griffe.Function):
+        overloads = (subject.parent.overloads.get(subject.name) if subject.parent else None) or [subject]
+        lines = [code for each in overloads for code in render_function(each)]
+    elif isinstance(subject, griffe.Class):
+        lines = [*render_class(subject)]
+    elif isinstance(subject, griffe.Attribute):
+        value = f" = {subject.value}" if subject.value is not None and len(str(subject.value)) < 2 * LINE_LENGTH else ""
+        lines = [f"{subject.name}{f': {render_annotation(subject.annotation)}' if subject.annotation else ''}{value}"]
+    return _TEXT.sub(r'"\1"', "```py\n" + "\n".join(lines) + "\n```") if lines else ""
+
+
+def render_function(function: griffe.Function) -> Iterator[str]:
+    """Its decorators that change how it is called, and its head."""
+    for decorator in function.decorators:
+        if str(decorator.value) in ("classmethod", "staticmethod", "asynccontextmanager"):
+            yield f"@{decorator.value}"
+    yield format_call(
+        f"{'async ' if 'async' in function.labels else ''}def {function.name}",
+        function.parameters,
+        f" -> {render_annotation(function.returns)}" if function.returns else "",
+    )
+
+
+def render_class(subject: griffe.Class) -> Iterator[str]:
+    """Its bases, if they are worth knowing, or what makes an instance."""
+    bases = [str(base) for base in subject.bases]
+    if any(base.endswith(("Error", "Exception")) for base in bases):
+        yield f"class {subject.name}({', '.join(bases)})"
+    elif "Protocol" in bases:
+        yield f"class {subject.name}(Protocol)"
+    elif "__init__" in subject.members and isinstance(init := subject.members["__init__"], griffe.Function):
+        yield format_call(f"class {subject.name}", init.parameters, "")
+
+
+def format_call(head: str, parameters: griffe.Parameters, returns: str) -> str:
+    """``head(parameters) -> returns``, a parameter a line where it is longer than a line."""
+    words: list[str] = []
+    kinds = griffe.ParameterKind
+    public = [each for each in parameters if each.name not in ("self", "cls") and not each.name.startswith("_")]
+    for number, each in enumerate(public):
+        before = public[number - 1].kind if number else None
+        if before is kinds.positional_only and each.kind is not kinds.positional_only:
+            words.append("/")
+        if each.kind is kinds.keyword_only and before not in (kinds.keyword_only, kinds.var_positional):
+            words.append("*")
+        words.append(format_parameter(each))
+    if public and public[-1].kind is kinds.positional_only:
+        words.append("/")
+    line = f"{head}({', '.join(words)}){returns}"
+    if len(line) <= LINE_LENGTH:
+        return line
+    return f"{head}(\n" + "".join(f"    {word},\n" for word in words) + f"){returns}"
+
+
+def format_parameter(parameter: griffe.Parameter) -> str:
+    """``name: type = default``."""
+    stars = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}
+    text = (stars.get(parameter.kind, "") if parameter.kind else "") + parameter.name
+    text += f": {render_annotation(parameter.annotation)}" if parameter.annotation is not None else ""
+    if parameter.default is None or text.startswith("*"):
+        return text
+    return f"{text} = {parameter.default}" if parameter.annotation is not None else f"{text}={parameter.default}"
+
+
+def render_docstring(subject: griffe.Object) -> str:
+    """The docstring as Markdown: ``code`` in single backquotes, roles without their prefix, sections as lists."""
+    if subject.docstring is None:
+        return ""
+    text = re.sub(r"::$", ":", subject.docstring.value, flags=re.MULTILINE)
+    return _SECTION.sub(_list_section, _LITERAL.sub(r"`\1`", _ROLE.sub("`", text))).strip()
+
+
+def _list_section(section: re.Match[str]) -> str:
+    items = re.sub(r"^(?=\S)", "- ", textwrap.dedent(section[2]), flags=re.MULTILINE)
+    return f"{section[1]}:\n\n{re.sub(r'^    +', '  ', items, flags=re.MULTILINE)}"
+
+
+def main(arguments: list[str]) -> int:
+    check = "--check" in arguments
+    named = [Path(argument) for argument in arguments if argument != "--check"]
+    wrong = 0
+    for page in named or sorted(PAGES.glob("*.md")):
+        text = page.read_text()
+        try:
+            written = write_page(text)
+        except PageError as error:
+            print(f"{page}: error: {error}")
+            wrong += 1
+            continue
+        if written != text and check:
+            print(f"{page}: error: is not what the sources say: run `make fmt`")
+            wrong += 1
+        elif written != text:
+            page.write_text(written)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
