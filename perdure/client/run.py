@@ -73,7 +73,7 @@ logger = logging.getLogger("perdure.client")
 
 NO_WORKER_SECONDS = 10.0
 """Seconds without a worker on the task queue after which a warning is logged or an error raised."""
-_UNTAKEN_HISTORY_LENGTH = 2
+UNTAKEN_HISTORY_LENGTH = 2
 """Length of the history of a run that no worker has taken: it was started, and a task was scheduled."""
 _TAKEN_POLL_SECONDS = 0.25
 _INPUT_RETRY_SECONDS = 0.05
@@ -286,7 +286,7 @@ class Run(Generic[OutputT]):
         while True:
             description = await self.describe()
             queue = description.task_queue
-            if build_closed_status(description) is not None or description.history_length > _UNTAKEN_HISTORY_LENGTH:
+            if build_closed_status(description) is not None or description.history_length > UNTAKEN_HISTORY_LENGTH:
                 return
             if asyncio.get_running_loop().time() > deadline and not await has_poller(self.client, description):
                 raise NoWorkerError(
@@ -477,8 +477,7 @@ class Run(Generic[OutputT]):
     async def cancel(self, *, by: str | None = None) -> None:
         """Cancel the run: calls in progress are stopped, finished work is kept, the transcript is closed.
 
-        Raises ``RunClosedError``, ``RunNotFoundError``.
-        """
+        Raises ``RunClosedError``, ``RunNotFoundError``."""
         # Temporal accepts the cancellation of a closed run without an error.
         if build_closed_status(await self.describe()) is not None:
             raise build_closed_error(self.id)
@@ -486,6 +485,13 @@ class Run(Generic[OutputT]):
         latest = self.client.temporal.get_workflow_handle(self.id)
         with self.temporal_errors():
             await latest.cancel(reason=f"by {by or self.client.actor}")
+
+    async def terminate(self, reason: str | None = None, *, by: str | None = None) -> None:
+        """End the run at once, also without a worker, where :meth:`cancel` needs one. Calls in progress are closed as
+        lost when the conversation continues. Raises ``RunClosedError``, ``RunNotFoundError``."""
+        text = f"by {by or self.client.actor}{f': {reason}' if reason else ''}"
+        with self.temporal_errors():
+            await self.client.temporal.get_workflow_handle(self.id).terminate(reason=text)
 
     async def fork(
         self,
