@@ -1,8 +1,9 @@
 # Needs Python 3.11 or newer and make; everything else is installed into .venv.
-# CI runs `make lint test test-all`. Extra arguments: make test ARGS="tests/unit -k loop"
+# CI runs `make lint types test test-all`. Extra arguments: make test ARGS="tests/unit -k loop"
 
 LOCK   := requirements/dev.txt
 EVALS  := requirements/evals.txt
+TYPES  := requirements/types.txt
 VENV   := .venv
 # Of a PYTHON that is named, .venv where that is its version or there is none; another version has a folder of its own.
 ifneq ($(origin PYTHON), undefined)
@@ -23,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup venv server demo test test-all lint fmt check docs pictures bench lock clean
+.PHONY: help setup venv server demo test test-all lint types fmt check docs pictures bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' Makefile
@@ -79,6 +80,15 @@ lint: venv ## style, types, imports, lengths, determinism, small modules, API re
 	$(PY) scripts/lint_small_modules.py
 	$(PY) scripts/reference.py --check
 
+# A lock and a stamp of its own: basedpyright brings Node along, which nothing else needs.
+$(VENV)/.types: $(TYPES) $(VENV)/.lock
+	@echo "installing $(TYPES) into $(VENV)"
+	@$(PY) -m pip install --quiet --require-hashes -r $(TYPES)
+	@touch $@
+
+types: venv $(VENV)/.types ## mypy and basedpyright, strict, on tests/types and the examples
+	$(PY) scripts/check_types.py
+
 fmt: venv ## format, fix what ruff can fix, write the API reference
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
@@ -98,10 +108,12 @@ pictures: setup ## draw docs/pictures, and record `perdure demo` for it
 bench: setup ## perdure against bare Temporal, as ratios
 	@$(PY) -m benchmarks $(ARGS)
 
-lock: venv ## resolve requirements/dev.txt anew (ARGS=--upgrade to raise versions)
+lock: venv ## resolve requirements/*.txt anew (ARGS=--upgrade to raise versions)
 	@command -v uv >/dev/null || $(VENV)/bin/uv --version >/dev/null 2>&1 || $(PY) -m pip install --quiet uv
 	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --extra dev pyproject.toml -o $(LOCK) $(ARGS)
+	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:types -o $(TYPES) $(ARGS)
 
 clean: ## remove .venv, caches and build output
 	rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -11,7 +11,9 @@ from perdure import Agent, PerdurePlugin
 class Review:
     @workflow.run
     async def run(self, line: str) -> str:  # an agent is a child workflow like any other
-        return (await workflow.execute_child_workflow("AgentWorkflow", {"agent": "critic", "message": line}))["content"]
+        start = {"agent": "critic", "message": line}
+        answer: dict[str, str] = await workflow.execute_child_workflow("AgentWorkflow", start)
+        return answer["content"]
 
 
 async def main() -> None:

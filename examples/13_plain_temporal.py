@@ -10,7 +10,9 @@ from temporalio.envconfig import ClientConfig
 
 
 async def main() -> None:
-    client = await Client.connect(**{"target_host": "localhost:7233", **ClientConfig.load_client_connect_config()})
+    config = ClientConfig.load_client_connect_config()
+    config.setdefault("target_host", "localhost:7233")
+    client = await Client.connect(**config)
     handle = await client.start_workflow(
         "AgentWorkflow",
         {"agent": "support", "message": "Where is order 77?"},

@@ -27,8 +27,12 @@ async def shorten(result: ToolResultPart) -> str | None:
 
 
 tokens = TokenCollector()
-hooks = [redact(), guard, shorten, tokens, audit_log("audit.jsonl")]  # in this order, before and after each call
-reader = Agent("reader", "openai:gpt-5-mini", tools=[read_file], hooks=hooks)
+reader = Agent(
+    "reader",
+    "openai:gpt-5-mini",
+    tools=[read_file],
+    hooks=[redact(), guard, shorten, tokens, audit_log("audit.jsonl")],  # in this order, before and after each call
+)
 
 
 async def main() -> None:

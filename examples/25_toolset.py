@@ -8,7 +8,7 @@ from perdure import Agent, RunContext, ToolContext, Toolset, local
 from perdure.ports import ListedTool
 from perdure.toolsets import Artifacts
 
-CATALOGUE = {"stock": {"bolts": 120, "nuts": 80}, "prices": {"bolts": 0.10, "nuts": 0.05}}
+CATALOGUE: dict[str, dict[str, float]] = {"stock": {"bolts": 120, "nuts": 80}, "prices": {"bolts": 0.10, "nuts": 0.05}}
 """What a service would say that it can be asked."""
 
 

@@ -1,6 +1,7 @@
 """A call waits for somebody, who is reminded, and in the end somebody else is asked. Days are seconds here."""
 
 import asyncio
+from typing import Any
 
 from perdure import Agent, Approval, RunContext, hook, local, tool
 
@@ -12,10 +13,11 @@ def refund(order: str, amount: float) -> str:
 
 
 asked: asyncio.Queue[str] = asyncio.Queue()
+main_loop: asyncio.AbstractEventLoop
 
 
 @hook("on_approval", on_error="log")
-async def notify(name: str, arguments: dict, reminder: int, ctx: RunContext) -> None:
+async def notify(name: str, arguments: dict[str, Any], reminder: int, ctx: RunContext) -> None:
     """What would post in a chat: first to Ana, and from the second reminder on to her boss."""
     person = "boss" if reminder >= 2 else "ana"
     print(f"to {person}{f', reminder {reminder}' if reminder else ''}: {name}({arguments}) of {ctx.agent} waits")

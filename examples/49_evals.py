@@ -10,7 +10,9 @@ from pydantic_evals.evaluators import EqualsExpected
 from perdure import Agent, Client, local
 
 Desk = Literal["billing", "shipping"]
-triage = Agent("triage", "openai:gpt-5-mini", output=Desk, instructions="Name the desk that a message is for.")
+triage = Agent[None, Desk](
+    "triage", "openai:gpt-5-mini", output=Desk, instructions="Name the desk that a message is for."
+)
 VERSIONS = {"v1": {}, "v2": {"instructions": "Name the desk that a message is for. Anything about money is billing."}}
 CASES = {"twice": ("I was charged twice.", "billing"), "fee": ("Why is there a fee for shipping?", "billing")}
 

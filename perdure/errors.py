@@ -34,6 +34,7 @@
     ├── StoreError                               the store cannot be read or written; retryable
     │   ├── MemoryChangedError                   another call changed values that a call has read and changes
     │   ├── StoreMismatchError                   a store answers, but it is not the run's; retryable
+    │   ├── StoreLocationError (also RuntimeSetupError)      the store's URL names no store
     │   ├── StoreVersionError                    the store's schema is newer than this program
     │   ├── TranscriptCorruptedError             a node is missing or altered; the run pauses
     │   └── TranscriptUnavailableError           the client was given no store
@@ -359,6 +360,12 @@ class TranscriptUnavailableError(StoreError):
 
 class RuntimeSetupError(PerdureError):
     """Something that a run needs is missing."""
+
+
+class StoreLocationError(StoreError, RuntimeSetupError):
+    """The store's URL names no store that this perdure can use."""
+
+    retryable = False
 
 
 class ServerNotFoundError(RuntimeSetupError):

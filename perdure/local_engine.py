@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from . import config
 from .agent.agent import Agent
@@ -17,10 +18,10 @@ from .client.client import Client
 from .client.on_approval import ApprovalHandler, check_on_approval
 from .client.run import NO_WORKER_SECONDS, Run
 from .client.tasks import wait_beside
-from .errors import InvalidInputError, NoWorkerError, PerdureError
+from .errors import InvalidInputError, NoWorkerError, PerdureError, RunClosedError
 from .ports.test_seams import find_fake_server
 from .tools import Tool
-from .types.interface import Response
+from .types.interface import OutputT, Response
 from .types.messages import MessageInput
 from .worker import Lifespan, Worker
 
@@ -29,7 +30,10 @@ T = TypeVar("T")
 LOCAL_DRAIN_SECONDS = 5.0
 """Seconds that running tools have to end when the block ends; their runs continue when they are served again."""
 CALL_CANCEL_SECONDS = 5.0
-"""Seconds that the run of a cancelled call has to end."""
+"""Seconds that the run of a cancelled call has to end, before it is terminated."""
+
+
+_TERMINATE_SECONDS = 2.0
 
 
 @asynccontextmanager
@@ -57,14 +61,126 @@ async def local(
         client.store_url = config.get_home_store_url()
     try:
         async with Worker(client, agents, task_queue=queue, drain=LOCAL_DRAIN_SECONDS, lifespan=lifespan, tools=tools):
-            yield client
+            try:
+                yield client
+            finally:
+                if closing := _closing_runs.pop(client, None):  # they need the worker
+                    await asyncio.wait(closing, timeout=CALL_CANCEL_SECONDS)
     finally:
         await client.close()
 
 
+# ---
+# The engine of the calls without a client: one for all calls of an agent in an event loop.
+
+
+class _CallEngine:
+    """Serves the calls of one agent in one event loop, from the first of them until none needs it any more.
+
+    They share a task queue: with a worker each, the first that stopped would take runs of the others with it.
+    """
+
+    def __init__(self, agent: Agent, queue: str, forget: Callable[[], object]) -> None:
+        """``forget`` is called when no call waits for its answer any more: the next call gets another engine."""
+        self.client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._forget = forget
+        self._calls: set[object] = set()
+        """All calls, with those that only wait for the end of their run."""
+        self._waiting: dict[object, asyncio.Task[Any] | None] = {}
+        """The calls that wait for their answer, with the task of each."""
+        self._is_unused = asyncio.Event()
+        self.serving = asyncio.ensure_future(self._serve(agent, queue))
+        self.serving.add_done_callback(self._fail_calls)
+
+    async def _serve(self, agent: Agent, queue: str) -> None:
+        async with local([agent], task_queue=queue) as client:
+            self.client.set_result(client)
+            await self._is_unused.wait()
+
+    def _fail_calls(self, serving: asyncio.Task[None]) -> None:
+        """End the calls that wait, whose worker has failed; ``error`` has the reason."""
+        error = None if serving.cancelled() else serving.exception()
+        if not self.client.done():
+            self.client.cancel() if error is None else self.client.set_exception(error)
+            self.client.cancelled() or self.client.exception()  # marks it as retrieved
+        elif error is not None:
+            for task in filter(None, self._waiting.values()):
+                task.cancel()
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the engine has failed, if it has."""
+        return self.serving.exception() if self.serving.done() and not self.serving.cancelled() else None
+
+    def begin_call(self) -> object:
+        """Add a call."""
+        call = object()
+        self._calls.add(call)
+        self._waiting[call] = asyncio.current_task()
+        return call
+
+    def abandon_call(self, call: object) -> None:
+        """Record that the call waits for no answer, but for the end of its run."""
+        self._waiting.pop(call, None)
+        if not self._waiting:
+            self._forget()
+
+    async def end_call(self, call: object) -> None:
+        """Remove the call. When none waits for its answer, returns after the engine has stopped: with one of them a
+        program's main function may end, and ``asyncio.run`` then cancels what closes the runs of the others."""
+        self.abandon_call(call)
+        self._calls.discard(call)
+        if not self._calls:
+            self._is_unused.set()
+            if not self.client.done():
+                self.serving.cancel()
+        task = asyncio.current_task()
+        if not self._waiting and not (task is not None and task.cancelling() > 1):  # a second Ctrl-C ends at once
+            await asyncio.wait([self.serving], timeout=_ENGINE_STOP_SECONDS)
+
+
+_ENGINE_STOP_SECONDS = LOCAL_DRAIN_SECONDS + CALL_CANCEL_SECONDS + 5.0
+"""Seconds that calls wait for the end of their engine; it then goes on to stop without them."""
+_call_engines: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[int, str], _CallEngine]] = WeakKeyDictionary()
+_closing_runs: WeakKeyDictionary[Client, set[asyncio.Future[None]]] = WeakKeyDictionary()
+"""What waits for the ends of the runs of cancelled calls, by client."""
+
+
+@asynccontextmanager
+async def _serve_call(agent: Agent) -> AsyncIterator[tuple[Client, Callable[[], object], asyncio.Future[None] | None]]:
+    """Serve a call of ``agent``. Yields a client; a function to call when the call is abandoned; and the task that
+    serves, None for a test's server."""
+    if find_fake_server([agent]) is not None:
+        async with local([agent]) as client:
+            yield client, lambda: None, None
+        return
+    engines = _call_engines.setdefault(asyncio.get_running_loop(), {})
+    queue = build_agent_queue_name(agent.name)
+    key = (id(agent), queue)
+    engine = engines.get(key)
+    if engine is None:
+        engine = engines[key] = _CallEngine(agent, queue, lambda: engines.pop(key, None))
+    call = engine.begin_call()
+    try:
+        yield await asyncio.shield(engine.client), lambda: engine.abandon_call(call), engine.serving
+    except asyncio.CancelledError:
+        if engine.error is not None:
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
+            raise engine.error from None
+        raise
+    finally:
+        await engine.end_call(call)
+
+
 async def call_agent(
-    agent: Agent, message: MessageInput, id: str | None, client: Client | None, on_approval: Any, **options: Any
-) -> Response:
+    agent: Agent[Any, OutputT],
+    message: MessageInput,
+    id: str | None,
+    client: Client | None,
+    on_approval: Any,
+    **options: Any,
+) -> Response[OutputT]:
     """See ``Agent.call``; ``options`` are those of ``Client.start``."""
     async with _start_run(agent, message, id, client, on_approval, options) as (run, approvals):
         return await approvals.run_while_deciding(_wait_if_served(run, run.result, client))
@@ -108,8 +224,13 @@ async def _stream_run(
 
 @asynccontextmanager
 async def _start_run(
-    agent: Agent, message: Any, id: str | None, client: Client | None, on_approval: Any, options: dict[str, Any]
-) -> AsyncIterator[tuple[Run, ApprovalHandler]]:
+    agent: Agent[Any, OutputT],
+    message: Any,
+    id: str | None,
+    client: Client | None,
+    on_approval: Any,
+    options: dict[str, Any],
+) -> AsyncIterator[tuple[Run[OutputT], ApprovalHandler]]:
     """Start the run, on this machine without a ``client``. A run without an ``id`` is cancelled if the block is left
     before the answer: the caller does not know its id, and could not return for the answer."""
     options["context"] = agent.check_context(options["context"])
@@ -122,18 +243,21 @@ async def _start_run(
     policy = check_on_approval(on_approval)
     agent.freeze("called")
     run_id = f"{agent.name}-{uuid.uuid4().hex[:12]}" if id is None else id
+    abandon, serving = None, None
     async with AsyncExitStack() as stack:
         if client is None:
-            own_engine = local(agents=[agent], task_queue=build_agent_queue_name(agent.name))
-            client = await stack.enter_async_context(own_engine)
+            own_client, abandon, serving = await stack.enter_async_context(_serve_call(agent))
+            client = own_client
         starting = asyncio.ensure_future(client.start(agent, message, id=run_id, if_exists="attach", **options))
         try:
             # Shielded: if the start were cancelled half-way, it would be unknown whether the run exists.
             run = await (starting if id is not None else asyncio.shield(starting))
             yield run, ApprovalHandler(run, agent, policy)
         except (asyncio.CancelledError, GeneratorExit):
+            if abandon is not None:
+                abandon()
             if id is None:
-                await _cancel_abandoned_run(starting)
+                await _close_abandoned_run(client.run(run_id), starting, serving)
             raise
         except NoWorkerError as error:
             if id is not None:
@@ -152,13 +276,33 @@ async def _wait_if_served(run: Run, wait: Callable[[], Coroutine[Any, Any, T]], 
     return await (wait() if client is None else wait_beside(wait(), run.begun(NO_WORKER_SECONDS)))
 
 
-async def _cancel_abandoned_run(starting: asyncio.Future[Run]) -> None:
-    """Cancel the run of an abandoned call, and wait until it has ended: its worker may be about to stop."""
-    with suppress(PerdureError, TimeoutError):
-        async with asyncio.timeout(CALL_CANCEL_SECONDS):
-            run = await starting
-            await run.cancel()
-            await run.result()
+async def _close_abandoned_run(run: Run, starting: asyncio.Future[Run], serving: asyncio.Future[None] | None) -> None:
+    """Cancel the run of an abandoned call, and wait until it has closed.
+
+    ``serving`` is the only worker of a call without a client, and about to stop: a run that it does not close is
+    terminated.
+    """
+    closing = asyncio.ensure_future(_cancel_started_run(starting))
+    _closing_runs.setdefault(run.client, set()).add(closing)
+    closing.add_done_callback(lambda _: _closing_runs.get(run.client, set()).discard(closing))
+    try:
+        ends = [closing] if serving is None else [closing, serving]
+        await asyncio.wait(ends, timeout=CALL_CANCEL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if serving is not None and not (closing.done() and closing.exception() is None):
+            with suppress(PerdureError, TimeoutError):
+                async with asyncio.timeout(_TERMINATE_SECONDS):
+                    await run.terminate("its call was abandoned, and the worker of the call has stopped")
+    finally:
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+
+
+async def _cancel_started_run(starting: asyncio.Future[Run]) -> None:
+    """Cancel a run that is being started, and wait until it has closed."""
+    run = await starting
+    with suppress(RunClosedError):
+        await run.cancel()
+        await run.wait_for_close()
 
 
 def build_agent_queue_name(name: str, file: Path | None = None) -> str:

@@ -140,8 +140,7 @@ def _build_registration_error(namespace: str, error: RPCError) -> RuntimeSetupEr
             hint=f"Have an administrator do it. {_CLOUD_HINT} They are: {options}",
         )
     if error.status is RPCStatusCode.NOT_FOUND:
-        hint = "Name another one (--namespace), or create it: temporal operator namespace create."
-        return RuntimeSetupError(f"there is no namespace {namespace!r}: {error.message}", hint=hint)
+        return build_namespace_error(namespace)
     return RuntimeSetupError(f"namespace {namespace!r} refuses the search attributes: {error.message}")
 
 
@@ -223,19 +222,42 @@ ACCEPTED_UPDATE_ENDED = "AcceptedUpdateCompletedWorkflow"
 
 def translate_rpc_error(temporal: TemporalClient, id: str, error: RPCError) -> PerdureError:
     """Translate Temporal's refusal for run ``id``."""
-    if error.status in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED):
-        return build_unreachable_error(temporal, error.message)
     if error.status == RPCStatusCode.INVALID_ARGUMENT:
         return InvalidInputError(f"Temporal refuses run {id!r:.100}: {error.message}")
-    if error.status != RPCStatusCode.NOT_FOUND:
-        return RunError(f"Temporal refused: {error.message}")
-    if "amespace" in error.message:
-        return RuntimeSetupError(
-            f"Temporal: {error.message}", hint="Create the namespace, or name another one: TEMPORAL_NAMESPACE."
-        )
+    if error.status != RPCStatusCode.NOT_FOUND or "amespace" in error.message:
+        return translate_service_error(temporal, error)
     if "already completed" in error.message or "closing workflow" in error.message:  # an update at that moment
         return build_closed_error(id)
     return RunNotFoundError(f"there is no run {id!r}", hint=LIST_HINT)
+
+
+def translate_service_error(temporal: TemporalClient, error: RPCError) -> PerdureError:
+    """Translate Temporal's refusal of a request that is not about one run."""
+    if error.status in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED):
+        return build_unreachable_error(temporal, error.message)
+    if error.status == RPCStatusCode.NOT_FOUND and "amespace" in error.message:
+        return build_namespace_error(temporal.namespace)
+    if error.status == RPCStatusCode.INVALID_ARGUMENT:
+        return InvalidInputError(f"Temporal refuses the request: {error.message}")
+    return RunError(f"Temporal refused: {error.message}")
+
+
+def build_namespace_error(namespace: str) -> RuntimeSetupError:
+    """Build the error for a namespace that the server does not have."""
+    return RuntimeSetupError(
+        f"there is no namespace {namespace!r} on this Temporal server",
+        hint="Name another one (TEMPORAL_NAMESPACE), or create it: `perdure server setup --create -n NAME`.",
+    )
+
+
+async def check_namespace(temporal: TemporalClient) -> None:
+    """Raise ``RuntimeSetupError`` if the server does not have the client's namespace."""
+    request = DescribeNamespaceRequest(namespace=temporal.namespace)
+    try:
+        await temporal.workflow_service.describe_namespace(request, timeout=_RPC_TIMEOUT)
+    except RPCError as error:  # a client may lack the permission, or the server be busy: the next request shows it
+        if error.status == RPCStatusCode.NOT_FOUND:
+            raise build_namespace_error(temporal.namespace) from error
 
 
 def build_unreachable_error(temporal: TemporalClient, why: str) -> ServerUnreachableError:
@@ -327,6 +349,8 @@ def build_schedule_action(id: str, start: dict[str, Any], *, task_queue: str) ->
 # Identity and setup of a server.
 
 
+_NAMESPACE_CHECKS, _NAMESPACE_POLL_SECONDS = 150, 0.2
+"""Most checks of whether a server serves a new namespace, and the seconds between two."""
 RETENTION = timedelta(days=3650)
 """How long Temporal keeps closed runs: the dev server's default of 24 hours would lose them over a weekend."""
 
@@ -379,19 +403,31 @@ async def index_runs(address: str, namespace: str = "default") -> None:
         await register_search_attributes(await _connect_service(address), namespace)
 
 
-async def ensure_namespace(address: str, namespace: str) -> None:
-    """Register ``namespace`` with the embedded server if it is missing.
+async def ensure_namespace(service: ServiceClient, namespace: str) -> None:
+    """Register ``namespace`` if it is missing, and wait until the server serves it.
 
     Raises:
         RuntimeSetupError: the server refuses, for instance an invalid name.
     """
     request = RegisterNamespaceRequest(namespace=namespace, workflow_execution_retention_period=_RETENTION_MESSAGE)
     try:
-        await (await _connect_service(address)).workflow_service.register_namespace(request)
+        await service.workflow_service.register_namespace(request)
     except RPCError as error:
         if error.status is not RPCStatusCode.ALREADY_EXISTS:
             raise RuntimeSetupError(f"the namespace {namespace!r} cannot be made: {error.message}") from error
-    await index_runs(address, namespace)
+    for _ in range(_NAMESPACE_CHECKS):
+        if await _is_served(service, namespace):
+            return
+        await asyncio.sleep(_NAMESPACE_POLL_SECONDS)
+
+
+async def _is_served(service: ServiceClient, namespace: str) -> bool:
+    """Whether the server serves ``namespace``: it reads its own list of them every few seconds."""
+    try:
+        await service.workflow_service.count_workflow_executions(CountWorkflowExecutionsRequest(namespace=namespace))
+    except RPCError as error:
+        return error.status is not RPCStatusCode.NOT_FOUND
+    return True
 
 
 async def _connect_service(address: str) -> ServiceClient:

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from temporalio import workflow
+from temporalio.exceptions import ApplicationError
 
-from .errors import InvalidInputError
-from .types.interface import WORKFLOW_TYPE, Response
+from .errors import InvalidInputError, ParseError
+from .types.interface import WORKFLOW_TYPE, OutputT, Response
 
 if TYPE_CHECKING:
     from .agent.agent import Agent
 
 
+@overload
 async def run_agent(
-    agent: str | Agent,
+    agent: Agent[Any, OutputT],
     message: str | Mapping[str, Any],
     *,
     id: str | None = None,
@@ -28,13 +30,39 @@ async def run_agent(
     override: Mapping[str, Any] | None = None,
     task_queue: str | None = None,
     **options: Any,
-) -> Response:
+) -> Response[OutputT]: ...
+@overload
+async def run_agent(
+    agent: str,
+    message: str | Mapping[str, Any],
+    *,
+    id: str | None = None,
+    context: Mapping[str, Any] | None = None,
+    auth_ref: str | None = None,
+    override: Mapping[str, Any] | None = None,
+    task_queue: str | None = None,
+    **options: Any,
+) -> Response[Any]: ...
+async def run_agent(
+    agent: str | Agent[Any, Any],
+    message: str | Mapping[str, Any],
+    *,
+    id: str | None = None,
+    context: Mapping[str, Any] | None = None,
+    auth_ref: str | None = None,
+    override: Mapping[str, Any] | None = None,
+    task_queue: str | None = None,
+    **options: Any,
+) -> Response[Any]:
     """Run an agent as a child workflow, and return its answer. For several at once: ``asyncio.gather``.
 
     ``message`` is text, or the fields of an agent's input type. ``id`` is the run's id, by default the workflow's with
     the agent's name and a number; ``task_queue`` is that of a worker which serves the agent, by default the workflow's
     own. ``context``, ``auth_ref`` and ``override`` are as in ``Client.start``, as plain JSON; ``options`` are
     Temporal's for a child workflow. If the workflow is cancelled, the run closes its transcript first.
+
+    The ``output`` of an agent that is given as an object has the agent's output type, whose validators run here, in the
+    workflow (``ApplicationError`` of type ``ParseError`` if it does not fit); by the name it is plain JSON.
 
     The response has no ``messages``, and a long answer is only in ``blob``: a client with the store has both. Raises
     ``temporalio.exceptions.ChildWorkflowError``; the ``type`` of its ``cause`` is the class of the error. Raises
@@ -66,4 +94,10 @@ async def run_agent(
         task_queue=task_queue,
         **child_options,
     )
-    return Response.model_validate_json(json.dumps(raw))
+    response: Response[Any] = Response.model_validate_json(json.dumps(raw))
+    if isinstance(agent, str) or not response.typed or response.blob is not None:
+        return response
+    try:
+        return response.model_copy(update={"output": agent.read_output(response.output)})
+    except ParseError as error:  # any other error than Temporal's would fail the workflow task, again and again
+        raise ApplicationError(str(error), type=ParseError.__name__, non_retryable=True) from error

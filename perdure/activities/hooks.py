@@ -38,7 +38,7 @@ from ..types.tool_calls import (
     RemoteCall,
     SubagentCall,
 )
-from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, ModelOutput, ToolOutput
+from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, FinalAnswer, ModelOutput, ToolOutput
 from .author_loop import AuthorLoop
 
 logger = logging.getLogger("perdure.worker")
@@ -203,15 +203,13 @@ class HookRunner:
         def take(hook: Hook, returned: Any, given: HookArguments) -> None:
             content = read_hook_text(hook, returned, given["content"])
             if content != given["content"]:
-                changed = finish.model_copy(update={"content": content})
-                if finish.typed:
-                    _check_answer_type(agent, content)
-                given.update(content=content, output=changed.output)
+                value = _read_answer(agent, content) if finish.typed else content
+                given.update(content=content, output=value)
 
         given: HookArguments = {
             "content": finish.content,
             "raw_content": reply.text,
-            "output": finish.output,
+            "output": await self._read_output(agent, finish, hooks),
             "messages": (*call.prefix, *call.new_messages, reply),
             "iterations": call.input.iteration,
             "ctx": ctx,
@@ -220,6 +218,21 @@ class HookRunner:
         if given["content"] == finish.content:
             return output
         return output.model_copy(update={"finish": finish.model_copy(update={"content": given["content"]})})
+
+    async def _read_output(self, agent: Agent, finish: FinalAnswer, hooks: Sequence[Hook]) -> Any:
+        """Return the answer as a value of the agent's output type, if ``hooks`` take it.
+
+        A type that cannot read what it has written must not fail a run that has its answer: hooks get plain JSON then,
+        and the client the error.
+        """
+        if not finish.typed or not any("output" in hook.takes for hook in hooks):
+            return finish.output
+        name = f"validators of the output of agent {agent.name}"
+        try:
+            return await self._author.run(name, agent.read_output, finish.output)
+        except ParseError as error:
+            logger.warning("the on_finish hooks of agent %s get plain JSON: %s", agent.name, error.message)
+            return finish.output
 
     async def run_approval_hooks(self, agent: Agent, ctx: RunContext[Any], output: ModelOutput) -> None:
         """Run hooks on the calls that wait for an approval or a client. Raises ``HookError``, ``AbortError``."""
@@ -335,10 +348,10 @@ def _wait_facts(
     return given | {"expires_in": expires_in, "reminder": 0, "question": None, "form": None, "ctx": ctx, **details}
 
 
-def _check_answer_type(agent: Agent, content: str) -> None:
-    """Raise ``DefinitionError`` if the client could not read ``content`` as the agent's output."""
+def _read_answer(agent: Agent, content: str) -> Any:
+    """Read ``content`` as the agent's output. Raises ``DefinitionError`` if it does not fit."""
     try:
-        agent.output_type.load_value(json.loads(content))
+        return agent.read_output(json.loads(content))
     except (ValueError, ParseError) as error:
         raise DefinitionError(
             f"the answer of agent {agent.name!r} has an output type, which this value does not fit: {error}",

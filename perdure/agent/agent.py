@@ -8,29 +8,34 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from types import UnionType
+from typing import TYPE_CHECKING, Any, get_args, overload
 
 from pydantic import ValidationError
+from typing_extensions import Unpack
 
 from ..errors import DefinitionError, InvalidInputError
 from ..hooks import Hook, HookSet, validate_hooks
 from ..hooks.hook import add_hook_compaction, validate_hook_list
 from ..ports import Provider, Toolset, ToolSpec
-from ..tools import Rule, Tool, Toolbox
+from ..tools import Rule, RunContext, Tool, Toolbox
+from ..tools.context import ContextT
 from ..tools.context_type import ContextType, validate_plain_context
 from ..tools.json_schema import PlainSchema, remove_titles
 from ..tools.subagents import build_subagent_tool
 from ..types.compaction import Compaction
-from ..types.interface import FinishProtocol, OnLimit, Override, StepOverride
+from ..types.interface import FinishProtocol, OnLimit, OutputT, Override, StepOverride
 from ..types.limits import Limits
 from ..types.validation_errors import describe_validation_error
 from .decorators import AgentDecorators, find_called_agents
 from .output import OutputType, build_output_validators
 from .validation import (
     DEFAULT_PARSE_RETRIES,
-    Instruction,
+    AgentOptions,
+    check_function_types,
     check_model_settings,
     check_prices,
+    check_validator_types,
     resolve_finish_protocol,
     resolve_max_iterations,
     validate_agent_limits,
@@ -48,22 +53,27 @@ from .validation import (
 from .xml import to_xml
 
 if TYPE_CHECKING:
+    from typing import _SpecialForm  # what Literal[…] is to mypy
+
     from ..client.client import Client
     from ..client.on_approval import OnApproval
     from ..client.start import History
+    from ..tools.tool import Function, TakesAnyContext
     from ..types.interface import Response
     from ..types.messages import MessageInput
 
 logger = logging.getLogger("perdure.worker")
 
-Instructions = Instruction | Sequence[Instruction] | None
+Instruction = str | Callable[[RunContext[ContextT]], Any]
+Instructions = Instruction[ContextT] | Sequence[Instruction[ContextT]] | None
+Validator = Callable[[OutputT], Any] | Callable[[OutputT, RunContext[ContextT]], Any]
 
 _copies_lock = threading.Lock()
 _MAX_CACHED_COPIES = 64
 """Most overridden copies that an agent caches: overrides come from outside."""
 
 
-class Agent(AgentDecorators):
+class Agent(AgentDecorators[ContextT, OutputT]):
     """A model with instructions and tools, under a name by which workers and clients refer to it.
 
     ``model`` is ``"<provider>:<model>"`` or a ``Provider`` object, or a list of them, the fallback chain: when one
@@ -86,21 +96,98 @@ class Agent(AgentDecorators):
     none matches, the tool's own ``needs_approval`` decides.
 
     Raises ``DefinitionError`` (or ``SettingsError``) that names the problem and the way out.
+
+    To a type checker it is ``Agent[Context, Output]``, by its ``context`` and ``output``. What is not a class (``A |
+    B``, ``Literal``) is ``Any`` there, unless it is named: ``Agent[Context, A | B](…)``.
     """
 
+    # By the arguments: no output, and no context or one; an output that is a class; `A | B`; any other output. The last
+    # takes no validators: an output that is a class, with a validator of another one, must not fit it.
+    @overload
+    def __init__(
+        self: Agent[Any, str],
+        name: str,
+        model: str | Provider | Sequence[str | Provider],
+        *,
+        context: UnionType | None = ...,
+        instructions: Instructions[Any] = ...,
+        tools: Sequence[Tool | Function] = ...,
+        subagents: Sequence[Agent[Any, Any] | str] = ...,
+        hooks: Iterable[Hook | HookSet] = ...,
+        output_validators: Sequence[Validator[str, Any]] = ...,
+        **options: Unpack[AgentOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Agent[ContextT, str],
+        name: str,
+        model: str | Provider | Sequence[str | Provider],
+        *,
+        context: type[ContextT],
+        instructions: Instructions[ContextT] = ...,
+        tools: Sequence[Tool[..., Any, ContextT] | TakesAnyContext | Function] = ...,
+        subagents: Sequence[Agent[Any, Any] | str] = ...,
+        hooks: Iterable[Hook[ContextT] | TakesAnyContext | HookSet] = ...,
+        output_validators: Sequence[Validator[str, ContextT]] = ...,
+        **options: Unpack[AgentOptions],
+    ) -> None: ...
+    @overload
     def __init__(
         self,
         name: str,
         model: str | Provider | Sequence[str | Provider],
         *,
+        output: type[OutputT],
+        context: type[ContextT] | UnionType | None = ...,
+        instructions: Instructions[ContextT] = ...,
+        tools: Sequence[Tool[..., Any, ContextT] | TakesAnyContext | Function] = ...,
+        subagents: Sequence[Agent[Any, Any] | str] = ...,
+        hooks: Iterable[Hook[ContextT] | TakesAnyContext | HookSet] = ...,
+        output_validators: Sequence[Validator[OutputT, ContextT]] = ...,
+        **options: Unpack[AgentOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        name: str,
+        model: str | Provider | Sequence[str | Provider],
+        *,
+        output: UnionType | _SpecialForm,
+        context: type[ContextT] | UnionType | None = ...,
+        instructions: Instructions[ContextT] = ...,
+        tools: Sequence[Tool[..., Any, ContextT] | TakesAnyContext | Function] = ...,
+        subagents: Sequence[Agent[Any, Any] | str] = ...,
+        hooks: Iterable[Hook[ContextT] | TakesAnyContext | HookSet] = ...,
+        output_validators: Sequence[Validator[Any, ContextT]] = ...,
+        **options: Unpack[AgentOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        name: str,
+        model: str | Provider | Sequence[str | Provider],
+        *,
+        output: Any,
+        context: type[ContextT] | UnionType | None = ...,
+        instructions: Instructions[ContextT] = ...,
+        tools: Sequence[Tool[..., Any, ContextT] | TakesAnyContext | Function] = ...,
+        subagents: Sequence[Agent[Any, Any] | str] = ...,
+        hooks: Iterable[Hook[ContextT] | TakesAnyContext | HookSet] = ...,
+        **options: Unpack[AgentOptions],
+    ) -> None: ...
+    def __init__(  # type: ignore[misc]  # `TakesAnyContext` stands for a `Tool` or `Hook`, and is none
+        self,
+        name: str,
+        model: str | Provider | Sequence[str | Provider],
+        *,
         description: str = "",
-        instructions: Instructions = None,
+        instructions: Instructions[Any] = None,
         input: Any = str,
         output: Any = str,
         context: Any = None,
         tools: Sequence[Tool | Callable[..., Any]] = (),
         toolsets: Sequence[Toolset] = (),
-        subagents: Sequence[Agent | str] = (),
+        subagents: Sequence[Agent[Any, Any] | str] = (),
         settings: Mapping[str, Any] | None = None,
         provider_options: Mapping[str, Any] | None = None,
         finish: FinishProtocol | None = None,
@@ -143,7 +230,10 @@ class Agent(AgentDecorators):
         self.max_iterations = resolve_max_iterations(name, max_iterations, self.limits)
         self.approvals = validate_rules(name, approvals)
         """Which calls run without approval, wait for approval, or are denied: the first matching rule decides."""
-        self._copies: dict[str, Agent] = {}
+        check_function_types(
+            name, context, output, tools=self.toolbox, hooks=self.hooks, instructions=self.instruction_parts
+        )
+        self._copies: dict[str, Agent[ContextT, OutputT]] = {}
 
     def _set_types(self, input: Any, output: Any, finish: Any, parse_retries: Any, validators: Any) -> None:
         self.input = input
@@ -156,6 +246,8 @@ class Agent(AgentDecorators):
         self.parse_retries = validate_parse_retries(self.name, parse_retries)
         """How often an answer that does not fit the type goes back to the model before the run fails."""
         self.output_validators = build_output_validators(self.name, validators)
+        for validator in self.output_validators:
+            check_validator_types(self.name, self.context, output, validator.fn)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute, and drop the cached overridden copies of the agent."""
@@ -264,12 +356,15 @@ class Agent(AgentDecorators):
         schema: dict[str, Any] = remove_titles(self._input_type.adapter.json_schema(schema_generator=PlainSchema))
         return {"type": "object", "properties": {}, **schema}
 
-    def read_output(self, plain: Any) -> Any:
+    def read_output(self, plain: Any) -> OutputT:
         """Convert a ``Response.output`` as plain JSON (of ``client.run(id)``, or of another language) into a value of
         the agent's output type. Raises ``ParseError``."""
-        return self.output_type.load_value(plain)
+        output: OutputT = self.output_type.load_value(plain)
+        return output
 
-    def overridden(self, override: Override | Mapping[str, Any] | None, worker: Toolbox | None = None) -> Agent:
+    def overridden(
+        self, override: Override | Mapping[str, Any] | None, worker: Toolbox | None = None
+    ) -> Agent[ContextT, OutputT]:
         """Return the agent with the changes of ``override``, checked like a definition; itself if nothing changes.
 
         ``settings`` and ``provider_options`` are merged over the agent's, and a setting of None is removed; ``tools``
@@ -287,13 +382,13 @@ class Agent(AgentDecorators):
             return self._apply_override(override, worker)
         return self._get_or_create_copy(key, lambda: self._apply_override(override, worker))
 
-    def with_tools(self, key: str, tools: Callable[[], Iterable[Tool]]) -> Agent:
+    def with_tools(self, key: str, tools: Callable[[], Iterable[Tool]]) -> Agent[ContextT, OutputT]:
         """Return a copy that has ``tools`` in place of the toolsets; the same copy for the same ``key``.
 
         If the agent's code has a tool of the same name by now, the code's tool is used.
         """
 
-        def create() -> Agent:
+        def create() -> Agent[ContextT, OutputT]:
             agent = copy.copy(self)
             agent.toolbox = Toolbox([*self.toolbox, *(tool for tool in tools() if tool.name not in self.toolbox)])
             agent.toolsets = ()
@@ -301,7 +396,7 @@ class Agent(AgentDecorators):
 
         return self._get_or_create_copy(key, create)
 
-    def _get_or_create_copy(self, key: str, create: Callable[[], Agent]) -> Agent:
+    def _get_or_create_copy(self, key: str, create: Callable[[], Agent[ContextT, OutputT]]) -> Agent[ContextT, OutputT]:
         agent = self._copies.get(key)
         if agent is None:
             agent = create()
@@ -311,7 +406,9 @@ class Agent(AgentDecorators):
                 self._copies[key] = agent
         return agent
 
-    def _apply_override(self, override: Override | Mapping[str, Any], worker: Toolbox | None) -> Agent:
+    def _apply_override(
+        self, override: Override | Mapping[str, Any], worker: Toolbox | None
+    ) -> Agent[ContextT, OutputT]:
         """Return a copy with the changes. Errors are reported as for a definition."""
         try:
             step_override = override if isinstance(override, Override) else StepOverride.model_validate(override)
@@ -324,7 +421,7 @@ class Agent(AgentDecorators):
             why = error.message.removeprefix(f"agent {self.name!r}: ")
             raise type(error)(f"the override of agent {self.name!r}: {why}", hint=error.hint) from None
 
-    def _apply_changes(self, changes: dict[str, Any], worker: Toolbox | None) -> Agent:
+    def _apply_changes(self, changes: dict[str, Any], worker: Toolbox | None) -> Agent[ContextT, OutputT]:
         agent = copy.copy(self)
         if (model := changes.pop("model", None)) is not None:
             agent.chain = validate_models(self.name, list(model) if isinstance(model, tuple) else model)
@@ -381,13 +478,13 @@ class Agent(AgentDecorators):
         message: MessageInput,
         *,
         id: str | None = None,
-        context: Any = None,
+        context: ContextT | Mapping[str, Any] | None = None,
         auth_context: Mapping[str, Any] | None = None,
         history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
         client: Client | None = None,
         on_approval: OnApproval | None = None,
-    ) -> Response:
+    ) -> Response[OutputT]:
         """Run and wait for the answer to ``message`` (text, or a list of texts and ``File``): on this machine (an
         embedded server, and a worker in this process), or by the workers of ``client``.
 
@@ -416,7 +513,7 @@ class Agent(AgentDecorators):
         message: MessageInput,
         *,
         id: str | None = None,
-        context: Any = None,
+        context: ContextT | Mapping[str, Any] | None = None,
         auth_context: Mapping[str, Any] | None = None,
         history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
@@ -441,13 +538,13 @@ class Agent(AgentDecorators):
         message: MessageInput,
         *,
         id: str | None = None,
-        context: Any = None,
+        context: ContextT | Mapping[str, Any] | None = None,
         auth_context: Mapping[str, Any] | None = None,
         history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
         client: Client | None = None,
         on_approval: OnApproval | None = None,
-    ) -> AsyncGenerator[Any]:
+    ) -> AsyncGenerator[OutputT]:
         """Do the same as :meth:`call`, and yield the output so far while the model writes it, and last the validated
         output: ``async for outline in agent.stream_output("…")``. See ``Run.stream_output``; closing the stream before
         its end: see :meth:`stream`."""
@@ -461,13 +558,13 @@ class Agent(AgentDecorators):
         message: MessageInput,
         *,
         id: str | None = None,
-        context: Any = None,
+        context: ContextT | Mapping[str, Any] | None = None,
         auth_context: Mapping[str, Any] | None = None,
         history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
         client: Client | None = None,
         on_approval: OnApproval | None = None,
-    ) -> Response:
+    ) -> Response[OutputT]:
         """Do the same as :meth:`call` in code without an event loop. Raises ``RuntimeError`` inside a running one."""
         from ..local_engine import call_agent, run_sync
 
@@ -475,7 +572,7 @@ class Agent(AgentDecorators):
         return run_sync(lambda: call_agent(self, message, id, client, on_approval, context=context, **options))
 
 
-def _validate_subagents(name: str, subagents: Any) -> list[Agent | str]:
+def _validate_subagents(name: str, subagents: Any) -> list[Agent[Any, Any] | str]:
     listed = validate_list(name, "subagents", subagents, "[researcher]")
     for subagent in listed:
         if not isinstance(subagent, Agent | str):

@@ -6,43 +6,36 @@ import functools
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, overload
+from typing import Any, Generic, overload
 
-from typing_extensions import ParamSpec, TypedDict, Unpack
+from typing_extensions import Unpack
 
 from ..errors import DefinitionError
-from ..hooks import Hook, HookSet
 from ..tools import SubagentTool, Tool, Toolbox, as_tool
 from ..tools import tool as make_tool
-from ..tools.tool import NeedsApproval
-from .output import OutputValidator, build_output_validator
-from .validation import Instruction, validate_instruction
-
-P = ParamSpec("P")
-R = TypeVar("R")
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+from ..tools.context import (
+    ContextT,
+    P,
+    ReturnT,
+    TakesContextFirst,
+    TakesContextFourth,
+    TakesContextSecond,
+    TakesContextThird,
+)
+from ..tools.tool import ToolDecorator, ToolOptions
+from ..types.interface import OutputT
+from .output import OutputValidator, ValidatesOutput, ValidatesOutputInContext, build_output_validator
+from .validation import Instruction, check_function_types, check_validator_types, validate_instruction
 
 _definition_lock = threading.Lock()
 
 
-class ToolOptions(TypedDict, total=False):
-    """The options of ``@tool``."""
-
-    name: str | None
-    description: str | None
-    timeout: float
-    idempotent: bool
-    inline: bool
-    retries: int | None
-    task_queue: str | None
-    hooks: Sequence[Hook | HookSet]
-    needs_approval: NeedsApproval
-
-
-class AgentDecorators:
+class AgentDecorators(Generic[ContextT, OutputT]):
     """The decorators of ``Agent``. Each does what the argument of the same subject does, and adds to it."""
 
     name: str
+    context: Any
+    output: Any
     toolbox: Toolbox
     subagents: tuple[Any, ...]
     instruction_parts: tuple[Instruction, ...]
@@ -51,11 +44,27 @@ class AgentDecorators:
     """How the agent was used first; None for one that may still be changed."""
 
     @overload
-    def tool(self, fn: Tool[P, R] | Callable[P, R], /) -> Tool[P, R]: ...
+    def tool(self, fn: Tool[P, ReturnT, ContextT], /) -> Tool[P, ReturnT, ContextT]: ...
     @overload
-    def tool(self, /, **options: Unpack[ToolOptions]) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+    def tool(
+        self, fn: TakesContextFirst[P, ReturnT, ContextT], /, **options: Unpack[ToolOptions]
+    ) -> Tool[P, ReturnT, ContextT]: ...
     @overload
-    def tool(self, fn: Callable[P, R], /, **options: Unpack[ToolOptions]) -> Tool[P, R]: ...
+    def tool(
+        self, fn: TakesContextSecond[P, ReturnT, ContextT], /, **options: Unpack[ToolOptions]
+    ) -> Tool[P, ReturnT, ContextT]: ...
+    @overload
+    def tool(
+        self, fn: TakesContextThird[P, ReturnT, ContextT], /, **options: Unpack[ToolOptions]
+    ) -> Tool[P, ReturnT, ContextT]: ...
+    @overload
+    def tool(
+        self, fn: TakesContextFourth[P, ReturnT, ContextT], /, **options: Unpack[ToolOptions]
+    ) -> Tool[P, ReturnT, ContextT]: ...
+    @overload
+    def tool(self, fn: Callable[P, ReturnT], /, **options: Unpack[ToolOptions]) -> Tool[P, ReturnT, Any]: ...
+    @overload
+    def tool(self, /, **options: Unpack[ToolOptions]) -> ToolDecorator: ...
     def tool(self, fn: Any = None, /, **options: Unpack[ToolOptions]) -> Any:
         """``@agent.tool``, ``@agent.tool(timeout=60)``: make a function a tool of the agent, as :func:`perdure.tool`
         with the same options, and ``tools=[…]`` do. Returns the tool; it may also be given one.
@@ -66,12 +75,13 @@ class AgentDecorators:
         if fn is None:
             return functools.partial(self.tool, **options)
         tool = make_tool(fn, **options) if options else as_tool(fn)
+        check_function_types(self.name, self.context, self.output, tools=[tool], hooks=(), instructions=())
         with self._adding(f"the tool {tool.name!r}"):
             self.toolbox = Toolbox([*self.toolbox, tool])
             self.subagents = (*self.subagents, *find_called_agents([tool]))
         return tool
 
-    def instructions(self, fn: FunctionT, /) -> FunctionT:
+    def instructions(self, fn: TakesContextFirst[P, ReturnT, ContextT], /) -> Callable[P, ReturnT]:
         """``@agent.instructions``: a sync or async function of a ``RunContext`` that returns a part of the system
         prompt, or None. The parts follow each other in their order, after those of ``instructions=``, with an empty
         line between.
@@ -82,11 +92,16 @@ class AgentDecorators:
             hint = f"Text is an argument: Agent({self.name!r}, …, instructions=[…])."
             raise DefinitionError(f"agent {self.name!r}: @agent.instructions is for a function", hint=hint)
         part = validate_instruction(self.name, fn)
+        check_function_types(self.name, self.context, self.output, tools=(), hooks=(), instructions=[part])
         with self._adding(f"the instructions {getattr(fn, '__name__', type(fn).__name__)!r}"):
             self.instruction_parts = (*self.instruction_parts, part)
         return fn
 
-    def output_validator(self, fn: FunctionT) -> FunctionT:
+    @overload
+    def output_validator(self, fn: ValidatesOutput[P, ReturnT, OutputT]) -> Callable[P, ReturnT]: ...
+    @overload
+    def output_validator(self, fn: ValidatesOutputInContext[P, ReturnT, OutputT, ContextT]) -> Callable[P, ReturnT]: ...
+    def output_validator(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """``@agent.output_validator``: a function of the output, or of the output and a ``RunContext``, sync or async.
 
         It returns the output, changed if need be, or raises ``ModelRetry("why")``: the reason goes to the model, which
@@ -94,6 +109,7 @@ class AgentDecorators:
         agent that was used already.
         """
         validator = build_output_validator(self.name, fn)
+        check_validator_types(self.name, self.context, self.output, validator.fn)
         with self._adding(f"the output validator {validator.name!r}"):
             self.output_validators = (*self.output_validators, validator)
         return fn

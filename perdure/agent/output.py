@@ -7,12 +7,14 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol, overload
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from typing_extensions import TypeVar
 
 from ..errors import DefinitionError, ParseError
 from ..ports import ToolSpec
+from ..tools.context import ContextT_contra, P, ReturnT_co, RunContext
 from ..tools.json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
 from ..tools.signature import dump_arguments
 from ..types.interface import FINISH_TOOL
@@ -173,6 +175,27 @@ def _inline_root_reference(schema: dict[str, Any]) -> dict[str, Any]:
 
 # ---
 # Output validators: functions of the author's that check an answer before it is accepted.
+
+
+OutputT_contra = TypeVar("OutputT_contra", default=Any, contravariant=True)
+
+
+class ValidatesOutput(Protocol[P, ReturnT_co, OutputT_contra]):
+    """A validator for type checkers: the function as it is, and what it is called with."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ReturnT_co: ...
+    @overload
+    def __call__(self, output: OutputT_contra, /) -> Any: ...
+
+
+class ValidatesOutputInContext(Protocol[P, ReturnT_co, OutputT_contra, ContextT_contra]):
+    """A validator that takes a context."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ReturnT_co: ...
+    @overload
+    def __call__(self, output: OutputT_contra, ctx: RunContext[ContextT_contra], /) -> Any: ...
 
 
 _VALIDATOR_SIGNATURE_HINT = "It takes the output, or the output and a RunContext: def check(output, ctx): …"

@@ -6,21 +6,48 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
+from typing_extensions import TypedDict
+
 from ..errors import DefinitionError
+from ..hooks import Hook
 from ..ports import ModelRef, Toolset
 from ..ports.model import NAME_PATTERN
 from ..ports.toolset import ON_CHANGE_VALUES
 from ..providers.pricing import has_price
 from ..providers.registry import check_settings, check_stream, parse_model
-from ..tools import Rule, RunContext
-from ..types.compaction import CompactionSettings, build_compaction_settings
-from ..types.interface import FinishProtocol
+from ..tools import Rule, RunContext, Tool
+from ..tools.context_type import (
+    describe_type,
+    find_context_mismatch,
+    list_positional_parameters,
+    may_be,
+    resolve_parameter_hint,
+)
+from ..types.compaction import Compaction, CompactionSettings, build_compaction_settings
+from ..types.interface import FinishProtocol, OnLimit
 from ..types.limits import DEFAULT_ITERATIONS, Limits, check_whole_number
 
 DEFAULT_PARSE_RETRIES = 2
 
 Instruction = str | Callable[[RunContext[Any]], Any]
 """A part of a system prompt: text, or a sync or async function that returns it or None."""
+
+
+class AgentOptions(TypedDict, total=False):
+    """The arguments of ``Agent`` that have nothing to do with its types, for the overloads of these."""
+
+    description: str
+    input: Any
+    toolsets: Sequence[Toolset]
+    settings: Mapping[str, Any] | None
+    provider_options: Mapping[str, Any] | None
+    finish: FinishProtocol | None
+    parse_retries: int
+    max_iterations: int | None
+    on_limit: OnLimit
+    limits: Limits | None
+    compaction: Compaction | Sequence[Compaction] | None
+    approvals: Sequence[Rule]
 
 
 def validate_agent_name(name: Any) -> str:
@@ -255,3 +282,72 @@ def check_model_settings(
             if len(chain) == 1:
                 raise
             raise type(error)(f"model {str(model)!r}: {error.message}", hint=error.hint) from None
+
+
+# ---
+# The types of the author's functions: one that takes another context or output would fail in the middle of a run.
+
+
+def check_function_types(
+    name: str, context: Any, output: Any, *, tools: Iterable[Tool], hooks: Iterable[Hook], instructions: Iterable[Any]
+) -> None:
+    """Compare the annotations of an agent's functions with its types."""
+    for part in instructions:
+        if callable(part):
+            _check_context_parameter(name, context, "the function of its instructions", part, 0)
+    for tool in tools:
+        owner = f"the tool {tool.name!r} ({tool.where})"
+        _check_context(name, context, owner, tool.context_hint)
+        if callable(tool.needs_approval):
+            _check_context_parameter(name, context, f"needs_approval of {owner}", tool.needs_approval, 1)
+        for hook in tool.hooks:
+            _check_hook_types(name, context, output, hook)
+    for hook in hooks:
+        _check_hook_types(name, context, output, hook)
+
+
+def check_validator_types(name: str, context: Any, output: Any, validator: Any) -> None:
+    """Compare the annotations of the function of an output validator with the agent's types."""
+    owner = f"the output validator {getattr(validator, '__name__', type(validator).__name__)!r}"
+    if parameters := list_positional_parameters(validator):
+        _check_output(name, output, owner, resolve_parameter_hint(validator, parameters[0]))
+    _check_context_parameter(name, context, owner, validator, 1)
+
+
+def _check_hook_types(name: str, context: Any, output: Any, hook: Hook) -> None:
+    owner = f"the hook {hook.name!r} ({hook.event})"
+    if "ctx" in hook.takes:
+        _check_context(name, context, owner, resolve_parameter_hint(hook.fn, "ctx"))
+    if "output" in hook.takes:
+        _check_output(name, output, owner, resolve_parameter_hint(hook.fn, "output"))
+
+
+def _check_context_parameter(name: str, context: Any, owner: str, fn: Any, index: int) -> None:
+    if len(parameters := list_positional_parameters(fn)) > index:
+        _check_context(name, context, owner, resolve_parameter_hint(fn, parameters[index]))
+
+
+def _check_context(name: str, context: Any, owner: str, hint: Any) -> None:
+    if (mismatch := find_context_mismatch(hint, context)) is None:
+        return
+    hint_text, wanted = mismatch
+    generic, wanted_name = hint_text.partition("[")[0], describe_type(wanted)
+    if context is None:
+        raise DefinitionError(
+            f"agent {name!r}: {owner} takes {hint_text}, and the agent declares no context: it is a dictionary",
+            hint=f"Declare it, Agent({name!r}, …, context={wanted_name}), or write {generic} alone, which takes any.",
+        )
+    given = describe_type(context)
+    raise DefinitionError(
+        f"agent {name!r}: {owner} takes {hint_text}, and the agent's context is {given}",
+        hint=f"Write {generic}[{given}] or {generic} alone, which takes any, or give the agent context={wanted_name}.",
+    )
+
+
+def _check_output(name: str, output: Any, owner: str, hint: Any) -> None:
+    if not may_be(output, hint):
+        given, wanted = describe_type(output), describe_type(hint)
+        raise DefinitionError(
+            f"agent {name!r}: {owner} takes an output of type {wanted}, and the agent's output is {given}",
+            hint=f"Write output: {given}, or give the agent output={wanted}.",
+        )

@@ -9,10 +9,12 @@ import contextlib
 import logging
 import os
 import sys
-import traceback
+from typing import Annotated
+
+import typer
 
 from ..errors import PerdureError
-from ..terminal import LogFormatter, print_text
+from ..terminal import LogFormatter, print_line
 from . import (
     approvals,
     chat,
@@ -32,7 +34,7 @@ from . import (
     worker,
 )
 from .options import Commands
-from .output import INTERRUPTED, print_error
+from .output import INTERRUPTED, print_error, print_unexpected_error
 
 app = Commands(
     name="perdure",
@@ -41,10 +43,33 @@ app = Commands(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        try:
+            version = metadata.version("perdure")
+        except metadata.PackageNotFoundError:  # run from its source
+            version = "(not installed)"
+        print_line(f"perdure {version}")
+        raise typer.Exit
+
+
+@app.callback()
+def _read_global_options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Durable agents: runs that survive crashes, deploys and month-long waits."""
+
+
 app.add(demo.demo, run.run, chat.chat, dev.dev, worker.worker)
 app.add(list_runs.list_runs, name="list")
 app.add(show.show, events.events, steer.send, run.wait, steer.inject, steer.interrupt, steer.cancel, steer.close)
-app.add(steer.resume, fork.fork, fork.diff)
+app.add(steer.terminate, steer.resume, fork.fork, fork.diff)
 app.add(approvals.approvals, approvals.approve, approvals.deny, approvals.revoke, approvals.answer)
 app.add(replay.replay, schema.schema)
 app.add_typer(schedule.app, name="schedule")
@@ -74,6 +99,6 @@ def _run_app() -> int:
         return INTERRUPTED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        print_text(traceback.format_exc().rstrip(), error=True)
-    return 1
+    except BaseException as error:
+        return print_unexpected_error(error)
+    return 0

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import linecache
+import os
 import site
 import sys
 import sysconfig
@@ -108,7 +109,7 @@ def _check_lifespan(target: str, lifespan: Any) -> Lifespan | None:
 
 def is_file(target: str) -> bool:
     """Whether ``target`` is a path, and not the name of a module."""
-    return target.endswith(".py") or "/" in target or Path(target).exists()
+    return target.endswith(".py") or "/" in target or os.path.exists(target)  # noqa: PTH110  # Path raises for a long name
 
 
 def find_author_files(root: Path) -> set[Path]:

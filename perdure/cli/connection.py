@@ -77,8 +77,16 @@ async def open_client(
     client = await Client.connect(**settings, actor=actor, task_queue=task_queue, start_server=start_server)
     if client.store_url is None and await find_ui_url(client):
         client.store_url = config.get_home_store_url()
+    from temporalio.service import RPCError
+
+    from ..temporal_service import check_namespace, translate_service_error
+
     try:
+        if start_server:  # what serves agents, or starts a run: a mistyped namespace would wait for its worker
+            await check_namespace(client.temporal)
         yield client
+    except RPCError as error:
+        raise translate_service_error(client.temporal, error) from error
     finally:
         await client.close()
 
@@ -153,14 +161,29 @@ _STORE_ROWS_SEARCHED = 500
 async def find_run(client: Client, prefix: str) -> Run:
     """The run whose id is ``prefix``, or the only one whose id begins with it.
 
-    Raises ``RunNotFoundError``; ``InvalidInputError``, which names the candidates, if there are several.
+    Raises ``RunNotFoundError``, also for a run of another namespace whose transcript is in the store;
+    ``InvalidInputError``, which names the candidates, if there are several.
     """
     run = client.run(prefix)
     try:
         await run.describe()
     except RunNotFoundError:
-        return client.run(match_run_id(prefix, await _list_candidate_ids(client, prefix)))
+        ids, stored_ids = await _list_candidate_ids(client, prefix)
+        run_id = match_run_id(prefix, ids | stored_ids)
+        if run_id not in ids:
+            await _check_namespace_of_run(client, run_id)
+        return client.run(run_id)
     return run
+
+
+async def _check_namespace_of_run(client: Client, id: str) -> None:
+    """Raise ``RunNotFoundError`` if a run that only the store has here is one of another namespace."""
+    from ..client.visibility import find_other_namespaces
+
+    other = (await find_other_namespaces(client.temporal, [id])).get(id)
+    if other is not None:
+        missing = f"there is no run {id!r} in namespace {client.temporal.namespace!r}"
+        raise RunNotFoundError(missing, hint=f"It is in namespace {other!r}: give --namespace {other}.")
 
 
 def match_run_id(prefix: str, ids: Iterable[str]) -> str:
@@ -182,21 +205,23 @@ def require_one_id(prefix: str, ids: Sequence[str], nouns: str) -> str:
     return ids[0]
 
 
-async def _list_candidate_ids(client: Client, prefix: str) -> set[str]:
+async def _list_candidate_ids(client: Client, prefix: str) -> tuple[set[str], set[str]]:
+    """Ids that may begin with ``prefix``: those that Temporal has, and those in the store."""
     from ..types.interface import WORKFLOW_TYPE
 
     if not prefix:
-        return set()
+        return set(), set()
     quoted = prefix.replace("\\", "\\\\").replace("'", "\\'")
     ids: set[str] = set()
     query = f"WorkflowType = '{WORKFLOW_TYPE}' AND WorkflowId STARTS_WITH '{quoted}'"
     async for execution in client.temporal.list_workflows(query):
         ids.add(execution.id)
         if len(_drop_subagent_ids(ids)) > _IDS_SHOWN:
-            return ids
-    if client.store_url is not None:
-        ids.update(row.context_id for row in await (await client.store()).list_runs(limit=_STORE_ROWS_SEARCHED))
-    return ids
+            return ids, set()
+    if client.store_url is None:
+        return ids, set()
+    rows = await (await client.store()).list_runs(limit=_STORE_ROWS_SEARCHED)
+    return ids, {row.context_id for row in rows} - ids
 
 
 def _drop_subagent_ids(ids: set[str]) -> set[str]:

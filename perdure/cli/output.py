@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
+import tempfile
 import textwrap
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -19,6 +23,7 @@ from ..errors import (
     RunNotFoundError,
     RuntimeSetupError,
     ScheduleNotFoundError,
+    StoreError,
 )
 from ..terminal import escape_line, print_json, print_line, print_text, style_text, truncate_text
 
@@ -214,6 +219,7 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells give it: 128 and the number of SIGINT."""
 
 _EXIT_CODES = (
+    ((StoreError,), 1),
     ((InvalidInputError, DefinitionError), 2),
     ((RunNotFoundError, ScheduleNotFoundError), 3),
     ((RuntimeSetupError,), 4),
@@ -227,9 +233,54 @@ def get_exit_code(error: PerdureError) -> int:
 
 def print_error(error: PerdureError) -> int:
     """Print ``error`` and its hint on stderr, and return its exit code."""
-    for label, text, style in (("error", error.message, "red"), ("hint", error.hint, "dim")):
+    hint = None if error.hint is None else translate_hint(error.hint)
+    for label, text, style in (("error", error.message, "red"), ("hint", hint, "dim")):
         if text is not None:
             # Further lines are indented: a text from outside in the message cannot pass for a line of perdure's.
             lines = f"{label}: {text}".replace("\n", "\n  ")
             print_text(style_text(lines, style, stream=sys.stderr), error=True)
     return get_exit_code(error)
+
+
+def print_unexpected_error(error: BaseException) -> int:
+    """Print an error that is a fault of perdure in one line, write its traceback to a file, and return the exit code.
+
+    Without a place for the file the traceback is printed.
+    """
+    lines = "".join(traceback.format_exception(error))
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="perdure-", suffix=".txt")
+        os.close(descriptor)
+        Path(path).write_text(lines, errors="backslashreplace")
+    except OSError:
+        print_text(lines.rstrip(), error=True)
+        return 1
+    text = f"unexpected {type(error).__name__}: {error}"
+    return print_error(PerdureError(text, hint=f"This is a fault of perdure; its traceback is in {path}."))
+
+
+# ---
+# Hints of errors name the arguments of Python functions; a command has options.
+
+_OPTION_WORDS = (
+    ('or attach to it with if_exists="attach".', "or wait for the one that exists: perdure wait ID"),
+    ('if_exists="replace"', "--replace"),
+    ("Give the client store_url=… or set", "Give --store-url or set"),
+    ("give this client store_url=….", "give --store-url."),
+    ("PERDURE_STORE_URL (or store_url=…)", "PERDURE_STORE_URL (or --store-url)"),
+    (" The result without its messages is Temporal's: await run.handle.result()", ""),
+    (" Or send File.at(url).", ""),
+    ("Start another one with history=….", "Start another one: perdure run."),
+    ("or at=0.", "or --at 0."),
+    ("Say who you are: by.", "Say who you are: --by."),
+    ("(TEMPORAL_NAMESPACE)", "(--namespace, TEMPORAL_NAMESPACE)"),
+    ('cron="0 7 * * 1-5" with timezone="Europe/Lisbon", or every="1h"',
+     '--cron "0 7 * * 1-5" with --timezone Europe/Lisbon, or --every 1h'),
+)  # fmt: skip
+
+
+def translate_hint(hint: str) -> str:
+    """``hint`` in the words of the command line."""
+    for argument, option in _OPTION_WORDS:
+        hint = hint.replace(argument, option)
+    return hint

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from ..errors import InvalidInputError, NoWorkerError, PerdureError, RunNotFoundError
+from ..errors import InvalidInputError, NoWorkerError, PerdureError, RunNotFoundError, RunStuckError
 from ..terminal import escape_line, print_line
 from .connection import StoreOptions, call_run
 from .events import EventPrinter
@@ -118,6 +118,44 @@ async def _is_unserved(run: Run) -> bool:
     except RunNotFoundError:  # the server has not got it yet
         return False
     return status.state == "running" and status.doing == "nothing"
+
+
+async def wait_while_served(run: Run, ending: Coroutine[Any, Any, T]) -> T:
+    """The result of ``ending``, which comes when the run has closed.
+
+    Raises ``NoWorkerError`` if no worker takes a task of the run for 10 s; ``RunStuckError`` if the task fails.
+    """
+    from ..client.tasks import wait_beside
+
+    return await wait_beside(ending, _watch_workflow_task(run))
+
+
+async def _watch_workflow_task(run: Run) -> None:
+    """Return when the run has closed; raise the reason why it cannot."""
+    from temporalio.api.enums.v1 import PendingWorkflowTaskState
+
+    from ..client.visibility import build_closed_status
+    from ..temporal_service import find_failing_task
+
+    loop = asyncio.get_running_loop()
+    since, scheduled = loop.time(), None
+    while True:
+        described = await run.describe()
+        if build_closed_status(described) is not None:
+            return
+        if (failing := await find_failing_task(run.client.temporal, described)) is not None:
+            hint = f"{failing.way_out} To end it without a worker: perdure terminate {run.id}"
+            raise RunStuckError(f"run {run.id!r} cannot end: {failing}", hint=hint)
+        task = described.raw_description.pending_workflow_task
+        is_waiting = task.state == PendingWorkflowTaskState.PENDING_WORKFLOW_TASK_STATE_SCHEDULED
+        if not is_waiting or task.scheduled_time != scheduled:
+            since, scheduled = loop.time(), task.scheduled_time
+        elif loop.time() - since >= 2 * _UNSERVED_SECONDS:
+            queue, seconds = described.task_queue, 2 * _UNSERVED_SECONDS
+            hint = f"The run ends as soon as a worker serves it: perdure worker FILE --task-queue {queue}"
+            hint += f"\nTo end it without one: perdure terminate {run.id}"
+            raise NoWorkerError(f"no worker of task queue {queue!r} has answered for {seconds:g} s", hint=hint)
+        await asyncio.sleep(STATUS_POLL_SECONDS)
 
 
 async def wait_for_answer(run: Run, result: Coroutine[Any, Any, Response]) -> Response:

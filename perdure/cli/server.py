@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import shlex
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from ..errors import ServerUnreachableError
 from ..terminal import print_line
@@ -64,15 +66,22 @@ def status(output: OutputOptions) -> None:
     _print_server_info(info, output)
 
 
-def setup(server: ServerOptions, output: OutputOptions) -> None:
+def setup(
+    create: Annotated[bool, typer.Option("--create", help="Create the namespace, if it does not exist.")] = False,
+    *,
+    server: ServerOptions,
+    output: OutputOptions,
+) -> None:
     """Register perdure's search attributes on any server, so that one query finds what waits. Safe to repeat."""
     from ..embedded.address import connect, resolve_target
-    from ..temporal_service import register_search_attributes
+    from ..temporal_service import ensure_namespace, register_search_attributes
     from ..types.interface import SEARCH_ATTRIBUTES
 
     async def register() -> tuple[str, str, tuple[str, ...]]:
         target = await resolve_target(**asdict(server))
         client = await connect(target)
+        if create:
+            await ensure_namespace(client.service_client, target.namespace)
         added = await register_search_attributes(client.service_client, target.namespace)
         return target.address, target.namespace, added
 

@@ -14,7 +14,7 @@ from ..terminal import escape_line, print_line, style_text
 from .connection import StoreOptions, call_run, find_ui_url
 from .events import format_unanswered
 from .options import RunArgument
-from .output import OutputOptions, format_conversation
+from .output import OutputOptions, format_conversation, translate_hint
 
 if TYPE_CHECKING:
     from ..client.run import Run
@@ -102,7 +102,9 @@ async def read_run_details(run: Run, *, full: bool = False) -> RunDetails:
         details.children = await _list_runs_below(run, 1, asyncio.Semaphore(_MAX_CONCURRENT_STATUS_QUERIES))
         details.decided = await list_decisions(run, status.decided)
     except (StoreError, RunNotFoundError) as error:
-        details.note = f"the transcript cannot be read: {error.message}" + (f" {error.hint}" if error.hint else "")
+        details.note = f"the transcript cannot be read: {error.message}"
+        if error.hint:
+            details.note += f". {translate_hint(error.hint)}"
     if status.state == "failed":
         try:
             await run.result()

@@ -1,4 +1,4 @@
-"""``perdure send``, ``inject``, ``interrupt``, ``cancel``, ``close`` and ``resume``: steer runs that exist."""
+"""``perdure send``, ``inject``, ``interrupt``, ``cancel``, ``terminate``, ``close`` and ``resume``: steer runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InvalidInputError, PerdureError, RunCancelledError
+from ..errors import InvalidInputError, PerdureError, RunCancelledError, RunStuckError, RuntimeSetupError
 from .connection import ActorOptions, ActorStoreOptions, call_client, call_run, find_run
 from .options import (
     AttachOption,
@@ -23,7 +23,7 @@ from .options import (
     read_optional_message,
 )
 from .output import OutputOptions
-from .run import wait_for_answer, wait_for_delivery
+from .run import wait_for_answer, wait_for_delivery, wait_while_served
 
 if TYPE_CHECKING:
     from ..client.client import Client
@@ -70,7 +70,7 @@ def send(
     if response is not None:
         output.print_answer(response)
     else:
-        output.print_result({"id": turn.run.id, "task_id": turn.task_id, "message_id": message_id}, str(turn.task_id))
+        output.print_result({"id": turn.run.id, "task_id": turn.task_id, "message_id": message_id}, turn.task_id)
 
 
 Outcome = tuple[dict[str, Any], str]
@@ -133,6 +133,22 @@ def cancel(id: RunArgument, wait: WaitOption = False, *, server: ActorOptions, o
     _act_and_print(server, id, act, output)
 
 
+def terminate(
+    id: RunArgument,
+    reason: Annotated[str | None, typer.Option("--reason", "-m", help="Why, for Temporal's history.")] = None,
+    *,
+    server: ActorOptions,
+    output: OutputOptions,
+) -> None:
+    """End a run at once, also without a worker. Calls in flight are lost; a message goes on from there. See cancel."""
+
+    async def act(run: Run) -> Outcome:
+        await run.terminate(reason)
+        return {"status": "terminated"}, f"{run.id} is terminated"
+
+    _act_and_print(server, id, act, output)
+
+
 def close(id: RunArgument, wait: WaitOption = False, *, server: ActorOptions, output: OutputOptions) -> None:
     """End a session after its present turn. A message opens it again."""
 
@@ -187,9 +203,12 @@ def parse_limits(options: list[str] | None) -> dict[str, Any]:
 
 
 async def _wait_for_run_end(run: Run) -> Outcome:
+    """Raises ``NoWorkerError``, ``RunStuckError`` if no worker can end the run."""
     status = "completed"
     try:
-        await run.result()
+        await wait_while_served(run, run.result())
+    except (RuntimeSetupError, RunStuckError):
+        raise
     except RunCancelledError:
         status = "cancelled"
     except PerdureError:

@@ -11,12 +11,13 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from temporalio import client as api
 from temporalio.client import Client as TemporalClient
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import TLSConfig
+from typing_extensions import Unpack
 
 from .. import config
 from ..embedded.address import connect, resolve_target
@@ -25,6 +26,7 @@ from ..errors import InvalidInputError, RunExistsError, StoreError, TranscriptUn
 from ..ports import Commit, MemoryWrite, Store
 from ..store import Chain, open_store
 from ..temporal_service import build_schedule_action, start_run_workflow
+from ..tools.context import ContextT
 from ..tools.memory import (
     DEFAULT_LIST_LIMIT,
     build_memory_delete,
@@ -32,7 +34,7 @@ from ..tools.memory import (
     check_memory_list,
     check_memory_name,
 )
-from ..types.interface import Mode, Override
+from ..types.interface import Mode, OutputT, Override
 from ..types.messages import FilePart, Message, MessageInput, clean_text, decode_file_data
 from .inbox import PendingCall, list_pending_calls
 from .messages import STORE_HINT, deliver_message
@@ -47,7 +49,16 @@ from .schedules import (
     get_overlap_policy,
     list_schedules,
 )
-from .start import History, build_start_input, check_message_input, check_run_id, encode_override, get_agent_name
+from .start import (
+    History,
+    SendOptions,
+    StartOptions,
+    build_start_input,
+    check_message_input,
+    check_run_id,
+    encode_override,
+    get_agent_name,
+)
 from .turn import Turn
 from .visibility import RunSummary, create_store, list_runs
 
@@ -149,9 +160,38 @@ class Client:
             store_url = config.resolve_store_url() or config.get_home_store_url()
         return cls(temporal, store_url=store_url, task_queue=task_queue, actor=actor)
 
+    @overload
     async def start(
         self,
-        agent: str | Agent,
+        agent: Agent[ContextT, OutputT],
+        message: MessageInput | None = None,
+        *,
+        context: ContextT | Mapping[str, Any] | None = None,
+        **options: Unpack[StartOptions],
+    ) -> Run[OutputT]: ...
+    @overload
+    async def start(
+        self,
+        agent: str,
+        message: MessageInput | None = None,
+        *,
+        context: Any = None,
+        output: type[OutputT],
+        **options: Unpack[StartOptions],
+    ) -> Run[OutputT]: ...
+    @overload
+    async def start(
+        self,
+        agent: str,
+        message: MessageInput | None = None,
+        *,
+        context: Any = None,
+        output: Any = None,
+        **options: Unpack[StartOptions],
+    ) -> Run[Any]: ...
+    async def start(
+        self,
+        agent: str | Agent[Any, Any],
         message: MessageInput | None = None,
         *,
         id: str | None = None,
@@ -166,7 +206,7 @@ class Client:
         idle_timeout: float | str | None = None,
         max_history_events: int | None = None,
         by: str | None = None,
-    ) -> Run:
+    ) -> Run[Any]:
         """Start a run. ``id`` is its ``context_id``, generated if omitted. ``message`` is text, or a list of texts and
         ``File``, or for an agent with an input type an instance of it or a mapping.
 
@@ -183,7 +223,7 @@ class Client:
         no encryption for ``auth_context``.
         """
         context_id = check_run_id(id) or f"{get_agent_name(agent)}-{uuid.uuid4().hex[:12]}"
-        run = self.run(context_id, agent, output=output)  # first: a wrong ``output`` starts nothing
+        run = Run(self, self.temporal.get_workflow_handle(context_id), agent, output=output)
         start = await build_start_input(
             self,
             agent,
@@ -208,9 +248,38 @@ class Client:
             ) from None
         return run
 
+    @overload
     async def send(
         self,
-        agent: str | Agent,
+        agent: Agent[ContextT, OutputT],
+        message: MessageInput | None,
+        *,
+        context: ContextT | Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Turn[OutputT]: ...
+    @overload
+    async def send(
+        self,
+        agent: str,
+        message: MessageInput | None,
+        *,
+        context: Any = None,
+        output: type[OutputT],
+        **options: Unpack[SendOptions],
+    ) -> Turn[OutputT]: ...
+    @overload
+    async def send(
+        self,
+        agent: str,
+        message: MessageInput | None,
+        *,
+        context: Any = None,
+        output: Any = None,
+        **options: Unpack[SendOptions],
+    ) -> Turn[Any]: ...
+    async def send(
+        self,
+        agent: str | Agent[Any, Any],
         message: MessageInput | None,
         *,
         id: str,
@@ -224,7 +293,7 @@ class Client:
         override: Override | Mapping[str, Any] | None = None,
         idle_timeout: float | str | None = None,
         by: str | None = None,
-    ) -> Turn:
+    ) -> Turn[Any]:
         """Send a message to the conversation ``id``, and return the turn that it joins or opens.
 
         A conversation that does not exist is opened as a session; a closed one continues from its end. ``context``,
@@ -237,7 +306,7 @@ class Client:
         """
         if check_run_id(id) is None:
             raise InvalidInputError("send needs the id of a conversation", hint='For instance id="user-7".')
-        run = self.run(id, agent, output=output)
+        run = Run(self, self.temporal.get_workflow_handle(id), agent, output=output)
         start = await build_start_input(
             self,
             # A client that continues a conversation need not repeat what it was opened with.
@@ -263,14 +332,20 @@ class Client:
         )
         return Turn(run, joined)
 
-    def run(self, id: str, agent: str | Agent | None = None, *, output: Any = None) -> Run:
+    @overload
+    def run(self, id: str, agent: Agent[Any, OutputT]) -> Run[OutputT]: ...
+    @overload
+    def run(self, id: str, agent: str | None = None, *, output: type[OutputT]) -> Run[OutputT]: ...
+    @overload
+    def run(self, id: str, agent: str | None = None, *, output: Any = None) -> Run[Any]: ...
+    def run(self, id: str, agent: str | Agent[Any, Any] | None = None, *, output: Any = None) -> Run[Any]:
         """Return a handle of the run; sends no request. With its ``agent``, outputs have the agent's output type; with
         ``output`` that type. Raises ``DefinitionError`` for an ``output`` that pydantic cannot take."""
         return Run(self, self.temporal.get_workflow_handle(id), agent, output=output)
 
     async def schedule(
         self,
-        agent: str | Agent,
+        agent: str | Agent[ContextT, Any],
         message: MessageInput,
         *,
         id: str,
@@ -282,7 +357,7 @@ class Client:
         note: str | None = None,
         if_exists: Literal["error", "replace"] = "error",
         mode: Mode = "run",
-        context: Any = None,
+        context: ContextT | Mapping[str, Any] | None = None,
         auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
         history: History | None = None,

@@ -349,10 +349,10 @@ async def _wait_for_end_in_store(run: RunHandle, store: Store) -> RunEnd | None:
 async def _resolve_task_id(turn: TurnHandle) -> bool:
     """Wait until the turn's ``task_id`` is known; false if the run has ended without one."""
     delay = _TURN_POLL_FIRST_DELAY
-    while turn.task_id is None:
+    while not turn.task_id:
         if await turn.over():
-            return turn.task_id is not None
-        if turn.task_id is None:  # no worker answers for the workflow yet
+            return bool(turn.task_id)
+        if not turn.task_id:  # no worker answers for the workflow yet
             await asyncio.sleep(delay)
             delay = min(delay * 1.5, _TURN_POLL_MAX_DELAY)
     return True

@@ -50,7 +50,7 @@ class RunHandle(Protocol):
 class TurnHandle(Protocol):
     """A turn of a run; see :class:`~perdure.client.turn.Turn`."""
 
-    task_id: str | None
+    task_id: str
 
     @property
     def run(self) -> RunHandle: ...

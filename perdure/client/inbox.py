@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,12 +17,13 @@ from ..types.approvals import DecidedApproval, PendingApproval, PendingKind
 from ..types.interface import WORKFLOW_TYPE, Status
 from .decisions import WaitRef, answer_pending_call, decide_pending_call
 from .handles import ClientHandle
-from .run import Run
+from .run import UNTAKEN_HISTORY_LENGTH, Run
 from .visibility import (
     MAY_WAIT_FILTER,
     build_agent_filter,
     build_closed_status,
     find_agent_name,
+    is_queue_polled,
     list_executions,
     read_pending_memo,
 )
@@ -92,11 +94,11 @@ class PendingCall:
 
 async def list_pending_calls(client: ClientHandle, *, agent: str | None = None) -> list[PendingCall]:
     """See ``Client.approvals``."""
-    slots = asyncio.Semaphore(_MAX_CONCURRENT_STATUS_READS)
+    slots, queues = asyncio.Semaphore(_MAX_CONCURRENT_STATUS_READS), _QueueChecks(client)
 
     async def read_calls(execution: WorkflowExecution) -> list[PendingCall] | None:
         async with slots:
-            return await _read_pending_calls(client, execution, agent)
+            return await _read_pending_calls(client, execution, agent, queues)
 
     open_runs = f"WorkflowType = '{WORKFLOW_TYPE}' AND ExecutionStatus = 'Running'"
     filters = (MAY_WAIT_FILTER, *(() if agent is None else (build_agent_filter(agent),)))
@@ -105,11 +107,13 @@ async def list_pending_calls(client: ClientHandle, *, agent: str | None = None) 
     results = await asyncio.gather(*map(read_calls, runs))
     unanswered = [execution for execution, calls in zip(runs, results, strict=True) if calls is None]
     if unanswered and len(unanswered) < len(runs):  # there is a worker
+        queues.silent -= queues.answering
         retried = await asyncio.gather(*map(read_calls, unanswered))
         results += retried
         unanswered = [execution for execution, calls in zip(unanswered, retried, strict=True) if calls is None]
-    for execution in unanswered:
-        logger.warning("run %s cannot list its pending calls: no worker has answered", execution.id)
+    for queue, count in Counter(execution.task_queue for execution in unanswered).items():
+        missing = "no worker of task queue %r has answered: pending calls of %d runs may be missing, for instance of %s"
+        logger.warning(missing, queue, count, next(run.id for run in unanswered if run.task_queue == queue))
     pending_calls = [call for calls in results for call in calls or ()]
     return sorted(
         pending_calls, key=lambda call: (call.since.timestamp() if call.since else 0.0, call.run_id, call.call_id)
@@ -128,8 +132,40 @@ async def list_pending_calls_of_run(run: Run) -> list[PendingCall]:
     return pending_calls
 
 
+class _QueueChecks:
+    """Which task queues have a worker, for one listing: a run that no worker serves is not asked, which takes 5 s."""
+
+    def __init__(self, client: ClientHandle) -> None:
+        self._client = client
+        self._polled: dict[str, asyncio.Future[bool]] = {}
+        self.answering: set[str] = set()
+        """Task queues of runs that have answered."""
+        self.silent: set[str] = set()
+        """Task queues of runs that have not answered, although a worker has polled the queue lately."""
+
+    async def is_polled(self, queue: str) -> bool:
+        """Whether a worker polls the task queue; read once. Raises ``RPCError``."""
+        if queue not in self._polled:
+            self._polled[queue] = asyncio.ensure_future(is_queue_polled(self._client, queue))
+        return await self._polled[queue]
+
+    async def ask_status(self, run: Run, queue: str) -> Status:
+        """Ask the run for its status. Raises ``NoWorkerError``, then also for the queue's other runs at once."""
+        with run.temporal_errors():
+            if not await self.is_polled(queue) or queue in self.silent:
+                raise NoWorkerError(f"no worker of task queue {queue!r} answers")
+        try:
+            status = Status.model_validate(await run.ask_workflow("status"))
+        except NoWorkerError:
+            if queue not in self.answering:
+                self.silent.add(queue)
+            raise
+        self.answering.add(queue)
+        return status
+
+
 async def _read_pending_calls(
-    client: ClientHandle, execution: WorkflowExecution, agent: str | None
+    client: ClientHandle, execution: WorkflowExecution, agent: str | None, queues: _QueueChecks
 ) -> list[PendingCall] | None:
     """Read the pending calls of a run, none if it is not of ``agent``; None if no worker has answered."""
     name = await find_agent_name(client, execution)
@@ -137,13 +173,19 @@ async def _read_pending_calls(
         return []
     run = cast(Run, client.run(execution.id))
     try:
+        with run.temporal_errors():
+            if not await queues.is_polled(execution.task_queue) and not (seen := await read_pending_memo(execution)):
+                return None if seen is None else []  # without a worker, the listing is all there is
         description = await run.describe()  # the listing may be a moment old
         if build_closed_status(description) is not None:
             return []
+        first_run_id = description.raw_description.workflow_execution_info.first_run_id
+        if description.history_length <= UNTAKEN_HISTORY_LENGTH and first_run_id in ("", description.run_id):
+            return []  # no worker has begun it; one that has continued as new may have pending calls
         name = name or await find_agent_name(client, description)
         pending = await read_pending_memo(description) if name else None
         if pending is None:
-            status = Status.model_validate(await run.ask_workflow("status"))
+            status = await queues.ask_status(run, description.task_queue)
             name, pending = status.agent, status.approvals
     except NoWorkerError:
         return None

@@ -70,7 +70,7 @@ async def deliver_message(
     by: str | None = None,
     auth: Mapping[str, str] | None = None,
     start: dict[str, Any] | None = None,
-) -> str | None:
+) -> str:
     """Deliver ``message`` to a conversation; ``auth`` is the result of :func:`~perdure.encryption.seal_auth`.
 
     ``start`` opens the conversation if needed; without it, the input that opened it before is used.

@@ -47,7 +47,7 @@ from ..temporal_service import (
 from ..toolsets import Artifact
 from ..types.approvals import DecidedApproval, StandingApproval
 from ..types.events import Event
-from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, Override, Response, Status, parse_output
+from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, OutputT, Override, Response, Status, parse_output
 from ..types.messages import FilePart, Message, MessageInput
 from .decisions import WaitRef, answer_pending_call, decide_pending_call, revoke_approval
 from .follow import follow_run, list_child_runs, wait_for_pause
@@ -74,7 +74,7 @@ logger = logging.getLogger("perdure.client")
 
 NO_WORKER_SECONDS = 10.0
 """Seconds without a worker on the task queue after which a warning is logged or an error raised."""
-_UNTAKEN_HISTORY_LENGTH = 2
+UNTAKEN_HISTORY_LENGTH = 2
 """Length of the history of a run that no worker has taken: it was started, and a task was scheduled."""
 _TAKEN_POLL_SECONDS = 0.25
 _INPUT_RETRY_SECONDS = 0.05
@@ -83,17 +83,21 @@ _SERVER_TIMEOUT = timedelta(seconds=5)
 """How long the server may take for what it answers without a worker, before it counts as unreachable."""
 
 
-class Run(StreamReader):
+class Run(StreamReader[OutputT]):
     """A conversation. Making a handle sends no request. ``handle`` is Temporal's own.
 
     Every method that steers the run takes ``by``, the actor; by default the client's ``actor``.
     """
 
     def __init__(
-        self, client: Client, handle: WorkflowHandle[Any, Any], agent: Agent | str | None = None, *, output: Any = None
+        self,
+        client: Client,
+        handle: WorkflowHandle[Any, Any],
+        agent: Agent[Any, OutputT] | str | None = None,
+        *,
+        output: Any = None,
     ) -> None:
-        """``agent``, where the client has its code, is the run's agent: outputs then have its output type. ``output``
-        is that type, for a client without the code. Raises ``DefinitionError`` for a type that pydantic cannot take."""
+        """Outputs have the type of ``agent``, for clients with its code, or ``output``. Raises ``DefinitionError``."""
         self.client = client
         self.handle = handle
         self.output_form = build_output_form(handle.id, agent, output)
@@ -106,7 +110,7 @@ class Run(StreamReader):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"
 
-    async def result(self) -> Response:
+    async def result(self) -> Response[OutputT]:
         """Wait for the response, with its messages where this client has the store.
 
         Raises the run's error (``MaxIterationsError``, ``AuthenticationError``, …), ``RunCancelledError``,
@@ -138,13 +142,11 @@ class Run(StreamReader):
         """Whether this client can read transcripts."""
         return self.client.store_url is not None
 
-    async def with_messages(self, response: Response) -> Response:
+    async def with_messages(self, response: Response[Any]) -> Response[OutputT]:
         """Return ``response`` with its messages and long text from the store, where this client has it. Raises
         ``StoreMismatchError``, ``ParseError``."""
         if self.has_store:
             response = await self._load_response(response)
-        if response.blob is not None:
-            return response
         return response.model_copy(update={"output": self.output_form.read_output(response)})
 
     async def _load_response(self, response: Response) -> Response:
@@ -278,7 +280,7 @@ class Run(StreamReader):
         while True:
             description = await self.describe()
             queue = description.task_queue
-            if build_closed_status(description) is not None or description.history_length > _UNTAKEN_HISTORY_LENGTH:
+            if build_closed_status(description) is not None or description.history_length > UNTAKEN_HISTORY_LENGTH:
                 return
             if asyncio.get_running_loop().time() > deadline and not await has_poller(self.client, description):
                 raise NoWorkerError(
@@ -385,7 +387,7 @@ class Run(StreamReader):
         auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
         by: str | None = None,
-    ) -> Turn:
+    ) -> Turn[OutputT]:
         """Send a message (text, or a list of texts and ``File``) and return the turn that it joins or opens; the same
         ``message_id`` twice counts once.
 
@@ -411,7 +413,7 @@ class Run(StreamReader):
         """
         return [self.client.run(name) for name in await list_child_runs(self)]
 
-    def turn(self, task_id: str | None = None) -> Turn:
+    def turn(self, task_id: str | None = None) -> Turn[OutputT]:
         """Return a handle of the turn; without an id of the current turn, or the last one. Sends no request."""
         return Turn(self, task_id)
 
@@ -469,8 +471,7 @@ class Run(StreamReader):
     async def cancel(self, *, by: str | None = None) -> None:
         """Cancel the run: calls in progress are stopped, finished work is kept, the transcript is closed.
 
-        Raises ``RunClosedError``, ``RunNotFoundError``.
-        """
+        Raises ``RunClosedError``, ``RunNotFoundError``."""
         # Temporal accepts the cancellation of a closed run without an error.
         if build_closed_status(await self.describe()) is not None:
             raise build_closed_error(self.id)
@@ -478,6 +479,13 @@ class Run(StreamReader):
         latest = self.client.temporal.get_workflow_handle(self.id)
         with self.temporal_errors():
             await latest.cancel(reason=f"by {by or self.client.actor}")
+
+    async def terminate(self, reason: str | None = None, *, by: str | None = None) -> None:
+        """End the run at once, also without a worker, where :meth:`cancel` needs one. Calls in progress are closed as
+        lost when the conversation continues. Raises ``RunClosedError``, ``RunNotFoundError``."""
+        text = f"by {by or self.client.actor}{f': {reason}' if reason else ''}"
+        with self.temporal_errors():
+            await self.client.temporal.get_workflow_handle(self.id).terminate(reason=text)
 
     async def fork(
         self,
@@ -491,7 +499,7 @@ class Run(StreamReader):
         auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
         by: str | None = None,
-    ) -> Run:
+    ) -> Run[OutputT]:
         """Start another run that continues from the end of this one, or from after iteration ``at`` as ``perdure show``
         numbers it.
 
@@ -505,18 +513,11 @@ class Run(StreamReader):
         Raises ``InvalidInputError`` for an unknown iteration or call, ``RunExistsError`` for an existing ``id``,
         ``RunNotFoundError``, ``TranscriptUnavailableError`` without a store.
         """
+        auth = (auth_context, auth_ref)
         fork_id = await start_fork(
-            self,
-            message,
-            at=at,
-            id=id,
-            model=model,
-            results=results,
-            override=override,
-            auth=(auth_context, auth_ref),
-            by=by,
+            self, message, at=at, id=id, model=model, results=results, override=override, auth=auth, by=by
         )
-        fork = self.client.run(fork_id)
+        fork: Run[OutputT] = self.client.run(fork_id)
         fork.output_form = self.output_form
         return fork
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, Required, get_args
 
 from pydantic import BaseModel
+from typing_extensions import TypedDict
 
+from ..encryption import AuthMapping
 from ..errors import InvalidInputError, RunNotFoundError, TranscriptCorruptedError
 from ..loop.lifecycle import parse_start
 from ..loop.payload_limits import RUN_ID_BYTES
@@ -30,12 +32,39 @@ History = str | Run | Response | Sequence[Message] | Sequence[Mapping[str, Any]]
 """What a conversation may continue from: a head, another run, its response, messages, or a session in the flat form of
 :mod:`perdure.types.session_form`."""
 
+
+class _RunOptions(TypedDict, total=False):
+    auth_context: AuthMapping | None
+    auth_ref: str | None
+    history: History | None
+    override: Override | Mapping[str, Any] | None
+    idle_timeout: float | str | None
+    by: str | None
+
+
+class StartOptions(_RunOptions, total=False):
+    """Options of ``Client.start``, for the overloads of its types."""
+
+    id: str | None
+    mode: Mode
+    if_exists: Literal["error", "attach"]
+    max_history_events: int | None
+
+
+class SendOptions(_RunOptions, total=False):
+    """Options of ``Client.send``, for the overloads of its types."""
+
+    id: Required[str]
+    message_id: str | None
+    task_id: str | None
+
+
 _HEAD_PATTERN = re.compile(r"[0-9a-f]{64}")
 
 
 async def build_start_input(
     client: ClientHandle,
-    agent: str | Agent,
+    agent: str | Agent[Any, Any],
     message: MessageInput | None,
     *,
     by: str | None = None,
@@ -89,7 +118,7 @@ def check_run_id(id: str | None) -> str | None:
     )
 
 
-def check_message_input(agent: str | Agent, message: MessageInput | None) -> MessageInput | None:
+def check_message_input(agent: str | Agent[Any, Any], message: MessageInput | None) -> MessageInput | None:
     """Return ``message``; where the client has the agent's code, an input as plain JSON that fits its type. Raises
     ``InvalidInputError``."""
     if isinstance(agent, str) or message is None or isinstance(message, str | bytes | Sequence | File):
@@ -99,7 +128,7 @@ def check_message_input(agent: str | Agent, message: MessageInput | None) -> Mes
     return agent.check_input(message)
 
 
-def encode_start_context(agent: str | Agent, context: Any) -> dict[str, Any] | None:
+def encode_start_context(agent: str | Agent[Any, Any], context: Any) -> dict[str, Any] | None:
     """Encode the context as plain JSON; its size limit is checked by the loop, for every client."""
     if hasattr(agent, "check_context"):
         return agent.check_context(context) or None
@@ -109,7 +138,9 @@ def encode_start_context(agent: str | Agent, context: Any) -> dict[str, Any] | N
     return validate_plain_context(get_agent_name(agent), plain)
 
 
-def encode_override(agent: str | Agent, override: Override | Mapping[str, Any] | None) -> dict[str, Any] | None:
+def encode_override(
+    agent: str | Agent[Any, Any], override: Override | Mapping[str, Any] | None
+) -> dict[str, Any] | None:
     """Encode only the fields of the override that are set. Raises ``DefinitionError`` where the client has the agent's
     code."""
     if override is None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol
+
+from typing_extensions import TypeVar
 
 from ..agent.output import OutputType
 from ..errors import ParseError
 from ..loop.finish import extract_partial_answer
 from ..types.events import Event, ModelCompleted, ModelDelta, ModelRetracted, ModelStarted
-from ..types.interface import FINISH_TOOL, FinishProtocol, Response, parse_output
+from ..types.interface import FINISH_TOOL, FinishProtocol, OutputT, Response, parse_output
 from .tasks import background_task
 
 # ---
@@ -102,9 +104,9 @@ class OutputForm:
         """How the answer is found in a reply."""
         return self.finish or ("text" if self.output_type is not None and self.output_type.is_text else "tool")
 
-    def read_output(self, response: Response) -> Any:
+    def read_output(self, response: Response[Any]) -> Any:
         """Return the output of ``response`` as a value of the type, if it is known. Raises ``ParseError``."""
-        if self.output_type is None or not response.typed:
+        if self.output_type is None or not response.typed or response.blob is not None:
             return response.output
         return self.output_type.load_value(parse_output(response.content))
 
@@ -184,20 +186,23 @@ def _is_same(value: Any, other: Any) -> bool:
 # The streams.
 
 
-class Streamed(Protocol):
+OutputT_co = TypeVar("OutputT_co", default=Any, covariant=True)
+
+
+class Streamed(Protocol[OutputT_co]):
     """A run or a turn, of which a stream reads."""
 
     @property
     def output_form(self) -> OutputForm: ...
     async def warn_without_worker(self) -> None: ...
     def events(self, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]: ...
-    async def result(self) -> Response: ...
+    async def result(self) -> Response[OutputT_co]: ...
 
 
-class StreamReader:
+class StreamReader(Generic[OutputT]):
     """The streams of a run, or of one turn."""
 
-    async def stream(self: Streamed) -> AsyncGenerator[str]:
+    async def stream(self: Streamed[Any]) -> AsyncGenerator[str]:
         """Yield the text of the replies while the model writes it, from the start of the run or turn until it has
         ended: ``async for text in turn.stream()``. A session ends when it is closed.
 
@@ -216,7 +221,7 @@ class StreamReader:
                     between = "\n"
         await self.result()
 
-    async def stream_output(self: Streamed) -> AsyncGenerator[Any]:
+    async def stream_output(self: Streamed[OutputT]) -> AsyncGenerator[OutputT]:
         """Yield the output so far while the model writes it, and last the validated output, ``Response.output``: None
         where the turn ended without one.
 
@@ -237,7 +242,7 @@ class StreamReader:
 
 
 @asynccontextmanager
-async def _follow(streamed: Streamed) -> AsyncGenerator[AsyncGenerator[Event]]:
+async def _follow(streamed: Streamed[Any]) -> AsyncGenerator[AsyncGenerator[Event]]:
     async with (
         background_task(streamed.warn_without_worker()),
         aclosing(streamed.events(children=False)) as events,

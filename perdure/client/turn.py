@@ -22,7 +22,7 @@ from ..errors import (
 from ..ports import TurnRow
 from ..temporal_service import has_unhandled_events
 from ..types.events import Event
-from ..types.interface import Response, TurnStatus
+from ..types.interface import OutputT, Response, TurnStatus
 from ..types.messages import MessageInput
 from .event_reader import iter_own_rows, retry_store_read
 from .follow import follow_turn
@@ -45,12 +45,13 @@ ANSWER_TIMEOUT = timedelta(seconds=5)
 """How long a worker may take to return the workflow's status, before the run counts as waiting for a worker."""
 
 
-class Turn(StreamReader):
-    """A handle of a turn; making one sends no request. ``task_id`` is None until the turn is resolved."""
+class Turn(StreamReader[OutputT]):
+    """A handle of a turn; making one sends no request."""
 
-    def __init__(self, run: Run, task_id: str | None = None) -> None:
+    def __init__(self, run: Run[OutputT], task_id: str | None = None) -> None:
         self.run = run
-        self.task_id = task_id
+        self.task_id: str = task_id or ""
+        """Id of the turn; of ``run.turn()``, empty until a request has found which turn that is."""
 
     def __repr__(self) -> str:
         return f"<Turn {self.task_id or 'present'} of {self.run.id}>"
@@ -68,7 +69,7 @@ class Turn(StreamReader):
                 return recorded
             raise
         try:
-            status = TurnStatus.model_validate(await self.run.ask_workflow("turn", self.task_id))
+            status = TurnStatus.model_validate(await self.run.ask_workflow("turn", self.task_id or None))
         except RunClosedError:  # closed between the two requests
             return await self.status()
         except PerdureError:  # no worker answers
@@ -78,7 +79,7 @@ class Turn(StreamReader):
         self.task_id = self.task_id or status.task_id
         return status
 
-    async def result(self) -> Response:
+    async def result(self) -> Response[OutputT]:
         """Wait for the response, with the messages up to it where this client has the store.
 
         Raises the turn's error; ``RunCancelledError``; ``RunNotFoundError`` for an unknown turn. Logs a warning if no
@@ -118,7 +119,7 @@ class Turn(StreamReader):
         """See :meth:`Run.interrupt`: it interrupts the current turn of the run."""
         await self.run.interrupt(message, id=id, by=by)
 
-    async def _wait_for_response(self) -> Response:
+    async def _wait_for_response(self) -> Response[OutputT]:
         delay, answered = _WORKFLOW_POLL_FIRST_DELAY, False
         while True:
             status = await self.status()
@@ -130,7 +131,7 @@ class Turn(StreamReader):
                 await asyncio.sleep(delay)
                 delay = min(delay * 1.5, _WORKFLOW_POLL_MAX_DELAY)
 
-    async def _build_response(self, status: TurnStatus) -> Response:
+    async def _build_response(self, status: TurnStatus) -> Response[OutputT]:
         if status.state == "completed" and status.response is not None:
             return await self.run.with_messages(status.response)
         if status.state == "failed":
@@ -148,7 +149,7 @@ class Turn(StreamReader):
         return RunNotFoundError(f"run {self.run.id!r} has no turn {status.task_id!r}", hint=hint)
 
     def _build_running_status(self) -> TurnStatus:
-        return TurnStatus(task_id=self.task_id or "", state="running")
+        return TurnStatus(task_id=self.task_id, state="running")
 
     async def _read_status_without_worker(self) -> TurnStatus:
         """Return the status of a turn of an open run for which no worker answers.
@@ -168,8 +169,8 @@ class Turn(StreamReader):
         if (recorded := await self._read_recorded_status()) is not None:
             return recorded
         last_turn = await self._find_last_turn(description)
-        if self.task_id is None:
-            self.task_id = last_turn
+        if not self.task_id:
+            self.task_id = last_turn or ""
             if (recorded := await self._read_recorded_status()) is not None:
                 return recorded
         answer = None
@@ -225,7 +226,7 @@ class Turn(StreamReader):
         end = await self.run.read_end(run_id)
         if isinstance(end, PerdureError):
             state = "cancelled" if isinstance(end, RunCancelledError) else "failed"
-            fields = {"task_id": self.task_id or "", "state": state, "error_type": type(end).__name__}
+            fields = {"task_id": self.task_id, "state": state, "error_type": type(end).__name__}
             return TurnStatus.model_validate(fields | {"error": end.message})
         if not end.task_id or (self.task_id and self.task_id != end.task_id):
             return self._build_running_status()
@@ -235,7 +236,7 @@ class Turn(StreamReader):
     async def _build_abandoned_status(self, status: TurnStatus) -> TurnStatus:
         """Build the status of a turn that the store has and that its execution never ended; ``status`` if the store has
         no such turn."""
-        if self.task_id is None or not self.run.has_store:
+        if not self.task_id or not self.run.has_store:
             return status
         # A turn that was cut off in its first model call has events, but no row.
         if await self._read_turn_row() is None and self.task_id not in await self._read_turn_ids():
@@ -259,7 +260,7 @@ class Turn(StreamReader):
         return False
 
     async def _read_turn_row(self) -> TurnRow | None:
-        if self.task_id is None or not self.run.has_store:
+        if not self.task_id or not self.run.has_store:
             return None
         return await (await self.run.client.store()).get_turn(self.run.id, self.task_id)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,7 +18,12 @@ from temporalio.api.common.v1 import WorkflowExecution as ExecutionMessage
 from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest, GetWorkflowExecutionHistoryReverseRequest
+from temporalio.api.workflowservice.v1 import (
+    DescribeTaskQueueRequest,
+    GetWorkflowExecutionHistoryReverseRequest,
+    ListNamespacesRequest,
+    ListWorkflowExecutionsRequest,
+)
 from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowExecution, WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.converter import DataConverter
@@ -27,7 +33,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from .. import config
 from ..errors import InvalidInputError, StoreError
 from ..ports import Store
-from ..temporal_service import find_failing_task, is_missing_attribute
+from ..temporal_service import find_failing_task, is_missing_attribute, translate_service_error
 from ..types.approvals import PendingApproval
 from ..types.interface import AGENT_ATTRIBUTE, PENDING_ATTRIBUTE, STATUS_ATTRIBUTE, WAITING_MEMO, WORKFLOW_TYPE, Status
 from .handles import ClientHandle
@@ -40,6 +46,9 @@ MAY_WAIT_FILTER = f"({PENDING_ATTRIBUTE} > 0 OR {PENDING_ATTRIBUTE} IS NULL)"
 wait a moment ago, or none of its workers can set the attribute."""
 _STORE_SEARCH_RUNS, _STORE_SEARCH_EVENTS = 100, 50
 """Runs, and the last events of each, that are searched for a store id before a store is made."""
+_MAX_NAMESPACES, _SYSTEM_NAMESPACE = 50, "temporal-system"
+"""Namespaces that are searched for a run that only the store has, and Temporal's own, which is not."""
+_NAMESPACE_TIMEOUT = timedelta(seconds=2)
 _MAX_POLLER_AGE = timedelta(seconds=70)
 """Longest time between two polls of a worker, and a little more."""
 STATUS_NAMES = {
@@ -85,7 +94,7 @@ async def list_executions(
         first = await anext(executions, None)
     except RPCError as error:
         if not filters or not is_missing_attribute(error):
-            raise
+            raise translate_service_error(client.temporal, error) from error
         if status is not None:
             raise InvalidInputError(
                 f"the namespace has no search attribute {STATUS_ATTRIBUTE}, so it cannot tell which runs are {status}",
@@ -95,8 +104,11 @@ async def list_executions(
         first = await anext(executions, None)
     if first is not None:
         yield first
-        async for execution in executions:
-            yield execution
+        try:
+            async for execution in executions:
+                yield execution
+        except RPCError as error:
+            raise translate_service_error(client.temporal, error) from error
 
 
 def attribute_of(execution: WorkflowExecution, name: str) -> Any:
@@ -143,12 +155,37 @@ async def list_runs(
             if matches >= limit:
                 break
     if client.store_url is not None and len(summaries) < limit and status not in _OPEN_STATUSES:
-        for row in await (await client.store()).list_runs(agent=agent, status=status, limit=limit):
+        rows = await (await client.store()).list_runs(agent=agent, status=status, limit=limit)
+        rows = [row for row in rows if row.context_id not in seen_ids]  # a terminated run does not write to the store
+        elsewhere = await find_other_namespaces(client.temporal, [row.context_id for row in rows])
+        for row in rows:
             started = datetime.fromisoformat(row.created_at)
-            if row.context_id not in seen_ids:  # Temporal's status counts: a terminated run does not write to the store
+            if row.context_id not in elsewhere:
                 summaries[row.context_id] = RunSummary(row.context_id, row.agent, row.status, started)
     newest = sorted(summaries.values(), key=lambda run: run.started or datetime.min.replace(tzinfo=UTC), reverse=True)
     return newest[:limit]
+
+
+async def find_other_namespaces(temporal: TemporalClient, ids: Sequence[str]) -> dict[str, str]:
+    """Return which of the runs ``ids``, that only the store has, are in other namespaces of the server.
+
+    The store does not know a run's namespace. Empty where the server does not list its namespaces to this client.
+    """
+    namespaces: dict[str, str] = {}
+    if not ids:
+        return namespaces
+    query = f"WorkflowType = '{WORKFLOW_TYPE}' AND WorkflowId IN ({', '.join(map(quote_literal, ids))})"
+    service = temporal.workflow_service
+    with suppress(RPCError):
+        listed = await service.list_namespaces(
+            ListNamespacesRequest(page_size=_MAX_NAMESPACES), timeout=_NAMESPACE_TIMEOUT
+        )
+        for name in (described.namespace_info.name for described in listed.namespaces):
+            if name not in (temporal.namespace, _SYSTEM_NAMESPACE):
+                request = ListWorkflowExecutionsRequest(namespace=name, query=query, page_size=len(ids))
+                found = await service.list_workflow_executions(request, timeout=_NAMESPACE_TIMEOUT)
+                namespaces |= {execution.execution.workflow_id: name for execution in found.executions}
+    return namespaces
 
 
 async def create_store(store: Store, temporal: TemporalClient, task_queue: str) -> None:
@@ -333,18 +370,24 @@ def _join_reason_lines(message: str) -> str:
 
 async def has_poller(client: ClientHandle, run: WorkflowExecutionDescription, *, lately: bool = False) -> bool:
     """Whether a worker has polled the run's task queue since the run started and, with ``lately``, within the last poll
-    interval.
+    interval. A live worker takes the run at once."""
+    since = max(run.start_time, datetime.now(UTC) - _MAX_POLLER_AGE) if lately else run.start_time
+    return await _is_polled_since(client, run.task_queue, since)
 
-    The server lists pollers for minutes after they have stopped; a live worker takes the run at once and begins a new
-    poll every minute.
-    """
+
+async def is_queue_polled(client: ClientHandle, task_queue: str) -> bool:
+    """Whether a worker has polled the task queue within the last poll interval."""
+    return await _is_polled_since(client, task_queue, datetime.now(UTC) - _MAX_POLLER_AGE)
+
+
+async def _is_polled_since(client: ClientHandle, task_queue: str, since: datetime) -> bool:
+    """The server lists pollers for minutes after they have stopped; a live worker begins a new poll every minute."""
     request = DescribeTaskQueueRequest(
         namespace=client.temporal.namespace,
-        task_queue=TaskQueue(name=run.task_queue),
+        task_queue=TaskQueue(name=task_queue),
         task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
     )
     described = await client.temporal.workflow_service.describe_task_queue(request, retry=True)
-    since = max(run.start_time, datetime.now(UTC) - _MAX_POLLER_AGE) if lately else run.start_time
     return any(poller.last_access_time.ToDatetime(UTC) >= since for poller in described.pollers)
 
 

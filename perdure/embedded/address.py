@@ -12,7 +12,6 @@ from temporalio.client import Client
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.service import RPCError, TLSConfig
 
-from .. import temporal_service
 from ..errors import RuntimeSetupError, ServerUnreachableError
 from .home import Home, current_home
 from .server import ServerInfo, ensure_server, find_running_server, read_record
@@ -85,8 +84,6 @@ async def resolve_target(
             "no Temporal server is configured and no embedded server runs",
             hint="Start one with `perdure server start`, or set TEMPORAL_ADDRESS.",
         )
-    if start and config["namespace"] != "default":
-        await temporal_service.ensure_namespace(server.address, config["namespace"])
     return ServerTarget(
         {"target_host": server.address, "namespace": config["namespace"]}, "the embedded server", embedded=server
     )

@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -33,10 +33,9 @@ _EXTRA_PACKAGES = {
     "encryption": "cryptography",
     "yaml": "pyyaml",
     "mcp": "mcp",
-    "postgres": "asyncpg",
-    "console": "starlette",
     "otel": "opentelemetry-sdk",
 }
+"""A package of each extra that this version uses."""
 _API_KEY_EXTRAS = {"OPENAI_API_KEY": "openai", "ANTHROPIC_API_KEY": "anthropic", "GEMINI_API_KEY": "google"}
 _MAX_RUNS_CHECKED, _MAX_CONCURRENT_CHECKS = 1000, 20
 """Most open runs that are checked, and how many at once: 4 s for all of them."""
@@ -164,7 +163,18 @@ def _check_packages() -> Iterator[Finding]:
     absent = [extra for extra, version in extras.items() if version is None]
     detail = ", ".join(f"{extra} {version}" for extra, version in extras.items() if version) or "none"
     detail += f"; not installed: {', '.join(absent)}" if absent else ""
-    yield Finding("extras", "ok", detail, f"pip install 'perdure[{','.join(absent)}]'" if absent else None)
+    yield Finding("extras", "ok", detail, _build_install_hint(absent) if absent else None)
+
+
+def _build_install_hint(extras: Sequence[str]) -> str:
+    """Build the command that installs ``extras``: by their packages, where the installed perdure does not have them."""
+    try:
+        offered = metadata.metadata("perdure").get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:  # run from its source
+        offered = []
+    if set(extras) <= set(offered):
+        return f"pip install 'perdure[{','.join(extras)}]'"
+    return f"pip install {' '.join(_EXTRA_PACKAGES[extra] for extra in extras)}"
 
 
 def _check_api_keys() -> Iterator[Finding]:
@@ -176,7 +186,7 @@ def _check_api_keys() -> Iterator[Finding]:
     for name in present:
         if _read_package_version(_EXTRA_PACKAGES[_API_KEY_EXTRAS[name]]) is None:
             detail = f"{name} is set, but its SDK is not installed"
-            yield Finding("API keys", "warn", detail, f"pip install 'perdure[{_API_KEY_EXTRAS[name]}]'")
+            yield Finding("API keys", "warn", detail, _build_install_hint([_API_KEY_EXTRAS[name]]))
 
 
 def _check_home() -> Finding:

@@ -6,10 +6,25 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, get_args, overload
+
+from typing_extensions import TypeVar
 
 from ..errors import DefinitionError
 from ..types.compaction import Compaction
+
+if TYPE_CHECKING:
+    from ..tools.context import (
+        ContextT,
+        P,
+        ReturnT,
+        TakesContextFirst,
+        TakesContextFourth,
+        TakesContextSecond,
+        TakesContextThird,
+    )
+
+ContextT_contra = TypeVar("ContextT_contra", default=Any, contravariant=True)
 
 HookEvent = Literal[
     "before_llm_call",
@@ -66,7 +81,7 @@ class Veto:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Hook:
+class Hook(Generic[ContextT_contra]):
     """A function and its event. Made by :func:`hook`; calling it calls ``fn``."""
 
     event: HookEvent
@@ -81,11 +96,30 @@ class Hook:
     agents: tuple[Any, ...] = ()
     """Agents, or names of agents, that a step policy asks (``step.branch``)."""
 
+    if TYPE_CHECKING:
+
+        def takes_context(self, context: ContextT_contra) -> None: ...
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.fn(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<Hook {self.name} on {self.event}>"
+
+
+class HookDecorator(Protocol):
+    """What :func:`hook` returns: it makes a function a hook, and keeps the type of its context."""
+
+    @overload
+    def __call__(self, fn: TakesContextFourth[P, ReturnT, ContextT], /) -> Hook[ContextT]: ...
+    @overload
+    def __call__(self, fn: TakesContextThird[P, ReturnT, ContextT], /) -> Hook[ContextT]: ...
+    @overload
+    def __call__(self, fn: TakesContextSecond[P, ReturnT, ContextT], /) -> Hook[ContextT]: ...
+    @overload
+    def __call__(self, fn: TakesContextFirst[P, ReturnT, ContextT], /) -> Hook[ContextT]: ...
+    @overload
+    def __call__(self, fn: Callable[..., Any], /) -> Hook[Any]: ...
 
 
 def hook(
@@ -95,7 +129,7 @@ def hook(
     name: str | None = None,
     timeout: float = DEFAULT_HOOK_TIMEOUT,
     agents: Iterable[Any] = (),
-) -> Callable[[Callable[..., Any]], Hook]:
+) -> HookDecorator:
     """Make a function, sync or async, a hook: ``@hook("before_llm_call")``.
 
     The function takes any of the parameters that ``EVENTS`` lists for the event, by name. If it raises, the call fails
@@ -116,7 +150,7 @@ def hook(
         raise DefinitionError(f"hook on {event}: timeout is a number of seconds above 0, not {timeout!r:.100}")
     branch_agents = _validate_branch_agents(event, agents)
 
-    def decorate(fn: Callable[..., Any]) -> Hook:
+    def decorate(fn: Callable[..., Any], /) -> Hook[Any]:
         hook_name = name or str(getattr(fn, "__name__", type(fn).__name__))
         if isinstance(fn, Hook) or not callable(fn):
             raise DefinitionError(f"a hook is made of a function, not of {fn!r:.100}", hint="Write it above a def.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import RuntimeSetupError
+from ..errors import StoreLocationError
 from .chain import Chain
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ __all__ = ["Chain", "open_store"]
 def open_store(url: str) -> Store:
     """Create the store at ``url``, not opened yet: ``sqlite:///relative/path`` or ``sqlite:////absolute/path``.
 
-    Raises ``RuntimeSetupError`` for a URL of another scheme.
+    Raises ``StoreLocationError`` for a URL of another scheme.
     """
     scheme = url.partition(":")[0].partition("+")[0]
     if scheme == "sqlite":
@@ -25,11 +25,11 @@ def open_store(url: str) -> Store:
 
         return SqliteStore(url)
     if scheme in ("postgresql", "postgres"):
-        raise RuntimeSetupError(
+        raise StoreLocationError(
             "this perdure cannot keep its store in PostgreSQL yet",
             hint="perdure 0.2 brings it with the extra perdure[postgres]; until then use sqlite:///path.",
         )
-    raise RuntimeSetupError(
+    raise StoreLocationError(
         f"no store is known for URLs of the scheme {scheme!r}",  # the URL itself may hold a password
         hint="Set PERDURE_STORE_URL to sqlite:///path.",
     )

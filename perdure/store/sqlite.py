@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import RuntimeSetupError, StoreError, StoreVersionError
+from ..errors import StoreError, StoreLocationError, StoreVersionError
 from ..ports import Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow, timestamp
 from . import event_log, migrations, sql
 from .sqlite_connection import SqliteDatabase, SqliteSession, StoreFile, StoreThread
@@ -256,10 +256,10 @@ def _prepare_schema(database: SqliteDatabase, proposed: str, now: str) -> str:
 
 
 def parse_sqlite_url(url: str) -> Path:
-    """Return the absolute path in a ``sqlite:///`` URL. Raises ``RuntimeSetupError`` for one without a file."""
+    """Return the absolute path in a ``sqlite:///`` URL. Raises ``StoreLocationError`` for one without a file."""
     path = url.removeprefix("sqlite:///")
     if path == url or path in ("", ":memory:"):
-        raise RuntimeSetupError(
+        raise StoreLocationError(
             f"the store's URL {url!r} names no file",
             hint="Write sqlite:///relative/path.db or sqlite:////absolute/path.db.",
         )

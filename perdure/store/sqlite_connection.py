@@ -108,7 +108,7 @@ def _select_error_texts(error: SqliteFailure, path: Path) -> tuple[str, str]:
     if code is None:
         return _CANNOT_OPEN_ERROR if isinstance(error, OSError) else _UNKNOWN_ERROR
     texts = _ERRORS_BY_CODE.get(code & 0xFF, _UNKNOWN_ERROR)  # extended codes keep the primary one in the low byte
-    if texts is _CANNOT_OPEN_ERROR and path.is_dir():
+    if path.is_dir():
         return _IS_DIRECTORY_ERROR
     if texts is _CANNOT_OPEN_ERROR and not path.parent.is_dir():
         return _NO_DIRECTORY_ERROR

@@ -16,7 +16,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from temporalio.client import Client as TemporalClient
 
@@ -28,7 +28,7 @@ from ..local_engine import local
 from ..ports import ModelRequest, Provider, Store, StreamEvent
 from ..ports.test_seams import fake_models, fake_servers
 from ..tools import Tool
-from ..types.interface import Response
+from ..types.interface import OutputT, Response
 from ..types.messages import Content
 from ..worker import Engine, Lifespan
 from .fake_service import HomeLoop, InProcessService
@@ -92,10 +92,10 @@ Replies = Iterable[Reply] | Callable[[ModelRequest], PlainReply | Awaitable[Plai
 EngineName = Literal["process", "temporal"]
 
 
-class Script:
+class Script(Generic[OutputT]):
     """The object that a ``with scripted(…)`` block yields."""
 
-    def __init__(self, agent: Agent, providers: Mapping[str, ScriptedProvider], home: HomeLoop) -> None:
+    def __init__(self, agent: Agent[Any, OutputT], providers: Mapping[str, ScriptedProvider], home: HomeLoop) -> None:
         self._agent = agent
         self._providers = providers
         self._home = home
@@ -106,7 +106,7 @@ class Script:
         """The requests to the model, in order."""
         return self._providers[self._agent.name].requests
 
-    def requests_of(self, agent: Agent | str) -> list[ModelRequest]:
+    def requests_of(self, agent: Agent[Any, Any] | str) -> list[ModelRequest]:
         """Return the requests to the model of another scripted agent. Raises ``KeyError`` for an agent that is not
         scripted."""
         return self._providers[agent if isinstance(agent, str) else agent.name].requests
@@ -117,20 +117,20 @@ class Script:
         assert self._client is not None, "the block is entered"
         return self._client
 
-    async def send(self, message: Content | None, *, id: str, **options: Any) -> Turn:
+    async def send(self, message: Content | None, *, id: str, **options: Any) -> Turn[OutputT]:
         """Send a message to the session of that id, which is opened if needed: ``Client.send`` for this agent."""
         return await self._home.run(lambda: self.client.send(self._agent, message, id=id, **options))
 
-    def send_sync(self, message: Content | None, *, id: str, **options: Any) -> Response:
+    def send_sync(self, message: Content | None, *, id: str, **options: Any) -> Response[OutputT]:
         """Send a message from code without an event loop, and wait for the response."""
 
-        async def answer() -> Response:
+        async def answer() -> Response[OutputT]:
             return await (await self.client.send(self._agent, message, id=id, **options)).result()
 
         return asyncio.run_coroutine_threadsafe(answer(), self._home.loop).result()
 
 
-class scripted:  # noqa: N801  # used as `with scripted(…)`
+class scripted(Generic[OutputT]):  # noqa: N801  # used as `with scripted(…)`
     """Run ``agent`` with a model that answers with ``replies``, for the length of a block::
 
         with scripted(support, [call("refund", order_id="7", amount=3), "Done."]) as script:
@@ -151,10 +151,10 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
 
     def __init__(
         self,
-        agent: Agent,
+        agent: Agent[Any, OutputT],
         replies: Replies,
         *,
-        others: Mapping[Agent, Replies] | None = None,
+        others: Mapping[Agent[Any, Any], Replies] | None = None,
         engine: EngineName = "process",
         lifespan: Lifespan | None = None,
         store: Store | None = None,
@@ -175,7 +175,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
         self._stack = AsyncExitStack()
         self._thread: _LoopThread | None = None
 
-    async def __aenter__(self) -> Script:
+    async def __aenter__(self) -> Script[OutputT]:
         script = Script(self._agent, self._providers, HomeLoop())
         async with AsyncExitStack() as stack:
             fake_models.append(self._find_scripted_provider)
@@ -192,7 +192,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
             if (mismatch := provider.describe_mismatch()) is not None:
                 raise ScriptError(mismatch if name == self._agent.name else f"{name}: {mismatch}")
 
-    def __enter__(self) -> Script:
+    def __enter__(self) -> Script[OutputT]:
         self._thread = _LoopThread()
         try:
             return self._thread.run(self.__aenter__())
@@ -211,7 +211,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
         return self._providers.get(agent)
 
     @asynccontextmanager
-    async def _serve_in_process(self, script: Script) -> AsyncIterator[None]:
+    async def _serve_in_process(self, script: Script[Any]) -> AsyncIterator[None]:
         engine = Engine(self._agents, store=self._store or MemoryStore(), lifespan=self._lifespan, tools=self._tools)
         async with engine.serve():
             service = InProcessService(engine)
@@ -227,7 +227,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
                 await service.close()
 
     @asynccontextmanager
-    async def _serve_on_temporal(self, script: Script) -> AsyncIterator[None]:
+    async def _serve_on_temporal(self, script: Script[Any]) -> AsyncIterator[None]:
         queue = f"scripted-{uuid.uuid4().hex[:12]}"
         async with local(self._agents, task_queue=queue, lifespan=self._lifespan, tools=self._tools) as client:
             script._client = client
@@ -249,7 +249,7 @@ class _InProcessClient(Client):
 
 @contextmanager
 def _serve_locally(
-    agent: Agent, open_client: Callable[[list[Agent]], AbstractAsyncContextManager[Client]]
+    agent: Agent[Any, Any], open_client: Callable[[list[Agent]], AbstractAsyncContextManager[Client]]
 ) -> Iterator[None]:
     """Serve ``local()`` and calls of ``agent`` by ``open_client``, for the length of a block."""
 

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, cast, overload
+from typing import Any, Generic, Protocol, cast, overload
 
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
-from typing_extensions import TypeVar
+from typing_extensions import ParamSpec, TypeVar
 
 from ..errors import QuestionDeclinedError
 from ..types.limits import parse_seconds
@@ -138,10 +138,12 @@ AuthFunction = Callable[[str, RunFacts], Awaitable[Mapping[str, Any]] | Mapping[
 
 # With a default, a bare `ctx: ToolContext` is complete under mypy --strict. In typing from Python 3.13 only.
 ContextT = TypeVar("ContextT", default=Any)
+ContextT_co = TypeVar("ContextT_co", default=Any, covariant=True)
+ContextT_contra = TypeVar("ContextT_contra", default=Any, contravariant=True)
 AnswerT = TypeVar("AnswerT")
 
 
-class RunContext(Generic[ContextT]):
+class RunContext(Generic[ContextT_co]):
     """Facts of the run. The engine makes it; ``RunContext[UserContext]`` types ``context``.
 
     A test makes one by hand, with what the function under test reads: ``RunContext(context=…, resources=…)``.
@@ -154,7 +156,7 @@ class RunContext(Generic[ContextT]):
         task_id: str = "turn",
         agent: str = "agent",
         iteration: int = 1,
-        context: ContextT | None = None,
+        context: ContextT_co | None = None,
         auth_context: Mapping[str, Any] | None = None,
         resources: Any = None,
         memory: Memory | None = None,
@@ -167,7 +169,7 @@ class RunContext(Generic[ContextT]):
         """Name of the agent."""
         self.iteration = iteration
         """Model calls of this turn so far, this one included."""
-        self.context = cast(ContextT, context)  # None only where the agent declares no context
+        self.context = cast(ContextT_co, context)  # None only where the agent declares no context
         """The author's own data of the run: of the agent's ``context`` type, a dictionary where it declares none."""
         self.auth_context = None if auth_context is None else AuthContext(auth_context)
         """Credentials for which the run acts, if it was started with an ``auth_context`` or ``auth_ref``: plain JSON
@@ -190,7 +192,7 @@ def _is_never_cancelled() -> bool:
     return False
 
 
-class ToolContext(RunContext[ContextT]):
+class ToolContext(RunContext[ContextT_co]):
     """Facts of the run and of this tool call. Safe to use from any thread. A test may make one by hand."""
 
     def __init__(
@@ -203,7 +205,7 @@ class ToolContext(RunContext[ContextT]):
         idempotency_key: str = "key",
         attempt: int = 1,
         iteration: int = 1,
-        context: ContextT | None = None,
+        context: ContextT_co | None = None,
         auth_context: Mapping[str, Any] | None = None,
         resources: Any = None,
         memory: Memory | None = None,
@@ -309,3 +311,53 @@ class BlockingContext:
 
 async def _return_answer(answer: Any) -> Any:
     return answer
+
+
+# ---
+# Functions that take a context, for type checkers: the type of the context, and what calls of the function take.
+#
+# The first overload is the function as it is, the second says where its context stands: a function that fits has both.
+# A context further back than the fourth place, or under a keyword alone, is checked where the agent is defined.
+
+
+P = ParamSpec("P", default=...)
+ReturnT = TypeVar("ReturnT", default=Any)
+ReturnT_co = TypeVar("ReturnT_co", default=Any, covariant=True)
+
+
+class TakesContextFirst(Protocol[P, ReturnT_co, ContextT_contra]):
+    """A function whose first argument is a context."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ReturnT_co: ...
+    @overload
+    def __call__(self, ctx: ToolContext[ContextT_contra], /, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class TakesContextSecond(Protocol[P, ReturnT_co, ContextT_contra]):
+    """A function whose second argument is a context."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ReturnT_co: ...
+    @overload
+    def __call__(self, _1: Any, ctx: ToolContext[ContextT_contra], /, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class TakesContextThird(Protocol[P, ReturnT_co, ContextT_contra]):
+    """A function whose third argument is a context."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ReturnT_co: ...
+    @overload
+    def __call__(self, _1: Any, _2: Any, ctx: ToolContext[ContextT_contra], /, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class TakesContextFourth(Protocol[P, ReturnT_co, ContextT_contra]):
+    """A function whose fourth argument is a context."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ReturnT_co: ...
+    @overload
+    def __call__(
+        self, _1: Any, _2: Any, _3: Any, ctx: ToolContext[ContextT_contra], /, *args: Any, **kwargs: Any
+    ) -> Any: ...

@@ -1,18 +1,24 @@
-"""The declared types of a run's context and input: values are checked by the client, and read by the worker."""
+"""The declared types of a run's context and input: values are checked by the client, and read by the worker. The
+annotations of an author's functions are compared with them where the agent is defined."""
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from types import NoneType, UnionType
+from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
+from typing_extensions import TypeAliasType, is_typeddict
 
 from ..errors import DefinitionError, InvalidInputError
 from ..types.plain_json import find_json_flaw
 from ..types.validation_errors import describe_validation_error
+from .context import RunContext
 from .json_schema import build_type_adapter
+from .signature import resolve_hint, unwrap_function
 
 _SCALARS = ("int", "float", "str", "bool", "bytes", "none", "date", "datetime")
 _NON_OBJECT_TYPES = {*_SCALARS, "call", "list", "set", "frozenset", "tuple"}
@@ -102,3 +108,111 @@ def validate_plain_context(agent: str, value: Any) -> dict[str, Any]:
     if why := find_json_flaw(plain):
         raise InvalidInputError(f"{rule}: {why}", hint="Give ids, numbers and texts; tools load the rest.")
     return plain
+
+
+# ---
+# Annotations of an author's functions, compared with the types that an agent declares.
+
+
+def resolve_parameter_hint(fn: Any, parameter: str) -> Any:
+    """Return the annotation of a parameter of ``fn``; Any for one that has none, or cannot be resolved here."""
+    try:
+        function = unwrap_function(fn)
+        annotation = getattr(function, "__annotations__", {}).get(parameter, Any)
+        return resolve_hint(annotation, function) if isinstance(annotation, str) else annotation
+    except Exception:  # a name that only type checkers import; evaluating a hint runs any expression
+        return Any
+
+
+def list_positional_parameters(fn: Any) -> list[str]:
+    """List the names of the parameters that can be given by position; none of a callable without a signature."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError, NameError):  # NameError: from Python 3.14 on, a name that only type checkers import
+        return []
+    return [item.name for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
+
+
+def find_context_mismatch(hint: Any, declared: Any) -> tuple[str, Any] | None:
+    """Find why a function with a context parameter of ``hint`` cannot take the context of an agent that has declared
+    the type ``declared``, or none: the parameter's type as text, and the type of context that it takes. None if it can,
+    or nothing can be told."""
+    wanted = list(_iter_context_arguments(hint))
+    given = dict if declared is None else declared  # without a type it is plain JSON
+    if not wanted or any(may_be(given, kind) for _, kind in wanted):
+        return None
+    cls, kind = wanted[0]
+    return f"{cls.__name__}[{describe_type(kind)}]", kind
+
+
+def _iter_context_arguments(hint: Any) -> Iterator[tuple[type, Any]]:
+    """Yield the class of each context in ``hint``, and the type that it is for."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        yield from _iter_context_arguments(get_args(hint)[0])
+    elif origin in (Union, UnionType):
+        for member in get_args(hint):
+            yield from _iter_context_arguments(member)
+    elif isinstance(origin, type) and issubclass(origin, RunContext):
+        yield origin, get_args(hint)[0]
+
+
+def may_be(given: Any, wanted: Any) -> bool:
+    """Whether a value of the type ``given`` may be one of ``wanted``. False only where it certainly is none: protocols,
+    type variables and what is unknown here are left to the type checker."""
+    given, wanted = _strip_type(given), _strip_type(wanted)
+    if get_origin(wanted) in (Union, UnionType):
+        return any(may_be(given, member) for member in get_args(wanted))
+    if get_origin(given) in (Union, UnionType):
+        return any(may_be(member, wanted) for member in get_args(given))
+    if get_origin(given) is Literal:
+        return any(may_be(type(value), wanted) for value in get_args(given))
+    given_class, wanted_class = _get_class(given), _get_class(wanted)
+    if given_class is None or wanted_class is None or getattr(wanted_class, "_is_protocol", False):
+        return True
+    try:
+        if is_typeddict(wanted_class):
+            if is_typeddict(given_class):
+                return _list_required_keys(wanted_class) <= {*given_class.__annotations__}
+            return issubclass(given_class, Mapping)
+        if is_typeddict(given_class):
+            given_class = dict
+        return issubclass(given_class, wanted_class) or (
+            wanted_class in (float, complex) and given_class in (int, float)
+        )
+    except (TypeError, NameError):
+        return True
+
+
+def _strip_type(kind: Any) -> Any:
+    """Return the type behind aliases, annotations and new types."""
+    while True:
+        if get_origin(kind) is Annotated:
+            kind = get_args(kind)[0]
+        elif isinstance(kind, TypeAliasType):
+            kind = kind.__value__
+        elif (supertype := getattr(kind, "__supertype__", None)) is not None:
+            kind = supertype
+        else:
+            return NoneType if kind is None else kind
+
+
+def _get_class(kind: Any) -> Any:
+    """Return the class of a type, without its arguments; None if it has none that can be compared."""
+    if kind is Any or isinstance(kind, TypeVar | ForwardRef | str) or get_origin(kind) is Literal:
+        return None
+    kind = get_origin(kind) or kind
+    generic = getattr(kind, "__pydantic_generic_metadata__", None) or {}
+    cls = generic.get("origin") or kind
+    return cls if isinstance(cls, type) else None
+
+
+def _list_required_keys(kind: Any) -> set[str]:
+    # Under `from __future__ import annotations` Python takes a NotRequired[…] for required.
+    hints = {key: getattr(hint, "__forward_arg__", "") for key, hint in kind.__annotations__.items()}
+    return {key for key in kind.__required_keys__ if "NotRequired" not in hints.get(key, "")}
+
+
+def describe_type(kind: Any) -> str:
+    """Return the name of a type, for errors."""
+    return (kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", ""))[:100]

@@ -43,6 +43,8 @@ class FunctionSignature:
     """The parameters that the model fills in, with resolved annotations."""
     context: str | None
     """Name of the parameter that takes the context."""
+    context_hint: Any = None
+    """Its resolved annotation."""
 
     def build_error(self, reason: str, hint: str) -> DefinitionError:
         """Build the error that names the tool, its location, what is wrong and the way out."""
@@ -60,7 +62,7 @@ def read_signature(fn: Any) -> FunctionSignature:
     """
     if not callable(fn) or isinstance(fn, type):
         raise _build_not_a_function_error(fn)
-    function = _unwrap_function(fn)
+    function = unwrap_function(fn)
     name, where = _get_function_name(fn), _locate_function(function)
     build_error = partial(_build_tool_error, name, where)
     if any(inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in (fn, function)):
@@ -73,21 +75,23 @@ def read_signature(fn: Any) -> FunctionSignature:
     # What a partial has bound is the author's choice, maybe a secret: the model neither sees nor sets it.
     bound = fn.keywords if isinstance(fn, partial) else {}
     parameters: list[Parameter] = []
-    contexts: list[str] = []
+    contexts: dict[str, Any] = {}
     for declaration in declarations:
         if declaration.name in bound:
             continue
         parameter = _read_parameter(declaration, function, build_error)
         if _is_context_hint(parameter.annotation):
-            contexts.append(parameter.name)
+            contexts[parameter.name] = parameter.annotation
         else:
             parameters.append(parameter)
     if len(contexts) > 1:
         names = " and ".join(map(repr, contexts))
         raise build_error(f"{names} both take the context", "Keep one context parameter.")
     text, parameter_texts = _read_docstrings(fn, [parameter.name for parameter in parameters])
-    context = contexts[0] if contexts else None
-    return FunctionSignature(name, where, text, parameter_texts, _is_async(fn), tuple(parameters), context)
+    is_async, context = _is_async(fn), next(iter(contexts), None)
+    return FunctionSignature(
+        name, where, text, parameter_texts, is_async, tuple(parameters), context, contexts.get(context or "")
+    )
 
 
 def _build_not_a_function_error(fn: Any) -> DefinitionError:
@@ -107,15 +111,15 @@ def _build_not_a_function_error(fn: Any) -> DefinitionError:
     return _build_tool_error(name, where, "a class cannot be a tool", hint)
 
 
-def _unwrap_function(fn: Any) -> Any:
+def unwrap_function(fn: Any) -> Any:
     """Return the Python function under partials, methods, decorators, ``__call__``; its globals resolve hints."""
     if isinstance(fn, partial):
-        return _unwrap_function(fn.func)
+        return unwrap_function(fn.func)
     if inspect.ismethod(fn):
-        return _unwrap_function(fn.__func__)
+        return unwrap_function(fn.__func__)
     if hasattr(fn, "__wrapped__"):
-        return _unwrap_function(fn.__wrapped__)
-    return fn if inspect.isroutine(fn) else _unwrap_function(type(fn).__call__)
+        return unwrap_function(fn.__wrapped__)
+    return fn if inspect.isroutine(fn) else unwrap_function(type(fn).__call__)
 
 
 def _is_async(fn: Any) -> bool:
@@ -212,14 +216,15 @@ def _read_parameter(
         hint = f"Write for instance {name}: str; it becomes the schema."
         raise build_error(f"parameter {name!r} has no type hint", hint)
     try:
-        return declaration.replace(annotation=_resolve_hint(declaration.annotation, function))
+        return declaration.replace(annotation=resolve_hint(declaration.annotation, function))
     except Exception as error:  # evaluating a hint runs any expression
         hint = "Import or define its names at module level, not under `if TYPE_CHECKING:`."
         reason = f"the type hint of {name!r} cannot be resolved: {type(error).__name__}: {error}"
         raise build_error(reason, hint) from error
 
 
-def _resolve_hint(annotation: Any, function: Any) -> Any:
+def resolve_hint(annotation: Any, function: Any) -> Any:
+    """Resolve an annotation of ``function``. Raises what evaluating it raises."""
     holder = SimpleNamespace(__annotations__={"hint": annotation})
     # The context's own names work also where the author imports them for the type checker alone.
     names = {"RunContext": RunContext, "ToolContext": ToolContext, **getattr(function, "__globals__", {})}

@@ -8,9 +8,9 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, overload
 
-from typing_extensions import ParamSpec, TypeVar
+from typing_extensions import TypedDict, Unpack
 
 from ..errors import DefinitionError, ToolError
 from ..hooks import Hook, HookSet, validate_hooks
@@ -21,12 +21,18 @@ from ..types.interface import FINISH_TOOL
 from ..types.messages import clean_text
 from ..types.tool_calls import PinnedTool
 from .approvals import Approval, takes_call_and_context
-from .context import RunContext
+from .context import (
+    ContextT,
+    ContextT_contra,
+    P,
+    ReturnT,
+    RunContext,
+    TakesContextFirst,
+    TakesContextFourth,
+    TakesContextSecond,
+    TakesContextThird,
+)
 from .signature import Arguments, read_signature
-
-# With defaults, a bare `Tool` is complete under mypy --strict.
-P = ParamSpec("P", default=...)
-R = TypeVar("R", default=Any)
 
 NeedsApproval = bool | Approval | Callable[..., Any]
 """A function ``(call, ctx)``, sync or async, returns a boolean, an ``Approval``, or None for no approval."""
@@ -34,8 +40,14 @@ DEFAULT_TIMEOUT = 600.0
 """Seconds that one attempt of a tool may take, unless the tool sets a timeout."""
 
 
-class Tool(Generic[P, R]):
+class Tool(Generic[P, ReturnT, ContextT_contra]):
     """A function, and what the model and the engine must know of it. Made by :func:`tool`; calling it calls ``fn``."""
+
+    if TYPE_CHECKING:
+        # Tells a tool from a `Function`: else one with a wrong context would pass as a plain function.
+        __sizeof__: None  # type: ignore[assignment]  # no object calls it
+
+        def takes_context(self, context: ContextT_contra) -> None: ...
 
     toolset: str | None = None
     """Name of its toolset; None for the tools of agents."""
@@ -53,12 +65,14 @@ class Tool(Generic[P, R]):
     """Whether ``fn`` is a coroutine function. If not, it may still return an awaitable (:meth:`bind`)."""
     context_parameter: str | None = None
     """Name of the parameter that takes the context, if there is one."""
+    context_hint: Any = None
+    """The resolved annotation of that parameter: ``ToolContext[User]``."""
     validates_by_code: bool = False
     """Whether validation runs the author's validators."""
 
     def __init__(
         self,
-        fn: Callable[P, R],
+        fn: Callable[P, ReturnT],
         *,
         name: str | None = None,
         description: str | None = None,
@@ -82,6 +96,7 @@ class Tool(Generic[P, R]):
         """Its hooks, which run around each call, inside the agent's and the worker's."""
         self.needs_approval = needs_approval
         self.is_async, self.context_parameter = function.is_async, function.context
+        self.context_hint = function.context_hint
         if flaw := find_name_flaw(self.name) or _find_option_flaw(self):
             raise function.build_error(*flaw)
         self.description = function.description if description is None else clean_text(description)
@@ -93,7 +108,7 @@ class Tool(Generic[P, R]):
         """Hash (hexadecimal) of what the model sees and of how a call runs."""
         functools.update_wrapper(self, fn, updated=())
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ReturnT:
         return self.fn(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -108,7 +123,7 @@ class Tool(Generic[P, R]):
         """Convert the model's arguments to keyword arguments of ``fn``. Raises ``ArgumentsError``."""
         return self._arguments.validate(arguments)
 
-    def bind(self, arguments: Mapping[str, Any], context: RunContext[Any] | None = None) -> Callable[[], R]:
+    def bind(self, arguments: Mapping[str, Any], context: RunContext[Any] | None = None) -> Callable[[], ReturnT]:
         """Bind ``fn`` to the validated arguments and the context, without calling it. Raises ``ArgumentsError``.
 
         Nothing of the author's function has run when it returns. An awaitable result must be awaited, also
@@ -120,36 +135,68 @@ class Tool(Generic[P, R]):
         return functools.partial(self.fn, **kwargs)
 
 
-@overload
-def tool(fn: Callable[P, R], /) -> Tool[P, R]: ...
+class Function(Protocol):
+    """A callable that is not a :class:`Tool`, for type checkers."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __sizeof__(self) -> int: ...
+
+
+class TakesAnyContext(Protocol):
+    """A tool or hook of an unknown context, for type checkers: mypy does not make an agent's context Any for it."""
+
+    def takes_context(self, context: object) -> None: ...
+
+
+class ToolOptions(TypedDict, total=False):
+    """Options of :func:`tool`, for the overloads of its types."""
+
+    name: str | None
+    description: str | None
+    timeout: float
+    idempotent: bool
+    inline: bool
+    retries: int | None
+    task_queue: str | None
+    hooks: Sequence[Hook[Any] | HookSet]
+    needs_approval: NeedsApproval
+
+
+class ToolDecorator(Protocol):
+    """What ``tool(timeout=60)`` returns: it makes a function a tool, and keeps the type of its context."""
+
+    @overload
+    def __call__(self, fn: TakesContextFirst[P, ReturnT, ContextT], /) -> Tool[P, ReturnT, ContextT]: ...
+    @overload
+    def __call__(self, fn: TakesContextSecond[P, ReturnT, ContextT], /) -> Tool[P, ReturnT, ContextT]: ...
+    @overload
+    def __call__(self, fn: TakesContextThird[P, ReturnT, ContextT], /) -> Tool[P, ReturnT, ContextT]: ...
+    @overload
+    def __call__(self, fn: TakesContextFourth[P, ReturnT, ContextT], /) -> Tool[P, ReturnT, ContextT]: ...
+    @overload
+    def __call__(self, fn: Callable[P, ReturnT], /) -> Tool[P, ReturnT, Any]: ...
+
+
 @overload
 def tool(
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-    idempotent: bool = False,
-    inline: bool = False,
-    retries: int | None = None,
-    task_queue: str | None = None,
-    hooks: Sequence[Hook | HookSet] = (),
-    needs_approval: NeedsApproval = False,
-) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+    fn: TakesContextFirst[P, ReturnT, ContextT], /, **options: Unpack[ToolOptions]
+) -> Tool[P, ReturnT, ContextT]: ...
 @overload
 def tool(
-    fn: Callable[P, R],
-    /,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-    idempotent: bool = False,
-    inline: bool = False,
-    retries: int | None = None,
-    task_queue: str | None = None,
-    hooks: Sequence[Hook | HookSet] = (),
-    needs_approval: NeedsApproval = False,
-) -> Tool[P, R]: ...
+    fn: TakesContextSecond[P, ReturnT, ContextT], /, **options: Unpack[ToolOptions]
+) -> Tool[P, ReturnT, ContextT]: ...
+@overload
+def tool(
+    fn: TakesContextThird[P, ReturnT, ContextT], /, **options: Unpack[ToolOptions]
+) -> Tool[P, ReturnT, ContextT]: ...
+@overload
+def tool(
+    fn: TakesContextFourth[P, ReturnT, ContextT], /, **options: Unpack[ToolOptions]
+) -> Tool[P, ReturnT, ContextT]: ...
+@overload
+def tool(fn: Callable[P, ReturnT], /, **options: Unpack[ToolOptions]) -> Tool[P, ReturnT, Any]: ...
+@overload
+def tool(**options: Unpack[ToolOptions]) -> ToolDecorator: ...
 def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a function a tool: ``@tool``, ``@tool(timeout=60)``, ``tool(instance.method, name="search")``.
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, cast
 
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypeVar
 
 from .approvals import DecidedApproval, PendingApproval, StandingApproval
 from .limits import Bounds, Count, LimitUse, RunLimits, Seconds
@@ -245,16 +246,20 @@ def parse_output(content: str) -> Any:
         return content
 
 
-class Response(Data):
+OutputT = TypeVar("OutputT", default=Any, covariant=True)
+"""The type of an agent's output."""
+
+
+class Response(Data, Generic[OutputT]):
     """The result of a turn. ``messages`` is empty until a client that has the store loads it."""
 
     content: str = ""
     """The answer."""
     blob: BlobRef | None = None
     """Reference to the answer, if it is too large for history; clients with the store fill ``content`` from it."""
-    output: Any = None
+    output: OutputT = cast(OutputT, None)
     """The typed output: plain JSON, or an instance if the client has the agent; the content for ``output=str``. None if
-    the turn ended without one (interrupted, refused, at a limit)."""
+    the turn ended without one (interrupted, refused, at a limit), which the type does not say."""
     typed: bool = Field(default=False, exclude_if=operator.not_)
     """``content`` is the JSON of ``output``."""
     iterations: int = 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,7 @@ from ..errors import RuntimeSetupError
 from ..hooks import Hook, HookSet
 from ..ports import Toolset
 from ..store.cache import CACHE_BYTES
+from ..temporal_service import check_namespace
 from ..tools import Tool
 from ..tools.context import AuthFunction
 from ..types.limits import RateLimit
@@ -154,10 +155,11 @@ class Worker:
                 loop.remove_signal_handler(name)
 
     async def __aenter__(self) -> Worker:
+        await check_namespace(self._temporal)  # else the first sign of it would be the end of the block
         async with AsyncExitStack() as stack:
             # Opened here too, so that a store that cannot be opened raises now instead of cancelling the block.
             await stack.enter_async_context(self._engine.serve(self._temporal, self.task_queue))
-            await stack.enter_async_context(self._create_temporal_worker())
+            await stack.enter_async_context(_serve_in_block(self._create_temporal_worker()))
             self._open = stack.pop_all()
         return self
 
@@ -176,6 +178,47 @@ class Worker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._open.__aexit__(kind, error, trace)
+
+
+_CANCELLED_STOP_SECONDS = 1.0
+"""Seconds for a worker to stop whose own tasks were cancelled."""
+_MAX_REASON_CHARS = 300
+
+
+@asynccontextmanager
+async def _serve_in_block(worker: TemporalWorker) -> AsyncIterator[None]:
+    """Run ``worker`` for the length of the block, as ``async with worker`` does; but leaving the block always ends.
+
+    At its end ``asyncio.run`` cancels all tasks of the loop, those of the SDK too. A worker whose tasks were cancelled
+    does not complete its shutdown, and the SDK's own block waits for that without a limit.
+    """
+    block = asyncio.current_task()
+    assert block is not None, "entered in a task"
+    serving = asyncio.ensure_future(worker.run())
+    is_leaving = False
+
+    def cancel_block(_: asyncio.Task[None]) -> None:
+        if not is_leaving:
+            block.cancel()
+
+    serving.add_done_callback(cancel_block)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if serving.done() and not serving.cancelled() and (error := serving.exception()) is not None:
+            if str(error).startswith("Worker validation failed"):  # the namespace, or the server, went after the check
+                raise RuntimeSetupError(f"Temporal refuses this worker: {str(error)[:_MAX_REASON_CHARS]}") from error
+            raise error from None
+        raise
+    finally:
+        is_leaving = True
+        stopping = asyncio.ensure_future(worker.shutdown())
+        try:
+            await asyncio.wait([serving], timeout=_CANCELLED_STOP_SECONDS if serving.cancelling() else None)
+        finally:
+            for task in (stopping, serving):
+                task.cancel()
+                task.add_done_callback(lambda task: task.cancelled() or task.exception())  # marks it as retrieved
 
 
 def _add_stop_signal(loop: asyncio.AbstractEventLoop, name: signal.Signals, stop: asyncio.Event) -> bool:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perdure.temporal_service import ensure_namespace
 from tests.servers.model_server import OpenAIServer
 from tests.support import forkserver
+from tests.support.namespaces import indexed_namespace
 from tests.support.program import without_warnings
 
 ROOT = Path(__file__).parent.parent.parent
@@ -89,7 +89,7 @@ class Loopback:
     async def own_namespace(self) -> None:
         """For programs whose runs have fixed ids: other tests may use the same."""
         self.namespace = f"docs-{uuid.uuid4().hex[:8]}"
-        await ensure_namespace(self.address, self.namespace)
+        await indexed_namespace(self.address, self.namespace)
 
     @property
     def env(self) -> dict[str, str]:

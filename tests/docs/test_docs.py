@@ -24,10 +24,10 @@ import typer
 from temporalio.client import Client
 
 from perdure.cli import app
-from perdure.temporal_service import ensure_namespace
 from tests.docs.loopback import ROOT, Loopback, Process, ended, printed
 from tests.docs.pages import Block, Page, awaits, pages
 from tests.servers.model_server import Call, Reply
+from tests.support.namespaces import indexed_namespace
 from tests.support.wait import eventually
 
 PAGES = pages()
@@ -109,7 +109,7 @@ class Model:
 @pytest.mark.parametrize("page", [page for page in PAGES if page.programs], ids=lambda page: page.name)
 async def test_programs_and_commands_run(page: Page, loopback: Loopback) -> None:
     namespace = f"docs-{uuid.uuid4().hex[:8]}"  # pages use the same ids
-    await ensure_namespace(loopback.address, namespace)
+    await indexed_namespace(loopback.address, namespace)
     loopback.model.rule = Model(loopback.address, namespace)
     env = {"TEMPORAL_NAMESPACE": namespace}
     serving: list[Process] = []

@@ -34,6 +34,7 @@ from perdure.errors import RuntimeSetupError, ServerStartError
 from perdure.temporal_service import RETENTION, find_search_attributes
 from perdure.types.interface import SEARCH_ATTRIBUTES
 from tests.support.cli import Cli, Done
+from tests.support.namespaces import indexed_namespace
 
 pytestmark = pytest.mark.server
 
@@ -289,6 +290,7 @@ async def test_the_embedded_server_is_the_last_choice(home: Home, monkeypatch: p
     target = await resolve_target(start=True, namespace="team-a")
     assert target.embedded == await find_running_server()
     assert (await connect(target)).namespace == "team-a"
+    await indexed_namespace(target.address, "team-a")
     client = await Client.connect(target.address)
     described = await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="team-a"))
     assert described.config.workflow_execution_retention_ttl.ToTimedelta() == RETENTION

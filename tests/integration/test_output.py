@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, field_validator
 from typing_extensions import TypedDict
 
 from perdure import Agent, ModelRetry, RunContext, tool
-from perdure.errors import HookError, MaxIterationsError, ParseError
+from perdure.errors import DefinitionError, HookError, MaxIterationsError, ParseError, RunNotFoundError
 from perdure.ports import Completed, ModelRequest
 from perdure.testing import ScriptedProvider, call, finish, hang
 from perdure.types.interface import FINISH_TOOL, WORKFLOW_TYPE
@@ -98,6 +98,39 @@ TYPES: list[tuple[Any, Any, Any, str]] = [
     (dict[str, int], finish(value={"a b": 1}), {"a b": 1}, '{"a b": 1}'),
     (str, finish(content="so\nit is"), "so\nit is", "so\nit is"),
 ]
+
+
+async def test_by_name_output_is_the_type_that_answers_are_read_as(engine: Engine) -> None:
+    one = agent([finish(verdict="none")] * 3)
+    async with engine.served(one) as client:
+        run = await client.start("typed", "Go.", output=Resolution)
+        assert (await run.result()).output == Resolution(verdict="none")
+        assert (await client.run(run.id).result()).output == {"verdict": "none", "amount": 0.0, "places": []}
+        assert (await client.run(run.id, output=Resolution).result()).output == Resolution(verdict="none")
+        with pytest.raises(ParseError, match="the output does not fit the type Place"):
+            await client.run(run.id, output=Place).result()
+        again = await client.start("typed", "Go.", id=run.id, if_exists="attach", output=Resolution)
+        assert (await again.result()).output == Resolution(verdict="none")
+        turn = await client.send("typed", "Go.", id="session", output=Resolution)
+        assert (await turn.result()).output == Resolution(verdict="none")
+        fork = await client.run(run.id, one).fork("Again.")
+        assert (await fork.result()).output == Resolution(verdict="none")
+
+
+async def test_an_output_that_is_no_type_starts_nothing(engine: Engine) -> None:
+    async with engine.served(agent(["."])) as client:
+        with pytest.raises(DefinitionError, match="is a value"):
+            await client.start("typed", "Go.", id="none", output=["a"])
+        with pytest.raises(RunNotFoundError):
+            await client.run("none").status()
+
+
+async def test_the_id_of_a_turn_is_empty_until_it_is_known(engine: Engine) -> None:
+    async with engine.served(agent([finish(verdict="none")])) as client:
+        sent = await client.send("typed", "Go.", id="session")
+        turn = client.run("session").turn()
+        assert turn.task_id == ""
+        assert (await turn.result()).task_id == turn.task_id == sent.task_id
 
 
 async def test_every_type_that_pydantic_takes(engine: Engine) -> None:

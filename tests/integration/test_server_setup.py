@@ -7,7 +7,6 @@ from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, RemoveSearchAttributesRequest
 from temporalio.client import Client
 
-from perdure.embedded.address import resolve_target
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
 from perdure.temporal_service import find_search_attributes
@@ -15,7 +14,7 @@ from perdure.types.interface import AGENT_ATTRIBUTE, PENDING_ATTRIBUTE, SEARCH_A
 from tests.integration.test_embedded_server import home  # noqa: F401 - a fixture
 from tests.support.commands import Commands
 from tests.support.engine import Engine
-from tests.support.namespaces import a_namespace
+from tests.support.namespaces import a_namespace, indexed_namespace
 
 pytestmark = pytest.mark.server
 
@@ -34,7 +33,7 @@ async def test_the_embedded_server_has_them_also_with_an_older_database(home: Ho
     await stop_server(home)
     client = await Client.connect((await ensure_server()).address)
     assert (await find_search_attributes(client.service_client, "default")).names == tuple(SEARCH_ATTRIBUTES)
-    await resolve_target(namespace="mine", start=True)
+    await indexed_namespace((await ensure_server()).address, "mine")
     assert (await find_search_attributes(client.service_client, "mine")).names == tuple(SEARCH_ATTRIBUTES)
 
 

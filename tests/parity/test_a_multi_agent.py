@@ -10,10 +10,10 @@ import pytest
 from temporalio.worker import Worker as TemporalWorker
 
 from perdure import Agent, PerdurePlugin, delegate, tool
-from perdure.testing import ScriptedProvider, call
+from perdure.testing import ScriptedProvider, call, finish
 from tests.support.checks import results, users
 from tests.support.engine import Engine
-from tests.support.pipeline import Pipeline
+from tests.support.pipeline import City, Pipeline, TypedPipeline
 
 
 def said(name: str) -> Agent:
@@ -67,6 +67,17 @@ async def test_a16_the_same_inside_ones_own_temporal_workflow(engine: Engine) ->
         last = await client.run(f"{own}/end").result()
     assert found == ["polish(draft(t 0, 1) draft(t 1, 1), 1)", last.usage.total_tokens, "MaxIterationsError"]
     assert last.content == found[0]
+
+
+@pytest.mark.server
+async def test_an_agent_that_is_given_as_an_object_answers_with_its_type_in_a_workflow(engine: Engine) -> None:
+    city = Agent("city", ScriptedProvider(lambda _: finish(name="Oslo")), output=City)
+    plugin = PerdurePlugin([city], store_url=engine.store_url)
+    temporal = await engine.temporal()
+    async with TemporalWorker(temporal, task_queue=engine.task_queue, workflows=[TypedPipeline], plugins=[plugin]):
+        own = f"typed-{uuid.uuid4().hex[:8]}"
+        found = await temporal.execute_workflow(TypedPipeline.run, id=own, task_queue=engine.task_queue)
+    assert found == [True, {"name": "Oslo"}, "ParseError"]
 
 
 async def test_b7_specialists_have_their_own_tools_models_and_limits(engine: Engine) -> None:

@@ -9,7 +9,15 @@ from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+from perdure.temporal_service import ensure_namespace, register_search_attributes
 from tests.support.wait import eventually
+
+
+async def indexed_namespace(address: str, name: str) -> None:
+    """A new one with perdure's search attributes: `perdure server setup --create`."""
+    service = (await Client.connect(address)).service_client
+    await ensure_namespace(service, name)
+    await register_search_attributes(service, name)
 
 
 async def a_namespace(address: str) -> Client:

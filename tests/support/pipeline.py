@@ -9,7 +9,18 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError, ChildWorkflowError
 
 with workflow.unsafe.imports_passed_through():
+    from pydantic import BaseModel
+
+    from perdure import Agent
     from perdure.workflow import run_agent
+
+
+class City(BaseModel):
+    name: str
+
+
+CITY = Agent("city", "openai:gpt-5", output=City)
+TOWN = Agent("city", "openai:gpt-5", output=int)
 
 
 @workflow.defn
@@ -27,4 +38,19 @@ class Pipeline:
         except ChildWorkflowError as error:
             kind = error.cause.type if isinstance(error.cause, ApplicationError) else None
             return [final.content, final.usage.total_tokens, kind]
+        return []
+
+
+@workflow.defn
+class TypedPipeline:
+    """An agent by its object, by its name, and by an object of other code."""
+
+    @workflow.run
+    async def run(self) -> list[Any]:
+        by_object = await run_agent(CITY, "Where?")
+        by_name = await run_agent("city", "Where?")
+        try:
+            await run_agent(TOWN, "Where?")
+        except ApplicationError as error:
+            return [by_object.output == City(name="Oslo"), by_name.output, error.type]
         return []

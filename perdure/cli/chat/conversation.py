@@ -157,7 +157,6 @@ class ChatSession:
             self._undelivered = None
             self._files = []
             self.exists = True
-            assert turn.task_id is not None, "a message that was taken is in a turn"
             new = turn.task_id not in self._turns
             self._turns.add(turn.task_id)
             return turn, new
