@@ -155,7 +155,8 @@ def _format_run_event(event: RunEvent, *, brief: bool) -> Iterator[tuple[str, st
     if ordinary and brief:
         return
     reason = ": ".join(part for part in (event.error_type, event.error or event.reason) if part)
-    line = f"run {event.state.replace('_', ' ')}{f' ({_format_excerpt(reason)})' if reason else ''}"
+    state = f"{event.state.replace('_', ' ')}{_format_actor(event.by)}"
+    line = f"run {state}{f' ({_format_excerpt(reason)})' if reason else ''}"
     yield "dim" if ordinary else "yellow", line
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from ..agent.xml import to_xml
 from ..loop.finish import REMINDER_ID
@@ -39,7 +39,7 @@ from ..types.events import (
     ToolStarted,
     TurnEvent,
 )
-from ..types.interface import FINISH_TOOL, Response, parse_output
+from ..types.interface import FINISH_TOOL, OperatorPause, Response, parse_output
 from ..types.limits import LimitUse
 from ..types.messages import FilePart, TextPart
 from ..types.plain_json import measure_json
@@ -460,6 +460,8 @@ def build_closing_events(call: ModelCall) -> list[NewEvent]:
     events: list[NewEvent] = []
     if closing.limit is not None:
         events.append(_build_limit_reached(call, closing.limit))
+    if closing.pause is not None:
+        return [*events, _build_pause_event(call, closing.pause, "paused" if closing.status == "paused" else "resumed")]
     if closing.status == "paused":
         reason = str(closing.limit)
         paused = RunEvent(**fields, state="paused", agent=task.agent, reason=reason)
@@ -486,6 +488,13 @@ def build_closing_events(call: ModelCall) -> list[NewEvent]:
     elif state != "waiting":  # else part of the input is recorded, and the turn goes on
         events.append(NewEvent(RunEvent(**fields, state="waiting", agent=task.agent)))
     return events
+
+
+def _build_pause_event(call: ModelCall, pause: OperatorPause, state: Literal["paused", "resumed"]) -> NewEvent:
+    """Build the event of a pause that a client has asked for, or of its end."""
+    task = call.input
+    event = RunEvent(**build_event_fields(call), state=state, agent=task.agent, reason=pause.reason, by=pause.by)
+    return NewEvent(event, key=f"{state}/{task.scope}/{task.op}")
 
 
 def _build_turn_ended(turn: TurnEvent, op: int = 0) -> NewEvent:

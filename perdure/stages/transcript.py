@@ -110,7 +110,8 @@ def build_run_row(call: ModelCall, output: ModelOutput) -> RunRow:
     task = call.input
     status = "running"
     if task.closing is not None:
-        status = task.closing.status
+        resumed = task.closing.pause is not None and task.closing.status == "waiting"
+        status = "running" if resumed else task.closing.status
     elif output.finish is not None:
         status = "waiting" if task.mode == "session" else "completed"
     result = _encode_response(task, output)
@@ -122,7 +123,7 @@ def build_turn_row(call: ModelCall, output: ModelOutput) -> TurnRow | None:
     task = call.input
     messages = [item for item in task.new if isinstance(item, NewMessage) and item.id != REMINDER_ID]
     ids = tuple(item.id for item in messages if item.id)
-    ended = task.closing is not None or output.finish is not None
+    ended = (task.closing is not None and task.closing.pause is None) or output.finish is not None
     if not task.task_id or not (messages or ended):
         return None
     status = "running"

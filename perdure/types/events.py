@@ -320,11 +320,16 @@ class RunEvent(EventBase):
     """The conversation has started, waits, is paused, or has ended."""
 
     type: Literal["run"] = "run"
-    state: Literal["started", "waiting", "paused", "completed", "failed", "cancelled", "terminated", "timed_out"]
-    """``waiting`` for the next message; ``paused`` until an operator resumes it: its model is called again then."""
+    state: Literal[
+        "started", "waiting", "paused", "resumed", "completed", "failed", "cancelled", "terminated", "timed_out"
+    ]
+    """``waiting`` for the next message; ``paused`` until an operator resumes it. ``resumed`` follows a pause that a
+    client asked for; after any other pause, the next event is that of the step that is tried again."""
     agent: str = ""
     reason: str | None = None
     """Why it is paused; who or what ended it."""
+    by: str | None = Field(default=None, exclude_if=is_none)
+    """Who paused or resumed it."""
     error_type: str | None = None
     """Class name of what it failed with; ``error`` is its message."""
     error: str | None = None

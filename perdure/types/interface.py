@@ -310,6 +310,30 @@ class ChildStatus(Data):
     """Id of the subagent's run; also for a call that waits for a subagent in background."""
 
 
+PAUSE_REASON_CHARS = 1000
+
+
+class PauseRequest(StrictInput):
+    """Argument of the signal ``pause``; every field may be left out, and so may the whole."""
+
+    by: str | None = Field(default=None, max_length=NAME_CHARS)
+    """Who pauses the run."""
+    reason: str | None = Field(default=None, max_length=PAUSE_REASON_CHARS)
+
+
+class OperatorPause(Data):
+    """A pause that a client has asked for, or its end."""
+
+    by: str | None = None
+    """Who paused or resumed the run."""
+    reason: str | None = None
+    at: str
+    """When it was asked for: ISO 8601, UTC."""
+
+    def __str__(self) -> str:
+        return f"paused by {self.by or 'a client'}{f': {self.reason}' if self.reason else ''}"
+
+
 class Status(Data):
     """State of a run: answer of the ``status`` query."""
 
@@ -322,6 +346,8 @@ class Status(Data):
     """When that started: ISO 8601, UTC."""
     reason: str | None = None
     """Why it is paused or stuck."""
+    pause: OperatorPause | None = Field(default=None, exclude_if=is_none)
+    """The pause that a client has asked for. While ``state`` is not ``paused``, work is in flight, which ends first."""
     agent: str
     context_id: str
     task_id: str | None = None

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 
 from ..errors import InvalidInputError, NewerStateError
 from .approvals import ApprovalOutcome, DecidedApproval, RevokedApproval, StandingApproval, WaitState
-from .interface import Mode, Parent, TurnStatus
+from .interface import Mode, OperatorPause, Parent, TurnStatus
 from .limits import Bounds, LimitUse
 from .messages import BlobRef, FinishReason, Usage
 from .plain_json import is_none
@@ -90,6 +90,16 @@ class Pause(StatePart):
     since: str
     fault: bool = Field(default=False, exclude_if=operator.not_)
     """The engine failed: nothing is tried until the run is resumed or cancelled."""
+
+
+class RequestedPause(StatePart):
+    """A pause that a client has asked for: from when what is in flight has ended until it is resumed."""
+
+    asked: OperatorPause
+    recorded: bool = False
+    """The run has paused, and the event log says so."""
+    resumed: OperatorPause | None = None
+    """The run goes on; the event log is told first if the pause was recorded."""
 
 
 class CompactionState(StatePart):
@@ -247,12 +257,18 @@ class RunState(StatePart):
     interrupt: Literal["stop", "go on"] | None = None
     """An interrupt was requested: running work is stopped, and the turn ends, or continues with a message."""
     pause: Pause | None = None
+    requested_pause: RequestedPause | None = Field(default=None, exclude_if=is_none)
     indexed: list[str] | None = None
     """Search attributes of the namespace, as last reported by a worker."""
     noted: bool = Field(default=False, exclude_if=operator.not_)
     """The pending calls are kept in the memo, too, as reported by a worker."""
     closed: bool = False
     cancelled: bool = False
+
+    @property
+    def is_pause_requested(self) -> bool:
+        """Whether a client has asked for a pause that nobody has resumed: then no work begins."""
+        return self.requested_pause is not None and self.requested_pause.resumed is None
 
     @field_serializer("seen")
     def _dump_seen(self, seen: dict[str, str]) -> list[list[str]]:

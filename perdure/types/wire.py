@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .approvals import ApprovalOutcome, Reminder, RevokedApproval
-from .interface import FinishProtocol, LastingOverrides, Mode, OnLimit, parse_output
+from .interface import FinishProtocol, LastingOverrides, Mode, OnLimit, OperatorPause, parse_output
 from .limits import DEFAULT_ITERATIONS, Bounds, LimitUse
 from .messages import BlobRef, ContentPart, Data, FilePart, FinishReason, Usage
+from .plain_json import is_none
 from .subagents import BranchOutcome, BranchRequest, Lineage
 from .tool_calls import Call, Clearance, ExternalCallPhase, Question, ToolAnswer
 
@@ -101,6 +102,9 @@ class RunEnding(Data):
     """A ``Response`` without messages; for a run that failed or was cancelled, its usage."""
     limit: LimitUse | None = None
     """The limit at which it ended or paused."""
+    pause: OperatorPause | None = Field(default=None, exclude_if=is_none)
+    """The client's request for which it is ``paused``; with ``waiting`` that by which it was resumed: nothing has
+    ended."""
 
 
 class ModelInput(CallFacts):
