@@ -84,6 +84,10 @@ WAITING_MEMO_BYTES = 40 * 1024
 WAITING_MEMO_CALLS = 50
 """Most calls in that list: after each decision, the remaining calls are written again."""
 
+FIRST_MESSAGE_MEMO = "PerdureFirstMessage"
+"""Key of the memo with a hash of the message that perdure's client has started the run with: another start under the
+same id is compared with it."""
+
 TURN_MEMO = "PerdureTurn"
 """Key of the memo for the ``task_id`` of a turn, empty before the first. perdure does not read it. Workflow tasks that
 handled an event and have no other command write it, so that they have a command: a turn may have started since."""
