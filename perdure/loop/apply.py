@@ -52,6 +52,7 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
     turn.unanswered = []
     state.head, state.store_id, state.limits = output.head, output.store_id, output.limits
     state.resume = False
+    state.reopened = output.reopened or state.reopened
     if output.overrides is not None:
         keep_overrides(state, output.overrides)
     state.pinned = output.pinned or state.pinned

@@ -64,6 +64,7 @@ def apply_compaction(state: RunState, output: ModelOutput) -> None:
     state.op += 1
     state.head, state.store_id = output.head, output.store_id
     state.pinned = output.pinned or state.pinned
+    state.reopened = output.reopened or state.reopened
     add_usage(state, output.usage, output.cost_usd)
 
 

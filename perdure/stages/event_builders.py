@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from ..agent.xml import to_xml
+from ..loop.children import format_child_run_id
 from ..loop.finish import REMINDER_ID
 from ..loop.lifecycle import PAUSING_ERRORS
 from ..ports import NewEvent, timestamp
@@ -139,9 +140,16 @@ def build_branches_started(task: ModelInput, output: ModelOutput, fields: dict[s
             agent=branch.agent,
             message=branch.message or "",
             blob=branch.blob,
-            child_context_id=f"{task.context_id}/{task.op + 1 + index}",  # as the loop numbers it (branching.py)
+            child_context_id=_build_child_id(task, output, index),
         )
         yield NewEvent(event)
+
+
+def _build_child_id(task: ModelInput, output: ModelOutput, index: int) -> str:
+    """Build the id of the child that the call or branch ``index`` of the reply starts: the loop numbers them in their
+    order, behind the model call (``loop/apply.py``, ``loop/children.py``)."""
+    reopened = task.reopened or output.reopened
+    return format_child_run_id(task.context_id, task.scope, task.op + 1 + index, reopened=reopened)
 
 
 def build_branches_completed(task: ModelInput, fields: dict[str, Any]) -> Iterator[NewEvent]:
@@ -151,7 +159,7 @@ def build_branches_completed(task: ModelInput, fields: dict[str, Any]) -> Iterat
             **fields,
             iteration=task.iteration,
             agent=outcome.agent,
-            child_context_id=f"{task.context_id}/{outcome.op}",
+            child_context_id=format_child_run_id(task.context_id, task.scope, outcome.op, reopened=task.reopened),
             content=outcome.content,
             blob=outcome.blob,
             error_type=outcome.error_type,
@@ -423,13 +431,12 @@ def _build_subagents_started(call: ModelCall, reply: ModelReply) -> Iterator[New
     task = call.input
     for index, tool_call in enumerate(reply.output.calls):
         if isinstance(tool_call.disposition, SubagentCall):
-            child = f"{task.context_id}/{task.op + 1 + index}"  # as the loop numbers it (loop/apply.py)
             started = ToolStarted(
                 **build_event_fields(call),
                 call_id=tool_call.id,
                 name=tool_call.name,
                 arguments=tool_call.arguments,
-                child_context_id=child,
+                child_context_id=_build_child_id(task, reply.output, index),
                 background=tool_call.disposition.background is not None,
             )
             yield NewEvent(started, key=f"tool/{call.owner}/{tool_call.id}")

@@ -287,8 +287,11 @@ class TranscriptStage:
         if task.purpose == "remind":
             return await self._run_without_node(call, next)
         incoming = self._create_incoming_messages(task)
-        conversation = await self._load_conversation(call, incoming)
+        earlier_run = await self._runs.get_run(task.context_id) if task.resume else None
+        conversation = await self._load_conversation(call, incoming, earlier_run)
         reply = await next(conversation)
+        if earlier_run is not None:
+            reply.output = reply.output.model_copy(update={"reopened": True})
         if reply.output.branches:
             return build_branches_reply(self._chain, self._store_id, conversation, reply, incoming.blobs)
         reply.new_withheld = _find_new_withheld(conversation, reply)
@@ -318,11 +321,14 @@ class TranscriptStage:
         reply.output = reply.output.model_copy(update={"head": head, "store_id": self._store_id})
         return reply
 
-    async def _load_conversation(self, call: ModelCall, incoming: IncomingMessages) -> ConversationCall:
-        """Load the transcript up to the call's head, and build the new messages after it."""
+    async def _load_conversation(
+        self, call: ModelCall, incoming: IncomingMessages, earlier_run: RunRow | None
+    ) -> ConversationCall:
+        """Load the transcript up to the call's head, or that of ``earlier_run``, and build the new messages after
+        it."""
         task = call.input
         new_messages = await self._build_new_messages(task, incoming)
-        head = await self._read_last_head(task) if task.resume else task.head
+        head = task.head if earlier_run is None or earlier_run.head is None else earlier_run.head
         if task.purpose == "close":  # an ending calls no model, and must be possible on a corrupt chain
             before = await self._load_preceding_messages(head, new_messages)
             return ConversationCall(
@@ -361,11 +367,6 @@ class TranscriptStage:
             return await render(task.agent, plain) if isinstance(plain, dict) else text
 
         return IncomingMessages(self._chain, self._store_id, shown)
-
-    async def _read_last_head(self, task: ModelInput) -> str | None:
-        """Return the head of the earlier conversation of this id; without one, the task's head."""
-        row = await self._runs.get_run(task.context_id)
-        return row.head if row is not None and row.head is not None else task.head
 
     async def _load_preceding_messages(self, head: str | None, new_messages: list[Message]) -> list[Message]:
         """Load the messages before ``new_messages``, in which an ending closes open calls; empty if unreadable."""
