@@ -142,6 +142,8 @@ def _format_event(event: Event, *, brief: bool) -> Iterator[tuple[str, str]]:
         case "compacted":
             messages = f"{event.messages_before:,} messages are {event.messages_after:,} now"
             yield "yellow", f"(summed up: {messages}, {event.tokens_before:,} tokens about {event.tokens_after:,})"
+            if event.warning is not None:
+                yield "yellow", f"({_format_excerpt(event.warning)})"
         case "limit":
             yield "yellow", f"({_format_limit(event)})"
         case "error":

@@ -110,6 +110,10 @@ class Window(Compaction):
         self._check_numbers(messages=4, tokens=100)
 
 
+_LEAST_MESSAGE_TOKENS = 8
+"""Tokens that the shortest message takes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summarise(Compaction):
     """See :meth:`Compaction.summarise`."""
@@ -122,6 +126,12 @@ class Summarise(Compaction):
 
     def __post_init__(self) -> None:
         self._check_numbers(at=100, keep_last=0)
+        if self.keep_last * _LEAST_MESSAGE_TOKENS >= self.at:
+            raise DefinitionError(
+                f"Compaction.summarise: at={self.at:,} tokens is less than the last {self.keep_last:,} messages have "
+                "alone: each call would be preceded by a summary",
+                hint="Raise at, or lower keep_last.",
+            )
         if self.prompt is not None and (not isinstance(self.prompt, str) or not self.prompt.strip()):
             raise DefinitionError(
                 f"Compaction.summarise: prompt must be a text, not {self.prompt!r:.100}",

@@ -429,6 +429,8 @@ class ConversationCompacted(EventBase):
     """The transcript node from which the conversation continues."""
     head_before: str | None = None
     """The head before; it stays in the store."""
+    warning: str | None = Field(default=None, exclude_if=is_none)
+    """Why the next summary is due soon: what stays is longer than the agent's ``summarise(at=…)``. Once in a run."""
     model: str = ""
     usage: Usage = Usage()
     """Tokens of the summary; ``cost_usd`` is its cost."""

@@ -113,6 +113,8 @@ class CompactionState(StatePart):
     """How often the window was halved because a model accepts less than it."""
     behind: str | None = None
     """The head at which a call was refused as too long, until a call succeeds."""
+    warned: bool = Field(default=False, exclude_if=operator.not_)
+    """A summary has reported that the conversation remains too long for its settings."""
 
 
 class PendingBranch(StatePart):

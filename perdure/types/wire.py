@@ -120,6 +120,8 @@ class ModelInput(CallFacts):
     behind: str | None = None
     """The head of an earlier try of the same step before it was compacted: followers use it to recognise what they
     already have. Empty for none: the store has the head of a conversation that is opened again."""
+    warned: bool = Field(default=False, exclude_if=operator.not_)
+    """With ``compact``: an earlier summary of the run had a ``warning``."""
     closing: RunEnding | None = None
     reminders: tuple[Reminder, ...] | None = None
     """For ``remind``."""
@@ -208,6 +210,8 @@ class CompactionResult(Data):
     messages_after: int
     tokens_before: int
     tokens_after: int
+    warning: str | None = Field(default=None, exclude_if=is_none)
+    """The conversation remains so long that the next summary is due soon: reported once in a run."""
 
 
 class ModelOutput(Data):

@@ -129,6 +129,7 @@ async def compact_conversation(state: RunState, step: CompactConversation, tasks
             state.op,
             "compact",
             tighter=step.tighter or None,
+            warned=state.compaction is not None and state.compaction.warned,
             overrides=get_effective_overrides(state),
             pinned=state.pinned,
             cost_limited=has_inherited_cost_limit(state),
