@@ -224,10 +224,10 @@ def resume_run(state: RunState, raw: Any = None, now: datetime | None = None) ->
     state.pause = None
     state.resend = True
     pause = state.requested_pause
-    if pause is not None and pause.resumed is None and now is not None:
+    if pause is not None and pause.resumed is None:
         by = raw.get("by") if isinstance(raw, dict) else None
         by = clean_text(by)[:NAME_CHARS] if isinstance(by, str) and by else None
-        pause.resumed = OperatorPause(by=by, at=now.isoformat())
+        pause.resumed = OperatorPause(by=by, at=pause.asked.at if now is None else now.isoformat())
 
 
 def close_run(state: RunState) -> None:

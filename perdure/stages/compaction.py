@@ -28,6 +28,7 @@ from ..loop.compaction import (
 )
 from ..ports import Cache, ModelRequest
 from ..types.compaction import CompactionSettings, Summarise
+from ..types.interface import FINISH_TOOL
 from ..types.messages import (
     FilePart,
     Message,
@@ -365,7 +366,9 @@ def _is_summary_due(call: RequestCall, summarise: Summarise, reply: Message) -> 
     if tokens < summarise.at:
         return False
     messages = [*_drop_system_messages(call.prefix), *_drop_system_messages(call.new_messages), reply]
-    kept_start, task = find_tail_start(messages, summarise.keep_last), find_turn_task(messages, call.input.iteration)
+    is_answer = not reply.tool_calls or any(tool_call.name == FINISH_TOOL for tool_call in reply.tool_calls)
+    task = range(0) if is_answer else find_turn_task(messages, call.input.iteration)  # the summary is the next turn's
+    kept_start = find_tail_start(messages, summarise.keep_last)
     old = [message for index, message in enumerate(messages[:kept_start]) if index not in task]
     if not _has_unsummarised_message(old, ()):
         return False

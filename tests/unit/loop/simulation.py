@@ -371,12 +371,16 @@ class Simulation:
         """The ending was recorded, or could not be."""
         step = self.flying
         assert isinstance(step, RecordClosing)
+        if head is None and step.closing.pause is not None:  # the next model call is given what it carried
+            apply_closing(self.state, step, None)
+            self.flying = None
+            return
         if head is None:
             self.unrecorded = True
         elif step.closing.status == "paused" and self.told is not None:
             self.told = self.told[len(step.new) :]  # it is in the transcript now
         self._write(step.new)
-        if step.closing.pause is not None and head is not None and step.new:
+        if step.closing.pause is not None and step.new:
             self.bare = True  # the next model call may have nothing new
         drop_recorded_revocations(self.state, tuple(self.state.revoked))
         apply_closing(self.state, step, head)
