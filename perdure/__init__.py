@@ -9,39 +9,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .agent.agent import Agent
-    from .agent.agent_file import load_agent
-    from .client.client import Client
-    from .client.run import Run
-    from .client.schedules import Schedule
-    from .client.turn import Turn
-    from .errors import Abort, ModelRetry
-    from .hooks import HookSet, Step, Veto, hook
-    from .local_engine import local
-    from .ports import Toolset
-    from .providers.pricing import register_price
-    from .providers.registry import register_provider
-    from .tools import (
-        Approval,
-        Memory,
-        RunContext,
-        Tool,
-        ToolContext,
-        allow,
-        ask,
-        background,
-        callback_tool,
-        delegate,
-        deny,
-        remote_tool,
-        tool,
-    )
-    from .tools.context import RunFacts
-    from .types.compaction import Compaction
-    from .types.interface import Response, Status
-    from .types.limits import Limits, RateLimit
-    from .types.messages import File, Message
-    from .worker import PerdurePlugin, Worker
+    from .agent.agent import Agent as Agent
+    from .agent.agent_file import load_agent as load_agent
+    from .client.client import Client as Client
+    from .client.run import Run as Run
+    from .client.schedules import Schedule as Schedule
+    from .client.turn import Turn as Turn
+    from .errors import Abort as Abort
+    from .errors import ModelRetry as ModelRetry
+    from .hooks import HookSet as HookSet
+    from .hooks import Step as Step
+    from .hooks import Veto as Veto
+    from .hooks import hook as hook
+    from .local_engine import local as local
+    from .ports import Toolset as Toolset
+    from .providers.pricing import register_price as register_price
+    from .providers.registry import register_provider as register_provider
+    from .tools import Approval as Approval
+    from .tools import Memory as Memory
+    from .tools import RunContext as RunContext
+    from .tools import Tool as Tool
+    from .tools import ToolContext as ToolContext
+    from .tools import allow as allow
+    from .tools import ask as ask
+    from .tools import background as background
+    from .tools import callback_tool as callback_tool
+    from .tools import delegate as delegate
+    from .tools import deny as deny
+    from .tools import remote_tool as remote_tool
+    from .tools import tool as tool
+    from .tools.context import RunFacts as RunFacts
+    from .types.compaction import Compaction as Compaction
+    from .types.interface import Response as Response
+    from .types.interface import Status as Status
+    from .types.limits import Limits as Limits
+    from .types.limits import RateLimit as RateLimit
+    from .types.messages import File as File
+    from .types.messages import Message as Message
+    from .worker import PerdurePlugin as PerdurePlugin
+    from .worker import Worker as Worker
 
 
 _NAMES_BY_MODULE = {
@@ -68,47 +74,8 @@ _NAMES_BY_MODULE = {
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
-__all__ = [
-    "Abort",
-    "Agent",
-    "Approval",
-    "Client",
-    "Compaction",
-    "File",
-    "HookSet",
-    "Limits",
-    "Memory",
-    "Message",
-    "ModelRetry",
-    "PerdurePlugin",
-    "RateLimit",
-    "Response",
-    "Run",
-    "RunContext",
-    "RunFacts",
-    "Schedule",
-    "Status",
-    "Step",
-    "Tool",
-    "ToolContext",
-    "Toolset",
-    "Turn",
-    "Veto",
-    "Worker",
-    "allow",
-    "ask",
-    "background",
-    "callback_tool",
-    "delegate",
-    "deny",
-    "hook",
-    "load_agent",
-    "local",
-    "register_price",
-    "register_provider",
-    "remote_tool",
-    "tool",
-]
+if not TYPE_CHECKING:  # type checkers take the imports above as the list
+    __all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
@@ -122,4 +89,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(_MODULES)

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import sys
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from .client.client import Client
 from .client.event_reader import LiveText
 from .client.on_approval import ApprovalHandler, check_on_approval
 from .client.run import NO_WORKER_SECONDS, Run
+from .client.tasks import wait_beside
 from .errors import InvalidInputError, NoWorkerError, PerdureError
 from .ports.test_seams import find_fake_server
 from .tools import Tool
@@ -78,7 +79,7 @@ async def stream_agent(
         _start_run(agent, message, id, client, on_approval, options) as (run, approvals),
         aclosing(_stream_reply_text(run)) as pieces,
     ):
-        piece = await approvals.run_while_deciding(_wait_if_served(run, lambda: anext(pieces, None), client))
+        piece = await approvals.run_while_deciding(_wait_if_served(run, lambda: _read_next_piece(pieces), client))
         while piece is not None:
             yield piece
             piece = await approvals.run_while_deciding(_read_next_piece(pieces))
@@ -124,20 +125,9 @@ async def _read_next_piece(pieces: AsyncGenerator[str]) -> str | None:
     return await anext(pieces, None)
 
 
-async def _wait_if_served(run: Run, wait: Callable[[], Awaitable[T]], client: Client | None) -> T:
+async def _wait_if_served(run: Run, wait: Callable[[], Coroutine[Any, Any, T]], client: Client | None) -> T:
     """Wait for a result of the run. With a ``client``, raise ``NoWorkerError`` if no worker takes the run."""
-    if client is None:
-        return await wait()
-    begun, first = asyncio.ensure_future(run.begun(NO_WORKER_SECONDS)), asyncio.ensure_future(wait())
-    try:
-        await asyncio.wait([begun, first], return_when=asyncio.FIRST_COMPLETED)
-        if not first.done():
-            await begun
-        return await first
-    finally:
-        begun.cancel()
-        first.cancel()
-        await asyncio.gather(begun, first, return_exceptions=True)
+    return await (wait() if client is None else wait_beside(wait(), run.begun(NO_WORKER_SECONDS)))
 
 
 async def _cancel_abandoned_run(starting: asyncio.Future[Run]) -> None:

@@ -8,11 +8,12 @@ the new text, and old versions share their pieces with newer ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from .errors import InvalidInputError
 from .ports import Toolset
 from .tools import RunContext, Tool, ToolContext, tool
+from .tools.memory import MemoryReader
 from .types.messages import Data, clean_text
 
 __all__ = ["Artifact", "Artifacts"]
@@ -26,18 +27,6 @@ DEFAULT_READ_CHARS = 20_000
 ARTIFACT_NAME_CHARS = 100
 MAX_PIECES = 4000
 """Limit of pieces in one version."""
-
-
-class MemoryReader(Protocol):
-    """The reading methods of ``ctx.memory`` and ``client.memory``."""
-
-    async def get(self, namespace: str, key: str, default: Any = None) -> Any:
-        """Read one value."""
-        ...
-
-    async def list(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, Any]:
-        """Read values by their keys."""
-        ...
 
 
 class Artifact(Data):

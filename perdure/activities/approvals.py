@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..agent.agent import Agent
-from ..stages.stage import NextTool, ToolCall
+from ..stages.stage import NextTool, ToolCall, build_error_output
 from ..tools import RunContext, Tool
 from ..tools.approvals import UNKNOWN_ARGUMENT, Approval, CallArguments, combine_approvals, find_rule, to_plain_data
 from ..types.approvals import ApprovalOutcome, hash_arguments
@@ -93,11 +93,11 @@ class ApprovalGate:
         if isinstance(task.side, AfterExternalCall):  # it has run
             return await next(call)
         if approval is not None and approval.hash != hash_arguments(task.call_id, task.name, call.arguments):
-            return _build_refusal(call, f"{task.name} was approved with other arguments; it was not run")
+            return build_error_output(call, f"{task.name} was approved with other arguments; it was not run")
         ruled = bool(agent.approvals or task.lineage is not None or (tool is not None and tool.needs_approval))
         find_terms = functools.partial(self._find_current_terms, agent, tool, call, build_context)
         if ruled and (reason := _describe_refusal(task, await find_terms())) is not None:
-            return _build_refusal(call, reason)
+            return build_error_output(call, reason)
         if approval is not None or ruled:
             call.check_arguments = functools.partial(_refuse_changed_arguments, call, find_terms)
         return _add_argument_notice(await next(call), approval)
@@ -233,12 +233,12 @@ async def _refuse_changed_arguments(
     reason = f"the hook {hook} changed its arguments; it was not run"
     if approval is not None and approval.standing is None:
         same = approval.hash == hash_arguments(task.call_id, task.name, call.arguments)
-        return None if same else _build_refusal(call, f"{task.name} was approved with other arguments: {reason}")
+        return None if same else build_error_output(call, f"{task.name} was approved with other arguments: {reason}")
     terms = await find_terms()
     if isinstance(terms, Denial):
-        return _build_refusal(call, f"{terms.build_text(task.name)}: {reason}")
+        return build_error_output(call, f"{terms.build_text(task.name)}: {reason}")
     if terms is not None and (approval is None or terms.separate):
-        return _build_refusal(
+        return build_error_output(
             call, f"{task.name} needs a person's approval, which these arguments do not have: {reason}"
         )
     return None
@@ -258,7 +258,3 @@ def _add_argument_notice(output: ToolOutput, approval: ApprovalOutcome | None) -
     changed = json.dumps(approval.arguments, sort_keys=True, ensure_ascii=False)
     content = f"({approval.by or 'the approver'} changed the arguments: {changed})\n{output.content}"
     return output.model_copy(update={"content": content})
-
-
-def _build_refusal(call: ToolCall, text: str) -> ToolOutput:
-    return ToolOutput(key=call.key, content=text, is_error=True)

@@ -210,7 +210,7 @@ class AuthorLoop:
         that did not come from here, is raised as ``RuntimeError``.
         """
         if timeout is None:
-            return await self._call_function(name, fn, args, _ignore_begin)
+            return await self._call_function(name, fn, args, lambda: None)
         clock = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(None) as limit:
@@ -404,10 +404,6 @@ async def _run_contained(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 async def _await_value(awaitable: Any) -> Any:
     return await awaitable
-
-
-def _ignore_begin() -> None:
-    """Do nothing: without a timeout the start of the function does not matter."""
 
 
 def _report_lost(lost: Future[str], why: str) -> None:

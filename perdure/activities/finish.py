@@ -20,7 +20,7 @@ from ..tools import RunContext, truncate_error_text
 from ..types.interface import FINISH_TOOL
 from ..types.messages import Message, ToolCallPart, clean_text
 from ..types.tool_calls import AnsweredCall, RefusedCall
-from ..types.wire import FinalAnswer, ModelInput, ReplyFailure
+from ..types.wire import FinalAnswer, ModelInput, TurnFailure
 from .author_loop import AuthorLoop, OverdueError
 from .step_policy import StepResult
 
@@ -49,7 +49,7 @@ class ReplyOutcome:
     finish: FinalAnswer | None = None
     rejected: bool = False
     reminder: str | None = None
-    failed: ReplyFailure | None = None
+    failed: TurnFailure | None = None
     answered: Mapping[str, AnsweredCall | RefusedCall] = field(default_factory=dict)
     """The dispositions of the calls that the engine answers itself, by call id."""
 
@@ -218,7 +218,7 @@ class AnswerReader:
             for part in message.tool_calls
         }
         return ReplyOutcome(
-            rejected=True, failed=ReplyFailure(type=ParseError.__name__, message=clean_text(text)), answered=ended
+            rejected=True, failed=TurnFailure(type=ParseError.__name__, message=clean_text(text)), answered=ended
         )
 
 
@@ -226,7 +226,7 @@ def build_failed_outcome(message: Message, error: PerdureError) -> ReplyOutcome:
     """Build the outcome of a run that fails with ``error``; the reply is recorded, and none of its calls runs."""
     results = {part.id: AnsweredCall(text=_NOT_RUN_FAILED, is_error=True) for part in message.tool_calls}
     return ReplyOutcome(
-        failed=ReplyFailure(type=type(error).__name__, message=_truncate_error(clean_text(str(error)))),
+        failed=TurnFailure(type=type(error).__name__, message=_truncate_error(clean_text(str(error)))),
         answered=results,
     )
 

@@ -12,12 +12,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ..agent.agent import Agent
-from ..errors import AbortError, AgentNotFoundError, DefinitionError, HookError, ParseError
-from ..hooks import Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks
-from ..hooks.dispatch import extract_file_blobs, read_hook_message, read_hook_text, withhold_message
+from ..errors import AgentNotFoundError, DefinitionError, ParseError
+from ..hooks import Hook, HookArguments, HookEvent, HookSet, run_hooks, select_hooks
+from ..hooks.dispatch import (
+    build_hook_error,
+    build_return_type_error,
+    extract_file_blobs,
+    read_hook_message,
+    read_hook_text,
+    run_observing_hooks,
+    withhold_message,
+)
 from ..loop.finish import REMINDER_ID
-from ..stages.stage import ConversationCall, ToolCall
-from ..tools import RunContext, SubagentTool, format_error
+from ..stages.stage import ConversationCall, ToolCall, build_error_output
+from ..tools import RunContext, SubagentTool
 from ..types.approvals import ApprovalTerms, hash_arguments
 from ..types.messages import Message, ToolResultPart, clean_text
 from ..types.subagents import TellCall
@@ -42,13 +50,13 @@ MESSAGE_EVENTS: tuple[HookEvent, HookEvent] = ("on_user_message", "on_user_injec
 class HookRunner:
     """Runs the hooks of the worker, then those of the agent."""
 
-    def __init__(self, author: AuthorLoop, worker: HookSet) -> None:
+    def __init__(self, author: AuthorLoop, worker: HookSet | None) -> None:
         self._author = author
         self._worker = worker
 
     def find_hooks(self, event: HookEvent, agent: Agent | None) -> tuple[Hook, ...]:
         """Return the hooks of ``event``, in their order; only the worker's if ``agent`` is None."""
-        return (*self._worker.on(event), *(agent.hooks.on(event) if agent is not None else ()))
+        return select_hooks(event, self._worker, None if agent is None else agent.hooks)
 
     # --- messages
 
@@ -105,13 +113,12 @@ class HookRunner:
         call: ConversationCall,
         ctx: RunContext[Any],
     ) -> Message:
-        def take(hook: Hook, returned: Any, given: HookArguments) -> bool:
+        def take(hook: Hook, returned: Any, given: HookArguments) -> None:
             given["message"] = read_hook_message(hook, returned, given["message"])
-            return isinstance(returned, Veto)
 
         given: HookArguments = {"message": message, "messages": tuple(before), "ctx": ctx}
-        await run_hooks(self._author.run, hooks, given, take)
-        changed: Message = given["message"]
+        veto = await run_hooks(self._author.run, hooks, given, take)
+        changed: Message = given["message"] if veto is None else withhold_message(message, veto.reason)
         if changed is message:
             return message
         (changed,), blobs = extract_file_blobs([changed])
@@ -139,14 +146,10 @@ class HookRunner:
         disposition = call.disposition
         if not isinstance(disposition, SubagentCall | TellCall):
             return call
-        vetoes: list[Veto] = []
 
-        def take(hook: Hook, returned: Any, given: HookArguments) -> bool:
-            if isinstance(returned, Veto):
-                vetoes.append(returned)
-            elif returned is not None:
+        def take(hook: Hook, returned: Any, given: HookArguments) -> None:
+            if returned is not None:
                 given["message"] = _read_subagent_message(hook, returned)
-            return bool(vetoes)
 
         given: HookArguments = {
             "agent": disposition.agent if isinstance(disposition, SubagentCall) else disposition.handle,
@@ -155,9 +158,8 @@ class HookRunner:
             "call_id": call.id,
             "ctx": ctx,
         }
-        await run_hooks(self._author.run, hooks, given, take)
-        if vetoes:
-            refused = RefusedCall(text=clean_text(f"Vetoed: {vetoes[0].reason}"))
+        if veto := await run_hooks(self._author.run, hooks, given, take):
+            refused = RefusedCall(text=clean_text(f"Vetoed: {veto.reason}"))
             return call.model_copy(update={"disposition": refused, "approval": None})
         if given["message"] == disposition.message:
             return call
@@ -260,21 +262,10 @@ class HookRunner:
         ``AbortError``."""
         arguments = {part.id: part.arguments for message in call.prefix for part in message.tool_calls}
         for reminder in call.input.reminders or ():
-            for hook in self.find_hooks("on_approval", agent):
-                call_arguments = arguments.get(reminder.call_id)
-                details: dict[str, Any] = {
-                    "hash": hash_arguments(reminder.call_id, reminder.name, call_arguments),
-                    "reminder": reminder.number,
-                }
-                given = _wait_facts(
-                    reminder.call_id, reminder.name, call_arguments, reminder.expires_in, ctx, **details
-                )
-                try:
-                    await run_hooks(self._author.run, [hook], given)
-                except AbortError as abort:
-                    raise abort.plain() from None
-                except Exception as failure:
-                    logger.warning("%s", failure)
+            named = reminder.call_id, reminder.name, arguments.get(reminder.call_id)
+            details: dict[str, Any] = {"hash": hash_arguments(*named), "reminder": reminder.number}
+            given = _wait_facts(*named, reminder.expires_in, ctx, **details)
+            await run_observing_hooks(self._author.run, self.find_hooks("on_approval", agent), given)
 
     async def run_question_hooks(
         self, agent: Agent, call: ToolCall, output: ToolOutput, build_context: MakeContext
@@ -298,10 +289,8 @@ class HookRunner:
         given = _wait_facts(*facts, form=pending.form, **details)
         try:
             await run_hooks(self._author.run, hooks, given)
-        except AbortError as error:
-            return ToolOutput(key=call.key, content=format_error(error.plain()), is_error=True, status="aborted")
         except Exception as error:
-            return ToolOutput(key=call.key, content=format_error(error), is_error=True)
+            return build_error_output(call, error)
         finally:
             context.memory.close()
         return output
@@ -310,30 +299,18 @@ class HookRunner:
         self, agent: Agent, call: ConversationCall, ctx: RunContext[Any], error: Exception
     ) -> None:
         """Run hooks on a failed attempt. The failure of a hook is logged. Raises ``AbortError``."""
-        for hook in self.find_hooks("on_error", agent):
-            given: HookArguments = {
-                "error": error,
-                "error_type": type(error).__name__,
-                "name": MODEL_ACTIVITY,
-                "attempt": call.attempt,
-                "ctx": ctx,
-            }
-            try:
-                await run_hooks(self._author.run, [hook], given)
-            except AbortError as abort:
-                raise abort.plain() from error
-            except Exception as failure:
-                logger.warning("%s", failure)
+        given: HookArguments = {"error": error, "error_type": type(error).__name__, "name": MODEL_ACTIVITY}
+        given |= {"attempt": call.attempt, "ctx": ctx}
+        await run_observing_hooks(self._author.run, self.find_hooks("on_error", agent), given)
 
 
 def _read_subagent_message(hook: Hook, returned: Any) -> str:
     if not isinstance(returned, str):
-        raise _build_hook_error(hook, f"returned {returned!r:.100}; it may return None, the message's text or Veto")
+        raise build_return_type_error(hook, returned, "the message's text or Veto")
     text = clean_text(returned)
     if len(text.encode()) > INLINE_BYTES:
-        raise _build_hook_error(
-            hook, f"returned a message of {len(text.encode()):,} bytes; it may have {INLINE_BYTES:,}"
-        )
+        size = len(text.encode())
+        raise build_hook_error(hook, f"returned a message of {size:,} bytes; it may have {INLINE_BYTES:,}")
     return text
 
 
@@ -342,11 +319,7 @@ def _read_subagent_result(hook: Hook, returned: Any, before: ToolResultPart) -> 
         return before.model_copy(update={"content": clean_text(returned)})
     if isinstance(returned, ToolResultPart):
         return before.model_copy(update={"content": clean_text(returned.content), "is_error": returned.is_error})
-    raise _build_hook_error(hook, f"returned {returned!r:.100}; it may return None, text or a ToolResultPart")
-
-
-def _build_hook_error(hook: Hook, why: str) -> HookError:
-    return HookError(f"the hook {hook.name} ({hook.event}) {why}")
+    raise build_return_type_error(hook, returned, "text or a ToolResultPart")
 
 
 def _wait_facts(

@@ -314,7 +314,7 @@ class IterationStage:
         self._toolsets = toolsets
         self._resources = resources
         self._memory = memory
-        self._hook_runner = HookRunner(author, HookSet() if hooks is None else hooks)
+        self._hook_runner = HookRunner(author, hooks)
         self._step_policy = StepPolicy(author, agents, self._hook_runner)
         self._request_builder = RequestBuilder(author, forces)
         self._approval_gate = ApprovalGate(author, agents.find)

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from ..errors import AbortError, AuthContextUnavailableError, PerdureError, StoreError
+from ..errors import AbortError, AuthContextUnavailableError, PerdureError
 from ..ports import SharedMemory as Kept
+from ..stages.retries import retry_store
 from ..tools import Memory
 from ..tools.context import AuthContext, AuthFunction, RunFacts
 from ..tools.memory import MemoryWrites
@@ -109,9 +110,6 @@ def _build_auth_error(why: str) -> AuthContextUnavailableError:
 
 T = TypeVar("T")
 
-_FIRST_RETRY_DELAY = 0.2
-_MAX_RETRY_DELAY = 5.0
-
 
 class MemoryFactory:
     """Creates the memory of each call, which reads from the store.
@@ -157,22 +155,15 @@ class _StoreReader:
     async def _read_with_retries(self, read: Callable[[], Awaitable[T]]) -> T:
         """Read as soon as the store is available: an unavailable store is not the tool's failure. The tool's timeout
         limits the wait."""
-        delay, waited = _FIRST_RETRY_DELAY, False
+        waited = False
+
+        def report_waiting(reason: str) -> None:
+            nonlocal waited
+            self.waiting_reads += not waited
+            waited = True
+            self._report_waiting(reason)
+
         try:
-            while True:
-                try:
-                    value = await read()
-                except StoreError as error:
-                    if not error.retryable:
-                        raise
-                    self.waiting_reads += not waited
-                    waited = True
-                    self._report_waiting(f"{type(error).__name__}: {error}")
-                    await asyncio.sleep(delay)
-                    delay = min(delay * 2, _MAX_RETRY_DELAY)
-                else:
-                    if waited:
-                        self._report_waiting("")
-                    return value
+            return await retry_store(read, report_waiting)
         finally:
             self.waiting_reads -= waited

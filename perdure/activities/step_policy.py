@@ -24,15 +24,17 @@ from ..loop.payload_limits import OVERRIDE_BYTES
 from ..loop.transcript import adopt_edited_messages, find_conversation_problem
 from ..loop.turns import merge_overrides
 from ..ports import Blob
+from ..ports.store import move_file_to_blob, move_text_to_blob
 from ..stages.stage import BranchConversation, ConversationCall, ModelReply
-from ..tools import RunContext, read_result
+from ..stages.tool_hooks import merge_returned_result
+from ..tools import RunContext
 from ..tools.subagents import agent_name
 from ..types.events import MessageInjected, StepTaken
 from ..types.interface import OVERRIDE_DURATIONS, LastingOverrides, parse_output
 from ..types.messages import FilePart, Message, Replaced, ToolResultPart, clean_text
 from ..types.plain_json import measure_json
 from ..types.subagents import BRANCH_LABEL_CHARS, BRANCH_MODEL_BYTES, MAX_BRANCHES, BranchOutcome, BranchRequest
-from ..types.wire import FinalAnswer, ModelOutput, is_large_text
+from ..types.wire import FinalAnswer, ModelOutput
 from .agents import Agents
 from .author_loop import AuthorLoop
 from .hooks import HookRunner
@@ -380,20 +382,12 @@ class _PolicyAttempt:
     def _build_tool_result(self, before: ToolResultPart, value: Any) -> ToolResultPart:
         """Build the result that replaces ``before``. ``value``: a part of the same call, or anything that a tool may
         return. Raises ``DefinitionError`` for a part of another call."""
-        if isinstance(value, ToolResultPart):
-            if value.call_id != before.call_id:
-                raise DefinitionError(
-                    f"the result of the call {before.call_id!r} cannot be that of {value.call_id!r}",
-                    hint="Give its text, or part.model_copy(update={'content': …}) of the same part.",
-                )
-            text, files, is_error = clean_text(value.content), value.files, value.is_error
-        else:
-            result = read_result(value)
-            text, files, is_error = result.text, tuple(file.part for file in result.files), before.is_error
-        (message,), blobs = extract_file_blobs([Message(role="tool", parts=files)])
-        self._blobs += blobs
-        file_parts = tuple(part for part in message.parts if isinstance(part, FilePart))
-        return before.model_copy(update={"content": text, "files": file_parts, "is_error": is_error})
+        if isinstance(value, ToolResultPart) and value.call_id != before.call_id:
+            raise DefinitionError(
+                f"the result of the call {before.call_id!r} cannot be that of {value.call_id!r}",
+                hint="Give its text, or part.model_copy(update={'content': …}) of the same part.",
+            )
+        return merge_returned_result(before, value, self._blobs)
 
     # --- afterwards
 
@@ -469,8 +463,6 @@ def _has_same_messages(messages: Sequence[Message], others: Sequence[Message]) -
 
 
 def _build_injected_event(message: Message) -> MessageInjected:
-    text, blob = message.text, None
-    if is_large_text(text):
-        text, blob = "", Blob.from_content(text).ref  # the blob is recorded with the transcript
-    files = tuple(part for part in extract_file_blobs([message])[0][0].parts if isinstance(part, FilePart))
-    return MessageInjected(by=message.by, content=text, blob=blob, files=files)
+    blobs: list[Blob] = []  # they are recorded with the transcript
+    files = tuple(move_file_to_blob(part, blobs) for part in message.parts if isinstance(part, FilePart))
+    return move_text_to_blob(MessageInjected(by=message.by, content=message.text, files=files), "content", blobs)

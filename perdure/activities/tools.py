@@ -17,11 +17,11 @@ from temporalio import activity
 from temporalio.common import RawValue
 
 from ..agent.agent import Agent
-from ..errors import AbortError, PerdureError, ToolError
+from ..errors import PerdureError, ToolError
 from ..hooks.dispatch import is_same_json
 from ..loop.transcript import build_unknown_tool_text
-from ..ports import Blob
-from ..stages.stage import ToolCall
+from ..ports.store import record_file
+from ..stages.stage import ToolCall, build_error_output
 from ..tools import (
     ArgumentsError,
     CallbackTool,
@@ -34,15 +34,8 @@ from ..tools import (
     read_result,
 )
 from ..tools.memory import MemoryWrites
-from ..types.messages import File, FilePart
 from ..types.plain_json import find_json_flaw, measure_json
-from ..types.tool_calls import (
-    MAX_QUESTIONS,
-    AfterExternalCall,
-    BeforeExternalCall,
-    Clearance,
-    Question,
-)
+from ..types.tool_calls import MAX_QUESTIONS, AfterExternalCall, BeforeExternalCall, Clearance, Question
 from ..types.wire import REMOTE_BYTES, ToolOutput
 from .agents import Agents
 from .author_loop import AuthorLoop, OverdueError
@@ -142,7 +135,7 @@ class ToolActivity:
         agents: Agents,
         author: AuthorLoop,
         resources: Callable[[], Any] = lambda: None,
-        heartbeat: Callable[[], Callable[..., None]] = lambda: _ignore_heartbeat,
+        heartbeat: Callable[[], Callable[..., None]] = lambda: lambda *_: None,
         memory: Callable[[MemoryWrites], Memory] = lambda writes: Memory(writes=writes),
         cancellation: Callable[[], Cancellation] = get_cancellation,
         toolsets: Toolsets | None = None,
@@ -225,18 +218,13 @@ class ToolActivity:
         name = f"tool {tool.name} of agent {call.input.agent}"
         try:
             result: ResultContent = await self._author.run(name, work, timeout=tool.timeout)
-            files = tuple([await _record_file(call, file) for file in result.files])
+            files = tuple([await record_file(file, call.blobs) for file in result.files])
             return ToolOutput(key=call.key, content=result.text, files=files)
         except OverdueError as error:
             late = f"TimeoutError: {tool.name} did not finish within {tool.timeout:g} s{_describe_running_thread(tool)}"
             return _build_error_output(call, late, error)
-        except ArgumentsError as error:
-            return _build_error_output(call, str(error), error)
-        except AbortError as error:
-            text = format_error(error.plain())
-            return _build_error_output(call, text, error).model_copy(update={"status": "aborted"})
         except Exception as error:
-            return _build_error_output(call, format_error(error), error)
+            return _build_error_output(call, error, error)
 
     def context(
         self, call: ToolCall, writes: MemoryWrites, cancelled: Callable[[], bool] = lambda: False
@@ -286,22 +274,9 @@ async def _await_tool_result(value: Awaitable[Any]) -> ResultContent:
     return read_result(await value)
 
 
-async def _record_file(call: ToolCall, file: File) -> FilePart:
-    """Return a reference to ``file``, whose blob is written with the outcome."""
-    if file.data is None:
-        return file.part
-    blob = await asyncio.to_thread(Blob.from_content, file.data)  # hashing: 20 ms for 20 MB
-    call.blobs.append(blob)
-    return FilePart(media_type=file.media_type, name=file.name, blob=blob.ref)
-
-
-def _ignore_heartbeat(*details: Any) -> None:
-    """Do nothing: outside Temporal there are no heartbeats."""
-
-
-def _build_error_output(call: ToolCall, text: str, error: Exception | None = None) -> ToolOutput:
+def _build_error_output(call: ToolCall, shown: Exception | str, error: Exception | None = None) -> ToolOutput:
     call.error = error
-    return ToolOutput(key=call.key, content=text, is_error=True)
+    return build_error_output(call, shown)
 
 
 def _build_question_output(call: ToolCall, question: Question) -> ToolOutput:

@@ -1,5 +1,3 @@
 """Agents: their definition, validation, files and typed output."""
 
-from .agent import Agent
-
-__all__ = ["Agent"]
+from .agent import Agent as Agent

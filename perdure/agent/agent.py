@@ -17,7 +17,6 @@ from ..hooks import Hook, HookSet, validate_hooks
 from ..hooks.hook import add_hook_compaction, validate_hook_list
 from ..ports import Provider, Toolset, ToolSpec
 from ..tools import Rule, RunContext, SubagentTool, Tool, Toolbox
-from ..tools.approvals import validate_rules
 from ..tools.context_type import ContextType, validate_plain_context
 from ..tools.json_schema import PlainSchema, remove_titles
 from ..tools.subagents import build_subagent_tool
@@ -42,6 +41,7 @@ from .validation import (
     validate_mapping,
     validate_models,
     validate_parse_retries,
+    validate_rules,
     validate_toolsets,
 )
 from .xml import to_xml
@@ -133,7 +133,7 @@ class Agent:
         self.provider_options = validate_mapping(name, "provider_options", provider_options)
         check_model_settings(self.chain, self.settings, self.provider_options)
         self._set_types(input, output, finish, parse_retries, output_validators)
-        self.on_limit: OnLimit = validate_choice(name, "on_limit", on_limit, get_args(OnLimit))
+        self.on_limit: OnLimit = validate_choice(name, "on_limit", on_limit, get_args(OnLimit), "'finish'")
         self.limits = validate_agent_limits(name, limits)
         hooks = validate_hook_list(f"agent {name!r}", hooks)
         self.hooks = HookSet(validate_hooks(f"agent {name!r}", hooks, of_agent=True))
@@ -250,20 +250,16 @@ class Agent:
         Raises ``InvalidInputError`` that names the field.
         """
         if self._input_type is None:
-            raise InvalidInputError(
-                f"agent {self.name!r} takes text and files, not {value!r:.100}",
-                hint=f"Declare what it takes: Agent({self.name!r}, …, input={type(value).__name__}).",
-            )
+            hint = f"Declare what it takes: Agent({self.name!r}, …, input={type(value).__name__})."
+            raise InvalidInputError(f"agent {self.name!r} takes text and files, not {value!r:.100}", hint=hint)
         return self._input_type.check(value)
 
     def render_input(self, plain: Mapping[str, Any]) -> str:
         """Render an input for the model: the value with its defaults, as XML. Runs the author's validators. Raises
         ``InvalidInputError``."""
         if self._input_type is None:
-            raise InvalidInputError(
-                f"agent {self.name!r} declares no input type, and was given one",
-                hint="Send it a message: text, or texts and files.",
-            )
+            hint = "Send it a message: text, or texts and files."
+            raise InvalidInputError(f"agent {self.name!r} declares no input type, and was given one", hint=hint)
         adapter = self._input_type.adapter
         value = adapter.dump_python(self._input_type.read(plain), mode="json", by_alias=True, round_trip=True)
         return to_xml(value, adapter.json_schema())
@@ -334,10 +330,8 @@ class Agent:
             changes = {field: value for field, value in step_override if value is not None}
             return self._apply_changes(changes, worker) if changes else self
         except ValidationError as error:
-            raise DefinitionError(
-                f"the override of agent {self.name!r}: {describe_validation_error(error, 'it')}",
-                hint=f"It can change: {', '.join(Override.model_fields)}.",
-            ) from None
+            problem = f"the override of agent {self.name!r}: {describe_validation_error(error, 'it')}"
+            raise DefinitionError(problem, hint=f"It can change: {', '.join(Override.model_fields)}.") from None
         except DefinitionError as error:
             why = error.message.removeprefix(f"agent {self.name!r}: ")
             raise type(error)(f"the override of agent {self.name!r}: {why}", hint=error.hint) from None
@@ -374,10 +368,8 @@ class Agent:
         for name in names:
             if name not in self.toolbox and not self.toolsets:  # the tools of toolsets are not known yet
                 known = ", ".join(tool.name for tool in self.toolbox) or "none"
-                raise DefinitionError(
-                    f"agent {self.name!r}: tools names {name!r}, which the agent does not have",
-                    hint=f"Its tools are: {known}.",
-                )
+                problem = f"agent {self.name!r}: tools names {name!r}, which the agent does not have"
+                raise DefinitionError(problem, hint=f"Its tools are: {known}.")
         return Toolbox([tool for tool in self.toolbox if tool.name in names])
 
     def _apply_step_tools(
@@ -477,8 +469,6 @@ def _validate_subagents(name: str, subagents: Any) -> list[Agent | str]:
     listed = validate_list(name, "subagents", subagents, "[researcher]")
     for subagent in listed:
         if not isinstance(subagent, Agent | str):
-            raise DefinitionError(
-                f"agent {name!r}: a subagent is an Agent or the name of one, not {subagent!r:.100}",
-                hint="A function goes into tools=[…].",
-            )
+            problem = f"agent {name!r}: a subagent is an Agent or the name of one, not {subagent!r:.100}"
+            raise DefinitionError(problem, hint="A function goes into tools=[…].")
     return listed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import tomllib
 from collections import Counter
@@ -103,10 +102,8 @@ def _check_keywords(schema: Mapping[str, Any], kind: Any, where: str) -> str:
             f"{where}: {unknown[0]!r} is not supported", hint="Give each value's type, and its items or properties."
         )
     if not isinstance(kind, str) or kind not in _TYPE_KEYWORDS:
-        raise DefinitionError(
-            f"{where}.type: {kind!r:.60} is not one of {', '.join(_TYPE_KEYWORDS)}, or a list of them",
-            hint="Give the type of each value.",
-        )
+        problem = f"{where}.type: {kind!r:.60} is not one of {', '.join(_TYPE_KEYWORDS)}, or a list of them"
+        raise DefinitionError(problem, hint="Give the type of each value.")
     if unknown := sorted(schema.keys() - _COMMON_KEYWORDS - _TYPE_KEYWORDS[kind]):
         known = ", ".join(sorted(_COMMON_KEYWORDS | _TYPE_KEYWORDS[kind]))
         raise DefinitionError(
@@ -238,7 +235,7 @@ def _build_agent(spec: AgentSpec, tools: Toolbox, toolsets: Mapping[str, Toolset
     tools_by_name = {tool.name: tool for tool in tools}
     arguments["tools"] = [_get_by_name("tools", name, tools_by_name) for name in spec.tools]
     arguments["toolsets"] = [_get_by_name("toolsets", name, toolsets) for name in spec.toolsets]
-    arguments["limits"] = None if spec.limits is None else _parse_file_limits("limits", spec.limits)
+    arguments["limits"] = None if spec.limits is None else Limits.model_validate(spec.limits)
     arguments["approvals"] = [_parse_file_rule(place, values) for place, values in enumerate(spec.approvals)]
     arguments["compaction"] = [_parse_file_compaction(kind, values) for kind, values in spec.compaction.items()]
     return Agent(**arguments)
@@ -253,16 +250,6 @@ def _get_by_name(field: str, name: str, known: Mapping[str, T]) -> T:
     return known[name]
 
 
-def _parse_file_limits(where: str, values: JsonFields) -> Limits:
-    names = [field.name for field in dataclasses.fields(Limits)]
-    if unknown := sorted(values.keys() - set(names)):
-        raise DefinitionError(f"{where}: there is no limit {unknown[0]!r}", hint=f"There are: {', '.join(names)}.")
-    limits: dict[str, Any] = dict(values)
-    if isinstance(turn := limits.get("turn"), dict):
-        limits["turn"] = _parse_file_limits(f"{where}.turn", turn)
-    return Limits(**limits)
-
-
 def _parse_file_rule(place: int, values: JsonFields) -> Rule:
     try:
         return parse_rule(values)
@@ -273,12 +260,7 @@ def _parse_file_rule(place: int, values: JsonFields) -> Rule:
 def _parse_file_compaction(kind: str, values: JsonFields) -> Compaction:
     if kind not in COMPACTION_KINDS:
         raise DefinitionError(f"compaction: there is no {kind!r}", hint=f"There are: {', '.join(COMPACTION_KINDS)}.")
-    try:
-        compaction: Compaction = getattr(Compaction, kind)(**values)
-    except DefinitionError:  # a TypeError, too, and has the better message
-        raise
-    except TypeError as error:
-        raise DefinitionError(f"compaction.{kind}: {error}", hint=f"See Compaction.{kind}.") from None
+    compaction: Compaction = COMPACTION_KINDS[kind].model_validate(values)
     return compaction
 
 

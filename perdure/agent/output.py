@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
-from pydantic_core import to_json
 
 from ..errors import DefinitionError, ParseError
 from ..ports import ToolSpec
 from ..tools.json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
+from ..tools.signature import dump_arguments
 from ..types.interface import FINISH_TOOL
 from ..types.messages import clean_text
 from ..types.plain_json import find_json_flaw
 from ..types.wire import FinalAnswer
+from .validation import validate_list
 from .xml import build_template, parse_filled_template
 
 TEMPLATE_ROOT = "finish"
@@ -63,7 +64,7 @@ class OutputType:
     def read_arguments(self, arguments: Mapping[str, Any]) -> Any:
         """Read the value from the model's arguments. Runs the author's validators. Raises ``OutputError``."""
         try:
-            value = self._arguments_adapter.validate_json(_encode_finish_arguments(arguments))
+            value = self._arguments_adapter.validate_json(dump_arguments(arguments))
         except ValidationError as error:
             title = f"the arguments of {FINISH_TOOL} are not valid:"
             raise OutputError(explain_validation_error(error, title, self.schema.get("properties", {}))) from error
@@ -156,13 +157,6 @@ def _inline_root_reference(schema: dict[str, Any]) -> dict[str, Any]:
     return {**defs.get(reference.rpartition("/")[2], {}), "$defs": defs}
 
 
-def _encode_finish_arguments(arguments: Mapping[str, Any]) -> bytes:
-    try:
-        return to_json(arguments)
-    except ValueError:  # a lone surrogate
-        return clean_text(json.dumps(arguments, ensure_ascii=False)).encode()
-
-
 # ---
 # Output validators: functions of the author's that check an answer before it is accepted.
 
@@ -185,12 +179,8 @@ class OutputValidator:
 
 def build_output_validators(agent: str, validators: Any) -> tuple[OutputValidator, ...]:
     """Build the ``validators`` of ``agent``. Raises ``DefinitionError`` for an invalid one."""
-    if callable(validators) or isinstance(validators, str) or not isinstance(validators, Iterable):
-        raise DefinitionError(
-            f"agent {agent!r}: output_validators must be a list, not {validators!r:.100}",
-            hint="For instance output_validators=[check].",
-        )
-    return tuple(build_output_validator(agent, validator) for validator in validators)
+    listed = validate_list(agent, "output_validators", validators, "[check]")
+    return tuple(build_output_validator(agent, validator) for validator in listed)
 
 
 def build_output_validator(agent: str, fn: Any) -> OutputValidator:

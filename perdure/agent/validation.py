@@ -13,6 +13,7 @@ from ..ports.model import NAME_PATTERN
 from ..ports.toolset import ON_CHANGE_VALUES
 from ..providers.pricing import has_price
 from ..providers.registry import check_settings, check_stream, parse_model
+from ..tools import Rule
 from ..types.compaction import CompactionSettings, build_compaction_settings
 from ..types.interface import FinishProtocol
 from ..types.limits import DEFAULT_ITERATIONS, Limits, check_whole_number
@@ -23,10 +24,8 @@ DEFAULT_PARSE_RETRIES = 2
 def validate_agent_name(name: Any) -> str:
     """Return the name of an agent. Raises ``DefinitionError``, as does every function of this module."""
     if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
-        raise DefinitionError(
-            f"the agent name {name!r} does not match {NAME_PATTERN.pattern}",
-            hint="Give it a short name; the description may say the rest.",
-        )
+        hint = "Give it a short name; the description may say the rest."
+        raise DefinitionError(f"the agent name {name!r} does not match {NAME_PATTERN.pattern}", hint=hint)
     return name
 
 
@@ -35,17 +34,13 @@ def validate_models(name: str, model: Any) -> tuple[ModelRef, ...]:
     if not isinstance(model, list | tuple):
         return (_validate_model(name, model),)
     if not model:
-        raise DefinitionError(
-            f"agent {name!r}: the list of models is empty",
-            hint="Name one at least: model=['anthropic:claude-sonnet-4-5', 'openai:gpt-5'].",
-        )
+        hint = "Name one at least: model=['anthropic:claude-sonnet-4-5', 'openai:gpt-5']."
+        raise DefinitionError(f"agent {name!r}: the list of models is empty", hint=hint)
     chain = tuple(_validate_model(name, listed) for listed in model)
     for number, listed in enumerate(chain):
         if listed in chain[:number]:
-            raise DefinitionError(
-                f"agent {name!r}: the chain of models has {listed} twice",
-                hint="Name each once: a model that failed is called again with the next attempt.",
-            )
+            hint = "Name each once: a model that failed is called again with the next attempt."
+            raise DefinitionError(f"agent {name!r}: the chain of models has {listed} twice", hint=hint)
     return chain
 
 
@@ -66,10 +61,8 @@ def _validate_model(name: str, model: Any) -> ModelRef:
 def validate_agent_limits(name: str, limits: Any) -> Limits:
     """Return ``limits``; None means no limit."""
     if limits is not None and not isinstance(limits, Limits):
-        raise DefinitionError(
-            f"agent {name!r}: limits must be Limits, not {limits!r:.100}",
-            hint='For instance limits=Limits(cost_usd=2.0, wall_time="1h").',
-        )
+        hint = 'For instance limits=Limits(cost_usd=2.0, wall_time="1h").'
+        raise DefinitionError(f"agent {name!r}: limits must be Limits, not {limits!r:.100}", hint=hint)
     return limits or Limits()
 
 
@@ -135,10 +128,8 @@ def check_summary_threshold(
 def validate_instructions(name: str, instructions: Any) -> Any:
     """Return the instructions: text, a function, or None."""
     if not (instructions is None or isinstance(instructions, str) or callable(instructions)):
-        raise DefinitionError(
-            f"agent {name!r}: instructions must be text or a function of RunContext, not {instructions!r}",
-            hint="For text from parts: instructions='\\n'.join(parts).",
-        )
+        problem = f"agent {name!r}: instructions must be text or a function of RunContext, not {instructions!r}"
+        raise DefinitionError(problem, hint="For text from parts: instructions='\\n'.join(parts).")
     return instructions
 
 
@@ -181,25 +172,31 @@ def validate_list(name: str, field: str, value: Any, example: str) -> list[Any]:
     return list(value)
 
 
+def validate_rules(name: str, rules: Any) -> tuple[Rule, ...]:
+    """Return the ``approvals``: rules, in the order in which they are tried."""
+    listed = validate_list(name, "approvals", rules, '[allow("read_*"), ask("*")]')
+    for rule in listed:
+        if not isinstance(rule, Rule):
+            hint = "Rules are made by allow(), ask() and deny()."
+            raise DefinitionError(f"agent {name!r}: {rule!r:.100} is not a rule", hint=hint)
+    return tuple(listed)
+
+
 def validate_mapping(name: str, field: str, value: Any) -> dict[str, Any]:
     """Return a dictionary with string keys; empty for None."""
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise DefinitionError(
-            f"agent {name!r}: {field} must be a dictionary by names, not {value!r:.100}",
-            hint=f'For instance {field}={{"temperature": 0.2}}.',
-        )
+        hint = f'For instance {field}={{"temperature": 0.2}}.'
+        raise DefinitionError(f"agent {name!r}: {field} must be a dictionary by names, not {value!r:.100}", hint=hint)
     return dict(value)
 
 
-def validate_choice(name: str, field: str, value: Any, allowed: tuple[str, ...]) -> Any:
-    """Return one of ``allowed``; the first is the default."""
+def validate_choice(name: str, field: str, value: Any, allowed: tuple[str, ...], default: str) -> Any:
+    """Return one of ``allowed``."""
     if value not in allowed:
-        raise DefinitionError(
-            f"agent {name!r}: {field} is {value!r}, it can be {', '.join(allowed)}",
-            hint=f"Leave it out for {allowed[0]!r}.",
-        )
+        problem = f"agent {name!r}: {field} is {value!r:.100}, it can be {', '.join(allowed)}"
+        raise DefinitionError(problem, hint=f"Leave it out for {default}.")
     return value
 
 
@@ -209,10 +206,8 @@ def resolve_max_iterations(name: str, value: Any, limits: Limits) -> int:
     if value is None:
         return of_turn or DEFAULT_ITERATIONS
     if of_turn is not None:
-        raise DefinitionError(
-            f"agent {name!r}: max_iterations and limits.turn.iterations are the same limit",
-            hint=f"Give one of them: max_iterations={value!r:.20}.",
-        )
+        problem = f"agent {name!r}: max_iterations and limits.turn.iterations are the same limit"
+        raise DefinitionError(problem, hint=f"Give one of them: max_iterations={value!r:.20}.")
     hint = f"1 is a single model call; leave it out for {DEFAULT_ITERATIONS}."
     check_whole_number(f"agent {name!r}", "max_iterations", value, hint=hint)
     return int(value)
@@ -229,17 +224,11 @@ def resolve_finish_protocol(name: str, is_text: bool, finish: Any) -> FinishProt
     than text."""
     if finish is None:
         return "text" if is_text else "tool"
-    if finish not in get_args(FinishProtocol):
-        raise DefinitionError(
-            f"agent {name!r}: finish is {finish!r:.100}, it can be {', '.join(get_args(FinishProtocol))}",
-            hint="Leave it out for the one that fits the output.",
-        )
+    default = "the one that fits the output"
+    protocol: FinishProtocol = validate_choice(name, "finish", finish, get_args(FinishProtocol), default)
     if finish != "tool" and not is_text:
-        raise DefinitionError(
-            f"agent {name!r}: finish={finish!r} gives text, and the output is of a type",
-            hint="Leave finish out: an output of a type comes by finish='tool'.",
-        )
-    protocol: FinishProtocol = finish
+        hint = "Leave finish out: an output of a type comes by finish='tool'."
+        raise DefinitionError(f"agent {name!r}: finish={finish!r} gives text, and the output is of a type", hint=hint)
     return protocol
 
 

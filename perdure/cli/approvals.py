@@ -12,7 +12,7 @@ from ..errors import InvalidInputError, PerdureError
 from ..terminal import escape_line, print_line, truncate_text
 from .connection import ActorOptions, ActorStoreOptions, StoreOptions, call_client, call_run
 from .options import RunArgument, parse_json_object, parse_json_value, read_text_argument
-from .output import OutputFormat, OutputOptions, format_call, format_conversation
+from .output import OutputOptions, format_call, format_conversation
 from .show import format_decision_scope
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def approvals(
         return [(call, await _read_transcript(call)) for call in await client.approvals(agent=agent)]
 
     pending = call_client(server, list_calls)
-    if output.format is not OutputFormat.TEXT:
+    if output.format != "text":
         output.print_json([_serialize_pending_call(call, messages) for call, messages in pending])
         return
     if not pending:

@@ -12,7 +12,7 @@ import typer
 from ..terminal import escape_line, render_text, style_text
 from .connection import StoreOptions, call_run
 from .options import RunArgument
-from .output import OutputFormat, OutputOptions, format_call
+from .output import OutputOptions, format_call
 
 if TYPE_CHECKING:
     from ..client.run import Run
@@ -276,16 +276,16 @@ def events(
         printer, listed = EventPrinter(), []
         source = run.turn(turn) if turn is not None else run
         async for event in source.events(after, wait=follow, children=children):
-            if output.format is OutputFormat.TEXT:
+            if output.format == "text":
                 printer.print_event(event)
                 continue
             value = event.model_dump(mode="json", exclude_none=True)
-            if output.format is OutputFormat.JSONL:
+            if output.format == "jsonl":
                 output.print_json(value)
             else:
                 listed.append(value)
         printer.end_line()
-        if output.format is OutputFormat.JSON:
+        if output.format == "json":
             output.print_json(listed)
 
     call_run(server, id, print_events)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,18 +13,7 @@ from .output import OutputOptions, Row
 if TYPE_CHECKING:
     from ..client.visibility import RunSummary
 
-
-class RunStatus(StrEnum):
-    """Statuses of runs."""
-
-    RUNNING = "running"
-    WAITING = "waiting"
-    PAUSED = "paused"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    TERMINATED = "terminated"
-    TIMED_OUT = "timed out"
+RunStatus = Literal["running", "waiting", "paused", "completed", "failed", "cancelled", "terminated", "timed out"]
 
 
 def list_runs(
@@ -38,8 +26,7 @@ def list_runs(
     output: OutputOptions,
 ) -> None:
     """List runs, the newest first."""
-    wanted = status.value if status else None
-    runs = call_client(server, lambda client: client.list(agent=agent, status=wanted, limit=limit))
+    runs = call_client(server, lambda client: client.list(agent=agent, status=status, limit=limit))
     output.print_list(runs, ("ID", "AGENT", "STATUS", "STARTED", "TOOK"), _format_row, quiet=quiet, empty="no runs")
 
 

@@ -8,8 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -28,14 +27,7 @@ if TYPE_CHECKING:
     from ..types.messages import FilePart, Message, ToolResultPart
 
 
-class OutputFormat(StrEnum):
-    """How a command prints its result."""
-
-    TEXT = "text"
-    JSON = "json"
-    JSONL = "jsonl"
-
-
+OutputFormat = Literal["text", "json", "jsonl"]
 Row = tuple[str, ...]
 """A cell of text for each column of a table."""
 
@@ -44,17 +36,17 @@ Row = tuple[str, ...]
 class OutputOptions:
     """``-o`` and ``--json``."""
 
-    output: Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format.")] = OutputFormat.TEXT
+    output: Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format.")] = "text"
     as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False
 
     @property
     def format(self) -> OutputFormat:
         """The format that both options name together."""
-        return OutputFormat.JSON if self.as_json else self.output
+        return "json" if self.as_json else self.output
 
     def print_result(self, value: Any, text: str | Iterable[str]) -> None:
         """Print ``value`` as JSON, or ``text``, one line or several."""
-        if self.format is not OutputFormat.TEXT:
+        if self.format != "text":
             self.print_json(value)
             return
         for line in (text,) if isinstance(text, str) else text:
@@ -62,11 +54,11 @@ class OutputOptions:
 
     def print_json(self, value: Any) -> None:
         """Print ``value`` as JSON; with ``jsonl``, each item of a list on a line of its own."""
-        print_json(value, lines=self.format is OutputFormat.JSONL)
+        print_json(value, lines=self.format == "jsonl")
 
     def print_answer(self, response: Response) -> None:
         """Print the answer on stdout."""
-        if self.format is OutputFormat.TEXT:
+        if self.format == "text":
             print_text(get_answer_text(response))
         else:
             self.print_json(response.model_dump(mode="json"))
@@ -78,7 +70,7 @@ class OutputOptions:
         ids = [item.id for item in items]
         if quiet:
             self.print_result(ids, ids)
-        elif items or self.format is not OutputFormat.TEXT:
+        elif items or self.format != "text":
             rows = [headings, *(tuple(map(escape_line, format_row(item))) for item in items)]
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

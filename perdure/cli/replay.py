@@ -12,7 +12,7 @@ import typer
 from ..errors import LIST_HINT, InvalidInputError
 from ..terminal import print_text
 from .connection import ServerOptions, call_client, find_run
-from .output import OutputFormat, OutputOptions
+from .output import OutputOptions
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHistory
@@ -52,7 +52,7 @@ def replay(
         report = call_client(server, lambda client: _replay_with_runs(client, histories, ids, query, save))
     else:
         report = asyncio.run(replay_histories(histories))
-    if output.format is OutputFormat.TEXT:
+    if output.format == "text":
         print_text(str(report))
     else:
         output.print_json([asdict(history) | {"replays": history.error is None} for history in report.histories])

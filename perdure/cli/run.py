@@ -27,7 +27,7 @@ from .options import (
     parse_json_object,
     read_run_input,
 )
-from .output import OutputFormat, OutputOptions, print_error
+from .output import OutputOptions, print_error
 from .show import format_activity
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def run(
         raise
     if response is None:
         output.print_result({"id": run_id}, str(run_id))
-    elif not follow or output.format is OutputFormat.JSON:
+    elif not follow or output.format == "json":
         output.print_answer(response)
 
 
@@ -211,10 +211,10 @@ def _print_next_commands(run_id: str, file: str | None) -> None:
 
 
 async def _print_until_result(run: Run, output: OutputOptions) -> Response:
-    text = sys.stderr if output.format is OutputFormat.JSON else sys.stdout
+    text = sys.stderr if output.format == "json" else sys.stdout
     printer = EventPrinter(text, sys.stderr, brief=True)
     async for event in run.events():
-        if output.format is OutputFormat.JSONL:
+        if output.format == "jsonl":
             output.print_json(event.model_dump(mode="json", exclude_none=True))
         else:
             printer.print_event(event)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -31,19 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 NoteOption = Annotated[str | None, typer.Option("--note", "-m", help="Why.")]
-
-
-class OverlapChoice(StrEnum):
-    """What becomes of a run that is due while the last one has not ended."""
-
-    SKIP = "skip"
-    BUFFER_ONE = "buffer_one"
-    BUFFER_ALL = "buffer_all"
-    CANCEL_OTHER = "cancel_other"
-    TERMINATE_OTHER = "terminate_other"
-    ALLOW_ALL = "allow_all"
-
-
+OverlapChoice = Literal["skip", "buffer_one", "buffer_all", "cancel_other", "terminate_other", "allow_all"]
+"""``Overlap`` of the client, whose module this one does not import."""
 CronOption = Annotated[list[str] | None, typer.Option(help='A cron expression, "0 7 * * 1-5"; repeatable.')]
 TimezoneOption = Annotated[str | None, typer.Option(help="Time zone of --cron: Europe/Lisbon; by default UTC.")]
 OverlapOption = Annotated[OverlapChoice, typer.Option(help="When a run is due and the last one has not ended.")]
@@ -59,7 +47,7 @@ def create(
     cron: CronOption = None,
     every: Annotated[str | None, typer.Option(help="How often: 90s, 15m, 1h, 1d.")] = None,
     timezone: TimezoneOption = None,
-    overlap: OverlapOption = OverlapChoice.SKIP,
+    overlap: OverlapOption = "skip",
     paused: Annotated[bool, typer.Option("--paused", help="Start no runs until it is resumed.")] = False,
     note: NoteOption = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace a schedule of this id.")] = False,
@@ -83,7 +71,7 @@ def create(
             cron=cron,
             every=every,
             timezone=timezone,
-            overlap=overlap.value,
+            overlap=overlap,
             paused=paused,
             note=note,
             if_exists="replace" if replace else "error",
@@ -136,16 +124,13 @@ def resume(id: ScheduleArgument, note: NoteOption = None, *, server: ActorOption
 
 def trigger(
     id: ScheduleArgument,
-    overlap: Annotated[
-        OverlapChoice | None, typer.Option(help="For this run; by default as the schedule says.")
-    ] = None,
+    overlap: Annotated[OverlapChoice | None, typer.Option(help="For this run; else as the schedule says.")] = None,
     *,
     server: ServerOptions,
     output: OutputOptions,
 ) -> None:
     """Start a run of a schedule now, even if it is paused."""
-    policy: Any = overlap.value if overlap else None
-    _act_and_print(server, id, "triggered", lambda schedule: schedule.trigger(overlap=policy), output)
+    _act_and_print(server, id, "triggered", lambda schedule: schedule.trigger(overlap=overlap), output)
 
 
 def delete(id: ScheduleArgument, *, server: ServerOptions, output: OutputOptions) -> None:

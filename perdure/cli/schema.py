@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
-from enum import StrEnum
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,15 +17,8 @@ from .output import OutputOptions
 if TYPE_CHECKING:
     from ..agent.agent import Agent
 
-
-class SchemaKind(StrEnum):
-    """The parts of the interface."""
-
-    START = "start"
-    MESSAGE = "message"
-    STATUS = "status"
-    TURN = "turn"
-    RESPONSE = "response"
+SchemaKind = Literal["start", "message", "status", "turn", "response"]
+"""The parts of the interface."""
 
 
 def schema(
@@ -40,8 +32,8 @@ def schema(
     if file is None and agent is not None:
         raise InvalidInputError("--agent needs --file", hint=f"Name the file of agent {agent!r} with --file.")
     if file is not None and kind is not None:
-        hint = f"Leave out --file, or {kind.value!r}."
-        raise InvalidInputError(f"{kind.value!r} is the same for all agents", hint=hint)
+        hint = f"Leave out --file, or {kind!r}."
+        raise InvalidInputError(f"{kind!r} is the same for all agents", hint=hint)
     schemas = _build_interface_schemas(kind) if file is None else build_agent_schema(_load_one_agent(file, agent))
     output.print_json(schemas)  # text is JSON, too
 
@@ -52,14 +44,14 @@ def _build_interface_schemas(kind: SchemaKind | None) -> dict[str, Any]:
     from ..types.interface import Response, Start, Status, TurnStatus, UserMessage
 
     schemas = {
-        SchemaKind.START: TypeAdapter(Start).json_schema(),
-        SchemaKind.MESSAGE: TypeAdapter(str | UserMessage).json_schema(),
-        SchemaKind.STATUS: TypeAdapter(Status).json_schema(mode="serialization"),
-        SchemaKind.TURN: TypeAdapter(TurnStatus).json_schema(mode="serialization"),
-        SchemaKind.RESPONSE: TypeAdapter(Response).json_schema(mode="serialization"),
+        "start": TypeAdapter(Start).json_schema(),
+        "message": TypeAdapter(str | UserMessage).json_schema(),
+        "status": TypeAdapter(Status).json_schema(mode="serialization"),
+        "turn": TypeAdapter(TurnStatus).json_schema(mode="serialization"),
+        "response": TypeAdapter(Response).json_schema(mode="serialization"),
     }
-    described = {name.value: _add_field_descriptions(schema) for name, schema in schemas.items()}
-    return described[kind.value] if kind is not None else described
+    described = {name: _add_field_descriptions(schema) for name, schema in schemas.items()}
+    return described[kind] if kind is not None else described
 
 
 def _add_field_descriptions(schema: dict[str, Any]) -> dict[str, Any]:

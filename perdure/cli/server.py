@@ -11,7 +11,7 @@ from ..errors import ServerUnreachableError
 from ..terminal import print_line
 from .connection import ServerOptions
 from .options import Commands
-from .output import OutputFormat, OutputOptions
+from .output import OutputOptions
 
 if TYPE_CHECKING:
     from ..embedded.server import ServerInfo
@@ -33,7 +33,7 @@ def install(output: OutputOptions) -> None:
     from ..embedded.binary import ensure_binary
 
     binary = asyncio.run(ensure_binary())
-    if output.format is OutputFormat.TEXT:
+    if output.format == "text":
         print_line(f"Temporal server {binary.server_version}, from {binary.source}", error=True)
     path = str(binary.path)
     output.print_result({"path": path, "version": binary.server_version, "source": binary.source}, path)

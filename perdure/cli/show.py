@@ -14,7 +14,7 @@ from ..terminal import escape_line, print_line, style_text
 from .connection import StoreOptions, call_run, find_ui_url
 from .events import format_unanswered
 from .options import RunArgument
-from .output import OutputFormat, OutputOptions, format_conversation
+from .output import OutputOptions, format_conversation
 
 if TYPE_CHECKING:
     from ..client.run import Run
@@ -78,7 +78,7 @@ def show(
 ) -> None:
     """Show a run: its conversation with numbered iterations, its cost, and its activity or what it waits for."""
     details = call_run(server, id, lambda run: read_run_details(run, full=full))
-    if output.format is not OutputFormat.TEXT:
+    if output.format != "text":
         output.print_json(serialize_run_details(details))
         return
     for line in format_run_details(details, full=full):

@@ -24,6 +24,7 @@ from ..errors import InvalidInputError, PerdureError, RunClosedError, RunError, 
 from ..loop.lifecycle import parse_start
 from ..loop.turns import merge_overrides
 from ..ports import Blob, Commit, timestamp
+from ..ports.store import add_blob, record_file
 from ..temporal_service import (
     MEMO_AGENT,
     TASK_TIMEOUT,
@@ -342,21 +343,13 @@ async def _upload_parts(content: list[str | File], blobs: list[Blob]) -> tuple[C
             part = _upload_long_text(clean_text(piece), left, blobs)
             left -= len(part.text.encode())
             parts.append(part)
-        elif piece.data is None:
-            parts.append(piece.part)
         else:
-            blob = await asyncio.to_thread(Blob.from_content, piece.data)
-            blobs.append(blob)
-            parts.append(FilePart(media_type=piece.media_type, name=piece.name, blob=blob.ref))
+            parts.append(await record_file(piece, blobs))
     return tuple(parts)
 
 
 def _upload_long_text(text: str, room: int, blobs: list[Blob]) -> TextPart:
-    if _fits(text, room):
-        return TextPart(text=text)
-    blob = Blob.from_content(text)
-    blobs.append(blob)
-    return TextPart(blob=blob.ref)
+    return TextPart(text=text) if _fits(text, room) else TextPart(blob=add_blob(blobs, text))
 
 
 def _fits(text: str, room: int) -> bool:

@@ -31,7 +31,7 @@ from ..tools import CallbackTool, SubagentTool
 from ..types.forms import find_form_mismatch
 from .inbox import PendingCall, list_pending_calls_of_run
 from .run import Run
-from .tasks import background_task
+from .tasks import background_task, wait_beside
 
 T = TypeVar("T")
 
@@ -144,13 +144,7 @@ class ApprovalHandler:
     async def run_while_deciding(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of ``work``. Raises ``ApprovalPendingError`` for a call that this client is not to
         decide."""
-        if self._idle:
-            return await work
-        async with background_task(work) as working, background_task(self._poll_pending_calls()) as polling:
-            await asyncio.wait([working, polling], return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                await polling
-            return await working
+        return await (work if self._idle else wait_beside(work, self._poll_pending_calls()))
 
     async def _poll_pending_calls(self) -> None:
         delay = _PENDING_POLL_FIRST_DELAY

@@ -1,4 +1,4 @@
-"""A task that runs for the length of a block."""
+"""A task that runs for the length of a block, and one that guards another."""
 
 from __future__ import annotations
 
@@ -20,3 +20,12 @@ async def background_task(work: Coroutine[Any, Any, T]) -> AsyncGenerator[asynci
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def wait_beside(work: Coroutine[Any, Any, T], guard: Coroutine[Any, Any, Any]) -> T:
+    """Return the result of ``work``. Raises what ``guard`` raises, if that ends first."""
+    async with background_task(work) as working, background_task(guard) as guarding:
+        await asyncio.wait([working, guarding], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            await guarding
+        return await working

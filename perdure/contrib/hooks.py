@@ -18,28 +18,16 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from ..errors import DefinitionError, HookError
 from ..hooks import HookEvent, HookSet, hook
 from ..hooks.hook import OnError
 from ..tools import RunContext, ToolContext
+from ..tools.memory import MemoryReader
 from ..types.compaction import Compaction
 from ..types.limits import check_whole_number
 from ..types.messages import Message, Part, TextPart, ThinkingPart, ToolResultPart, Usage
-
-__all__ = [
-    "SECRETS",
-    "AuditLog",
-    "TokenCollector",
-    "ToolUsage",
-    "audit_log",
-    "auto_summarise",
-    "check_audit_log",
-    "notify_every",
-    "redact",
-    "warn_on_tokens",
-]
 
 logger = logging.getLogger("perdure.hooks")
 
@@ -304,18 +292,6 @@ def auto_summarise(threshold: int, *, keep_last: int = 20, model: Any = None, pr
 
 # ---
 # Usage of runs: tokens and cost, and tool calls.
-
-
-class MemoryReader(Protocol):
-    """A reader of memory: ``client.memory``, or ``ctx.memory`` in a tool or hook."""
-
-    async def get(self, namespace: str, key: str, default: Any = None) -> Any:
-        """Return one value."""
-        ...
-
-    async def list(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, Any]:
-        """Return values by their keys."""
-        ...
 
 
 class TokenCollector(HookSet):

@@ -184,20 +184,26 @@ def try_lock(path: Path) -> int | None:
     return fd
 
 
-@asynccontextmanager
-async def hold_lock(path: Path, *, wait: float, busy: str) -> AsyncIterator[None]:
-    """Hold the lock on ``path``; ``busy`` describes its holder in the error after ``wait`` seconds.
+async def take_lock(path: Path, wait: float, error: RuntimeSetupError) -> int:
+    """Lock ``path``, and return the open file that holds the lock. Raises ``error`` after ``wait`` seconds.
 
     Polls, since a thread blocked in flock could not be cancelled.
     """
     deadline = asyncio.get_running_loop().time() + wait
     while (fd := try_lock(path)) is None:
         if asyncio.get_running_loop().time() > deadline:
-            raise RuntimeSetupError(
-                f"another process has been {busy} for over {wait:.0f} s",
-                hint=f"It holds {path}; `fuser {path}` names it. End it and try again.",
-            )
+            raise error
         await asyncio.sleep(_LOCK_POLL_SECONDS)
+    return fd
+
+
+@asynccontextmanager
+async def hold_lock(path: Path, *, wait: float, busy: str) -> AsyncIterator[None]:
+    """Hold the lock on ``path``; ``busy`` describes its holder in the error after ``wait`` seconds."""
+    hint = f"It holds {path}; `fuser {path}` names it. End it and try again."
+    fd = await take_lock(
+        path, wait, RuntimeSetupError(f"another process has been {busy} for over {wait:.0f} s", hint=hint)
+    )
     try:
         yield
     finally:

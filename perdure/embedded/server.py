@@ -21,7 +21,7 @@ from pydantic import Field, TypeAdapter
 from .. import temporal_service
 from ..errors import RuntimeSetupError, ServerStartError
 from .binary import Binary, ensure_binary
-from .home import Home, current_home, hold_lock, open_private, try_lock
+from .home import Home, current_home, hold_lock, open_private, take_lock, try_lock
 from .process import is_alive, read_start_token, spawn_detached, terminate_process
 
 # ---
@@ -326,7 +326,6 @@ def _read_log_tail(home: Home, start_of_run: int) -> str:
 
 _LOCK_SECONDS = 120.0
 _RELEASE_SECONDS = 10.0
-_RELEASE_POLL_SECONDS = 0.02
 _LOCK_PURPOSE = "starting or stopping the Temporal dev server"
 
 
@@ -408,15 +407,9 @@ async def _claim_database(home: Home) -> int:
     """Take the lock that the next server holds for its lifetime. Ends a server without a record first."""
     await _stop_unrecorded_server(home)
     # The kernel releases the locks of a killed process a moment after the process has ended.
-    deadline = asyncio.get_running_loop().time() + _RELEASE_SECONDS
-    while (fd := try_lock(home.database_lock)) is None:
-        if asyncio.get_running_loop().time() > deadline:
-            raise ServerStartError(
-                f"a server without a record holds {home.temporal_db}",
-                hint=f"`fuser {home.database_lock}` names its process. End it and try again.",
-            )
-        await asyncio.sleep(_RELEASE_POLL_SECONDS)
-    return fd
+    hint = f"`fuser {home.database_lock}` names its process. End it and try again."
+    error = ServerStartError(f"a server without a record holds {home.temporal_db}", hint=hint)
+    return await take_lock(home.database_lock, _RELEASE_SECONDS, error)
 
 
 async def _stop_unrecorded_server(home: Home) -> bool:

@@ -5,7 +5,7 @@ reads what they return, :mod:`.step` and :mod:`.branch` are what a step policy g
 """
 
 from .dispatch import AuthorRunner, HookArguments, ReturnHandler, run_hooks
-from .hook import EVENTS, Hook, HookEvent, HookSet, Veto, hook, validate_hooks
+from .hook import EVENTS, Hook, HookEvent, HookSet, Veto, hook, select_hooks, validate_hooks
 from .step import Step
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "Veto",
     "hook",
     "run_hooks",
+    "select_hooks",
     "validate_hooks",
 ]

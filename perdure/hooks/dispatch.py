@@ -18,7 +18,8 @@ from typing import Any
 from ..errors import AbortError, DefinitionError, HookError
 from ..loop.transcript import sanitize_parts
 from ..ports import Blob, ModelRequest
-from ..types.messages import FilePart, Message, Part, TextPart, ToolCallPart, clean_text, decode_file_data
+from ..ports.store import move_file_to_blob
+from ..types.messages import FilePart, Message, Part, TextPart, ToolCallPart, clean_text
 from ..types.plain_json import to_plain_json
 from .hook import VETOABLE_EVENTS, Hook, Veto
 
@@ -30,7 +31,8 @@ HookArguments = dict[str, Any]
 """The arguments of hooks, by the names of their parameters."""
 ReturnHandler = Callable[[Hook, Any, HookArguments], object]
 """``on_return(hook, returned, arguments)``: handles what a hook returned, and may change the arguments of the hooks
-after it. Returns true to skip those. Raises for a value that the hook may not return."""
+after it. Returns true to skip those. It is not called with a ``Veto``. Raises for a value that the hook may not
+return."""
 FailureHandler = Callable[[HookArguments], object]
 """``on_failure(arguments)``: undoes what a failed hook may have changed in place."""
 
@@ -45,10 +47,7 @@ def extract_file_blobs(messages: Iterable[Message]) -> tuple[tuple[Message, ...]
     blobs: list[Blob] = []
 
     def extract(part: Part) -> Part:
-        if not isinstance(part, FilePart) or part.data is None:
-            return part
-        blobs.append(Blob.from_content(decode_file_data(part)))
-        return part.model_copy(update={"data": None, "blob": blobs[-1].ref})
+        return move_file_to_blob(part, blobs) if isinstance(part, FilePart) else part
 
     extracted: list[Message] = []
     for message in messages:
@@ -101,18 +100,15 @@ def _marshal_arguments(arguments: Any) -> Any:
 # Running hooks.
 
 
-def _ignore(*_: Any) -> None:
-    """Ignore a returned value, or a failure."""
-
-
 async def run_hooks(
     run: AuthorRunner,
     hooks: Sequence[Hook],
     arguments: HookArguments,
-    on_return: ReturnHandler = _ignore,
-    on_failure: FailureHandler = _ignore,
-) -> None:
-    """Run ``hooks`` one after the other; each gets the arguments that ``on_return`` made of the earlier results.
+    on_return: ReturnHandler = lambda *_: None,
+    on_failure: FailureHandler = lambda *_: None,
+) -> Veto | None:
+    """Run ``hooks`` one after the other; each gets the arguments that ``on_return`` made of the earlier results. Return
+    the ``Veto`` of a hook, which skips the hooks after it.
 
     Raises ``HookError`` that names the hook that failed, or did not return in time, unless that is only logged; and
     ``AbortError`` of a hook unchanged.
@@ -127,10 +123,22 @@ async def run_hooks(
             group = _HookGroup(tuple(same_kind), arguments, on_return, on_failure, snapshot)
             await _run_group(run, group)
             if group.stopped:
-                return
+                return group.veto
             rest = rest[group.position :]
     finally:
         snapshot.restore()
+    return None
+
+
+async def run_observing_hooks(run: AuthorRunner, hooks: Sequence[Hook], arguments: HookArguments) -> None:
+    """Run each of ``hooks``, whose failures are only logged. Raises ``AbortError``."""
+    for hook in hooks:
+        try:
+            await run_hooks(run, [hook], arguments)
+        except AbortError as abort:
+            raise abort.plain() from arguments.get("error")
+        except Exception as error:
+            logger.warning("%s", error)
 
 
 def _sees_messages(hook: Hook) -> bool:
@@ -152,6 +160,8 @@ class _HookGroup:
     """When that hook started; None while the first waits for a thread, which does not count."""
     stopped: bool = False
     """The hooks after it are skipped."""
+    veto: Veto | None = None
+    """Why, if a hook has returned one."""
     abandoned: bool = False
     """A hook took too long. It may still run in a thread; its result is ignored."""
     pending: Awaitable[Any] | None = None
@@ -235,10 +245,13 @@ class _HookGroup:
             return
         if isinstance(value, Veto) and hook.event not in VETOABLE_EVENTS:
             events = ", ".join(VETOABLE_EVENTS)
-            raise _build_returned_error(hook, f"returned a Veto, which only hooks on {events} may return")
+            raise build_hook_error(hook, f"returned a Veto, which only hooks on {events} may return")
         if _sees_messages(hook):
             self.snapshot.check_unchanged("messages[i]")
-        self.stopped = bool(self.on_return(hook, value, self.arguments))
+        if isinstance(value, Veto):
+            self.veto, self.stopped = value, True
+        else:
+            self.stopped = bool(self.on_return(hook, value, self.arguments))
 
 
 async def _run_group(run: AuthorRunner, group: _HookGroup) -> None:
@@ -286,23 +299,21 @@ def _describe_hook(hook: Hook) -> str:
 # Reading what hooks return. Each function raises ``HookError`` for a value that the hook may not return.
 
 
-def read_hook_request(hook: Hook, returned: Any, request: ModelRequest) -> ModelRequest | Veto:
-    """Return the request after a ``before_llm_call`` hook, or its ``Veto``."""
+def read_hook_request(hook: Hook, returned: Any, request: ModelRequest) -> ModelRequest:
+    """Return the request after a ``before_llm_call`` hook."""
     match returned:
         case None:
             return request
-        case Veto():
-            return returned
         case ModelRequest():
             if returned.model != request.model:
                 why = f"changed the model to {returned.model!r}; on_iteration can: step.model = …"
-                raise _build_returned_error(hook, why)
+                raise build_hook_error(hook, why)
             return replace(returned, messages=_validate_returned_messages(hook, returned.messages))
         case list() | tuple():
             return replace(request, messages=_validate_returned_messages(hook, returned))
         case _:
             allowed = "a ModelRequest (replace(request, …)), a list of messages or Veto"
-            raise _build_return_type_error(hook, returned, allowed)
+            raise build_return_type_error(hook, returned, allowed)
 
 
 def read_hook_reply(hook: Hook, returned: Any, reply: Message) -> Message:
@@ -317,10 +328,10 @@ def read_hook_reply(hook: Hook, returned: Any, reply: Message) -> Message:
             facts["finish_reason"] = returned.finish_reason or reply.finish_reason
             parts = sanitize_parts(returned.parts)
             if any(part.type in ("tool_result", "file") for part in parts):
-                raise _build_returned_error(hook, "returned a reply with tool results or files, which no model gives")
+                raise build_hook_error(hook, "returned a reply with tool results or files, which no model gives")
             return returned.model_copy(update={**facts, "withheld": reply.withheld, "parts": parts})
         case _:
-            raise _build_return_type_error(hook, returned, "an assistant message or text")
+            raise build_return_type_error(hook, returned, "an assistant message or text")
 
 
 def read_hook_message(hook: Hook, returned: Any, message: Message) -> Message:
@@ -328,16 +339,14 @@ def read_hook_message(hook: Hook, returned: Any, message: Message) -> Message:
     match returned:
         case None:
             return message
-        case Veto(reason=reason):
-            return withhold_message(message, reason)
         case str():
             return _copy_user_message(message, replace_text(message.parts, returned))
         case Message(role="user"):
             if not all(part.type in ("text", "file") for part in returned.parts) or not returned.parts:
-                raise _build_returned_error(hook, "returned a user's message that does not consist of texts and files")
+                raise build_hook_error(hook, "returned a user's message that does not consist of texts and files")
             return _copy_user_message(message, sanitize_parts(returned.parts))
         case _:
-            raise _build_return_type_error(hook, returned, "a user's message, text or Veto")
+            raise build_return_type_error(hook, returned, "a user's message, text or Veto")
 
 
 def read_hook_text(hook: Hook, returned: Any, text: str) -> str:
@@ -345,21 +354,18 @@ def read_hook_text(hook: Hook, returned: Any, text: str) -> str:
     if returned is None:
         return text
     if not isinstance(returned, str):
-        raise _build_return_type_error(hook, returned, "the answer's text")
+        raise build_return_type_error(hook, returned, "the answer's text")
     return clean_text(returned)
 
 
-def read_hook_arguments(hook: Hook, returned: Any, arguments: dict[str, Any]) -> dict[str, Any] | Veto:
-    """Return a call's arguments after a ``before_tool_call`` hook, which may have changed ``arguments`` in place; or
-    its ``Veto``."""
-    if isinstance(returned, Veto):
-        return returned
+def read_hook_arguments(hook: Hook, returned: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments after a ``before_tool_call`` hook, which may have changed ``arguments`` in place."""
     if returned is not None and not isinstance(returned, dict):
-        raise _build_return_type_error(hook, returned, "a dictionary of arguments or Veto")
+        raise build_return_type_error(hook, returned, "a dictionary of arguments or Veto")
     try:
         plain: dict[str, Any] = to_plain_json(arguments if returned is None else returned)
     except ValueError as error:
-        raise _build_returned_error(hook, f"gave arguments that are not plain JSON: {error}") from None
+        raise build_hook_error(hook, f"gave arguments that are not plain JSON: {error}") from None
     return arguments if returned is None and plain == arguments else plain
 
 
@@ -382,10 +388,10 @@ def _copy_user_message(message: Message, parts: tuple[Part, ...]) -> Message:
 def _validate_returned_messages(hook: Hook, messages: Any) -> tuple[Message, ...]:
     returned = tuple(messages)
     if not returned or not all(isinstance(message, Message) for message in returned):
-        raise _build_returned_error(hook, "returned no messages, or other values among them")
+        raise build_hook_error(hook, "returned no messages, or other values among them")
     if any(message.role == "system" for message in returned):
         why = "returned a system message; change request.system: replace(request, system=…)"
-        raise _build_returned_error(hook, why)
+        raise build_hook_error(hook, why)
     return tuple(map(_sanitise_message, returned))
 
 
@@ -394,9 +400,10 @@ def _sanitise_message(message: Message) -> Message:
     return message if parts == message.parts else message.model_copy(update={"parts": parts})
 
 
-def _build_return_type_error(hook: Hook, returned: Any, allowed: str) -> HookError:
-    return _build_returned_error(hook, f"returned {returned!r:.100}; it may return None, {allowed}")
+def build_return_type_error(hook: Hook, returned: Any, allowed: str) -> HookError:
+    return build_hook_error(hook, f"returned {returned!r:.100}; it may return None, {allowed}")
 
 
-def _build_returned_error(hook: Hook, why: str) -> HookError:
-    return HookError(f"{_describe_hook(hook)} {why}")
+def build_hook_error(hook: Hook, why: str, hint: str | None = None) -> HookError:
+    """Build the error of a hook, whose name stands before ``why``."""
+    return HookError(f"{_describe_hook(hook)} {why}", hint=hint)

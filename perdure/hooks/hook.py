@@ -238,3 +238,8 @@ class HookSet:
     def __repr__(self) -> str:
         hooks = ", ".join(f"{hook.name} on {hook.event}" for hook in self.all)
         return f"<{type(self).__name__} of {hooks or 'none'}>"
+
+
+def select_hooks(event: HookEvent, *sets: HookSet | None) -> tuple[Hook, ...]:
+    """Return the hooks of ``event`` in all ``sets``, in their order."""
+    return tuple(hook for hooks in sets if hooks for hook in hooks.on(event))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..types.interface import OperatorPause
-from ..types.state import RunState, ToolCallState, TurnAnswer, TurnFailure, TurnState
+from ..types.state import RunState, ToolCallState, TurnAnswer, TurnState
 from ..types.subagents import CollectCall, TellCall
 from ..types.tool_calls import (
     ActivityCall,
@@ -17,7 +17,7 @@ from ..types.tool_calls import (
     RemoteCall,
     SubagentCall,
 )
-from ..types.wire import FinalAnswer, ModelOutput, NewItem, NewMessage, NewResult
+from ..types.wire import FinalAnswer, ModelOutput, NewItem, NewMessage, NewResult, TurnFailure
 from .children import drop_branches, open_branches
 from .compaction import update_compaction_after_reply
 from .decide import CallModel, RecordClosing
@@ -73,7 +73,7 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
     state.tool_calls += sum(isinstance(call.disposition, InlineCall) for call in output.calls)
     admit_calls(state)
     if output.failed is not None:
-        turn.failure = TurnFailure(type=output.failed.type, message=output.failed.message)
+        turn.failure = output.failed
     elif output.finish is not None:
         _set_turn_answer(turn, output.finish, output)
     elif not output.calls:
@@ -108,7 +108,7 @@ def _apply_forced_reply(state: RunState, turn: TurnState, output: ModelOutput) -
     """Apply a reply that had to be the answer; after a rejected one the model is called again."""
     calls = [call for call in output.calls if not isinstance(call.disposition, AnsweredCall)]
     if output.failed is not None:
-        turn.failure = TurnFailure(type=output.failed.type, message=output.failed.message)
+        turn.failure = output.failed
     elif output.rejected:
         turn.rejected += 1
         turn.answer = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from ..types.messages import copy_shared
 from ..types.state import BranchingStep, PendingBranch, RunState, ToolCallState
 from ..types.subagents import BackgroundRun, BackgroundStatus, BranchOutcome, CollectCall
 from ..types.wire import ModelOutput
@@ -93,12 +94,6 @@ def list_awaited_background_runs(state: RunState) -> list[BackgroundRun]:
 def build_background_statuses(state: RunState) -> tuple[BackgroundStatus, ...]:
     """List the background runs as ``status`` shows them."""
     return tuple(
-        BackgroundStatus(
-            handle=row.handle,
-            agent=row.agent,
-            context_id=build_child_run_id(state, row),
-            state=row.state,
-            collected=row.collected,
-        )
+        BackgroundStatus(**copy_shared(row, BackgroundStatus), context_id=build_child_run_id(state, row))
         for row in state.background
     )

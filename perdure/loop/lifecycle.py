@@ -10,10 +10,11 @@ from pydantic import ValidationError
 from ..errors import InvalidInputError
 from ..types.interface import OperatorPause, PauseRequest, Start, UserMessage
 from ..types.limits import Bounds, RunLimits
-from ..types.messages import NAME_CHARS, clean_text
+from ..types.messages import NAME_CHARS, clean_text, copy_shared
 from ..types.plain_json import measure_json
-from ..types.state import Pause, RequestedPause, RunState, TurnAnswer, TurnFailure, read_state
+from ..types.state import Pause, RequestedPause, RunState, TurnAnswer, read_state
 from ..types.validation_errors import describe_validation_error
+from ..types.wire import TurnFailure
 from .apply import carry_results, drop_reminder, end_turn_at_limit
 from .children import drop_branches, list_running_branches
 from .external_calls import describe_withheld_result
@@ -277,21 +278,12 @@ def create_run_state(raw: Any, context_id: str, scope: str, parent_id: str | Non
     if parent is not None and not is_child:  # reopened by a client: only its restrictions hold
         parent = parent.model_copy(update={"background": False})
     state = RunState(
+        **copy_shared(start, RunState, parent=parent),
         context_id=context_id,
-        agent=start.agent,
-        mode=start.mode,
         scope=parent.scope if parent is not None and is_child else scope,
-        parent=parent,
         is_child=is_child,
-        context=start.context,
-        auth_context=start.auth_context,
-        auth_ref=start.auth_ref,
         overrides=start.override.model_dump(mode="json", exclude_none=True) if start.override else None,
-        max_history_events=start.max_history_events,
-        idle_timeout=start.idle_timeout,
-        store_id=start.store_id,
         head=start.history,
-        resume=start.resume,
     )
     if start.message is not None:
         message = _build_start_message(start.message)

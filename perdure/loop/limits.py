@@ -12,7 +12,8 @@ from typing import Any
 
 from ..types.limits import Bounds, LimitName, LimitScope, LimitUse
 from ..types.messages import Usage
-from ..types.state import RunState, ToolCallState, TurnFailure, TurnState
+from ..types.state import RunState, ToolCallState, TurnState
+from ..types.wire import TurnFailure
 from .children import sum_reserved_budget
 from .results import build_error_result
 from .turns import describe_unanswered_messages

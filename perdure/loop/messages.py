@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ..errors import InvalidInputError, RunClosedError
 from ..types.approvals import hash_name
 from ..types.interface import MAX_SENDERS, Override, Start, UserMessage
-from ..types.messages import BlobRef, ContentPart, FilePart, TextPart, clean_text, find_file_flaw
+from ..types.messages import BlobRef, ContentPart, FilePart, TextPart, clean_text, copy_shared, find_file_flaw
 from ..types.plain_json import measure_json
 from ..types.state import MAX_NAMED_TURNS, MAX_SEEN_IDS, RunState, TurnState
 from ..types.validation_errors import describe_validation_error
@@ -278,15 +278,8 @@ def _add_to_inbox(state: RunState, message: UserMessage) -> str:
     if message.content is None:
         set_auth(state, message)
         return turn.task_id
-    new = NewMessage(
-        content=clean_content(message.content),
-        id=message_id,
-        by=clean_text(message.by) if message.by else None,
-        store_id=message.store_id,
-        typed=message.typed,
-        auth_context=message.auth_context,
-        auth_ref=message.auth_ref,
-    )
+    by = clean_text(message.by) if message.by else None
+    new = NewMessage(**copy_shared(message, NewMessage, content=clean_content(message.content), id=message_id, by=by))
     count, byte_count = _count_waiting_messages(state)
     state.waiting, state.waiting_bytes = count + 1, byte_count + measure_model(new)
     state.inbox.append(new)

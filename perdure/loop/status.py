@@ -15,6 +15,7 @@ from ..types.interface import (
     IndexedStatus,
     Status,
 )
+from ..types.messages import copy_shared
 from ..types.plain_json import measure_json
 from ..types.state import RunState, ToolCallState
 from ..types.subagents import CollectCall
@@ -106,31 +107,22 @@ def build_status(state: RunState, since: str | None = None, under_way: decide.Ne
     at_limit = is_paused and state.pause is None and requested_pause is None
     return Status.model_validate(
         {
+            **copy_shared(state, Status),
             "state": phase,
             "doing": work,
             "since": state.pause.since if state.pause else since,
             "reason": _build_status_reason(state, at_limit=at_limit),
             "pause": requested_pause,
-            "agent": state.agent,
-            "context_id": state.context_id,
             "task_id": state.turn.task_id if state.turn else None,
-            "mode": state.mode,
             "iteration": state.turn.iteration if state.turn else 0,
             "turn": state.turns,
-            "head": state.head,
-            "store_id": state.store_id,
-            "usage": state.usage,
-            "cost_usd": state.cost_usd,
             "limits": list_limit_uses(state),
             "at_limit": find_exceeded_limit(state) if at_limit else None,
             "calls": list(_iter_call_statuses(state)),
             "background": build_background_statuses(state),
             "approvals": list_pending_approvals(state),
-            "decided": state.decided,
-            "standing": state.standing,
             "queued": len(state.inbox),
             "unanswered": state.turn.unanswered if state.turn else (),
-            "refused": state.refused,
         }
     )
 

@@ -1,5 +1,3 @@
 """MCP servers as toolsets: ``Agent(toolsets=[MCPServer.stdio("npx", ["some-server"])])``. Needs ``perdure[mcp]``."""
 
-from .server import MCPServer
-
-__all__ = ["MCPServer"]
+from .server import MCPServer as MCPServer

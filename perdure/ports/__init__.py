@@ -3,77 +3,37 @@
 Each protocol is small, names no SDK, and has a public fake in ``perdure.testing``.
 """
 
-from .model import (
-    Completed,
-    ModelRef,
-    ModelRequest,
-    Provider,
-    Restarted,
-    StreamEvent,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallDelta,
-    ToolSpec,
-)
-from .store import (
-    Blob,
-    Cache,
-    Claim,
-    Commit,
-    EventBatch,
-    EventLog,
-    EventRow,
-    Journal,
-    MemoryWrite,
-    NewEvent,
-    Node,
-    Outcome,
-    RunRow,
-    Runs,
-    SharedMemory,
-    Store,
-    TranscriptChain,
-    Transcripts,
-    TurnRow,
-    Turns,
-    build_batch_token,
-    timestamp,
-)
-from .toolset import ListedTool, Toolset
-
-__all__ = [
-    "Blob",
-    "Cache",
-    "Claim",
-    "Commit",
-    "Completed",
-    "EventBatch",
-    "EventLog",
-    "EventRow",
-    "Journal",
-    "ListedTool",
-    "MemoryWrite",
-    "ModelRef",
-    "ModelRequest",
-    "NewEvent",
-    "Node",
-    "Outcome",
-    "Provider",
-    "Restarted",
-    "RunRow",
-    "Runs",
-    "SharedMemory",
-    "Store",
-    "StreamEvent",
-    "TextDelta",
-    "ThinkingDelta",
-    "ToolCallDelta",
-    "ToolSpec",
-    "Toolset",
-    "TranscriptChain",
-    "Transcripts",
-    "TurnRow",
-    "Turns",
-    "build_batch_token",
-    "timestamp",
-]
+from .model import Completed as Completed
+from .model import ModelRef as ModelRef
+from .model import ModelRequest as ModelRequest
+from .model import Provider as Provider
+from .model import Restarted as Restarted
+from .model import StreamEvent as StreamEvent
+from .model import TextDelta as TextDelta
+from .model import ThinkingDelta as ThinkingDelta
+from .model import ToolCallDelta as ToolCallDelta
+from .model import ToolSpec as ToolSpec
+from .store import Blob as Blob
+from .store import Cache as Cache
+from .store import Claim as Claim
+from .store import Commit as Commit
+from .store import EventBatch as EventBatch
+from .store import EventLog as EventLog
+from .store import EventRow as EventRow
+from .store import Journal as Journal
+from .store import MemoryWrite as MemoryWrite
+from .store import NewEvent as NewEvent
+from .store import Node as Node
+from .store import Outcome as Outcome
+from .store import RunRow as RunRow
+from .store import Runs as Runs
+from .store import SharedMemory as SharedMemory
+from .store import Store as Store
+from .store import TranscriptChain as TranscriptChain
+from .store import Transcripts as Transcripts
+from .store import TurnRow as TurnRow
+from .store import Turns as Turns
+from .store import build_batch_token as build_batch_token
+from .store import timestamp as timestamp
+from .toolset import ListedTool as ListedTool
+from .toolset import Toolset as Toolset

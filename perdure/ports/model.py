@@ -109,7 +109,6 @@ class Provider(Protocol):
 
     def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
         """Call the model and yield its stream events, ``Completed`` last."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +10,12 @@ from datetime import UTC, datetime
 from typing import Literal, Protocol, TypeVar
 
 from ..types.events import Event, Span
-from ..types.messages import BlobRef, Message
+from ..types.messages import BlobRef, Data, File, FilePart, Message, decode_file_data
 from ..types.subagents import Lineage, PathStep
+from ..types.wire import is_large_text
 
 V = TypeVar("V")
+DataT = TypeVar("DataT", bound=Data)
 
 # ---
 # The event log: one order of events per conversation for all writers, and a way to follow it.
@@ -110,7 +113,6 @@ class EventLog(Protocol):
 
         If this raises, nothing was written, and the batch may be appended again.
         """
-        ...
 
     async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
@@ -120,12 +122,10 @@ class EventLog(Protocol):
 
         At most ``limit``, fewer if they are large; none only if there are none.
         """
-        ...
 
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
         """Wait, ``timeout`` seconds at most, for a number after ``after`` in the stream of the conversation's events,
         possibly of another run there; return the last number by then, 0 if there is none."""
-        ...
 
 
 # ---
@@ -158,6 +158,38 @@ class Blob:
     def ref(self) -> BlobRef:
         """The reference that replaces it."""
         return BlobRef(hash=self.hash, size=len(self.body))
+
+
+def add_blob(blobs: list[Blob], content: str | bytes) -> BlobRef:
+    """Add the blob of ``content`` to ``blobs``, and return its reference."""
+    blobs.append(Blob.from_content(content))
+    return blobs[-1].ref
+
+
+def move_file_to_blob(part: FilePart, blobs: list[Blob]) -> FilePart:
+    """Replace the bytes of ``part``, if it has them, by a reference to a blob, which is added to ``blobs``. Raises
+    ``InvalidInputError``."""
+    if part.data is None:
+        return part
+    return part.model_copy(update={"data": None, "blob": add_blob(blobs, decode_file_data(part))})
+
+
+async def record_file(file: File, blobs: list[Blob]) -> FilePart:
+    """Return the part of ``file``. Its bytes, if it has them, are added to ``blobs``."""
+    if file.data is None:
+        return file.part
+    blob = await asyncio.to_thread(Blob.from_content, file.data)  # hashing: 20 ms for 20 MB
+    blobs.append(blob)
+    return FilePart(media_type=file.media_type, name=file.name, blob=blob.ref)
+
+
+def move_text_to_blob(model: DataT, field: str, blobs: list[Blob], empty: str | None = "") -> DataT:
+    """Replace a text above ``INLINE_BYTES`` in ``field`` of ``model`` by ``empty``, and by a reference in ``blob``. Its
+    blob is added to ``blobs``."""
+    text = getattr(model, field)
+    if text is None or not is_large_text(text):
+        return model
+    return model.model_copy(update={field: empty, "blob": add_blob(blobs, text)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +285,6 @@ class Journal(Protocol):
 
     async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
         """Return the recorded outcomes among ``keys``."""
-        ...
 
     async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
         """Record the intent of ``owner`` (one attempt) to act, and with it, if it is ``new``, ``events``.
@@ -261,7 +292,6 @@ class Journal(Protocol):
         The first owner gets ``new``, and so does the same owner asking twice. Another owner gets ``begun``, or with
         ``again`` (an idempotent tool) takes the claim over and gets ``new``. If there is a recorded outcome: ``done``.
         """
-        ...
 
     async def commit(self, commit: Commit) -> bytes | None:
         """Write everything in one transaction; existing nodes and blobs count as written.
@@ -270,7 +300,6 @@ class Journal(Protocol):
         nothing of this commit's run row, turn, memory and events is written. None without an outcome. A run row or turn
         with an earlier ``asked_at`` than the recorded one is dropped; the rest is written.
         """
-        ...
 
 
 class Transcripts(Protocol):
@@ -281,11 +310,9 @@ class Transcripts(Protocol):
 
         Raises ``TranscriptCorruptedError`` when a node is missing.
         """
-        ...
 
     async def read_blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
         """Return the blobs that exist, by hash."""
-        ...
 
 
 class Cache(Protocol[V]):
@@ -293,11 +320,9 @@ class Cache(Protocol[V]):
 
     def get(self, key: str) -> V | None:
         """Return the value, or None if it is not cached."""
-        ...
 
     def put(self, key: str, value: V, size: int) -> None:
         """Keep ``value``, of ``size`` bytes."""
-        ...
 
 
 class TranscriptChain(Protocol):
@@ -305,19 +330,15 @@ class TranscriptChain(Protocol):
 
     async def load(self, head: str | None) -> list[Message]:
         """Load the conversation up to ``head``, with the texts of blobs. Raises ``TranscriptCorruptedError``."""
-        ...
 
     def extend(self, head: str | None, messages: Sequence[Message]) -> tuple[Node, list[Blob]]:
         """Build the node that follows ``head``, and the blobs that it refers to; nothing is written."""
-        ...
 
     def remember(self, node: Node, messages: Sequence[Message]) -> None:
         """Cache a node, so that the next load does not read it."""
-        ...
 
     async def resolve_blob(self, ref: BlobRef) -> str:
         """Return the text of a blob. Raises ``TranscriptCorruptedError``."""
-        ...
 
     async def load_files(
         self, messages: Iterable[Message], known: Mapping[str, bytes] | None = None
@@ -327,7 +348,6 @@ class TranscriptChain(Protocol):
 
         Raises ``TranscriptCorruptedError`` for one that is missing or altered.
         """
-        ...
 
 
 class Runs(Protocol):
@@ -335,11 +355,9 @@ class Runs(Protocol):
 
     async def get_run(self, context_id: str) -> RunRow | None:
         """Return one row, or None."""
-        ...
 
     async def list_runs(self, *, agent: str | None = None, status: str | None = None, limit: int = 100) -> list[RunRow]:
         """List rows, the newest first."""
-        ...
 
 
 class Turns(Protocol):
@@ -347,11 +365,9 @@ class Turns(Protocol):
 
     async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
         """Return one row, without ``messages``, or None."""
-        ...
 
     async def find_message_turn(self, context_id: str, message_id: str) -> str | None:
         """Return the ``task_id`` of the first turn that took the message of that id."""
-        ...
 
 
 class SharedMemory(Protocol):
@@ -359,11 +375,9 @@ class SharedMemory(Protocol):
 
     async def recall(self, namespace: str, key: str) -> bytes | None:
         """Return one value, or None."""
-        ...
 
     async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
         """Return the values whose key begins with ``prefix``, in the order of their keys (by code points)."""
-        ...
 
 
 class Store(Journal, Transcripts, Runs, Turns, SharedMemory, EventLog, Protocol):
@@ -381,8 +395,6 @@ class Store(Journal, Transcripts, Runs, Turns, SharedMemory, EventLog, Protocol)
         If there is no store, one is made; without ``create``, reads then find nothing and writes raise ``StoreError``
         until it has been made. Another call checks whether it has been made.
         """
-        ...
 
     async def close(self) -> None:
         """Close the connections."""
-        ...

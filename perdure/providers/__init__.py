@@ -7,39 +7,22 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .registry import (
-    check_settings,
-    close_providers,
-    get_provider,
-    keep_providers_open,
-    list_providers,
-    parse_model,
-    register_provider,
-)
+from .registry import check_settings as check_settings
+from .registry import close_providers as close_providers
+from .registry import get_provider as get_provider
+from .registry import keep_providers_open as keep_providers_open
+from .registry import list_providers as list_providers
+from .registry import parse_model as parse_model
+from .registry import register_provider as register_provider
 
 if TYPE_CHECKING:
-    from .anthropic import Anthropic
-    from .google import Google
-    from .history import ImportedHistory, import_messages
-    from .openai_chat import OpenAIChat
-    from .openai_responses import OpenAIResponses
+    from .anthropic import Anthropic as Anthropic
+    from .google import Google as Google
+    from .history import ImportedHistory as ImportedHistory
+    from .history import import_messages as import_messages
+    from .openai_chat import OpenAIChat as OpenAIChat
+    from .openai_responses import OpenAIResponses as OpenAIResponses
 
-
-__all__ = [
-    "Anthropic",
-    "Google",
-    "ImportedHistory",
-    "OpenAIChat",
-    "OpenAIResponses",
-    "check_settings",
-    "close_providers",
-    "get_provider",
-    "import_messages",
-    "keep_providers_open",
-    "list_providers",
-    "parse_model",
-    "register_provider",
-]
 
 _HOME = {
     "Anthropic": "anthropic",

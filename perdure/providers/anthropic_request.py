@@ -23,13 +23,7 @@ from .encoding import CONTINUE_TEXT, encode_json, encode_tool_name, get_own_opaq
 
 _CLAUDE_NAME = re.compile(r"claude-(?P<line>[a-z]+)-(?P<major>\d{1,2})(?!\d)(?:[-.](?P<minor>\d{1,2})(?!\d))?")
 _OLD_CLAUDE_NAME = re.compile(r"claude-(?P<major>\d)(?:[-.](?P<minor>\d))?-(?P<line>[a-z]+)")
-_MAX_TOKENS_BY_VERSION = (
-    ((4, 5), 64_000),
-    ((4, 0), 32_000),
-    ((3, 7), 64_000),
-    ((3, 5), 8_192),
-    ((0, 0), 4_096),
-)
+_MAX_TOKENS_BY_VERSION = (((4, 5), 64_000), ((4, 0), 32_000), ((3, 7), 64_000), ((3, 5), 8_192), ((0, 0), 4_096))
 """Tokens of a reply from this version on: what the smallest model of the version can write, or half of it."""
 
 _ALWAYS_THINKING = ("fable", "mythos")

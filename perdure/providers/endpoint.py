@@ -254,10 +254,8 @@ class Endpoint(ABC, Generic[ClientT]):
         """The key. Raises ``AuthenticationError`` for a missing or malformed one."""
         key = (self._api_key or next(filter(None, map(os.environ.get, self._api_key_envs)), "")).strip()
         if not key:
-            raise AuthenticationError(
-                f"No API key: {self._api_key_envs[0]} is not set.",
-                hint=f"Set it, or pass {type(self).__name__}(api_key=…); any text does for a server that needs no key.",
-            )
+            hint = f"Set it, or pass {type(self).__name__}(api_key=…); any text does for a server that needs no key."
+            raise AuthenticationError(f"No API key: {self._api_key_envs[0]} is not set.", hint=hint)
         if not (key.isascii() and key.isprintable()):
             raise AuthenticationError(
                 f"The API key ({self.key_name}) has characters that a key cannot have.",

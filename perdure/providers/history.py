@@ -78,10 +78,8 @@ def decode_messages(name: str, messages: Any, *, origin: str, model: str | None 
     data."""
     wire_format = _FORMATS[name]
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes | bytearray):
-        raise InvalidInputError(
-            f"messages: it must be the list of messages of a request, not {type(messages).__name__}",
-            hint=f"Give what a request in the format {name} has as {wire_format.field!r}.",
-        )
+        problem = f"messages: it must be the list of messages of a request, not {type(messages).__name__}"
+        raise InvalidInputError(problem, hint=f"Give what a request in the format {name} has as {wire_format.field!r}.")
     conversation = Conversation(origin, model)
     position = -1
 

@@ -10,15 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, assert_never
 
 from ..ports import ModelRequest, ToolSpec
-from ..types.messages import (
-    ContentPart,
-    FilePart,
-    Message,
-    Part,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-)
+from ..types.messages import ContentPart, FilePart, Message, Part, TextPart, ThinkingPart, ToolCallPart
 from .encoding import (
     MessageEncoder,
     build_data_url,

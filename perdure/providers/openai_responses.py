@@ -189,10 +189,8 @@ def _check_merged_options(given: Mapping[str, Any], options: Mapping[str, Any]) 
         if not isinstance(kind, str):
             raise SettingsError(f"provider_options['tools'] {provider} must be objects with a type, not {tool!r}.")
         if kind in _CALLER_TOOLS:
-            raise SettingsError(
-                f"provider_options['tools'] {provider}: {kind!r} is {_CALLER_TOOLS[kind]}.",
-                hint="Only tools that the API runs itself are given here, for instance {'type': 'web_search'}.",
-            )
+            hint = "Only tools that the API runs itself are given here, for instance {'type': 'web_search'}."
+            raise SettingsError(f"provider_options['tools'] {provider}: {kind!r} is {_CALLER_TOOLS[kind]}.", hint=hint)
 
 
 class OpenAIResponses(OpenAIEndpoint):

@@ -67,10 +67,8 @@ def register_price(
     """
     provider, colon, name = model.partition(":") if isinstance(model, str) else ("", "", "")
     if not colon or not provider.strip() or not name.strip():
-        raise DefinitionError(
-            f"A price must be of provider:model, or of provider:*, not of {model!r:.100}.",
-            hint='For instance register_price("local:llama-3.3-70b", input=0.1, output=0.4).',
-        )
+        hint = 'For instance register_price("local:llama-3.3-70b", input=0.1, output=0.4).'
+        raise DefinitionError(f"A price must be of provider:model, or of provider:*, not of {model!r:.100}.", hint=hint)
     price = {
         "input": input,
         "output": output,
@@ -79,10 +77,8 @@ def register_price(
     }
     for field, value in price.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise DefinitionError(
-                f"The price of {model!r}: {field} must be a number of dollars, 0 or more, not {value!r:.100}.",
-                hint="Dollars per million tokens, for instance 0.1.",
-            )
+            problem = f"The price of {model!r}: {field} must be a number of dollars, 0 or more, not {value!r:.100}."
+            raise DefinitionError(problem, hint="Dollars per million tokens, for instance 0.1.")
     price = {field: float(value) for field, value in price.items()}
     _registered_prices[PROVIDER_ALIASES.get(provider, provider), name] = Price(**price)
 

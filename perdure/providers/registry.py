@@ -141,10 +141,8 @@ def parse_model(model: str) -> tuple[str, str]:
     """``"openai:gpt-5"`` → ``("openai", "gpt-5")``. Raises ``DefinitionError``."""
     provider, colon, name = model.partition(":")
     if not colon or not provider or not name or name != name.strip():
-        raise DefinitionError(
-            f"A model is named provider:model, for instance 'openai:gpt-5', not {model!r}.",
-            hint=f"Known providers: {', '.join(list_providers())}.",
-        )
+        problem = f"A model is named provider:model, for instance 'openai:gpt-5', not {model!r}."
+        raise DefinitionError(problem, hint=f"Known providers: {', '.join(list_providers())}.")
     _resolve_provider_name(provider)
     return provider, name
 
@@ -196,7 +194,5 @@ def _resolve_provider_name(name: str) -> str:
     if name in PROVIDER_ALIASES:
         return PROVIDER_ALIASES[name]
     close = difflib.get_close_matches(name, list_providers(), 1)
-    raise DefinitionError(
-        f"Unknown provider {name!r}. Known providers: {', '.join(list_providers())}.",
-        hint=f"Did you mean {close[0]!r}?" if close else "register_provider(name, provider) makes one known.",
-    )
+    hint = f"Did you mean {close[0]!r}?" if close else "register_provider(name, provider) makes one known."
+    raise DefinitionError(f"Unknown provider {name!r}. Known providers: {', '.join(list_providers())}.", hint=hint)

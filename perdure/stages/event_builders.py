@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from ..agent.xml import to_xml
 from ..loop.children import format_child_run_id
 from ..loop.finish import REMINDER_ID
 from ..loop.lifecycle import PAUSING_ERRORS
 from ..ports import NewEvent, timestamp
+from ..ports.store import move_file_to_blob
 from ..types.approvals import ApprovalOutcome
 from ..types.events import (
     ApprovalDecided,
@@ -40,9 +40,9 @@ from ..types.events import (
     ToolStarted,
     TurnEvent,
 )
-from ..types.interface import FINISH_TOOL, OperatorPause, Response, parse_output
+from ..types.interface import FINISH_TOOL, OperatorPause, Response
 from ..types.limits import LimitUse
-from ..types.messages import FilePart, TextPart
+from ..types.messages import FilePart, TextPart, copy_shared
 from ..types.plain_json import measure_json
 from ..types.tool_calls import (
     ActivityCall,
@@ -69,7 +69,7 @@ from ..types.wire import (
 )
 from .retries import RetryDecision
 from .stage import ModelCall, ModelReply, ToolCall
-from .transcript import move_file_to_blob
+from .transcript import build_response, render_as_xml
 
 # ---
 # Events of approvals.
@@ -155,16 +155,9 @@ def _build_child_id(task: ModelInput, output: ModelOutput, index: int) -> str:
 def build_branches_completed(task: ModelInput, fields: dict[str, Any]) -> Iterator[NewEvent]:
     """Build the events of the outcomes of the branches that the step has waited for."""
     for outcome in task.branches:
-        event = BranchCompleted(
-            **fields,
-            iteration=task.iteration,
-            agent=outcome.agent,
-            child_context_id=format_child_run_id(task.context_id, task.scope, outcome.op, reopened=task.reopened),
-            content=outcome.content,
-            blob=outcome.blob,
-            error_type=outcome.error_type,
-            error=outcome.error,
-        )
+        child = format_child_run_id(task.context_id, task.scope, outcome.op, reopened=task.reopened)
+        shared = copy_shared(outcome, BranchCompleted)
+        event = BranchCompleted(**fields, **shared, iteration=task.iteration, child_context_id=child)
         yield NewEvent(event, key=f"branch/{task.scope}/{outcome.op}")
 
 
@@ -204,15 +197,8 @@ def build_input_events(call: ModelCall, fields: dict[str, Any]) -> Iterator[NewE
                 if item.decided.state == "approved":  # a client was to run the call from then on
                     yield NewEvent(ToolStarted(**fields, call_id=item.call_id, name=item.name), key=f"began/{key}")
             if item.key is None:
-                result = ToolCompleted(
-                    **fields,
-                    call_id=item.call_id,
-                    name=item.name,
-                    content=item.text or "",
-                    blob=item.blob,
-                    is_error=item.is_error,
-                    answered_by=item.answered_by or None,
-                )
+                changes = {"content": item.text or "", "answered_by": item.answered_by or None}
+                result = ToolCompleted(**fields, **copy_shared(item, ToolCompleted, **changes))
                 yield NewEvent(result, key=build_result_event_key(task.scope, head, item.call_id))
         elif item.id != REMINDER_ID:
             plain = json.dumps(item.model_dump(mode="json", exclude_none=True), sort_keys=True)
@@ -225,12 +211,11 @@ def _build_message_injected(item: NewMessage, fields: dict[str, Any]) -> Message
     content = item.content
     fields = {**fields, "id": item.id, "by": item.by}
     if isinstance(content, str):
-        plain = parse_output(content) if item.typed else None
-        return MessageInjected(**fields, content=to_xml(plain) if isinstance(plain, dict) else content)
+        return MessageInjected(**fields, content=render_as_xml(content) if item.typed else content)
     if not isinstance(content, tuple):
         return MessageInjected(**fields, blob=content)
     texts = [part for part in content if isinstance(part, TextPart)]
-    files = tuple(move_file_to_blob(part)[0] for part in content if isinstance(part, FilePart))
+    files = tuple(move_file_to_blob(part, []) for part in content if isinstance(part, FilePart))
     blob = next((part.blob for part in texts if part.blob is not None), None)
     return MessageInjected(**fields, content="".join(part.text for part in texts), blob=blob, files=files)
 
@@ -330,12 +315,9 @@ def build_tool_end_events(call: ToolCall, output: ToolOutput) -> list[NewEvent]:
         return [NewEvent(callback, key=f"asked/{call.key}")]
     event = ToolCompleted(
         **fields,
+        **copy_shared(output, ToolCompleted, content=output.content or ""),
         call_id=task.call_id,
         name=task.name,
-        content=output.content or "",
-        blob=output.blob,
-        files=output.files,
-        is_error=output.is_error,
         answered_by=(task.side.answered_by or None) if isinstance(task.side, AfterExternalCall) else None,
     )
     return [NewEvent(event, key=build_result_event_key(task.scope, task.head, task.call_id))]
@@ -375,18 +357,8 @@ def build_reply_events(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
         return list(_build_conversation_compacted(call, reply))
     if output.branches:
         return list(build_branches_started(task, output, fields))
-    completed = ModelCompleted(
-        **fields,
-        iteration=task.iteration,
-        model=output.model,
-        text=output.text,
-        blob=output.blob,
-        calls=tuple(CallSaid(id=one.id, name=one.name, arguments=one.arguments) for one in output.calls),
-        finish_reason=output.finish_reason,
-        usage=output.usage,
-        cost_usd=output.cost_usd,
-        head=output.head,
-    )
+    calls = tuple(CallSaid(**copy_shared(call, CallSaid)) for call in output.calls)
+    completed = ModelCompleted(**fields, **copy_shared(output, ModelCompleted, calls=calls), iteration=task.iteration)
     steps = [NewEvent(step.model_copy(update=fields)) for step in reply.step_events]
     events = [*steps, *_build_messages_withheld(call, reply), NewEvent(completed)]
     if task.purpose == "call":  # the loop runs no call of another reply, and none of them waits
@@ -403,17 +375,8 @@ def build_reply_events(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
     if output.finish is None:
         return events
     reason = "limit" if task.purpose == "force_finish" else output.finish_reason
-    turn = TurnEvent(
-        **fields,
-        state="completed",
-        content=output.finish.content,
-        blob=output.answer_blob,
-        finish_reason=reason,
-        iterations=task.iteration,
-        usage=task.used + output.usage,
-        cost_usd=task.cost_usd if output.cost_usd is None else output.cost_usd + (task.cost_usd or 0.0),
-    )
-    events.append(_build_turn_ended(turn))
+    response = build_response(task, output, output.finish)
+    events.append(_build_turn_ended(response, **fields, state="completed", finish_reason=reason))
     if task.mode == "session":
         events.append(NewEvent(RunEvent(**fields, state="waiting", agent=task.agent)))
     return events
@@ -475,19 +438,9 @@ def build_closing_events(call: ModelCall) -> list[NewEvent]:
         return [*events, NewEvent(paused, key=f"paused/{task.scope}/{task.op}")]
     state = closing.turn or closing.status
     if state != "waiting" and task.task_id:
-        turn = TurnEvent(
-            **fields,
-            **(failure if state == "failed" else {}),
-            state=state,
-            content=response.content,
-            blob=response.blob,
-            finish_reason=response.finish_reason if state == "completed" else None,
-            iterations=response.iterations,
-            usage=response.usage,
-            cost_usd=response.cost_usd,
-            unanswered=response.unanswered,
-        )
-        events.append(_build_turn_ended(turn, task.op))
+        turn_fields = fields | (failure if state == "failed" else {})
+        turn_fields["finish_reason"] = response.finish_reason if state == "completed" else None
+        events.append(_build_turn_ended(response, task.op, **turn_fields, state=state))
     if closing.status != "waiting":
         execution = call.owner.partition("/")[0]
         run = RunEvent(**fields, **failure, state=closing.status, agent=task.agent)
@@ -504,9 +457,18 @@ def _build_pause_event(call: ModelCall, pause: OperatorPause, state: Literal["pa
     return NewEvent(event, key=f"{state}/{task.scope}/{task.op}")
 
 
-def _build_turn_ended(turn: TurnEvent, op: int = 0) -> NewEvent:
+def _build_turn_ended(response: Response, op: int = 0, **fields: Any) -> NewEvent:
     """Build the event of a turn's end. The call that gave the answer may have recorded it already. If a message has
     extended the turn since, without a model call, the ending ``op`` makes the key a new one."""
+    turn = TurnEvent(
+        **fields,
+        content=response.content,
+        blob=response.blob,
+        iterations=response.iterations,
+        usage=response.usage,
+        cost_usd=response.cost_usd,
+        unanswered=response.unanswered,
+    )
     more = f"/{op}" if turn.unanswered else ""
     return NewEvent(turn, key=f"ended/{turn.task_id}/{turn.iterations}/{turn.state}/{turn.finish_reason}{more}")
 

@@ -123,8 +123,4 @@ def measure_agent_missing(error: Exception) -> float:
 def build_heartbeat_reporter() -> Callable[..., None]:
     """Return the function behind a tool's ``ctx.heartbeat``; outside an activity it does nothing."""
     current = _current_heartbeat.get()
-    return current.build_reporter() if current is not None else _ignore_heartbeat
-
-
-def _ignore_heartbeat(*details: object) -> None:
-    """No activity, no heartbeat."""
+    return current.build_reporter() if current is not None else lambda *_: None

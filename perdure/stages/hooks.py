@@ -12,9 +12,9 @@ from typing import Any
 
 from ..agent.agent import Agent
 from ..agent.validation import check_model_settings
-from ..errors import DefinitionError, HookError
-from ..hooks import AuthorRunner, Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks
-from ..hooks.dispatch import extract_file_blobs, read_hook_reply, read_hook_request
+from ..errors import DefinitionError
+from ..hooks import AuthorRunner, Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks, select_hooks
+from ..hooks.dispatch import build_hook_error, extract_file_blobs, read_hook_reply, read_hook_request
 from ..ports import ModelRequest
 from ..types.messages import Message, TextPart, Usage, clean_text
 from ..types.wire import ModelOutput
@@ -29,7 +29,7 @@ class HookStage:
 
     def __init__(self, run: AuthorRunner, worker: HookSet | None = None) -> None:
         self._run_author_code = run
-        self._worker_hooks = HookSet() if worker is None else worker
+        self._worker_hooks = worker
 
     async def model(self, call: RequestCall, next: NextRequest) -> ModelReply:
         """Around a model call. Raises ``HookError``, ``AbortError``."""
@@ -43,35 +43,30 @@ class HookStage:
         return reply
 
     def _select_hooks(self, event: HookEvent, call: RequestCall) -> tuple[Hook, ...]:
-        return (*self._worker_hooks.on(event), *call.agent.hooks.on(event))
+        return select_hooks(event, self._worker_hooks, call.agent.hooks)
 
     async def _run_before_hooks(self, hooks: tuple[Hook, ...], call: RequestCall) -> Veto | None:
         """Let hooks change the request. Return the ``Veto`` of a hook that forbids it, else None."""
         agent = call.agent
         given: HookArguments = {"model": agent.model, "iteration": call.input.iteration, "ctx": call.run_context}
-        vetoes: list[Veto] = []
 
         def show(request: ModelRequest) -> None:
             given.update(request=request, messages=tuple(request.messages), tools=tuple(request.tools))
 
-        def take(hook: Hook, returned: Any, given: HookArguments) -> bool:
+        def take(hook: Hook, returned: Any, given: HookArguments) -> None:
             changed = read_hook_request(hook, returned, given["request"])
-            if isinstance(changed, Veto):
-                vetoes.append(changed)
-                return True
             if changed is not given["request"]:
                 _check_hook_settings(hook, agent, changed)
                 show(_move_request_files_to_blobs(changed))
-            return False
 
         # Settings are the agent's own dictionaries: what a hook changes in them in place is for this call alone.
         # Messages become a tuple, because a change of the list in place would not be checked.
         settings, options = copy.deepcopy((call.request.settings, call.request.provider_options))
         messages = tuple(call.request.messages)
         show(replace(call.request, messages=messages, settings=settings, provider_options=options))
-        await run_hooks(self._run_author_code, hooks, given, take)
+        veto = await run_hooks(self._run_author_code, hooks, given, take)
         call.request = given["request"]
-        return vetoes[0] if vetoes else None
+        return veto
 
     async def _run_after_hooks(self, hooks: tuple[Hook, ...], call: RequestCall, reply: Message) -> Message:
         given: HookArguments = {
@@ -109,9 +104,7 @@ def _check_hook_settings(hook: Hook, agent: Agent, request: ModelRequest) -> Non
     try:
         check_model_settings(agent.chain, request.settings, request.provider_options)
     except DefinitionError as error:
-        raise HookError(
-            f"the hook {hook.name} ({hook.event}) changed the settings: {error.message}", hint=error.hint
-        ) from None
+        raise build_hook_error(hook, f"changed the settings: {error.message}", error.hint) from None
 
 
 def _move_request_files_to_blobs(request: ModelRequest) -> ModelRequest:

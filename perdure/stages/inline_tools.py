@@ -13,7 +13,6 @@ from time import monotonic
 from ..types.plain_json import measure_json
 from ..types.tool_calls import ActivityCall, Call, InlineCall
 from ..types.wire import OUTPUT_BYTES, CallFacts, ModelOutput, ToolInput
-from .journal_keys import build_tool_key
 from .stage import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 
 INLINE_SECONDS = 20.0
@@ -72,15 +71,8 @@ class InlineStage:
             idempotent=disposition.idempotent,
             retries=disposition.retries,
         )
-        inner = ToolCall(
-            task,
-            build_tool_key(task),
-            f"{call.owner}/{tool_call.id}",
-            call.attempt,
-            auth=call.auth,
-            arguments=tool_call.arguments or {},
-            asked_at=call.asked_at,
-        )
+        owner = f"{call.owner}/{tool_call.id}"
+        inner = ToolCall(task, owner=owner, attempt=call.attempt, auth=call.auth, asked_at=call.asked_at)
         result = await self._run_tool(inner)
         if result.status == "asking":  # its activity finds the question in the journal, and the call waits
             return tool_call.model_copy(update={"disposition": disposition.model_copy(update={"inline": False})})

@@ -23,7 +23,6 @@ from ..ports import timestamp
 from ..types.interface import PENDING_ATTRIBUTE
 from ..types.wire import MODEL_ACTIVITY, CallFacts, ModelInput, ModelOutput, ToolInput, ToolOutput
 from .heartbeat import Heartbeat, measure_agent_missing
-from .journal_keys import build_tool_key
 from .retries import RetryDecision, decide_retry
 from .stage import ModelCall, ModelReply, NextModel, NextTool, Stages, ToolCall
 
@@ -122,16 +121,18 @@ class _StageInboundInterceptor(ActivityInboundInterceptor):
 
 def _parse_activity_input(input: ExecuteActivityInput) -> ModelCall | ToolCall:
     info = activity.info()
-    owner = f"{info.workflow_run_id}/{info.activity_id}/{info.attempt}"
-    asked_at = timestamp(info.scheduled_time)
+    attempt: dict[str, Any] = {
+        "owner": f"{info.workflow_run_id}/{info.activity_id}/{info.attempt}",
+        "attempt": info.attempt,
+        "asked_at": timestamp(info.scheduled_time),
+    }
     raw = input.args[0]
     if info.activity_type == MODEL_ACTIVITY:
         waited = (info.started_time - info.scheduled_time).total_seconds()  # both are the server's
-        return ModelCall(ModelInput.model_validate(raw), owner, info.attempt, asked_at, monotonic() - waited)
+        return ModelCall(ModelInput.model_validate(raw), scheduled=monotonic() - waited, **attempt)
     first = raw[0]  # a dynamic activity gets its arguments undecoded, as a list
     plain = activity.payload_converter().from_payload(first.payload) if isinstance(first, RawValue) else first
-    task = ToolInput.model_validate(plain)
-    return ToolCall(task, build_tool_key(task), owner, info.attempt, task.arguments or {}, asked_at=asked_at)
+    return ToolCall(ToolInput.model_validate(plain), **attempt)
 
 
 def _build_application_error(verdict: RetryDecision) -> ApplicationError:

@@ -15,11 +15,13 @@ from dataclasses import replace
 
 from ..errors import MemoryChangedError, StoreError
 from ..ports import Blob, Claim, Commit, Journal, Outcome
+from ..ports.store import move_text_to_blob
 from ..ports.test_seams import reach_point
-from ..types.wire import ModelOutput, ToolOutput, is_large_text
+from ..types.wire import ModelOutput, ToolOutput
 from .event_builders import build_tool_end_events, build_tool_start_events
 from .event_stream import build_event_batch
 from .journal_keys import build_model_key, parse_outcome
+from .retries import retry_store
 from .stage import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 
 CANCELLED_COMMIT_TIMEOUT = 10.0
@@ -79,7 +81,8 @@ class JournalStage:
     async def _run_and_record(self, call: ToolCall, claim: Claim, next: NextTool) -> ToolOutput:
         """Run the call and record its outcome. Raises ``MemoryChangedError`` where it has to run once more."""
         output = _build_unknown_outcome(call, claim) or await _run_claimed_tool(call, next)
-        output, blobs = _move_large_content_to_blob(output)
+        blobs: list[Blob] = []
+        output = move_text_to_blob(output, "content", blobs, empty=None)
         body = output.model_dump_json(exclude_none=True).encode()
         parse_outcome(ToolOutput, body, call.key)  # an outcome that could not be read back is not recorded
         # A failed tool writes nothing into memory; the writes of another are recorded once, with its outcome.
@@ -116,22 +119,9 @@ class JournalStage:
 
         Failing the attempt instead would lose a paid reply, or the outcome of an effect that cannot be undone.
         """
-        delay, waited = 0.2, False
-        while True:
-            try:
-                first = await self._journal.commit(commit)
-            except StoreError as error:
-                if not error.retryable:
-                    raise
-                waited = True
-                self._report_waiting(f"{type(error).__name__}: {error}")
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, 5.0)
-            else:
-                if waited:
-                    self._report_waiting("")
-                assert first is not None, "a commit with an outcome returns the recorded one"
-                return first
+        first = await retry_store(lambda: self._journal.commit(commit), self._report_waiting)
+        assert first is not None, "a commit with an outcome returns the recorded one"
+        return first
 
 
 async def _run_claimed_tool(call: ToolCall, next: NextTool) -> ToolOutput:
@@ -157,11 +147,3 @@ def _build_unknown_outcome(call: ToolCall, claim: Claim) -> ToolOutput | None:
     else:
         return None
     return ToolOutput(key=call.key, content=text, is_error=True, status="unknown")
-
-
-def _move_large_content_to_blob(output: ToolOutput) -> tuple[ToolOutput, list[Blob]]:
-    """Replace a content above ``INLINE_BYTES`` by a reference; return the output and the blob to write."""
-    if output.content is None or not is_large_text(output.content):
-        return output, []
-    blob = Blob.from_content(output.content)
-    return output.model_copy(update={"content": None, "blob": blob.ref}), [blob]

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from ..agent.agent import Agent
 from ..errors import StoreError
-from ..hooks import HookEvent, HookSet
+from ..hooks import HookEvent, HookSet, select_hooks
 from ..ports import Commit, MemoryWrite, ModelRequest
 from ..types.messages import Data, Message
 from ..types.wire import ModelOutput
@@ -70,7 +70,7 @@ class ReplyCacheStage:
 
     def __init__(self, store: ReplyCacheStore, worker: HookSet | None = None) -> None:
         self._store = store
-        self._worker_hooks = HookSet() if worker is None else worker
+        self._worker_hooks = worker
 
     async def model(self, call: RequestCall, next: NextRequest) -> ModelReply:
         """Around the bare call. Raises ``StoreError`` before it, not after it."""
@@ -96,10 +96,10 @@ class ReplyCacheStage:
 
     def _can_cache_reply(self, agent: Agent) -> bool:
         """Whether the author's code reads replies, and may fail or be slow, and no hook may change them."""
-        sets = [hooks for hooks in (self._worker_hooks, agent.hooks) if hooks]
-        if any(hooks.on(REPLY_CHANGING_HOOK) for hooks in sets):
+        sets = self._worker_hooks, agent.hooks
+        if select_hooks(REPLY_CHANGING_HOOK, *sets):
             return False
-        return bool(agent.output_validators) or any(hooks.on(event) for hooks in sets for event in REPLY_READING_HOOKS)
+        return bool(agent.output_validators) or any(select_hooks(event, *sets) for event in REPLY_READING_HOOKS)
 
     async def _save_reply(self, write: MemoryWrite) -> None:
         """Write the reply. A ``StoreError`` is only logged: the store may be back when the outcome is recorded."""

@@ -1,11 +1,12 @@
-"""Retries: the budget stage (limits of a model call over its attempts), and the decision on a failed attempt."""
+"""Retries: the budget stage (limits of a model call over its attempts), the decision on a failed attempt, the store."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import monotonic
+from typing import TypeVar
 
 from ..errors import (
     AgentNotFoundError,
@@ -13,6 +14,7 @@ from ..errors import (
     PerdureError,
     ProviderError,
     ProviderTimeoutError,
+    StoreError,
     ToolsetError,
 )
 from ..tools.results import CUT
@@ -189,3 +191,31 @@ def decide_retry(error: Exception, attempt: int, missing: float = 0.0) -> RetryD
 def _truncate_failure_text(text: str) -> str:
     text = clean_text(text)  # else Temporal's client could not send the failure, nor whether to retry
     return text if len(text) <= FAILURE_CHARS else text[:FAILURE_CHARS] + CUT
+
+
+# ---
+# Retries of the store.
+
+T = TypeVar("T")
+
+
+async def retry_store(work: Callable[[], Awaitable[T]], report_waiting: Callable[[str], None]) -> T:
+    """Return the result of ``work``, as soon as the store is available. Raises ``StoreError`` that is not retryable.
+
+    ``report_waiting`` is called with the reason before each wait, and with "" when the waiting is over.
+    """
+    delay, waited = 0.2, False
+    while True:
+        try:
+            result = await work()
+        except StoreError as error:
+            if not error.retryable:
+                raise
+            waited = True
+            report_waiting(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, 5.0)
+        else:
+            if waited:
+                report_waiting("")
+            return result

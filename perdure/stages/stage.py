@@ -14,41 +14,50 @@ from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 from ..agent.agent import Agent
+from ..errors import AbortError
 from ..hooks import Hook
 from ..loop.transcript import CallIds
 from ..ports import Blob, Commit, MemoryWrite, ModelRequest, NewEvent, StreamEvent
-from ..tools import RunContext
+from ..tools import ArgumentsError, RunContext, format_error
 from ..tools.context import AuthContext
 from ..types.events import MessageInjected, StepTaken
 from ..types.messages import Message, Withheld
 from ..types.subagents import BranchOutcome
 from ..types.wire import ModelInput, ModelOutput, ToolInput, ToolOutput
+from .journal_keys import build_tool_key
 
 
 def _ignore(*_: object) -> None:
     """Ignore a report: there is no follower."""
 
 
-@dataclass(slots=True)
-class ModelCall:
-    """An attempt of a model call."""
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """An attempt of a model call or a tool call."""
 
-    input: ModelInput
     owner: str = ""
     """Names this attempt: workflow run, activity and attempt number."""
     attempt: int = 1
     asked_at: str = ""
-    """When its first attempt was scheduled (``RunRow.asked_at``), by the server's clock."""
-    scheduled: float = field(default_factory=monotonic)
-    """The same on this process's monotonic clock, independent of this machine's wall clock."""
+    """When the first attempt of its activity was scheduled (``RunRow.asked_at``), by the server's clock."""
     auth: AuthContext | None = field(default=None, repr=False)
-    """The ``auth_context`` of the call, if the run has one; resolved by the prepare stage."""
+    """The ``auth_context`` of the call, if the run has one; resolved by the prepare stage, or by the model call that an
+    inline tool call is part of."""
     memory_writes: list[MemoryWrite] = field(default_factory=list)
-    """Memory writes of the author's code during the call; committed with its outcome."""
+    """Memory writes of the author's code during the call; committed with its outcome, unless that is a tool's error."""
     blobs: list[Blob] = field(default_factory=list)
-    """Files that the author's code put into new messages; committed with the outcome."""
+    """Files that the author's code put into new messages, or returned; committed with the outcome."""
     pending_events: list[NewEvent] = field(default_factory=list)
     """Events of this attempt that are not recorded yet; the next write of events includes them."""
+
+
+@dataclass(slots=True)
+class ModelCall(Attempt):
+    """An attempt of a model call."""
+
+    input: ModelInput
+    scheduled: float = field(default_factory=monotonic)
+    """``asked_at`` on this process's monotonic clock, independent of this machine's wall clock."""
     report_model: Callable[[str], None] = _ignore
     """Called with the model (``"<provider>:<model>"``) right before it is called."""
     emit: Callable[[StreamEvent], None] = _ignore
@@ -134,19 +143,14 @@ class ModelReply:
 
 
 @dataclass(slots=True)
-class ToolCall:
+class ToolCall(Attempt):
     """An attempt of a tool call."""
 
     input: ToolInput
-    key: str
+    key: str = field(init=False)
     """Journal key; also the tool's idempotency key, unless the call ran before and asked a question."""
-    owner: str
-    """Names this attempt: workflow run, activity and attempt number."""
-    attempt: int = 1
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(init=False)
     """From the input, or loaded by the prepare stage where they are too large for history."""
-    memory_writes: list[MemoryWrite] = field(default_factory=list)
-    """Memory writes of the tool; committed with its outcome, unless that is an error."""
     hook_writes: list[MemoryWrite] = field(default_factory=list)
     """Memory writes of hooks; committed with the outcome, whatever it is."""
     before_hook_writes: Sequence[MemoryWrite] | None = None
@@ -158,18 +162,21 @@ class ToolCall:
     by the iteration stage for the hook stage inside it."""
     error: Exception | None = None
     """The tool's exception, if that is its outcome."""
-    blobs: list[Blob] = field(default_factory=list)
-    """The files that the tool returned; committed with its outcome."""
     report_progress: Callable[[str, Any], None] = _ignore
     """Called with the tool's progress (``ctx.progress``): a text, and plain data; from any thread."""
-    asked_at: str = ""
-    """When the first attempt of its activity was scheduled (``RunRow.asked_at``)."""
-    pending_events: list[NewEvent] = field(default_factory=list)
-    """As in :class:`ModelCall`."""
     first_key: str = ""
     """The journal key of the call's first run, if this is a later one."""
-    auth: AuthContext | None = field(default=None, repr=False)
-    """The ``auth_context`` of the call; resolved by the prepare stage, or by the model call that it is part of."""
+
+    def __post_init__(self) -> None:
+        self.key, self.arguments = build_tool_key(self.input), self.input.arguments or {}
+
+
+def build_error_output(call: ToolCall, error: Exception | str, note: str = "") -> ToolOutput:
+    """Build the result of a call that failed, with ``note`` behind the error. An ``AbortError`` ends the run."""
+    if isinstance(error, AbortError):
+        return ToolOutput(key=call.key, content=format_error(error.plain()), is_error=True, status="aborted")
+    text = str(error) if isinstance(error, str | ArgumentsError) else format_error(error)
+    return ToolOutput(key=call.key, content=f"{text}{note}", is_error=True)
 
 
 CallT = TypeVar("CallT", ModelCall, RequestCall)

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..agent.agent import Agent
-from ..errors import AbortError
-from ..hooks import AuthorRunner, Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks
-from ..hooks.dispatch import extract_file_blobs, is_same_json, read_hook_arguments
+from ..hooks import AuthorRunner, Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks, select_hooks
+from ..hooks.dispatch import is_same_json, read_hook_arguments, run_observing_hooks
 from ..hooks.hook import TOOL_HOOK_EVENTS
-from ..tools import ArgumentsError, Tool, ToolContext, format_error, read_result
+from ..ports import Blob
+from ..ports.store import move_file_to_blob
+from ..tools import ArgumentsError, Tool, ToolContext, read_result
 from ..tools.memory import MemoryWrites
-from ..types.messages import FilePart, Message, ToolResultPart, clean_text
+from ..types.messages import ToolResultPart, clean_text
 from ..types.tool_calls import AfterExternalCall, ExternalCallHooks
 from ..types.wire import ToolOutput
-from .stage import NextTool, ToolCall
-
-logger = logging.getLogger("perdure.worker")
+from .stage import NextTool, ToolCall, build_error_output
 
 FindTool = Callable[[str, str], Tool | None]
 """``find(agent, tool)``: returns the tool of an agent's call, by their names."""
@@ -57,14 +55,14 @@ class ToolHookStage:
         self._find_agent = find_agent
         self._find_tool = find_tool
         self._build_context = contexts
-        self._worker_hooks = HookSet() if worker is None else worker
+        self._worker_hooks = worker
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Around a tool call."""
         agent = self._find_agent(call.input.agent)
         tool = self._find_tool(call.input.agent, call.input.name)
-        sets = [each for each in (self._worker_hooks, agent.hooks, *([tool.hooks] if tool is not None else [])) if each]
-        hooks = {event: tuple(hook for each in sets for hook in each.on(event)) for event in TOOL_HOOK_EVENTS if sets}
+        sets = self._worker_hooks, agent.hooks, None if tool is None else tool.hooks
+        hooks = {event: select_hooks(event, *sets) for event in TOOL_HOOK_EVENTS}
         if not any(hooks.values()):
             return await next(call)
         context = self._build_context(call, call.hook_writes)
@@ -97,9 +95,9 @@ class _ToolCallHooks:
             veto = None if has_run or call.before_hook_writes is not None else await self._run_before_hooks(call)
         except Exception as error:
             what = f"{name} was run, and its result cannot be shown" if has_run else f"{name} was not run"
-            return _build_hook_failure(call, error, what)
+            return build_error_output(call, error, f"\n({what})")
         if veto is not None:
-            return ToolOutput(key=call.key, content=clean_text(f"Vetoed: {veto.reason}"), is_error=True)
+            return build_error_output(call, clean_text(f"Vetoed: {veto.reason}"))
         if (
             call.changed_by is not None
             and call.check_arguments is not None
@@ -129,7 +127,7 @@ class _ToolCallHooks:
             text = f"Cancelled: {failed_after}: the call was cancelled before its hooks had ended"
             return ToolOutput(key=call.key, content=text, is_error=True, status="cancelled")
         except Exception as error:
-            return _build_hook_failure(call, error, failed_after)
+            return build_error_output(call, error, f"\n({failed_after})")
 
     def _build_around(self) -> ExternalCallHooks:
         """Build the plan of the hooks that run when the result comes back."""
@@ -142,27 +140,23 @@ class _ToolCallHooks:
             self._context.context = await self._run_author_code(name, self._agent.read_context, self._context.context)
 
     async def _run_before_hooks(self, call: ToolCall) -> Veto | None:
-        vetoes: list[Veto] = []
         given = self._build_hook_arguments(call)
         before = copy.deepcopy(given["arguments"])
 
-        def take(hook: Hook, returned: Any, given: HookArguments) -> bool:
+        def take(hook: Hook, returned: Any, given: HookArguments) -> None:
             nonlocal before
             changed = read_hook_arguments(hook, returned, given["arguments"])
-            if isinstance(changed, Veto):
-                vetoes.append(changed)
-            elif returned is not None or not is_same_json(changed, before):  # returned, or changed in place
+            if returned is not None or not is_same_json(changed, before):  # returned, or changed in place
                 given["arguments"], call.changed_by = changed, hook
                 before = copy.deepcopy(changed)
-            return bool(vetoes)
 
         def undo(given: HookArguments) -> None:
             given["arguments"] = copy.deepcopy(before)
 
-        await run_hooks(self._run_author_code, self._hooks["before_tool_call"], given, take, undo)
+        veto = await run_hooks(self._run_author_code, self._hooks["before_tool_call"], given, take, undo)
         if call.changed_by is not None:
             call.arguments = given["arguments"]
-        return vetoes[0] if vetoes else None
+        return veto
 
     def _explain_changed_arguments(self, call: ToolCall, output: ToolOutput) -> ToolOutput:
         """Add to an arguments error that a hook had changed the arguments: the model must not take them for its own."""
@@ -178,13 +172,7 @@ class _ToolCallHooks:
         given, side = self._build_hook_arguments(call), call.input.side
         kind = (isinstance(side, AfterExternalCall) and side.error_type) or type(call.error).__name__
         given |= {"error": call.error, "error_type": kind, "attempt": call.attempt}
-        for hook in self._hooks["on_error"]:
-            try:
-                await run_hooks(self._run_author_code, [hook], given)
-            except AbortError:
-                raise
-            except Exception as error:
-                logger.warning("%s", error)
+        await run_observing_hooks(self._run_author_code, self._hooks["on_error"], given)
 
     async def _run_after_hooks(self, call: ToolCall, output: ToolOutput) -> ToolOutput:
         if not self._hooks["after_tool_call"]:
@@ -192,7 +180,7 @@ class _ToolCallHooks:
 
         def take(_: Hook, returned: Any, given: HookArguments) -> None:
             if returned is not None:
-                given["result"] = self._merge_hook_result(call, given["result"], returned)
+                given["result"] = merge_returned_result(given["result"], returned, call.blobs)
 
         task = call.input
         before = ToolResultPart(
@@ -210,27 +198,19 @@ class _ToolCallHooks:
         update = {"content": result.content, "is_error": result.is_error, "files": result.files}
         return output.model_copy(update=update)
 
-    def _merge_hook_result(self, call: ToolCall, before: ToolResultPart, returned: Any) -> ToolResultPart:
-        """Merge what a hook returned into the result: a ``ToolResultPart``, or a value as a tool returns it. With such
-        a value an error stays an error."""
-        if isinstance(returned, ToolResultPart):
-            text, files, is_error = clean_text(returned.content), returned.files, returned.is_error
-        else:
-            result = read_result(returned)
-            text, files, is_error = result.text, tuple(file.part for file in result.files), before.is_error
-        (message,), blobs = extract_file_blobs([Message(role="tool", parts=files)])
-        call.blobs += blobs
-        file_parts = tuple(part for part in message.parts if isinstance(part, FilePart))
-        return before.model_copy(update={"content": text, "files": file_parts, "is_error": is_error})
-
     def _build_hook_arguments(self, call: ToolCall) -> HookArguments:
         task = call.input
         arguments = copy.deepcopy(dict(call.arguments))  # changes in place reach the call only through take() above
         return {"name": task.name, "arguments": arguments, "call_id": task.call_id, "ctx": self._context}
 
 
-def _build_hook_failure(call: ToolCall, error: Exception, what: str) -> ToolOutput:
-    """Build the result of a call whose hook has failed, or has ended the run (``AbortError``)."""
-    if isinstance(error, AbortError):
-        return ToolOutput(key=call.key, content=format_error(error.plain()), is_error=True, status="aborted")
-    return ToolOutput(key=call.key, content=f"{format_error(error)}\n({what})", is_error=True)
+def merge_returned_result(before: ToolResultPart, returned: Any, blobs: list[Blob]) -> ToolResultPart:
+    """Merge what a hook returned into the result: a ``ToolResultPart``, or a value as a tool returns it. With such a
+    value an error stays an error. The bytes of files are added to ``blobs``."""
+    if isinstance(returned, ToolResultPart):
+        text, files, is_error = clean_text(returned.content), returned.files, returned.is_error
+    else:
+        result = read_result(returned)
+        text, files, is_error = result.text, tuple(file.part for file in result.files), before.is_error
+    update = {"content": text, "files": tuple(move_file_to_blob(file, blobs) for file in files), "is_error": is_error}
+    return before.model_copy(update=update)

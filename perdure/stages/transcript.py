@@ -19,19 +19,11 @@ from ..loop.finish import REMINDER_ID, build_output
 from ..loop.refused_content import find_last_withheld
 from ..loop.transcript import build_closing_messages
 from ..ports import Blob, Commit, Journal, Node, RunRow, Runs, TranscriptChain, TurnRow
+from ..ports.store import add_blob, move_file_to_blob, move_text_to_blob
 from ..types.interface import Response, parse_output
-from ..types.messages import (
-    BlobRef,
-    ContentPart,
-    FilePart,
-    Message,
-    TextPart,
-    ToolResultPart,
-    Withheld,
-    decode_file_data,
-)
+from ..types.messages import BlobRef, ContentPart, FilePart, Message, TextPart, ToolResultPart, Withheld
 from ..types.plain_json import measure_json
-from ..types.subagents import BranchOutcome, BranchRequest, TellCall
+from ..types.subagents import BranchOutcome, TellCall
 from ..types.tool_calls import AnsweredCall, Call, CallbackCall, RefusedCall, RemoteCall, SubagentCall
 from ..types.wire import (
     INLINE_BYTES,
@@ -86,19 +78,11 @@ def build_branches_reply(
         return node.hash
 
     branches = tuple(
-        _move_branch_message_to_blob(branch, blobs).model_copy(update={"head": head(fork)})
+        move_text_to_blob(branch, "message", blobs, empty=None).model_copy(update={"head": head(fork)})
         for branch, fork in zip(reply.output.branches, reply.branch_conversations, strict=True)
     )
     output = reply.output.model_copy(update={"branches": branches, "head": call.head, "store_id": store_id})
     return replace(reply, output=output, commit=Commit(list(nodes.values()), blobs))
-
-
-def _move_branch_message_to_blob(branch: BranchRequest, blobs: list[Blob]) -> BranchRequest:
-    """Replace a message above ``INLINE_BYTES`` by a reference, to keep it out of history; add its blob to ``blobs``."""
-    if branch.message is None or not is_large_text(branch.message):
-        return branch
-    blobs.append(Blob.from_content(branch.message))
-    return branch.model_copy(update={"message": None, "blob": blobs[-1].ref})
 
 
 # ---
@@ -142,11 +126,16 @@ def _encode_response(task: ModelInput, output: ModelOutput) -> bytes | None:
     if closing is not None:
         failure = {"error_type": closing.error_type, "error": closing.error} if closing.error_type else {}
         return _encode_readable_json({**(closing.response or {}), "head": output.head, **failure})
-    finish, blob = output.finish, output.answer_blob
-    if finish is None:
+    if output.finish is None:
         return None
+    return _encode_readable_json(build_response(task, output, output.finish).model_dump(mode="json", exclude_none=True))
+
+
+def build_response(task: ModelInput, output: ModelOutput, finish: FinalAnswer) -> Response:
+    """Build the response of a turn that ends with the answer ``finish`` of ``output``."""
+    blob = output.answer_blob
     value = build_output(finish.content, typed=finish.typed, called=finish.called, protocol=output.limits.protocol)
-    answer = Response(
+    return Response(
         content=finish.content,
         blob=blob,
         output=None if blob else value,
@@ -162,7 +151,6 @@ def _encode_response(task: ModelInput, output: ModelOutput) -> bytes | None:
         head=output.head,
         store_id=output.store_id,
     )
-    return _encode_readable_json(answer.model_dump(mode="json", exclude_none=True))
 
 
 def _encode_readable_json(result: dict[str, Any]) -> bytes:
@@ -181,12 +169,11 @@ def _encode_readable_json(result: dict[str, Any]) -> bytes:
 
 logger = logging.getLogger("perdure.worker")
 
-RenderTypedText = Callable[[str], Awaitable[str]]
-"""Renders the JSON of a typed input as the text for the model."""
+RenderInput = Callable[[str, Mapping[str, Any]], Awaitable[str]]
 
 
-async def _render_as_xml(text: str) -> str:
-    """Render a typed input as XML, field by field, without the agent's code."""
+def render_as_xml(text: str) -> str:
+    """Render the JSON of a typed input as XML, field by field, without the agent's code."""
     plain = parse_output(text)
     return to_xml(plain) if isinstance(plain, dict) else text
 
@@ -194,10 +181,12 @@ async def _render_as_xml(text: str) -> str:
 class IncomingMessages:
     """Builds the new messages of one model call. ``blobs`` are the files that came in them, and are to be written."""
 
-    def __init__(self, chain: TranscriptChain, store_id: str, render: RenderTypedText = _render_as_xml) -> None:
-        """``render`` renders a typed input as text for the model."""
+    def __init__(
+        self, chain: TranscriptChain, store_id: str, agent: str = "", render: RenderInput | None = None
+    ) -> None:
+        """``render`` renders a typed input of ``agent`` as text for the model; by default as XML."""
         self._chain = chain
-        self._render = render
+        self._agent, self._render_input = agent, render
         self._store_id = store_id
         self.blobs: list[Blob] = []
 
@@ -224,11 +213,15 @@ class IncomingMessages:
             return Message.user(await self._render(text), id=item.id, by=item.by)
         return Message(role="user", parts=tuple(parts), id=item.id, by=item.by)
 
+    async def _render(self, text: str) -> str:
+        plain = parse_output(text)
+        if self._render_input is None or not isinstance(plain, dict):
+            return render_as_xml(text)
+        return await self._render_input(self._agent, plain)
+
     async def _resolve_part(self, part: ContentPart, store_id: str | None) -> ContentPart:
         if isinstance(part, FilePart) and part.data is not None:
-            kept, blobs = move_file_to_blob(part)
-            self.blobs += blobs
-            return kept
+            return move_file_to_blob(part, self.blobs)
         if part.blob is None:
             return part
         if store_id not in (None, self._store_id):
@@ -244,14 +237,6 @@ class IncomingMessages:
         return part.model_copy(update={"blob": BlobRef(hash=part.blob.hash, size=size)})
 
 
-def move_file_to_blob(part: FilePart) -> tuple[FilePart, list[Blob]]:
-    """Return ``part`` with a reference in the place of its bytes, and the blob to write, if any."""
-    if part.data is None:
-        return part, []
-    blob = Blob.from_content(decode_file_data(part))
-    return part.model_copy(update={"data": None, "blob": blob.ref}), [blob]
-
-
 def _build_missing_part(item: NewMessage, part: ContentPart, error: TranscriptCorruptedError) -> TextPart:
     what = f"message {item.id}" if item.id else "a message"
     if isinstance(part, FilePart):
@@ -259,9 +244,6 @@ def _build_missing_part(item: NewMessage, part: ContentPart, error: TranscriptCo
     text = f"[{what} could not be read: {error.message}. Its sender has to send it again, under another id.]"
     logger.warning("a run goes on without a message: %s", text)
     return TextPart(text=text)
-
-
-RenderInput = Callable[[str, Mapping[str, Any]], Awaitable[str]]
 
 
 class TranscriptStage:
@@ -286,7 +268,9 @@ class TranscriptStage:
         check_store_id(task, self._store_id)
         if task.purpose == "remind":
             return await self._run_without_node(call, next)
-        incoming = self._create_incoming_messages(task)
+        # An ending renders a typed input without the agent's code, which may be missing.
+        render = None if task.purpose == "close" else self._render
+        incoming = IncomingMessages(self._chain, self._store_id, task.agent, render)
         earlier_run = await self._runs.get_run(task.context_id) if task.resume else None
         conversation = await self._load_conversation(call, incoming, earlier_run)
         reply = await next(conversation)
@@ -355,18 +339,6 @@ class TranscriptStage:
         nodes.append(node)
         blobs += node_blobs
         return node.hash
-
-    def _create_incoming_messages(self, task: ModelInput) -> IncomingMessages:
-        """Create the builder of messages. For an ending it renders without the agent's code, which may be missing."""
-        render = self._render
-        if render is None or task.purpose == "close":
-            return IncomingMessages(self._chain, self._store_id)
-
-        async def shown(text: str) -> str:
-            plain = parse_output(text)
-            return await render(task.agent, plain) if isinstance(plain, dict) else text
-
-        return IncomingMessages(self._chain, self._store_id, shown)
 
     async def _load_preceding_messages(self, head: str | None, new_messages: list[Message]) -> list[Message]:
         """Load the messages before ``new_messages``, in which an ending closes open calls; empty if unreadable."""
@@ -491,23 +463,15 @@ def _move_large_output_to_blobs(output: ModelOutput, blobs: list[Blob], update: 
         return _move_answer_and_text_to_blobs(output, output.finish, blobs)
     if not large:
         return output
-    content = output.finish.content if output.finish else output.text
-    blob = Blob.from_content(content)
-    blobs.append(blob)
+    ref = add_blob(blobs, output.finish.content if output.finish else output.text)
     finish = output.finish.model_copy(update={"content": ""}) if output.finish else None
-    return output.model_copy(update={"text": "", "blob": blob.ref, "finish": finish})
+    return output.model_copy(update={"text": "", "blob": ref, "finish": finish})
 
 
 def _move_answer_and_text_to_blobs(output: ModelOutput, finish: FinalAnswer, blobs: list[Blob]) -> ModelOutput:
     """The same where the answer differs from the reply's text, as a hook or a validator may have changed it."""
-    update: dict[str, Any] = {}
-    if is_large_text(finish.content):
-        blobs.append(Blob.from_content(finish.content))
-        update["finish"] = finish.model_copy(update={"content": "", "blob": blobs[-1].ref})
-    if is_large_text(output.text):
-        blobs.append(Blob.from_content(output.text))
-        update |= {"text": "", "blob": blobs[-1].ref}
-    return output.model_copy(update=update) if update else output
+    output = output.model_copy(update={"finish": move_text_to_blob(finish, "content", blobs)})
+    return move_text_to_blob(output, "text", blobs)
 
 
 def _omit_large_call_arguments(calls: Iterable[Call], blobs: list[Blob]) -> Iterator[Call]:
@@ -528,8 +492,8 @@ def _omit_large_call_arguments(calls: Iterable[Call], blobs: list[Blob]) -> Iter
         elif size > INLINE_BYTES or size > left:
             call = call.model_copy(update={"arguments": None})
             if isinstance(disposition, SubagentCall | TellCall):
-                blobs.append(Blob.from_content(disposition.message))
-                disposition = disposition.model_copy(update={"message": "", "blob": blobs[-1].ref})
+                update = {"message": "", "blob": add_blob(blobs, disposition.message)}
+                disposition = disposition.model_copy(update=update)
                 call = call.model_copy(update={"disposition": disposition})
         else:
             left -= size

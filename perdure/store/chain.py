@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from ..errors import InvalidInputError, TranscriptCorruptedError
 from ..ports import Blob, Node, Transcripts
+from ..ports.store import move_file_to_blob, move_text_to_blob
 from ..types.messages import (
     BlobRef,
     FilePart,
@@ -22,13 +23,11 @@ from ..types.messages import (
     Part,
     TextPart,
     ToolResultPart,
-    decode_file_data,
     encode_canonical,
     iter_file_parts,
     parse_messages,
 )
 from ..types.validation_errors import describe_validation_error
-from ..types.wire import INLINE_BYTES
 from .cache import ByteLRU, CacheBudget
 
 _MESSAGE_BYTES = 1500  # a decoded message besides its text, measured with tracemalloc
@@ -223,28 +222,17 @@ def _move_message_to_blobs(message: Message, blobs: list[Blob]) -> Message:
 
 def _move_part_to_blobs(part: Part, blobs: list[Blob]) -> Part:
     if isinstance(part, FilePart):
-        return _move_chain_file_to_blob(part, blobs)
+        return move_file_to_blob(part, blobs)
     if not isinstance(part, TextPart | ToolResultPart):
         return part
     if isinstance(part, ToolResultPart) and any(file.data is not None for file in part.files):
-        part = part.model_copy(update={"files": tuple(_move_chain_file_to_blob(file, blobs) for file in part.files)})
-    field, text = _get_text_field(part)
-    if 4 * len(text) <= INLINE_BYTES or len(text.encode()) <= INLINE_BYTES:
-        return part
-    blobs.append(Blob.from_content(text))
-    return part.model_copy(update={field: "", "blob": blobs[-1].ref})
+        part = part.model_copy(update={"files": tuple(move_file_to_blob(file, blobs) for file in part.files)})
+    return move_text_to_blob(part, _get_text_field(part), blobs)
 
 
-def _move_chain_file_to_blob(part: FilePart, blobs: list[Blob]) -> FilePart:
-    if part.data is None:
-        return part
-    blobs.append(Blob.from_content(decode_file_data(part)))
-    return part.model_copy(update={"data": None, "blob": blobs[-1].ref})
-
-
-def _get_text_field(part: TextPart | ToolResultPart) -> tuple[str, str]:
-    """Return the name and the value of the field that a blob may replace."""
-    return ("text", part.text) if isinstance(part, TextPart) else ("content", part.content)
+def _get_text_field(part: TextPart | ToolResultPart) -> str:
+    """Return the name of the field that a blob may replace."""
+    return "text" if isinstance(part, TextPart) else "content"
 
 
 def _resolve_message_texts(message: Message, blobs: Mapping[str, bytes]) -> Message:
@@ -257,7 +245,7 @@ def _resolve_message_texts(message: Message, blobs: Mapping[str, bytes]) -> Mess
 def _resolve_part_text(part: Part, blobs: Mapping[str, bytes]) -> Part:
     if not isinstance(part, TextPart | ToolResultPart) or part.blob is None:
         return part
-    return part.model_copy(update={_get_text_field(part)[0]: _decode_blob_text(part.blob, blobs), "blob": None})
+    return part.model_copy(update={_get_text_field(part): _decode_blob_text(part.blob, blobs), "blob": None})
 
 
 def _decode_blob_text(ref: BlobRef, blobs: Mapping[str, bytes]) -> str:
@@ -285,7 +273,7 @@ def _estimate_node_bytes(node: Node, messages: Sequence[Message]) -> int:
     """
     encoded = sum(part.blob.size * 4 // 3 for part in iter_file_parts(messages) if part.blob is not None)
     texts = sum(
-        len(_get_text_field(part)[1])
+        len(getattr(part, _get_text_field(part)))
         for message in messages
         for part in message.parts
         if isinstance(part, TextPart | ToolResultPart)

@@ -12,15 +12,7 @@ from dataclasses import asdict, replace
 from ..errors import MemoryChangedError, TranscriptCorruptedError
 from ..ports import Claim, Commit, EventBatch, MemoryWrite, Node, RunRow, TurnRow
 from . import event_log
-from .schema import (
-    MAX_KEYS,
-    Database,
-    as_bytes,
-    bind_keys,
-    build_insert,
-    build_upsert,
-    run_for_keys,
-)
+from .schema import MAX_KEYS, Database, as_bytes, bind_keys, build_insert, build_upsert, run_for_keys
 
 # ---
 # Operations on the memory that conversations share.

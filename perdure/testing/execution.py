@@ -28,7 +28,6 @@ from temporalio.exceptions import CancelledError as TemporalCancelledError
 
 from ..ports import timestamp
 from ..stages.interceptor import attach_search_attributes
-from ..stages.journal_keys import build_tool_key
 from ..stages.retries import decide_retry
 from ..stages.stage import ModelCall, ToolCall
 from ..temporal_service import ACCEPTED_UPDATE_ENDED
@@ -71,7 +70,9 @@ class ActivityRunner:
             attempt += 1
             owner = f"{self._run_id}/{number}/{attempt}"
             try:
-                output = await self._run_attempt(name, plain, owner, attempt, asked_at, scheduled)
+                output = await self._run_attempt(
+                    name, plain, scheduled, owner=owner, attempt=attempt, asked_at=asked_at
+                )
             except Exception as error:
                 decision = decide_retry(error, attempt)
                 if decision.retry and attempt < MAX_ATTEMPTS:
@@ -95,15 +96,13 @@ class ActivityRunner:
         return json.loads(json.dumps(value))
 
     async def _run_attempt(
-        self, name: str, argument: dict[str, Any], owner: str, attempt: int, asked_at: str, scheduled: float
+        self, name: str, argument: dict[str, Any], scheduled: float, **attempt: Any
     ) -> ModelOutput | ToolOutput:
         if name == MODEL_ACTIVITY:
-            call = ModelCall(ModelInput.model_validate(argument), owner, attempt, asked_at, scheduled)
+            call = ModelCall(ModelInput.model_validate(argument), scheduled=scheduled, **attempt)
             reply = await self._engine.call_model(call)
             return attach_search_attributes(call, reply.output, tuple(SEARCH_ATTRIBUTES))
-        task = ToolInput.model_validate(argument)
-        tool_call = ToolCall(task, build_tool_key(task), owner, attempt, task.arguments or {}, asked_at=asked_at)
-        return await self._engine.call_tool(tool_call)
+        return await self._engine.call_tool(ToolCall(ToolInput.model_validate(argument), **attempt))
 
 
 # ---

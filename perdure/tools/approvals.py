@@ -6,7 +6,6 @@ import inspect
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from datetime import timedelta
 from decimal import Decimal
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -18,7 +17,7 @@ from pydantic_core import to_jsonable_python
 
 from ..errors import DefinitionError
 from ..types.approvals import ApprovalTerms, OnExpiry, hash_arguments
-from ..types.limits import parse_seconds
+from ..types.limits import Definition, Duration, parse_seconds
 from ..types.plain_json import EXACT_INTEGERS
 
 RuleAction = Literal["allow", "ask", "deny"]
@@ -27,46 +26,26 @@ MIN_REMIND_SECONDS = 1.0
 """Least number of seconds between two reminders."""
 
 
-@dataclass(frozen=True, slots=True)
-class Approval:
-    """The terms on which a call waits: ``needs_approval=Approval(expires="7d")``.
+class Approval(Definition):
+    """The terms on which a call waits: ``needs_approval=Approval(expires="7d")``. Raises ``DefinitionError``."""
 
-    ``expires`` is seconds, or text like ``"7d"``; without it the call waits without a limit. ``on_expiry`` is the
-    decision on a call that expires. ``separate``: the users who wrote to the run in this turn cannot approve the call.
-    ``remind``, a duration like ``expires`` of at least 1 s: the interval at which the hook ``on_approval`` runs again
-    while the call waits.
-    """
-
-    expires: float | str | timedelta | None = None
+    expires: Duration | None = None
+    """Seconds, or text like ``"7d"``; without it the call waits without a limit."""
     on_expiry: OnExpiry = "deny"
+    """The decision on a call that expires."""
     separate: bool = False
-    remind: float | str | timedelta | None = None
+    """The users who wrote to the run in this turn cannot approve the call."""
+    remind: Duration | None = None
+    """The interval at which the hook ``on_approval`` runs again while the call waits: at least 1 s, given as
+    ``expires`` is."""
 
-    def __post_init__(self) -> None:
-        if self.on_expiry not in get_args(OnExpiry):
-            raise DefinitionError(f"Approval: on_expiry is 'deny' or 'approve', not {self.on_expiry!r:.100}")
-        if not isinstance(self.separate, bool):
-            raise DefinitionError(f"Approval: separate is True or False, not {self.separate!r:.100}")
+    def model_post_init(self, context: Any) -> None:
         if self.expires is None and self.on_expiry == "approve":
-            hint = "Write for instance Approval(expires='1h', …)."
-            raise DefinitionError("Approval: on_expiry='approve' needs expires", hint=hint)
-        expires, remind = self._normalise_seconds("expires"), self._normalise_seconds("remind")
-        if remind is not None and remind < MIN_REMIND_SECONDS:
-            raise DefinitionError(f"Approval: remind is at least {MIN_REMIND_SECONDS:g} s, not {remind:g} s")
-        if remind is not None and expires is not None and remind >= expires:
-            hint = "No reminder would be sent: remind more often, or leave it out."
-            raise DefinitionError(
-                f"Approval: remind ({remind:g} s) is not shorter than expires ({expires:g} s)", hint=hint
-            )
-
-    def _normalise_seconds(self, name: Literal["expires", "remind"]) -> float | None:
-        value = getattr(self, name)
-        try:
-            seconds = None if value is None else parse_seconds(value)
-        except ValueError as error:
-            raise DefinitionError(f"Approval: {name}: {error}") from None
-        object.__setattr__(self, name, seconds)
-        return seconds
+            raise ValueError("on_expiry='approve' needs expires, for instance expires='1h'")
+        if self.remind is not None and (interval := parse_seconds(self.remind)) < MIN_REMIND_SECONDS:
+            raise ValueError(f"remind is at least {MIN_REMIND_SECONDS:g} s, not {interval:g} s")
+        if self.remind is not None and self.expires is not None and interval >= parse_seconds(self.expires):
+            raise ValueError(f"remind ({interval:g} s) is not shorter than expires: no reminder would be sent")
 
     def build_terms(self, call_id: str, name: str, arguments: Mapping[str, Any]) -> ApprovalTerms:
         """Build the terms that are recorded with a call."""
@@ -97,7 +76,7 @@ def combine_approvals(first: Approval | None, second: Approval) -> Approval:
         return second
     timed = first if first.expires is not None or first.remind is not None else second
     on_expiry: OnExpiry = "approve" if first.on_expiry == second.on_expiry == "approve" else "deny"
-    return replace(timed, on_expiry=on_expiry, separate=first.separate or second.separate)
+    return timed.model_copy(update={"on_expiry": on_expiry, "separate": first.separate or second.separate})
 
 
 UNKNOWN_ARGUMENT = object()
@@ -197,19 +176,6 @@ def ask(tool: str, approval: Approval | None = None, /, **arguments: Any) -> Rul
 def deny(tool: str, /, **arguments: Any) -> Rule:
     """Refuse such calls, with an error for the model. See :func:`allow`."""
     return _build_rule("deny", tool, arguments, None)
-
-
-def validate_rules(name: str, rules: Any) -> tuple[Rule, ...]:
-    """Validate the ``approvals`` of agent ``name``. Raises ``DefinitionError``."""
-    if isinstance(rules, str | Mapping | Rule) or not isinstance(rules, Iterable):
-        hint = 'For instance approvals=[allow("read_*"), ask("*")].'
-        raise DefinitionError(f"agent {name!r}: approvals must be a list of rules, not {rules!r:.100}", hint=hint)
-    listed = tuple(rules)
-    for rule in listed:
-        if not isinstance(rule, Rule):
-            hint = "Rules are made by allow(), ask() and deny()."
-            raise DefinitionError(f"agent {name!r}: {rule!r:.100} is not a rule", hint=hint)
-    return listed
 
 
 def find_rule(rules: Iterable[Rule], name: str, call_arguments: CallArguments) -> Rule | None:
@@ -339,13 +305,13 @@ def parse_rule(values: Mapping[str, Any]) -> Rule:
 
     Raises ``DefinitionError``.
     """
-    terms = {field.name: values[field.name] for field in fields(Approval) if field.name in values}
+    terms = {name: values[name] for name in Approval.model_fields if name in values}
     actions = [action for action in get_args(RuleAction) if action in values]
     arguments = values.get("arguments", {})
     if len(actions) != 1:
         raise DefinitionError(f"{dict(values)!r:.200} is not a rule", hint='It has one of "allow", "ask" and "deny".')
     if unknown := sorted(values.keys() - {*actions, *terms, "arguments"}):
-        known = ", ".join(field.name for field in fields(Approval))
+        known = ", ".join(Approval.model_fields)
         raise DefinitionError(f"a rule has no {unknown[0]!r}", hint=f"It has arguments, and with ask also {known}.")
     if not isinstance(arguments, Mapping):
         raise DefinitionError(f"arguments: must be an object of names and patterns, not {arguments!r:.100}")

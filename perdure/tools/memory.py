@@ -30,16 +30,24 @@ _writes_lock = threading.Lock()
 """One lock for all calls: every tool call has a memory, few use it, and nothing under the lock takes time."""
 
 
+class MemoryReader(Protocol):
+    """The reading methods of ``ctx.memory`` in a tool or hook, and of ``client.memory``."""
+
+    async def get(self, namespace: str, key: str, default: Any = None) -> Any:
+        """Read one value."""
+
+    async def list(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, Any]:
+        """Read values by their keys."""
+
+
 class MemorySource(Protocol):
     """Reads stored values; called from any thread."""
 
     def recall(self, namespace: str, key: str) -> Future[bytes | None]:
         """Read one value."""
-        ...
 
     def recall_all(self, namespace: str, prefix: str, limit: int) -> Future[dict[str, bytes]]:
         """Read the first ``limit`` values whose key begins with ``prefix``, in the order of their keys."""
-        ...
 
 
 class Memory:

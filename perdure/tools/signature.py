@@ -289,7 +289,7 @@ class Arguments:
         """
         subject = f"the arguments of {self._tool}"
         try:
-            values = self._validator.validate_json(_encode_arguments(arguments)).__dict__
+            values = self._validator.validate_json(dump_arguments(arguments)).__dict__
         except ValidationError as error:
             text = explain_validation_error(error, f"{subject} are not valid:", self._names.values())
             raise ArgumentsError(text) from error
@@ -347,7 +347,8 @@ def _build_argument_field(parameter: Parameter, description: str | None) -> tupl
     return hint, Field(**options)
 
 
-def _encode_arguments(arguments: Mapping[str, Any]) -> bytes:
+def dump_arguments(arguments: Mapping[str, Any]) -> bytes:
+    """Encode a model's arguments as JSON, for a validator."""
     try:
         return to_json(arguments)
     except ValueError:  # a lone surrogate

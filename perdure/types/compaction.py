@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, field_validator
 
 from ..errors import DefinitionError
-from .limits import check_whole_number
+from .limits import Amount, Count, Definition
 
 
-class Compaction:
+class Compaction(Definition):
     """``Agent(compaction=Compaction.window(tokens=100_000))``: one way to keep a conversation short, or a list of
     several.
 
@@ -21,7 +23,6 @@ class Compaction:
     All raise ``DefinitionError`` for a number out of range.
     """
 
-    __slots__ = ()
     _kind: ClassVar[str] = ""
     """Name of the method that creates it."""
 
@@ -62,81 +63,62 @@ class Compaction:
         """
         return Summarise(at=at, keep_last=keep_last, model=model, prompt=prompt)
 
-    def _check_numbers(self, **minimums: int) -> None:
-        """Check the fields against their minimums. None is allowed where it is the default."""
-        for field in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
-            value, least = getattr(self, field.name), minimums.get(field.name)
-            if least is not None and not (value is None and field.default is None):
-                hint = f"For instance {field.name}={max(least, 20)}."
-                check_whole_number(f"Compaction.{self._kind}", field.name, value, least=least, hint=hint)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Truncate(Compaction):
+class Truncate(Compaction, title="Compaction.truncate"):
     """See :meth:`Compaction.truncate`."""
 
     _kind = "truncate"
-    after: int
-    keep: int = 200
-    every: int | None = None
-
-    def __post_init__(self) -> None:
-        self._check_numbers(after=1, keep=0, every=1)
+    after: Count
+    keep: Amount = 200
+    every: Count | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClearResults(Compaction):
+class ClearResults(Compaction, title="Compaction.clear_results"):
     """See :meth:`Compaction.clear_results`."""
 
     _kind = "clear_results"
-    after: int
-    every: int | None = None
-
-    def __post_init__(self) -> None:
-        self._check_numbers(after=1, every=1)
+    after: Count
+    every: Count | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window(Compaction):
+class Window(Compaction, title="Compaction.window"):
     """See :meth:`Compaction.window`."""
 
     _kind = "window"
-    messages: int | None = None
-    tokens: int | None = None
+    messages: Annotated[Count, Field(ge=4)] | None = None
+    tokens: Annotated[Count, Field(ge=100)] | None = None
 
-    def __post_init__(self) -> None:
+    def model_post_init(self, context: Any) -> None:
         if self.messages is None and self.tokens is None:
-            raise DefinitionError("Compaction.window needs messages=… or tokens=…", hint="For instance messages=100.")
-        self._check_numbers(messages=4, tokens=100)
+            raise ValueError("it needs messages=… or tokens=…, for instance messages=100")
 
 
 _LEAST_MESSAGE_TOKENS = 8
 """Tokens that the shortest message takes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summarise(Compaction):
+class Summarise(Compaction, title="Compaction.summarise"):
     """See :meth:`Compaction.summarise`."""
 
     _kind = "summarise"
-    at: int
-    keep_last: int = 20
+    at: Annotated[Count, Field(ge=100)]
+    keep_last: Amount = 20
     model: Any = None
     prompt: str | None = None
 
-    def __post_init__(self) -> None:
-        self._check_numbers(at=100, keep_last=0)
+    def model_post_init(self, context: Any) -> None:
         if self.keep_last * _LEAST_MESSAGE_TOKENS >= self.at:
-            raise DefinitionError(
-                f"Compaction.summarise: at={self.at:,} tokens is less than the last {self.keep_last:,} messages have "
-                "alone: each call would be preceded by a summary",
-                hint="Raise at, or lower keep_last.",
+            raise ValueError(
+                f"at={self.at:,} tokens is less than the last {self.keep_last:,} messages have alone, and each call "
+                "would be preceded by a summary: raise at, or lower keep_last"
             )
-        if self.prompt is not None and (not isinstance(self.prompt, str) or not self.prompt.strip()):
-            raise DefinitionError(
-                f"Compaction.summarise: prompt must be a text, not {self.prompt!r:.100}",
-                hint="Leave it out for perdure's own prompt.",
-            )
+
+    @field_validator("prompt")
+    @classmethod
+    def _check_prompt(cls, prompt: str | None) -> str | None:
+        if prompt is not None and not prompt.strip():
+            raise ValueError("it is blank: leave it out for perdure's own prompt")
+        return prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +136,7 @@ class CompactionSettings:
         return not (self.truncate is None and self.clear_results is None and self.window is None)
 
 
-COMPACTION_KINDS = tuple(field.name for field in fields(CompactionSettings))
+COMPACTION_KINDS = {kind._kind: kind for kind in (Truncate, ClearResults, Window, Summarise)}
 
 
 def build_compaction_settings(name: str, given: Any) -> CompactionSettings | None:
@@ -165,14 +147,10 @@ def build_compaction_settings(name: str, given: Any) -> CompactionSettings | Non
     by_kind: dict[str, Any] = {}
     for compaction in [given] if is_single else given:
         if not isinstance(compaction, Compaction) or not compaction._kind:
-            raise DefinitionError(
-                f"agent {name!r}: compaction must be a Compaction or a list of them, not {compaction!r:.100}",
-                hint="For instance compaction=Compaction.window(tokens=100_000).",
-            )
+            problem = f"agent {name!r}: compaction must be a Compaction or a list of them, not {compaction!r:.100}"
+            raise DefinitionError(problem, hint="For instance compaction=Compaction.window(tokens=100_000).")
         if compaction._kind in by_kind:
-            raise DefinitionError(
-                f"agent {name!r}: compaction has {compaction._kind} twice",
-                hint="Give each kind once; they work together.",
-            )
+            hint = "Give each kind once; they work together."
+            raise DefinitionError(f"agent {name!r}: compaction has {compaction._kind} twice", hint=hint)
         by_kind[compaction._kind] = compaction
     return CompactionSettings(**by_kind) if by_kind else None

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
-from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from ..errors import DefinitionError
 from .messages import Data
@@ -43,6 +50,8 @@ def parse_seconds(value: Any) -> float:
 
 Seconds = Annotated[float, BeforeValidator(parse_seconds, json_schema_input_type=float | str)]
 """A field that takes any of these and holds seconds."""
+Duration = Annotated[float | str | timedelta, BeforeValidator(parse_seconds)]
+"""The same in a :class:`Definition`, whose author gives any of these to a typed constructor."""
 
 
 # ---
@@ -62,6 +71,7 @@ Count = Annotated[int, Field(ge=1, lt=MOST_COUNT)]
 
 Amount = Annotated[int, Field(ge=0, lt=MOST_COUNT)]
 Money = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Dollars = Annotated[float, Field(gt=0)]
 
 
 class Bounds(Data):
@@ -113,7 +123,7 @@ class TurnLimits(BaseModel):
 
     iterations: Count | None = None
     tokens: Count | None = None
-    cost_usd: Annotated[float, Field(gt=0)] | None = None
+    cost_usd: Dollars | None = None
     wall_time: Seconds | None = None
     """Seconds, or text like ``"10m"``."""
     tool_calls: Count | None = None
@@ -137,12 +147,34 @@ class RunLimits(TurnLimits):
         return {**rest, "turn": {**turn, "iterations": raw["max_iterations"]}}
 
 
+# ---
+# Settings that an author writes.
+
+
+class Definition(BaseModel):
+    """Base of an author's settings: a wrong one raises ``DefinitionError``, which names the field."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _raise_definition_error(cls, fields: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return validate(fields)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            owner, place = cls.model_config.get("title") or cls.__name__, ".".join(map(str, problem["loc"]))
+            text = f"{owner}: {place}: {problem['msg']}".replace(": : ", ": ").replace(": Value error, ", ": ")
+            if ": Input should" in text:
+                text = text.replace(": Input should", " must") + f", not {problem['input']!r:.100}"
+            raise DefinitionError(text, hint=f"{owner} takes {', '.join(cls.model_fields)}.") from None
+
+
 DEFAULT_RETRY_WAIT = 3600.0
 """Default of ``Limits.retry_wait``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Definition):
     """Limits of an agent's runs: ``Limits(cost_usd=2.0, wall_time="1h", turn=Limits(tokens=50_000))``.
 
     ``attempts``, ``call_timeout`` and ``retry_wait`` apply to each model call: beyond the first two its run fails. The
@@ -151,61 +183,49 @@ class Limits:
     None means no limit. Raises ``DefinitionError`` that names the field.
     """
 
-    attempts: int | None = None
+    attempts: Count | None = None
     """Failed attempts allowed for one model call: after the last the run fails with its error. With a chain of models
     an attempt has failed when all of them have. An attempt does not count if the provider said when to repeat it (429
     with Retry-After), if its worker was lost, or if the store failed."""
-    call_timeout: float | str | None = None
+    call_timeout: Duration | None = None
     """Most time for one model call with all its attempts and the waits between them, from the moment that the first was
     scheduled: seconds, or text like ``"10m"``; stored as a number of seconds."""
-    retry_wait: float | str = DEFAULT_RETRY_WAIT
+    retry_wait: Duration = DEFAULT_RETRY_WAIT
     """The longest wait before the next attempt that a provider may ask for (Retry-After); an hour by default, and
     always limited. If a provider asks for more, the call is repeated after this time: the error and its event say so,
     and the attempt counts. Seconds, or text like ``"10m"``; stored as a number of seconds."""
-    iterations: int | None = None
+    iterations: Count | None = None
     """Model calls. The limit of a turn is the agent's ``max_iterations``."""
-    tokens: int | None = None
+    tokens: Count | None = None
     """Input and output tokens of all model calls, including cached tokens."""
-    cost_usd: float | None = None
+    cost_usd: Dollars | None = None
     """Dollars. A model without a known price is an error when the agent is defined, or with its first reply: set the
     price with ``register_price``."""
-    wall_time: float | str | None = None
+    wall_time: Duration | None = None
     """Time at work, from the first step: model calls, tools, retries and waits for a worker. The clock stops while a
     session waits for a message, or a run for an operator. Seconds, or text like ``"10m"``."""
-    tool_calls: int | None = None
+    tool_calls: Count | None = None
     """Tool calls. A call beyond the limit is refused with a result that says so."""
     turn: Limits | None = None
     """Limits of each turn."""
 
-    def __post_init__(self) -> None:
-        _check_limit_counts(self, attempts=3, iterations=3, tokens=3, tool_calls=3)
-        for field in ("call_timeout", "retry_wait", "wall_time"):
-            _convert_duration_field(self, field)
-        _check_dollars(self.cost_usd)
-        turn = self.turn
-        if turn is None:
-            return
-        if not isinstance(turn, Limits):
-            raise DefinitionError(
-                f"Limits: turn must be Limits, not {turn!r:.100}",
-                hint="For instance turn=Limits(tokens=50_000); leave it out for no limit.",
-            )
-        for field, unset in _CALL_LIMIT_DEFAULTS.items():
-            if getattr(turn, field) != unset:
-                raise DefinitionError(
-                    f"Limits: turn has {field}, which is not a limit of a turn",
-                    hint=f"Set it beside turn=: Limits({field}=…, turn=…)." if field != "turn" else None,
-                )
+    @field_validator("turn")
+    @classmethod
+    def _check_turn(cls, turn: Limits | None) -> Limits | None:
+        for name in () if turn is None else ("attempts", "call_timeout", "retry_wait", "turn"):
+            if getattr(turn, name) != cls.model_fields[name].default:
+                raise ValueError(f"it has {name}, which is not a limit of a turn: set it beside turn=")
+        return turn
 
     @property
     def retry_seconds(self) -> float:
         """``retry_wait`` in seconds."""
-        return float(self.retry_wait)
+        return parse_seconds(self.retry_wait)
 
     @property
     def call_seconds(self) -> float | None:
         """``call_timeout`` in seconds."""
-        return None if self.call_timeout is None else float(self.call_timeout)
+        return None if self.call_timeout is None else parse_seconds(self.call_timeout)
 
     @property
     def limits_cost(self) -> bool:
@@ -228,42 +248,28 @@ class Limits:
         return self.turn._build_bounds(None) if self.turn is not None else None
 
     def _build_bounds(self, iterations: int | None) -> Bounds | None:
-        bounds = Bounds(
-            iterations=iterations,
-            tokens=self.tokens,
-            cost_usd=self.cost_usd,
-            wall_time=None if self.wall_time is None else float(self.wall_time),
-            tool_calls=self.tool_calls,
-        )
+        bounds = Bounds.model_validate({**self.model_dump(include=set(Bounds.model_fields)), "iterations": iterations})
         return None if bounds == Bounds() else bounds
 
     def changed(self, change: RunLimits) -> Limits:
         """Return the limits with those of ``change`` in place of their own."""
         turn = self.turn
         if change.turn is not None:
-            turn = replace(turn or Limits(), **_dump_set_limits(change.turn))
-        return replace(self, **_dump_set_limits(change), turn=turn)
+            turn = (turn or Limits()).model_copy(update=_dump_set_limits(change.turn))
+        return self.model_copy(update={**_dump_set_limits(change), "turn": turn})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RateLimit:
+class RateLimit(Definition):
     """Limits on calls of a provider, per worker process: ``Worker(…, provider_limits={"anthropic":
     RateLimit(concurrent=8, per_minute=50)})``.
 
     None means no limit. Raises ``DefinitionError`` that names the field.
     """
 
-    concurrent: int | None = None
+    concurrent: Count | None = None
     """Most calls of the provider at the same time."""
-    per_minute: int | None = None
+    per_minute: Count | None = None
     """Most calls that start within any 60 seconds."""
-
-    def __post_init__(self) -> None:
-        _check_limit_counts(self, concurrent=8, per_minute=50)
-
-
-_CALL_LIMIT_DEFAULTS = {"attempts": None, "call_timeout": None, "retry_wait": DEFAULT_RETRY_WAIT, "turn": None}
-"""Fields that a turn does not have, and their defaults."""
 
 
 def _dump_set_limits(change: TurnLimits) -> dict[str, Any]:
@@ -275,35 +281,3 @@ def check_whole_number(owner: str, field: str, value: object, *, least: int = 1,
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MOST_COUNT:
         problem = f"{owner}: {field} must be a whole number of at least {least}, not {value!r:.100}"
         raise DefinitionError(problem, hint=f"{hint} The largest is {MOST_COUNT - 1:,}.")
-
-
-def _check_limit_counts(limits: Limits | RateLimit, **examples: int) -> None:
-    for field, example in examples.items():
-        if (value := getattr(limits, field)) is not None:
-            hint = f"For instance {field}={example}; leave it out for no limit."
-            check_whole_number(type(limits).__name__, field, value, hint=hint)
-
-
-def _convert_duration_field(limits: Limits, field: str) -> None:
-    """Convert the field to seconds."""
-    value = getattr(limits, field)
-    if value is None and field != "retry_wait":
-        return
-    try:
-        object.__setattr__(limits, field, parse_seconds(value))
-    except ValueError as error:
-        unset = "an hour" if field == "retry_wait" else "no limit"
-        raise DefinitionError(
-            f"Limits: {field}: {error}", hint=f'For instance {field}="10m"; leave it out for {unset}.'
-        ) from None
-
-
-def _check_dollars(value: object) -> None:
-    if value is None:
-        return
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
-        return
-    raise DefinitionError(
-        f"Limits: cost_usd must be a number of dollars above 0, not {value!r:.100}",
-        hint="For instance cost_usd=2.5; leave it out for no limit.",
-    )

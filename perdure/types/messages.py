@@ -33,6 +33,12 @@ class Data(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
+def copy_shared(source: BaseModel, target: type[BaseModel], **changes: Any) -> dict[str, Any]:
+    """Return the fields that ``source`` and ``target`` both have, with the values of ``source``, and ``changes``."""
+    shared = target.model_fields.keys() & type(source).model_fields.keys() - changes.keys()
+    return {name: getattr(source, name) for name in target.model_fields if name in shared} | changes
+
+
 class BlobRef(Data):
     """Reference to bytes in the store that are too large for a message or for history."""
 
@@ -387,10 +393,8 @@ class File:
 
     def __init__(self, data: bytes, media_type: str | None = None, name: str | None = None) -> None:
         if not isinstance(data, bytes | bytearray | memoryview):
-            raise InvalidInputError(
-                f"a file's data is bytes, not {type(data).__name__}",
-                hint="For a file on disk: File.read(path). For one that the model's API fetches: File.at(url).",
-            )
+            hint = "For a file on disk: File.read(path). For one that the model's API fetches: File.at(url)."
+            raise InvalidInputError(f"a file's data is bytes, not {type(data).__name__}", hint=hint)
         data = bytes(data)
         if not data:
             raise InvalidInputError(
@@ -549,8 +553,6 @@ def _guess_media_type(data: bytes, name: str | None) -> str:
     try:
         data.decode()
     except UnicodeDecodeError:
-        raise InvalidInputError(
-            f"cannot tell the media type of {f'{name!r:.200}' if name else f'{len(data):,} bytes'}",
-            hint='Give it: File(data, media_type="image/png").',
-        ) from None
+        problem = f"cannot tell the media type of {f'{name!r:.200}' if name else f'{len(data):,} bytes'}"
+        raise InvalidInputError(problem, hint='Give it: File(data, media_type="image/png").') from None
     return "text/plain"

@@ -80,10 +80,10 @@ def _too_large(largest: int) -> str:
     return f"it is larger than {largest:,} characters"
 
 
-def to_plain_json(value: Any, *, by_alias: bool = True) -> Any:
+def to_plain_json(value: Any) -> Any:
     """Convert a Python value (tuples, dates, models) into plain JSON. Raises ``ValueError`` with the reason."""
     try:
-        plain = to_jsonable_python(value, by_alias=by_alias)
+        plain = to_jsonable_python(value, by_alias=True)
     except UnicodeEncodeError:
         raise ValueError(_LONE_SURROGATE) from None
     except RecursionError:

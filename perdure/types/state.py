@@ -20,7 +20,7 @@ from .plain_json import is_none
 from .subagents import BackgroundRun, BranchOutcome, BranchRequest
 from .tool_calls import Call, Clearance, Question, ToolAnswer
 from .validation_errors import describe_validation_error
-from .wire import AgentLimits, NewItem, NewResult
+from .wire import AgentLimits, NewItem, NewResult, TurnFailure
 
 SCHEMA_VERSION = 1
 MAX_PAST_DECISIONS = 100
@@ -74,13 +74,6 @@ class TurnAnswer(StatePart):
     called: bool = False
     typed: bool = False
     """``content`` is JSON of the agent's output type."""
-
-
-class TurnFailure(StatePart):
-    """Why the turn failed: class name of the error, and its message."""
-
-    type: str
-    message: str
 
 
 class Pause(StatePart):
@@ -294,15 +287,11 @@ def read_state(raw: Any) -> RunState:
     """
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if type(version) is not int or version < 1:
-        raise InvalidInputError(
-            "state: not the state of a run",
-            hint='Only perdure passes a state on. Start a run with {"agent": "<name>", "message": "<text>"}.',
-        )
+        hint = 'Only perdure passes a state on. Start a run with {"agent": "<name>", "message": "<text>"}.'
+        raise InvalidInputError("state: not the state of a run", hint=hint)
     if version > SCHEMA_VERSION:
-        raise NewerStateError(
-            f"the run's state has schema version {version}, this engine reads up to {SCHEMA_VERSION}",
-            hint="Run workers of the newer perdure on this task queue.",
-        )
+        problem = f"the run's state has schema version {version}, this engine reads up to {SCHEMA_VERSION}"
+        raise NewerStateError(problem, hint="Run workers of the newer perdure on this task queue.")
     try:
         return RunState.model_validate(raw)
     except ValidationError as error:

@@ -154,8 +154,8 @@ class ModelInput(CallFacts):
     """Revoked standing approvals that no event has reported yet."""
 
 
-class ReplyFailure(Data):
-    """The run fails because of a paid and recorded reply."""
+class TurnFailure(Data):
+    """Why the turn failed; of a model call's output: the run fails because of a paid and recorded reply."""
 
     type: str
     """Class name of the error; ``message`` is its text."""
@@ -234,7 +234,7 @@ class ModelOutput(Data):
     """The reply should be the answer, but is not valid."""
     reminder: str | None = None
     """Message to the model about an invalid reply, if no call has it as its result."""
-    failed: ReplyFailure | None = None
+    failed: TurnFailure | None = None
     finish_reason: FinishReason = "stop"
     usage: Usage = Usage()
     cost_usd: float | None = None

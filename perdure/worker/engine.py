@@ -29,7 +29,7 @@ from ..agent.agent import Agent
 from ..client.visibility import create_store
 from ..encryption import KeyRing
 from ..errors import DefinitionError, RuntimeSetupError
-from ..hooks import Hook, HookSet, validate_hooks
+from ..hooks import Hook, HookSet, select_hooks, validate_hooks
 from ..ports import ModelRef, Provider, Store
 from ..ports.test_seams import find_fake_model
 from ..providers.fallback import ModelChain, Throttle
@@ -446,8 +446,8 @@ class Engine:
         """Whether hooks may change users' messages to the agent; for an agent that is not served here, those of the
         worker."""
         served = self.agents.find(agent)
-        sets = (self.hooks, *([served.hooks] if served is not None else []))
-        return any(hooks.on(event) for hooks in sets if hooks for event in MESSAGE_EVENTS)
+        hooks = None if served is None else served.hooks
+        return any(select_hooks(event, self.hooks, hooks) for event in MESSAGE_EVENTS)
 
     def _is_engine_activity(self, fn: Callable[..., Any]) -> bool:
         return getattr(fn, "__self__", None) in (self.model, self.tool)

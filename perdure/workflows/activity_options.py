@@ -10,26 +10,19 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, RetryState, is_cancelled_exception
 from temporalio.workflow import ActivityCancellationType
 
+from ..types.messages import copy_shared
 from ..types.state import RunState, ToolCallState
-from ..types.wire import ToolInput
+from ..types.wire import CallFacts, ToolInput
 
 
 def build_call_facts(state: RunState, op: int, *, calling_model: bool = False) -> dict[str, Any]:
     """Build the fields of ``CallFacts``, which every activity input has."""
     turn = state.turn
     return {
-        "agent": state.agent,
-        "context_id": state.context_id,
+        **copy_shared(state, CallFacts, op=op),
         "task_id": turn.task_id if turn else "",
-        "scope": state.scope,
-        "op": op,
         "iteration": (turn.iteration if turn else 0) + (1 if calling_model else 0),
-        "store_id": state.store_id,
-        "context": state.context,
-        "auth_context": state.auth_context,
-        "auth_ref": state.auth_ref,
         "lineage": state.parent.lineage if state.parent else None,
-        "is_child": state.is_child,
     }
 
 

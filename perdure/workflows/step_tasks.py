@@ -11,12 +11,7 @@ from temporalio.exceptions import ActivityError
 
 from ..loop.lifecycle import PAUSING_ERRORS, pause_run
 from ..types.state import RunState
-from .activity_options import (
-    ActivityFailure,
-    engine_options,
-    is_cancelled_activity,
-    read_activity_failure,
-)
+from .activity_options import ActivityFailure, engine_options, is_cancelled_activity, read_activity_failure
 from .guard import Guard, is_condition_met
 from .host import get_host
 

@@ -26,7 +26,7 @@ from ..options import (
     parse_json_object,
     read_attachments,
 )
-from ..output import OutputFormat, OutputOptions
+from ..output import OutputOptions
 
 if TYPE_CHECKING:
     from .conversation import ChatSession
@@ -61,7 +61,7 @@ def chat(
     each line of standard input is a message, and the answers are printed.
     """
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and message != "-"
-    if terminal and output.format is not OutputFormat.TEXT:
+    if terminal and output.format != "text":
         raise InvalidInputError(f"-o {output.format} is for messages from a pipe", hint='echo "Hi" | perdure chat …')
     opening = {"context": parse_json_object(context), "idle_timeout": idle_timeout}
     files = read_attachments(attach)

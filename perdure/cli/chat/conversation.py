@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import InvalidInputError, PerdureError, RunNotFoundError
 from ...terminal import print_line, print_text
 from ..options import build_content
-from ..output import OutputFormat, OutputOptions, get_answer_text, print_error
+from ..output import OutputOptions, get_answer_text, print_error
 from ..run import show_activity, wait_for_delivery
 from ..show import RunDetails, read_run_details
 
@@ -47,12 +47,12 @@ async def run_piped_chat(session: ChatSession, first: str | None, output: Output
             failure = {"type": type(error).__name__, "message": error.message}
             results.append({"task_id": turn.task_id, "error": failure})
         else:
-            if output.format is OutputFormat.TEXT:
+            if output.format == "text":
                 print_text(get_answer_text(response))
             results.append(response.model_dump(mode="json", exclude={"messages"}))
-        if output.format is OutputFormat.JSONL:
+        if output.format == "jsonl":
             output.print_json(results.pop())
-    if output.format is OutputFormat.JSON:
+    if output.format == "json":
         output.print_json(results)
     return code
 

@@ -236,6 +236,14 @@ def test_a_generator_would_never_run() -> None:
             hook("on_iteration")(fn)
 
 
+@pytest.mark.parametrize("event", VETOABLE_EVENTS)
+async def test_a_veto_ends_the_hooks_and_is_the_result(author: AuthorLoop, event: HookEvent) -> None:
+    veto, ran = Veto("no"), list[str]()
+    hooks = [hook(event)(lambda: None), hook(event, name="no")(lambda: veto), hook(event)(lambda: ran.append("late"))]
+    assert await run_hooks(author.run, hooks, {"messages": ()}, lambda hook, *_: ran.append(hook.name)) is veto
+    assert ran == ["<lambda>"]
+
+
 @pytest.mark.parametrize("event", sorted(set(EVENTS) - set(VETOABLE_EVENTS)))
 async def test_a_veto_of_what_has_happened_is_an_error(author: AuthorLoop, event: HookEvent) -> None:
     late = hook(event, name="late")(lambda: Veto("no"))

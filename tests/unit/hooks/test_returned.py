@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure import Veto, hook
+from perdure import hook
 from perdure.errors import HookError
 from perdure.hooks.dispatch import (
     extract_file_blobs,
@@ -62,7 +62,6 @@ def test_none_changes_nothing_and_what_is_not_meant_is_an_error(read: Any, befor
 
 
 def test_a_request() -> None:
-    assert read_hook_request(mine, Veto("no"), REQUEST) == Veto("no")
     changed = replace(REQUEST, system="Brief.")
     assert read_hook_request(mine, changed, REQUEST) == changed
     two = [Message.user("a"), Message.user("b")]
@@ -88,7 +87,8 @@ def test_a_user_s_message_stays_its_sender_s() -> None:
     for returned in ("bye", Message.user("bye", id="other", by="bo"), Message.user(["bye"])):
         changed = read_hook_message(mine, returned, SAID)
         assert (changed.text, changed.id, changed.by, changed.role) == ("bye", "m1", "ana", "user")
-    assert read_hook_message(mine, Veto("no"), SAID) == withhold_message(SAID, "no")
+    withheld = withhold_message(SAID, "no")
+    assert (withheld.text, withheld.id, withheld.by) == ("[withheld: no]", "m1", "ana")
     assert read_hook_message(mine, "", SAID).text == "[withheld]", "an empty message is none that a model takes"
     for wrong in (REPLY, Message(role="user"), Message(role="user", parts=(ThinkingPart(text="hm"),))):
         with pytest.raises(HookError, match="mine"):

@@ -21,7 +21,7 @@ from perdure.types.limits import LimitUse
 from perdure.types.messages import BlobRef, Message
 from perdure.types.state import RunState
 from perdure.types.tool_calls import AnsweredCall, Call, RefusedCall
-from perdure.types.wire import AgentLimits, FinalAnswer, ModelOutput, NewMessage, ReplyFailure
+from perdure.types.wire import AgentLimits, FinalAnswer, ModelOutput, NewMessage, TurnFailure
 from tests.unit.loop.build import carried_over
 
 from .build import ACTIVITY, call, close, ended, model, opened, running, said, says
@@ -107,7 +107,7 @@ def test_a_forced_answer_that_will_not_do_is_asked_for_again(reply: str) -> None
 @pytest.mark.parametrize("begin", [opened, forced])
 def test_a_reply_that_fails_the_run_is_recorded_and_closed(begin: Any) -> None:
     state = begin()
-    failed = ReplyFailure(type="ParseError", message="no output")
+    failed = TurnFailure(type="ParseError", message="no output")
     model(state, output(asked("f", AnsweredCall(text="wrong", is_error=True)), rejected=True, failed=failed))
     step = close(state)
     assert (step.new, step.closing.error_type, step.closing.error) == ((), "ParseError", "no output")

@@ -27,7 +27,7 @@ from perdure.types.tool_calls import (
     RemoteCall,
     SubagentCall,
 )
-from perdure.types.wire import AgentLimits, FinalAnswer, ModelOutput, ReplyFailure
+from perdure.types.wire import AgentLimits, FinalAnswer, ModelOutput, TurnFailure
 
 from .build import open_as_child
 from .simulation import Simulation
@@ -158,7 +158,7 @@ class Loop(RuleBasedStateMachine):
             finish=FinalAnswer(content="42", called=tool, typed=tool) if answers else None,
             rejected=rejected,
             reminder="Once more." if rejected and not calls else None,
-            failed=ReplyFailure(type="ParseError", message="no output") if failed else None,
+            failed=TurnFailure(type="ParseError", message="no output") if failed else None,
             limits=self.limits,
         )
         self.run.reply(calls, output)

@@ -278,17 +278,17 @@ def test_a_view_begins_as_the_one_before_but_at_steps(way: Compaction, most: int
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Compaction.truncate(after=0), "truncate: after must be a whole number of at least 1, not 0"),
+        (lambda: Compaction.truncate(after=0), "truncate: after must be greater than or equal to 1, not 0"),
         (lambda: Compaction.truncate(after=1, keep=-1), "keep must be"),
         (lambda: Compaction.truncate(after=1, every=0), "every must be"),
         (lambda: Compaction.clear_results(after=True), "clear_results: after must be"),
-        (lambda: Compaction.window(), r"window needs messages=… or tokens=…"),
-        (lambda: Compaction.window(messages=3), "messages must be a whole number of at least 4"),
+        (lambda: Compaction.window(), r"window: it needs messages=… or tokens=…"),
+        (lambda: Compaction.window(messages=3), "messages must be greater than or equal to 4"),
         (lambda: Compaction.window(tokens=1.5), "tokens must be"),  # type: ignore[arg-type]  # what is refused
         (lambda: Compaction.summarise(at=0), "summarise: at must be"),
         (lambda: Compaction.summarise(at=1000, keep_last=-1), "keep_last must be"),
         (lambda: Compaction.summarise(at=1000, keep_last=125), "at=1,000 tokens is less than the last 125 messages"),
-        (lambda: Compaction.summarise(at=1000, prompt=" "), "prompt must be a text"),
+        (lambda: Compaction.summarise(at=1000, prompt=" "), "prompt: it is blank"),
     ],
 )
 def test_numbers_without_sense_are_refused(make: Any, said: str) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from perdure import Agent, RunContext
 from perdure.ports import ModelRequest
-from perdure.stages.journal_keys import build_tool_key
 from perdure.stages.stage import ModelCall, ModelReply, RequestCall, ToolCall, share_fields
 from perdure.types.messages import Message
 from perdure.types.tool_calls import ActivityCall, Call
@@ -26,7 +25,7 @@ FACTS: dict[str, Any] = {
 
 
 def model_call(message: str = "hi", owner: str = "run/1/1", **more: Any) -> ModelCall:
-    return ModelCall(ModelInput(**{**FACTS, "new": (NewMessage(content=message),), **more}), owner)
+    return ModelCall(ModelInput(**{**FACTS, "new": (NewMessage(content=message),), **more}), owner=owner)
 
 
 def request_call(call: ModelCall, agent: Agent, request: ModelRequest | None = None, **more: Any) -> RequestCall:
@@ -44,8 +43,7 @@ def compose(stages: Sequence[Any], call: Any, kind: str = "model") -> Any:
 
 def tool_call(owner: str = "run/2/1", **more: Any) -> ToolCall:
     given = {**FACTS, "op": 1, "call_id": "c1", "name": "pay", "arguments": {"amount": 3}, **more}
-    task = ToolInput(**given)
-    return ToolCall(task, build_tool_key(task), owner, arguments=task.arguments or {})
+    return ToolCall(ToolInput(**given), owner=owner)
 
 
 def reply(text: str = "Done.", *calls: Call, system: str | None = None, **more: Any) -> ModelReply:

@@ -92,7 +92,7 @@ def test_the_longest_wait_is_the_agents() -> None:
     for wrong in (None, 0, -1, "soon", 1e300):
         with pytest.raises(DefinitionError, match=r"Limits: retry_wait: "):
             Limits(retry_wait=wrong)  # type: ignore[arg-type]
-    with pytest.raises(DefinitionError, match="turn has retry_wait"):
+    with pytest.raises(DefinitionError, match="turn: it has retry_wait"):
         Limits(turn=Limits(retry_wait="1m"))
 
 

@@ -132,8 +132,7 @@ def as_activity(pending: Any) -> ToolCall:
     """The call as the workflow makes an activity of it."""
     call = pending.call
     given = {**FACTS, "op": pending.op, "call_id": call.id, "name": call.name, "arguments": call.arguments}
-    task = ToolInput(**given)
-    return ToolCall(task, build_tool_key(task), "run/9/1", arguments=call.arguments)
+    return ToolCall(ToolInput(**given), owner="run/9/1")
 
 
 async def test_an_error_of_the_engine_is_no_result(store: MemoryStore) -> None:

@@ -22,7 +22,7 @@ def test_durations_are_seconds() -> None:
 @pytest.mark.parametrize(
     ("kind", "given", "said"),
     [
-        (Limits, {"attempts": 0}, "attempts must be a whole number of at least 1, not 0"),
+        (Limits, {"attempts": 0}, "attempts must be greater than or equal to 1, not 0"),
         (Limits, {"attempts": "3"}, "attempts must be"),
         (Limits, {"attempts": True}, "attempts must be"),
         (Limits, {"call_timeout": "soon"}, "call_timeout: 'soon' is not a duration"),
@@ -39,16 +39,18 @@ def test_what_is_no_limit_is_refused(kind: Any, given: dict[str, Any], said: str
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"iterations": 0}, "iterations must be a whole number"),
-        ({"tokens": 1.5}, "tokens must be a whole number"),
-        ({"tool_calls": True}, "tool_calls must be a whole number"),
-        ({"cost_usd": 0}, "cost_usd must be a number of dollars above 0, not 0"),
+        ({"iterations": 0}, "iterations must be greater than or equal to 1, not 0"),
+        ({"tokens": 1.5}, "tokens must be a valid integer, not 1.5"),
+        ({"tool_calls": True}, "tool_calls must be a valid integer, not True"),
+        ({"cost_usd": 0}, "cost_usd must be greater than 0, not 0"),
         ({"cost_usd": "2"}, "cost_usd must be"),
         ({"cost_usd": math.nan}, "cost_usd must be"),
         ({"wall_time": "never"}, "wall_time: 'never' is not a duration"),
-        ({"turn": {"tokens": 5}}, "turn must be Limits"),
-        ({"turn": Limits(attempts=3)}, "turn has attempts, which is not a limit of a turn"),
-        ({"turn": Limits(turn=Limits(tokens=5))}, "turn has turn"),
+        ({"turn": 5}, "Limits must be a valid dictionary or instance of Limits, not 5"),
+        ({"turn": {"tokens": 0}}, "tokens must be greater"),
+        ({"token": 5}, "token: Extra inputs are not permitted\nLimits takes attempts, call_timeout, "),
+        ({"turn": Limits(attempts=3)}, "turn: it has attempts, which is not a limit of a turn"),
+        ({"turn": Limits(turn=Limits(tokens=5))}, "turn: it has turn"),
     ],
 )
 def test_budgets_that_are_none_are_refused(given: dict[str, Any], said: str) -> None:
