@@ -94,8 +94,9 @@ def build_run_row(call: ModelCall, output: ModelOutput) -> RunRow:
     task = call.input
     status = "running"
     if task.closing is not None:
-        resumed = task.closing.pause is not None and task.closing.status == "waiting"
-        status = "running" if resumed else task.closing.status
+        status = task.closing.status
+        if task.closing.pause is not None and status == "waiting" and task.closing.turn is None:
+            status = "running"  # resumed in the middle of a turn
     elif output.finish is not None:
         status = "waiting" if task.mode == "session" else "completed"
     result = _encode_response(task, output)
@@ -274,7 +275,7 @@ class TranscriptStage:
         earlier_run = await self._runs.get_run(task.context_id) if task.resume else None
         conversation = await self._load_conversation(call, incoming, earlier_run)
         reply = await next(conversation)
-        if earlier_run is not None:
+        if earlier_run is not None and (earlier_run.head is not None or earlier_run.scope != task.scope):
             reply.output = reply.output.model_copy(update={"reopened": True})
         if reply.output.branches:
             return build_branches_reply(self._chain, self._store_id, conversation, reply, incoming.blobs)

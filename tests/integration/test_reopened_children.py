@@ -130,3 +130,21 @@ async def test_a_child_of_a_resumed_run_may_wait_and_be_steered(engine: Engine) 
         assert (await client.run(str(child)).status()).state == "running"
         gate.open()
         assert (await run.result()).content == "Done."
+
+
+async def test_children_of_a_session_that_is_paused_before_its_first_call(engine: Engine) -> None:
+    """The store has a row of it by then, which is no earlier execution."""
+    async with engine.served(boss("one"), researcher()) as client:
+        run = client.run(engine.task_queue)
+        start = {"agent": "boss", "mode": "session", "resume": True}
+        await client.temporal.start_workflow("AgentWorkflow", start, id=run.id, task_queue=engine.task_queue)
+        await run.pause()
+        await eventually(lambda: _is_paused(run))
+        turn = await run.send("Go.")
+        await run.resume()
+        await turn.result()
+        assert [child.id for child in await run.children()] == [f"{run.id}/3"], "a number alone"
+
+
+async def _is_paused(run: Run) -> bool:
+    return (await run.status()).state == "paused"
