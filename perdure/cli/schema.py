@@ -43,15 +43,19 @@ def _build_interface_schemas(kind: SchemaKind | None) -> dict[str, Any]:
 
     from ..types.interface import Response, Start, Status, TurnStatus, UserMessage
 
-    schemas = {
-        "start": TypeAdapter(Start).json_schema(),
-        "message": TypeAdapter(str | UserMessage).json_schema(),
-        "status": TypeAdapter(Status).json_schema(mode="serialization"),
-        "turn": TypeAdapter(TurnStatus).json_schema(mode="serialization"),
-        "response": TypeAdapter(Response).json_schema(mode="serialization"),
+    types: dict[SchemaKind, tuple[Any, Literal["validation", "serialization"]]] = {
+        "start": (Start, "validation"),
+        "message": (str | UserMessage, "validation"),
+        "status": (Status, "serialization"),
+        "turn": (TurnStatus, "serialization"),
+        "response": (Response, "serialization"),
     }
-    described = {name: _add_field_descriptions(schema) for name, schema in schemas.items()}
-    return described[kind] if kind is not None else described
+    schemas: dict[str, Any] = {
+        name: _add_field_descriptions(TypeAdapter(type_).json_schema(mode=mode))
+        for name, (type_, mode) in types.items()
+        if kind in (None, name)
+    }
+    return schemas[kind] if kind is not None else schemas
 
 
 def _add_field_descriptions(schema: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 
 from scripts import run_tests
 from scripts.run_tests import Stage
+from tests.support.tries import refuse_alone_elsewhere
 
 SUITE = """
 import os
@@ -90,15 +91,31 @@ def test_the_end_names_what_was_tried_twice(
 
 
 def test_every_test_belongs_to_one_stage() -> None:
-    """However it is marked: of the everyday ones or of the rest."""
-    for slow, node, alone, unit in itertools.product((False, True), repeat=4):
+    """However it is marked, and wherever it stands: of the everyday ones or of the rest."""
+    for path, slow, node, alone in itertools.product(
+        ("tests/unit", "tests/integration", *run_tests.ALONE), *[(False, True)] * 3
+    ):
+        if alone and path not in run_tests.ALONE:
+            continue  # tests/conftest.py refuses it
         marks = {"slow": slow, "node": node, "alone": alone}
         takes = [
             stage.name
             for stages in run_tests.STAGES.values()
             for stage in stages
             if eval(stage.arguments[stage.arguments.index("-m") + 1], marks)  # noqa: S307  # as pytest does
-            and (unit or "tests/unit" not in stage.arguments)
-            and not (unit and "--ignore=tests/unit" in stage.arguments)
+            and _collects(stage, path)
         ]
-        assert len(takes) == 1, (marks, unit, takes)
+        assert len(takes) == 1, (marks, path, takes)
+
+
+def _collects(stage: Stage, path: str) -> bool:
+    folders = [argument for argument in stage.arguments if argument.startswith("tests/")] or [path]
+    return path in folders and f"--ignore={path}" not in stage.arguments
+
+
+def test_the_mark_alone_is_refused_where_its_stage_does_not_look(request: pytest.FixtureRequest) -> None:
+    item = pytest.Function.from_parent(request.node.parent, name="here", callobj=lambda: None)
+    refuse_alone_elsewhere(item)
+    item.add_marker(pytest.mark.alone)
+    with pytest.raises(pytest.UsageError, match=r"test_run_tests\.py::here is marked alone.*tests/acceptance"):
+        refuse_alone_elsewhere(item)

@@ -59,6 +59,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Tried(Path(path), config))
 
 
+def refuse_alone_elsewhere(item: pytest.Item) -> None:
+    """The stage ``alone`` collects tests/acceptance only: elsewhere no stage of ``make test`` would run the test."""
+    if item.get_closest_marker("alone") is not None and "acceptance" not in item.path.parts:
+        raise pytest.UsageError(f"{item.nodeid} is marked alone: move it to tests/acceptance, where such tests stand")
+
+
 def _begins(item: pytest.Item) -> int:
     """0 for tests of kills and heartbeats, 1 for others on a server, 2 for the rest."""
     if item.get_closest_marker("server") is None:

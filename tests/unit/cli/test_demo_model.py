@@ -36,8 +36,9 @@ TOOLS = ("list_files", "search", "read_file", "count_lines")
 LONG = "a" * 5000
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model() -> Iterator[DemoModel]:
+    """One for all: its end takes up to 0.05 s, and it knows nothing of earlier requests but their number."""
     with DemoModel() as model:
         yield model
 
@@ -160,13 +161,14 @@ async def test_without_tools_it_answers_from_what_it_has(model: DemoModel, folde
     assert "I see no files" in Message(role="assistant", parts=completed.parts).text
 
 
-async def test_it_streams_with_usage_and_counts_requests(model: DemoModel) -> None:
-    deltas, completed = await stream_reply(model, [Message.user("hello")])
+async def test_it_streams_with_usage_and_counts_requests() -> None:
+    with DemoModel() as model:
+        deltas, completed = await stream_reply(model, [Message.user("hello")])
+        assert await fetch(model.base_url.replace("/v1", "/stats")) == (200, {"requests": 1})
     assert len([delta for delta in deltas if isinstance(delta, TextDelta)]) > 3
     assert completed.usage.input_tokens > 0
     assert completed.usage.output_tokens > 3
     assert completed.model == "demo"
-    assert await fetch(model.base_url.replace("/v1", "/stats")) == (200, {"requests": 1})
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"messages": 3}', b'{"messages": [3]}', b'{"messages": [{}]}'])
