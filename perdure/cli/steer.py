@@ -182,7 +182,10 @@ def resume(
     limits = parse_limits(limit)
 
     async def act(run: Run) -> Outcome:
-        before = await run.status()
+        from ..client.messages import wait_for_closed_status
+
+        # A failure is recorded a moment before the run has closed.
+        before = await wait_for_closed_status(run) or await run.status()
         if before.at_limit is not None and not limits:
             hint = f"Raise that limit: perdure resume {run.id} --limit {before.at_limit.key}=<more>"
             raise InvalidInputError(f"run {run.id} is paused: {before.at_limit}", hint=hint)
