@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import PerdureError, RunClosedError, RunNotFoundError, RunStuckError
 from ..loop.lifecycle import parse_pause_request, parse_run_limits
 from ..temporal_service import find_failing_task
+from ..types.interface import Status
 from .follow import WorkflowBehind, read_event_log_state, retry_while_behind
 from .handles import RunHandle
 from .messages import reopen_run, wait_for_closed_status
@@ -73,8 +74,11 @@ async def _resume_open_run(run: RunHandle, by: str) -> None:
 
 async def _for_each_child(run: RunHandle, act: Callable[[RunHandle], Awaitable[None]]) -> None:
     """Call ``act`` with each subagent in progress. Leaves out those that have ended, and those that do not begin while
-    ``run`` is paused."""
-    status = await run.status()
+    ``run`` is paused. Raises ``NoWorkerError``: without a worker it is not known which are in progress."""
+    try:
+        status = Status.model_validate(await run.ask_workflow("status"))
+    except RunClosedError:  # and its subagents with it
+        return
     ids = [call.context_id for call in status.calls if call.context_id is not None]
     ids += [row.context_id for row in status.background if row.state in ("starting", "running")]
     deadline = asyncio.get_running_loop().time() + _CHILD_START_SECONDS

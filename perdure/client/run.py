@@ -442,7 +442,8 @@ class Run:
         that has its answer by then ends as usual. ``status().pause`` has who paused it, and why; the first pause
         counts. Subagents in progress go on, unless ``children`` pauses them, and those below them, too.
 
-        Raises ``RunClosedError``, ``RunNotFoundError``; ``InvalidInputError`` for a ``reason`` over 1,000 characters.
+        Raises ``RunClosedError``, ``RunNotFoundError``; ``InvalidInputError`` for a ``reason`` over 1,000 characters;
+        with ``children`` ``NoWorkerError``, when this run is paused and its subagents are not known.
         """
         await pause_run(self, reason=reason, children=children, by=by or self.client.actor)
 

@@ -264,8 +264,9 @@ class RunState(StatePart):
 
     @property
     def is_pause_requested(self) -> bool:
-        """Whether a client has asked for a pause that nobody has resumed: then no work begins."""
-        return self.requested_pause is not None and self.requested_pause.resumed is None
+        """Whether a client has asked for a pause that was not resumed, of a run that has not failed: no work begins."""
+        has_failed = self.turn is not None and self.turn.failure is not None
+        return self.requested_pause is not None and self.requested_pause.resumed is None and not has_failed
 
     @field_serializer("seen")
     def _dump_seen(self, seen: dict[str, str]) -> list[list[str]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from perdure import Agent, Client, Run, tool
-from perdure.errors import InvalidInputError, RunCancelledError, RunClosedError, RunNotFoundError
+from perdure.errors import InvalidInputError, NoWorkerError, RunCancelledError, RunClosedError, RunNotFoundError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import RunEvent
@@ -385,6 +386,22 @@ async def test_a_tree_is_paused_and_resumed(engine: Engine) -> None:
         assert (await run.status()).state == "running"  # its call is in flight
         await run.resume(children=True)
         assert (await run.result()).content == "You said a."
+
+
+@pytest.mark.server
+async def test_a_tree_without_a_worker_is_paused_as_far_as_it_is_known(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.client.run.ANSWER_TIMEOUT", timedelta(seconds=0.5))
+    client = await engine.client()
+    run = await client.start("holder", "Go.")
+    with pytest.raises(NoWorkerError):
+        await run.pause(by="ana", children=True)
+    async with engine.served(holder(Gate())):
+        assert (await paused(run)).reason == "paused by ana"
+        await run.cancel()
+        with pytest.raises(RunCancelledError):
+            await run.result()
 
 
 @pytest.fixture
