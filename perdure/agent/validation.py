@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -9,7 +10,8 @@ from typing_extensions import TypedDict
 
 from ..errors import DefinitionError
 from ..hooks import Hook
-from ..ports import ModelRef, Toolset
+from ..loop.compaction import BYTES_PER_TOKEN
+from ..ports import ModelRef, Toolset, ToolSpec
 from ..ports.model import NAME_PATTERN
 from ..ports.toolset import ON_CHANGE_VALUES
 from ..providers.pricing import has_price
@@ -130,6 +132,24 @@ def validate_compaction(name: str, compaction: Any) -> CompactionSettings | None
     if settings is not None and settings.summarise is not None and settings.summarise.model is not None:
         validate_models(name, settings.summarise.model)
     return settings
+
+
+def check_summary_threshold(
+    name: str, compaction: CompactionSettings | None, instructions: Any, specs: Iterable[ToolSpec]
+) -> None:
+    """Raise ``DefinitionError`` if instructions and tools alone use the tokens at which a summary is due: no summary
+    would make a call shorter than that. Instructions that a function gives are not known here."""
+    if compaction is None or compaction.summarise is None:
+        return
+    system = instructions if isinstance(instructions, str) else ""
+    texts = [system, *(f"{spec.name}{spec.description}{json.dumps(spec.parameters)}" for spec in specs)]
+    tokens, at = sum(len(text.encode()) for text in texts) // BYTES_PER_TOKEN, compaction.summarise.at
+    if tokens >= at:
+        raise DefinitionError(
+            f"agent {name!r}: instructions and tools have about {tokens:,} tokens, and Compaction.summarise(at={at:,}) "
+            f"is due from {at:,} on: each call would be preceded by a summary",
+            hint="Raise at: it is for the whole call.",
+        )
 
 
 def validate_instructions(name: str, instructions: Any) -> Any:
