@@ -20,6 +20,7 @@ planner = Agent("planner", "openai:gpt-5-mini", output=Outline)
 async def main() -> None:
     async with local(agents=[planner]) as client:
         turn = await client.send(planner, "A talk about durable agents, three points.", id="talk-1")
+        outline = Outline()
         async for outline in turn.stream_output():  # each is a whole Outline; the last one is the answer
             print(f"\r{outline.title}: {len(outline.points)} points", end="", flush=True)
         print()

@@ -18,6 +18,7 @@ from ..hooks import Hook, HookArguments, run_hooks
 from ..hooks.branch import Branch, Branches, LeftError
 from ..hooks.dispatch import ArgumentsSnapshot, extract_file_blobs
 from ..hooks.step import Step, StepFacts
+from ..loop.children import format_child_run_id
 from ..loop.finish import REMINDER_ID
 from ..loop.payload_limits import OVERRIDE_BYTES
 from ..loop.transcript import adopt_edited_messages, find_conversation_problem
@@ -155,7 +156,9 @@ class StepBranches:
 
     def _read_answer(self, outcome: BranchOutcome) -> Any:
         """Read the answer of a branch that has ended. Raises ``BranchError``."""
-        what = f"the branch {outcome.said} (run {self._call.input.context_id}/{outcome.op})"
+        task = self._call.input
+        child = format_child_run_id(task.context_id, task.scope, outcome.op, reopened=task.reopened)
+        what = f"the branch {outcome.said} (run {child})"
         if outcome.error_type is not None:
             cause = build_error(outcome.error_type, outcome.error or "")
             if isinstance(cause, BranchError):

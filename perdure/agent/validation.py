@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -10,7 +11,8 @@ from typing_extensions import TypedDict
 
 from ..errors import DefinitionError
 from ..hooks import Hook
-from ..ports import ModelRef, Toolset
+from ..loop.compaction import BYTES_PER_TOKEN
+from ..ports import ModelRef, Toolset, ToolSpec
 from ..ports.model import NAME_PATTERN
 from ..ports.toolset import ON_CHANGE_VALUES
 from ..providers.pricing import has_price
@@ -136,6 +138,26 @@ def validate_compaction(name: str, compaction: Any) -> CompactionSettings | None
     return settings
 
 
+def check_summary_threshold(
+    name: str, compaction: CompactionSettings | None, instructions: Iterable[Any], specs: Iterable[ToolSpec]
+) -> None:
+    """Raise ``DefinitionError`` if instructions and tools alone use the tokens at which a summary is due: no summary
+    would make a call shorter than that. Instructions that a function gives are not known here."""
+    if compaction is None or compaction.summarise is None:
+        return
+    texts = [
+        *(part for part in instructions if isinstance(part, str)),
+        *(f"{spec.name}{spec.description}{json.dumps(spec.parameters)}" for spec in specs),
+    ]
+    tokens, at = sum(len(text.encode()) for text in texts) // BYTES_PER_TOKEN, compaction.summarise.at
+    if tokens >= at:
+        raise DefinitionError(
+            f"agent {name!r}: instructions and tools have about {tokens:,} tokens, and Compaction.summarise(at={at:,}) "
+            f"is due from {at:,} on: each call would be preceded by a summary",
+            hint="Raise at: it is for the whole call.",
+        )
+
+
 def validate_instructions(name: str, instructions: Any) -> tuple[Instruction, ...]:
     """Return the parts of the instructions: text, a function, a list of these, or none for None and empty text."""
     if instructions is None or instructions == "":
@@ -153,15 +175,17 @@ def validate_instruction(name: str, part: Any) -> Instruction:
         )
     if callable(part):
         try:
-            inspect.signature(part).bind(None)
+            signature = inspect.signature(part)
+        except (TypeError, ValueError):  # a callable without a signature
+            signature = inspect.Signature([inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_ONLY)])
+        try:
+            signature.bind(None)
         except TypeError as error:
             function = getattr(part, "__name__", type(part).__name__)
             raise DefinitionError(
                 f"agent {name!r}: the instructions {function!r} cannot be called with a RunContext: {error}",
                 hint="They take one argument: def prompt(ctx: RunContext) -> str: …",
             ) from None
-        except ValueError:  # a callable without a signature
-            pass
     valid: Instruction = part
     return valid
 

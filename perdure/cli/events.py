@@ -142,6 +142,8 @@ def _format_event(event: Event, *, brief: bool) -> Iterator[tuple[str, str]]:
         case "compacted":
             messages = f"{event.messages_before:,} messages are {event.messages_after:,} now"
             yield "yellow", f"(summed up: {messages}, {event.tokens_before:,} tokens about {event.tokens_after:,})"
+            if event.warning is not None:
+                yield "yellow", f"({_format_excerpt(event.warning)})"
         case "limit":
             yield "yellow", f"({_format_limit(event)})"
         case "error":
@@ -155,7 +157,8 @@ def _format_run_event(event: RunEvent, *, brief: bool) -> Iterator[tuple[str, st
     if ordinary and brief:
         return
     reason = ": ".join(part for part in (event.error_type, event.error or event.reason) if part)
-    line = f"run {event.state.replace('_', ' ')}{f' ({_format_excerpt(reason)})' if reason else ''}"
+    state = f"{event.state.replace('_', ' ')}{_format_actor(event.by)}"
+    line = f"run {state}{f' ({_format_excerpt(reason)})' if reason else ''}"
     yield "dim" if ordinary else "yellow", line
 
 

@@ -211,6 +211,8 @@ def format_activity(status: Status) -> str | None:
     resume = f"perdure resume {status.context_id}"
     if status.state == "paused" and status.at_limit is not None:
         return f"paused: {status.at_limit}; `{resume} --limit {status.at_limit.key}=<more>` lets it go on"
+    if status.state == "paused" and status.pause is not None:
+        return f"{status.pause}; `{resume}` lets it go on"
     if status.state == "paused":
         return f"paused: {status.reason}; `{resume}` goes on when the cause is gone"
     names = ", ".join(call.name for call in status.calls)
@@ -229,6 +231,8 @@ def format_activity(status: Status) -> str | None:
     activity = f"iteration {status.iteration + (status.doing == 'model')} · {doing}"
     if status.queued and status.doing == "tools":  # messages that a model call was given stay queued until its reply
         activity += f" · {status.queued} message{'s' if status.queued > 1 else ''} waiting to be read"
+    if status.pause is not None:
+        return f"{activity} · then {status.pause}"
     return f"{activity} · {status.reason}" if status.reason else activity
 
 

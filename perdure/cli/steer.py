@@ -1,4 +1,4 @@
-"""``perdure send``, ``inject``, ``interrupt``, ``cancel``, ``terminate``, ``close`` and ``resume``: steer runs."""
+"""The commands ``send``, ``inject``, ``interrupt``, ``cancel``, ``terminate``, ``close``, ``pause`` and ``resume``."""
 
 from __future__ import annotations
 
@@ -79,6 +79,7 @@ LimitOption = Annotated[
     list[str] | None,
     typer.Option("--limit", metavar="NAME=VALUE", help="Raise a limit: cost_usd=5, turn.tokens=50000; repeatable."),
 ]
+ChildrenOption = Annotated[bool, typer.Option("--children", help="Its subagents in progress, too.")]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait for the end of the run.")]
 
 
@@ -161,23 +162,60 @@ def close(id: RunArgument, wait: WaitOption = False, *, server: ActorOptions, ou
     _act_and_print(server, id, act, output)
 
 
-def resume(id: RunArgument, limit: LimitOption = None, *, server: ActorOptions, output: OutputOptions) -> None:
-    """Let a paused run try the same step again; continue a failed, cancelled or timed-out run where it ended.
+def pause(
+    id: RunArgument,
+    reason: Annotated[str | None, typer.Option("--reason", help="Why, for those who see that it is paused.")] = None,
+    children: ChildrenOption = False,
+    *,
+    server: ActorOptions,
+    output: OutputOptions,
+) -> None:
+    """Pause a run until it is resumed. What is in flight ends first; messages and decisions are kept."""
+
+    async def act(run: Run) -> Outcome:
+        before = await run.status()
+        await run.pause(reason=reason, children=children)
+        if before.pause is not None:
+            return {"status": "pausing", "was": before.state}, f"{run.id} was {before.pause} already"
+        return {"status": "pausing", "was": before.state}, f"{run.id} pauses as soon as what is in flight has ended"
+
+    _act_and_print(server, id, act, output)
+
+
+def resume(
+    id: RunArgument,
+    limit: LimitOption = None,
+    children: ChildrenOption = False,
+    *,
+    server: ActorOptions,
+    output: OutputOptions,
+) -> None:
+    """Let a paused run go on, with the step that it paused at; continue a failed, cancelled or timed-out run where it
+    ended.
 
     A run that is paused at a limit goes on when the limit is raised.
     """
     limits = parse_limits(limit)
 
     async def act(run: Run) -> Outcome:
-        before = await run.status()
+        from ..client.messages import wait_for_closed_status
+
+        # A failure is recorded a moment before the run has closed.
+        before = await wait_for_closed_status(run) or await run.status()
         if before.at_limit is not None and not limits:
             hint = f"Raise that limit: perdure resume {run.id} --limit {before.at_limit.key}=<more>"
             raise InvalidInputError(f"run {run.id} is paused: {before.at_limit}", hint=hint)
-        await run.resume(limits=limits)
+        await run.resume(limits=limits, children=children)
         if before.state in ("completed", "failed", "cancelled"):
             then = f"was {before.state}, and goes on from where it ended"
+        elif limits:
+            then = "may use more"
+        elif before.pause is not None:
+            then = f"was {before.pause}; it goes on"
+        elif before.state == "paused":
+            then = "tries the step again that it paused at"
         else:
-            then = "may use more" if limits else "tries the step again that it paused at"
+            then = "was not paused"
         return {"resumed": True, "was": before.state}, f"{run.id} {then}"
 
     _act_and_print(server, id, act, output)

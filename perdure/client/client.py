@@ -22,7 +22,7 @@ from typing_extensions import Unpack
 from .. import config
 from ..embedded.address import connect, resolve_target
 from ..encryption import AuthMapping, seal_auth
-from ..errors import InvalidInputError, RunExistsError, StoreError, TranscriptUnavailableError
+from ..errors import InvalidInputError, StoreError, TranscriptUnavailableError
 from ..ports import Commit, MemoryWrite, Store
 from ..store import Chain, open_store
 from ..temporal_service import build_schedule_action, start_run_workflow
@@ -34,7 +34,7 @@ from ..tools.memory import (
     check_memory_list,
     check_memory_name,
 )
-from ..types.interface import Mode, OutputT, Override
+from ..types.interface import FIRST_MESSAGE_MEMO, Mode, OutputT, Override
 from ..types.messages import FilePart, Message, MessageInput, clean_text, decode_file_data
 from .inbox import PendingCall, list_pending_calls
 from .messages import STORE_HINT, deliver_message
@@ -53,11 +53,13 @@ from .start import (
     History,
     SendOptions,
     StartOptions,
+    attach_to_run,
     build_start_input,
     check_message_input,
     check_run_id,
     encode_override,
     get_agent_name,
+    hash_first_message,
 )
 from .turn import Turn
 from .visibility import RunSummary, create_store, list_runs
@@ -218,7 +220,8 @@ class Client:
         a run, a response, a head); ``override`` changes the agent for this run. ``output`` is the type that outputs
         are read as, for an ``agent`` that is given by its name: plain JSON by default.
 
-        Raises ``RunExistsError`` for an existing id, unless ``if_exists="attach"`` returns that run;
+        Raises ``RunExistsError`` for an existing id, unless ``if_exists="attach"`` returns that run, which must have
+        been started with the same message;
         ``InvalidInputError`` or ``DefinitionError`` for invalid arguments, ``AuthContextUnavailableError`` if there is
         no encryption for ``auth_context``.
         """
@@ -237,15 +240,12 @@ class Client:
             max_history_events=max_history_events,
         )
         start |= seal_auth(self.temporal, context_id, auth_context, auth_ref)
+        message_hash = hash_first_message(context_id, start)
+        memo, queue = {FIRST_MESSAGE_MEMO: message_hash}, self.task_queue
         try:
-            run.handle = await start_run_workflow(self.temporal, context_id, start, task_queue=self.task_queue)
+            run.handle = await start_run_workflow(self.temporal, context_id, start, task_queue=queue, memo=memo)
         except WorkflowAlreadyStartedError:
-            if if_exists == "attach":
-                return run
-            raise RunExistsError(
-                f"there is a run {context_id!r} already",
-                hint='Give it another id, or attach to it with if_exists="attach".',
-            ) from None
+            return await attach_to_run(run, message_hash, if_exists)
         return run
 
     @overload

@@ -219,7 +219,7 @@ class EventReader:
         if event is None:
             return None
         partials = self._partials.setdefault(event.context_id, PartialArguments(self._read_earlier_deltas))
-        if event.type == "run" and event.state not in ("started", "waiting", "paused"):
+        if event.type == "run" and event.state not in ("started", "waiting", "paused", "resumed"):
             del self._partials[event.context_id]  # a run may have started many others
         return await partials.fill_partial(await self._load_long_text(event))
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import TypeVar
 
 from temporalio.client import WorkflowExecutionDescription
@@ -109,28 +108,13 @@ async def retry_while_behind(attempt: Callable[[], Awaitable[T]]) -> T:
         delay = min(delay * 1.5, _CATCH_UP_MAX_DELAY)
 
 
-async def wait_for_pause(run: RunHandle) -> None:
-    """Wait until the workflow of ``run`` has the pause that its events show, where a worker answers."""
-
-    async def check_pause() -> None:
-        if not (paused_at := (await _read_event_log_state(run, run.id)).paused_at):
-            return
-        status = await run.status()
-        running_since = status.since if status.state == "running" else None
-        if running_since and datetime.fromisoformat(paused_at) >= datetime.fromisoformat(running_since):
-            raise WorkflowBehind(PerdureError("the workflow does not have its pause yet"))
-
-    with suppress(PerdureError):  # without a worker, the signal arrives after the pause anyway
-        await retry_while_behind(check_pause)
-
-
 async def is_child_start_pending(run: RunHandle) -> bool:
     """Whether the events of the parent of ``run`` show a call that is to start it: it starts once the parent's workflow
     has the call."""
     parent_id = run.id.rpartition("/")[0]
     if not parent_id:
         return False
-    log_state = await _read_event_log_state(run, parent_id)
+    log_state = await read_event_log_state(run, parent_id)
     calls = log_state.starting_children.items()
     return any(child == run.id and call_id not in log_state.pending_calls for call_id, child in calls)
 
@@ -143,7 +127,7 @@ async def is_workflow_behind(run: RunHandle, status: Status, *, approval: bool) 
         return False
     known_ids = {call.call_id for call in status.calls}
     decided_ids = {decided.call_id for decided in status.decided if approval or decided.state != "approved"}
-    pending_calls = (await _read_event_log_state(run, run.id)).pending_calls
+    pending_calls = (await read_event_log_state(run, run.id)).pending_calls
     waiting_ids = {call_id for call_id, kind in pending_calls.items() if (kind == "approval") == approval}
     if unanswered:
         return bool(waiting_ids)
@@ -151,7 +135,7 @@ async def is_workflow_behind(run: RunHandle, status: Status, *, approval: bool) 
     return bool(waiting_ids & known_ids if status.doing == "tools" else waiting_ids - known_ids)
 
 
-async def _read_event_log_state(run: RunHandle, context_id: str) -> EventLogState:
+async def read_event_log_state(run: RunHandle, context_id: str) -> EventLogState:
     """Read the state of run ``context_id`` from its last events. Empty if the store cannot be read: the workflow's own
     state counts then."""
     if not run.has_store:
@@ -181,6 +165,8 @@ def _build_event_log_state(events: Iterable[Event | None]) -> EventLogState:
                 state.starting_children[call_id] = child
             case RunEvent(state="paused", at=at):
                 state.paused_at = at
+            case RunEvent(state="resumed"):
+                state.paused_at = None
             case ModelStarted() | RunEvent() | TurnEvent():  # all calls before it have their results
                 state = EventLogState()
             case _:

@@ -34,7 +34,7 @@ from ..temporal_service import (
     is_missing_attribute,
     start_run_workflow,
 )
-from ..types.interface import WORKFLOW_TYPE, Override, Start, Status, UserMessage
+from ..types.interface import FIRST_MESSAGE_MEMO, WORKFLOW_TYPE, Override, Start, Status, UserMessage
 from ..types.messages import (
     BlobRef,
     Content,
@@ -77,6 +77,7 @@ async def deliver_message(
     """
     client = run.client
     task_queue = client.task_queue
+    memo: dict[str, Any] = {}
     # Also a message to an execution that has closed since, which Temporal's own check would miss.
     if message_id is not None and (known_task_id := await _find_message_turn(run, message_id)) is not None:
         return known_task_id
@@ -93,8 +94,9 @@ async def deliver_message(
         start, task_queue = await build_reopen_start(run), description.task_queue
         if build_closed_status(description) is None:  # once it closes, its first message is in the transcript
             start.pop("message", None)
+        memo = await _read_first_message_memo(description)
     async with background_task(run.warn_without_worker()):
-        task_id = await _send_message_with_start(run, user_message, start, task_queue)
+        task_id = await _send_message_with_start(run, user_message, start, task_queue, memo)
     run.handle = client.temporal.get_workflow_handle(run.id)  # the message may have opened another execution
     return task_id
 
@@ -104,9 +106,11 @@ async def _find_message_turn(run: RunHandle, message_id: str) -> str | None:
     return await (await run.client.store()).find_message_turn(run.id, message_id) if run.has_store else None
 
 
-async def _send_message_with_start(run: RunHandle, message: UserMessage, start: dict[str, Any], task_queue: str) -> str:
+async def _send_message_with_start(
+    run: RunHandle, message: UserMessage, start: dict[str, Any], task_queue: str, memo: Mapping[str, Any]
+) -> str:
     """Send the message and return the ``task_id``. The message's id makes retries safe, whatever happened to the last
-    attempt."""
+    attempt. ``memo`` is that of the execution that may have to be started, beside the agent's name."""
     temporal = run.client.temporal
     message_id = str(message.id)
     fields = message.model_dump(mode="json")
@@ -125,7 +129,7 @@ async def _send_message_with_start(run: RunHandle, message: UserMessage, start: 
             task_timeout=TASK_TIMEOUT,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            memo={MEMO_AGENT: start["agent"]},
+            memo={MEMO_AGENT: start["agent"], **memo},
             search_attributes=attributes,
         )
         # The SDK keeps the error of a failed start in a future: the task reads it, whether or not it is needed below.
@@ -237,12 +241,23 @@ async def reopen_run(run: RunHandle, override: dict[str, Any], *, by: str | None
     start["message"] = start.get("message") or {"content": None, "by": by or run.client.actor}
     if override:
         start["override"] = merge_overrides(start.get("override") or {}, override)
-    task_queue = (await run.describe()).task_queue
+    description = await run.describe()
+    task_queue, memo = description.task_queue, await _read_first_message_memo(description)
     only_failed = WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY
     try:
-        return await start_run_workflow(temporal, run.id, start, task_queue=task_queue, reuse=only_failed)
+        return await start_run_workflow(temporal, run.id, start, task_queue=task_queue, reuse=only_failed, memo=memo)
     except WorkflowAlreadyStartedError:  # another client was first
         return temporal.get_workflow_handle(run.id)
+
+
+async def _read_first_message_memo(execution: WorkflowExecutionDescription) -> dict[str, Any]:
+    """Read the hash of the conversation's first message, for the memo of its next execution; empty where it has
+    none."""
+    try:
+        memo = await execution.memo()
+    except Exception:  # written with another codec
+        return {}
+    return {name: value for name, value in memo.items() if name == FIRST_MESSAGE_MEMO}
 
 
 # ---

@@ -28,11 +28,9 @@ from ..errors import (
     PerdureError,
     RunClosedError,
     RunNotFoundError,
-    RunStuckError,
     StoreMismatchError,
     build_error,
 )
-from ..loop.lifecycle import parse_run_limits
 from ..ports import Store
 from ..store import Chain
 from ..store.transcripts import load_full_conversation
@@ -41,7 +39,6 @@ from ..temporal_service import (
     build_closed_error,
     build_run_error,
     build_unreachable_error,
-    find_failing_task,
     translate_rpc_error,
 )
 from ..toolsets import Artifact
@@ -50,9 +47,10 @@ from ..types.events import Event
 from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, OutputT, Override, Response, Status, parse_output
 from ..types.messages import FilePart, Message, MessageInput
 from .decisions import WaitRef, answer_pending_call, decide_pending_call, revoke_approval
-from .follow import follow_run, list_child_runs, wait_for_pause
+from .follow import follow_run, list_child_runs
 from .fork import Difference, compare_transcripts, start_fork
-from .messages import build_user_message, deliver_message, reopen_run, wait_for_closed_status
+from .messages import build_user_message, deliver_message
+from .pauses import pause_run, resume_run
 from .streams import StreamReader, build_output_form
 from .tasks import background_task
 from .turn import ANSWER_TIMEOUT, Turn
@@ -68,7 +66,6 @@ from .visibility import (
 if TYPE_CHECKING:
     from ..agent.agent import Agent
     from .client import Client
-
 
 logger = logging.getLogger("perdure.client")
 
@@ -443,30 +440,33 @@ class Run(StreamReader[OutputT]):
         """End a session after its current turn. Raises ``RunClosedError``, ``RunNotFoundError``."""
         await self._signal("close", {"by": by or self.client.actor})
 
-    async def resume(self, *, limits: Mapping[str, Any] | None = None, by: str | None = None) -> None:
-        """Let a paused run retry the same step; reopen a run that failed, was cancelled, was terminated or timed out,
-        from the end of its conversation.
+    async def pause(self, *, reason: str | None = None, children: bool = False, by: str | None = None) -> None:
+        """Pause the run: the model call and the tools in progress end, and nothing else begins until :meth:`resume`.
+
+        Messages, approvals and answers that come meanwhile are kept; :meth:`cancel` and :meth:`interrupt` work. A turn
+        that has its answer by then ends as usual. ``status().pause`` has who paused it, and why; the first pause
+        counts. Subagents in progress go on, unless ``children`` pauses them, and those below them, too.
+
+        Raises ``RunClosedError``, ``RunNotFoundError``; ``InvalidInputError`` for a ``reason`` over 1,000 characters;
+        with ``children`` ``NoWorkerError``, when this run is paused and its subagents are not known.
+        """
+        await pause_run(self, reason=reason, children=children, by=by or self.client.actor)
+
+    async def resume(
+        self, *, limits: Mapping[str, Any] | None = None, children: bool = False, by: str | None = None
+    ) -> None:
+        """Let a paused run go on, whatever it is paused for: it retries the same step; reopen a run that failed, was
+        cancelled, was terminated or timed out, from the end of its conversation.
 
         ``limits`` raises limits: ``{"cost_usd": 5, "max_iterations": 80, "turn": {"tokens": 50_000}}``. They are totals
         since the start of the run, not increments; those of a turn apply to the current one. If several callers raise a
         limit, the highest value counts. A run that is paused at a limit continues when that is raised. A reopened run
-        begins to count anew.
+        begins to count anew. ``children`` resumes the subagents in progress, too.
 
         Raises ``RunClosedError`` for a run that has completed: send it a message instead; ``RunStuckError`` for one
         whose workflow task fails again and again; ``InvalidInputError`` for invalid ``limits``.
         """
-        raised = parse_run_limits(limits).model_dump(mode="json", exclude_none=True) if limits else {}
-        override = {"limits": raised} if raised else {}
-        closed = await wait_for_closed_status(self)
-        if closed is None:
-            if (failing := await find_failing_task(self.client.temporal, await self.describe())) is not None:
-                raise RunStuckError(f"run {self.id!r} is not paused: {failing}", hint=failing.way_out)
-            await wait_for_pause(self)
-            await self._signal("resume", {**override, "by": by or self.client.actor})
-        elif closed.state == "completed":
-            raise RunClosedError(f"run {self.id!r} has completed", hint="Send it a message, and it continues.")
-        else:
-            self.handle = await reopen_run(self, override, by=by)
+        await resume_run(self, limits=limits, children=children, by=by or self.client.actor)
 
     async def cancel(self, *, by: str | None = None) -> None:
         """Cancel the run: calls in progress are stopped, finished work is kept, the transcript is closed.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Required, get_args
@@ -10,14 +13,14 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from ..encryption import AuthMapping
-from ..errors import InvalidInputError, RunNotFoundError, TranscriptCorruptedError
+from ..errors import InvalidInputError, PerdureError, RunExistsError, RunNotFoundError, TranscriptCorruptedError
 from ..loop.lifecycle import parse_start
 from ..loop.payload_limits import RUN_ID_BYTES
 from ..loop.transcript import list_open_calls
 from ..ports import Commit
 from ..store import Chain
 from ..tools.context_type import validate_plain_context
-from ..types.interface import Mode, Override, Response
+from ..types.interface import FIRST_MESSAGE_MEMO, Mode, Override, Response
 from ..types.messages import Dataclass, File, Message, MessageInput, clean_text, find_file_flaw, iter_file_parts
 from ..types.session_form import from_session
 from .handles import ClientHandle
@@ -27,6 +30,8 @@ from .run import Run
 if TYPE_CHECKING:
     from ..agent.agent import Agent
 
+
+logger = logging.getLogger("perdure.client")
 
 History = str | Run | Response | Sequence[Message] | Sequence[Mapping[str, Any]]
 """What a conversation may continue from: a head, another run, its response, messages, or a session in the flat form of
@@ -101,6 +106,38 @@ async def build_start_input(
     plain = parse_start(start).model_dump(mode="json", exclude_defaults=True)
     # The type of a part is a default, and must be included.
     return plain | ({"message": start["message"]} if user_message else {})
+
+
+def hash_first_message(context_id: str, start: Mapping[str, Any]) -> str:
+    """Hash the message of a start: what was asked, not who asked, or how it is sent. The id makes it the run's own, so
+    that equal hashes of short messages in a list of runs say nothing."""
+    message = start.get("message") or {}
+    asked = {name: message.get(name) for name in ("content", "input", "typed")}
+    text = json.dumps([context_id, asked], sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+async def attach_to_run(run: Run[Any], message_hash: str, if_exists: str) -> Run[Any]:
+    """Return the existing ``run`` for a start whose message has that hash. Raises ``RunExistsError``, unless
+    ``if_exists`` is "attach" and the run was started with the same message, or is not known to have another.
+    """
+    memo: Mapping[str, Any] = {}
+    try:
+        memo = await (await run.describe()).memo()
+    except PerdureError:
+        raise
+    except Exception as error:  # written with another codec
+        logger.debug("the memo of run %s cannot be read: %s", run.id, error)
+    if memo.get(FIRST_MESSAGE_MEMO, message_hash) != message_hash:
+        raise RunExistsError(
+            f"there is a run {run.id!r} already, which was started with another message",
+            hint="Give this one another id. To send it into that conversation: client.send(…, id=…); "
+            "for that run's answer: client.run(id).result().",
+        )
+    if if_exists == "attach":
+        return run
+    hint = 'Give it another id, or attach to it with if_exists="attach".'
+    raise RunExistsError(f"there is a run {run.id!r} already", hint=hint)
 
 
 def get_agent_name(agent: str | Agent) -> str:

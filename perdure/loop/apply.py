@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..types.interface import OperatorPause
 from ..types.state import RunState, ToolCallState, TurnAnswer, TurnState
 from ..types.subagents import CollectCall, TellCall
 from ..types.tool_calls import (
@@ -51,6 +52,7 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
     turn.unanswered = []
     state.head, state.store_id, state.limits = output.head, output.store_id, output.limits
     state.resume = False
+    state.reopened = output.reopened or state.reopened
     if output.overrides is not None:
         keep_overrides(state, output.overrides)
     state.pinned = output.pinned or state.pinned
@@ -241,6 +243,9 @@ def apply_closing(state: RunState, step: RecordClosing, head: str | None) -> Non
     state.op += 1
     state.head = head or state.head
     state.resume = state.resume and head is None
+    if step.closing.pause is not None:
+        _apply_pause_record(state, step, step.closing.pause, recorded=head is not None)
+        return
     if step.closing.status == "paused":
         _apply_limit_pause(state, step, recorded=head is not None)
         return
@@ -248,6 +253,19 @@ def apply_closing(state: RunState, step: RecordClosing, head: str | None) -> Non
     state.inbox = state.inbox[step.taken :]
     # If the session was closed meanwhile, the record that it waits is not that of its ending.
     state.recorded = step.closing.status != "waiting" or not state.closed
+
+
+def _apply_pause_record(state: RunState, step: RecordClosing, pause: OperatorPause, *, recorded: bool) -> None:
+    """Apply the record of a pause or of its end. Another client may have resumed or paused the run meanwhile."""
+    present = state.requested_pause
+    if recorded:
+        state.carry = state.carry[len(step.new) :]
+    if present is None:
+        return
+    if step.closing.status == "paused":
+        present.recorded = present.recorded or present.asked == pause
+    elif present.resumed == pause:
+        state.requested_pause = None
 
 
 def _apply_limit_pause(state: RunState, step: RecordClosing, *, recorded: bool) -> None:

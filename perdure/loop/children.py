@@ -26,6 +26,7 @@ def open_branches(state: RunState, taken: int, output: ModelOutput) -> None:
     state.op = first_op + len(opened)
     state.store_id = output.store_id
     state.pinned = output.pinned or state.pinned
+    state.reopened = output.reopened or state.reopened
 
 
 def list_running_branches(state: RunState) -> tuple[PendingBranch, ...]:
@@ -56,8 +57,19 @@ def find_background_run(state: RunState, handle: str) -> BackgroundRun | None:
 
 
 def build_child_run_id(state: RunState, child: ToolCallState | PendingBranch | BackgroundRun) -> str:
-    """Build the id of the child run that answers a call or branch, or runs in background: ``<context_id>/<op>``."""
-    return f"{state.context_id}/{child.op}"
+    """Build the id of the child run that answers a call or branch, or runs in background."""
+    return format_child_run_id(state.context_id, state.scope, child.op, reopened=state.reopened)
+
+
+_SCOPE_CHARS = 6
+
+
+def format_child_run_id(context_id: str, scope: str, op: int, *, reopened: bool) -> str:
+    """Format the id of a child run: ``<context_id>/<op>``.
+
+    In a conversation that was opened again, operations are numbered anew: the end of the scope precedes the number, or
+    the child would replace one of an earlier execution."""
+    return f"{context_id}/{scope[-_SCOPE_CHARS:]}-{op}" if reopened else f"{context_id}/{op}"
 
 
 def sum_reserved_budget(state: RunState, name: Literal["tokens", "cost_usd", "tool_calls"]) -> float:

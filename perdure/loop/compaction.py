@@ -21,6 +21,7 @@ from ..types.compaction import CompactionSettings, Window
 from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from ..types.state import CompactionState, RunState
 from ..types.wire import ModelOutput
+from .finish import REMINDER_ID
 from .limits import add_usage
 
 # ---
@@ -52,18 +53,20 @@ def find_due_compaction(state: RunState) -> CompactConversation | None:
 def update_compaction_after_reply(state: RunState, output: ModelOutput) -> None:
     """Reset the compaction state after a reply; ``output.compact`` makes the next compaction due."""
     if state.compaction is not None or output.compact:
-        tighter = state.compaction.tighter if state.compaction else 0
-        state.compaction = CompactionState(due=bool(output.compact), tighter=tighter)
+        before = state.compaction or CompactionState()
+        state.compaction = CompactionState(due=bool(output.compact), tighter=before.tighter, warned=before.warned)
 
 
 def apply_compaction(state: RunState, output: ModelOutput) -> None:
     """Apply a compaction: the conversation was rewritten, or nothing could be left out."""
     compaction = state.compaction or CompactionState()
-    update = {"due": False, "done": compaction.done + 1, "behind": _get_preceding_head(state)}
+    warned = compaction.warned or (output.compacted is not None and output.compacted.warning is not None)
+    update = {"due": False, "done": compaction.done + 1, "behind": _get_preceding_head(state), "warned": warned}
     state.compaction = compaction.model_copy(update=update)
     state.op += 1
     state.head, state.store_id = output.head, output.store_id
     state.pinned = output.pinned or state.pinned
+    state.reopened = output.reopened or state.reopened
     add_usage(state, output.usage, output.cost_usd)
 
 
@@ -100,6 +103,27 @@ def find_tail_start(messages: Sequence[Message], keep: int) -> int:
     while begin and begin < len(messages) and messages[begin].role == "tool":
         begin -= 1
     return begin
+
+
+def find_turn_task(messages: Sequence[Message], iteration: int) -> range:
+    """Return the indexes of the user's messages that began the turn, in which ``iteration`` replies were given so far;
+    of a turn that began without a message those of the last one before. Empty if there are none.
+
+    ``messages`` are without system prompts. In a conversation that was summed up in this turn, they follow the summary.
+    """
+    replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    if not iteration and replies and replies[-1] == len(messages) - 1 and not messages[-1].tool_calls:
+        return range(0)  # an answer: the turn's messages are not recorded yet
+    first_reply = len(messages) if not iteration or not replies else replies[max(0, len(replies) - iteration)]
+    end = next((index + 1 for index in reversed(range(first_reply)) if _is_of_user(messages[index])), 0)
+    begin = end
+    while begin and _is_of_user(messages[begin - 1]):
+        begin -= 1
+    return range(begin, end)
+
+
+def _is_of_user(message: Message) -> bool:
+    return message.role == "user" and message.id not in (SUMMARY_ID, REMINDER_ID)
 
 
 def _get_preceding_head(state: RunState) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ..types.interface import OperatorPause
 from ..types.limits import LimitUse
 from ..types.plain_json import measure_json
 from ..types.state import PendingBranch, RunState, ToolCallState
@@ -121,6 +122,8 @@ def decide(state: RunState) -> NextStep:
         return _close_unless_recorded(state, "failed")
     if state.pause is not None:
         return Wait("resumed")
+    if (step := _decide_requested_pause(state)) is not None:
+        return step
     ready = tuple(
         call
         for call in state.calls
@@ -144,13 +147,38 @@ def decide(state: RunState) -> NextStep:
     return _decide_model_call(state)
 
 
+def _decide_requested_pause(state: RunState) -> NextStep | None:
+    """Return the step of a pause that a client has asked for, or of its end; None without one. Nothing is in flight.
+
+    A turn that has its answer is ended all the same: no work is left that could wait.
+    """
+    pause = state.requested_pause
+    if pause is None:
+        return None
+    if pause.resumed is not None:
+        return _build_pause_record(state, "waiting", pause.resumed) if pause.recorded else None
+    if not state.calls and not list_running_branches(state) and (state.turn is None or is_turn_answered(state)):
+        step = _decide_between_turns(state)
+        if step != Wait("message"):
+            return step
+    return Wait("resumed") if pause.recorded else _build_pause_record(state, "paused", pause.asked)
+
+
+def _build_pause_record(state: RunState, status: Literal["paused", "waiting"], pause: OperatorPause) -> RecordClosing:
+    """Record that the run is paused, with the results that are in, or that it goes on."""
+    new = tuple(state.carry[: _count_fitting_items(state.carry)]) if status == "paused" else ()
+    response = build_response(state).model_dump(mode="json", exclude_none=True)
+    turn: Literal["completed"] | None = "completed" if is_turn_answered(state) else None  # as it was recorded before
+    return RecordClosing(new, 0, RunEnding(status=status, turn=turn, response=response, pause=pause))
+
+
 def select_joining_calls(state: RunState, running_ops: Collection[int]) -> tuple[ToolCallState, ...]:
     """Select the calls that may begin while others run: those since approved or answered, or whose remote result is in.
 
     ``running_ops``: operation numbers of the calls in flight. Calls that did not fit into their batch wait for its end.
     """
     turn = state.turn
-    if state.cancelled or state.interrupt or state.pause or turn is None or turn.failure:
+    if state.cancelled or state.interrupt or state.pause or turn is None or turn.failure or state.is_pause_requested:
         return ()
     running = tuple(call for call in state.calls if call.op in running_ops)
     joining = tuple(

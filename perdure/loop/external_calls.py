@@ -40,7 +40,7 @@ def can_begin_external_call(state: RunState, pending: ToolCallState) -> bool:
     """Whether the call may be handed over after the activity before it: the run may have been stopped meanwhile."""
     turn = state.turn
     is_stopping = state.cancelled or state.interrupt or state.pause or turn is None or turn.failure
-    return pending.result is None and not is_stopping
+    return pending.result is None and not is_stopping and not state.is_pause_requested
 
 
 def build_before_input(pending: ToolCallState) -> BeforeExternalCall:

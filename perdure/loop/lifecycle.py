@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
 
 from ..errors import InvalidInputError
-from ..types.interface import Start, UserMessage
+from ..types.interface import OperatorPause, PauseRequest, Start, UserMessage
 from ..types.limits import Bounds, RunLimits
-from ..types.messages import copy_shared
+from ..types.messages import NAME_CHARS, clean_text, copy_shared
 from ..types.plain_json import measure_json
-from ..types.state import Pause, RunState, TurnAnswer, read_state
+from ..types.state import Pause, RequestedPause, RunState, TurnAnswer, read_state
 from ..types.validation_errors import describe_validation_error
 from ..types.wire import TurnFailure
 from .apply import carry_results, drop_reminder, end_turn_at_limit
@@ -46,6 +47,8 @@ def end_turn_at_budget(state: RunState) -> None:
     release_held_calls(state)
     turn = state.turn
     if turn is None or turn.failure or state.cancelled or state.pause or state.calls or list_running_branches(state):
+        return
+    if state.is_pause_requested:  # an operator may raise the limit before it is resumed
         return
     if is_turn_answered(state):
         return
@@ -115,6 +118,7 @@ def _prepare_ending(state: RunState, text: str) -> None:
     state.op += 1
     state.recorded = False
     state.pause = None
+    state.requested_pause = None
     state.interrupt = None
     drop_reminder(state)
     drop_branches(state)
@@ -179,8 +183,31 @@ def pause_run(state: RunState, reason: str, since: str, *, fault: bool = False) 
     state.pause = Pause(reason=reason, since=since, fault=fault)
 
 
-def resume_run(state: RunState, raw: Any = None) -> None:
-    """Resume a paused run: the cause is gone, or limits are raised with ``{"limits": {"cost_usd": 5}, "by": …}``.
+def request_pause(state: RunState, raw: Any, now: datetime) -> None:
+    """Pause the run at the request of a client (a ``PauseRequest``), once what is in flight has ended.
+
+    Nothing changes for a run that is paused so already, or is ending. Raises ``InvalidInputError``.
+    """
+    request = parse_pause_request(raw)
+    if state.cancelled or (state.turn is not None and state.turn.failure) or state.is_pause_requested:
+        return
+    by, reason = (clean_text(text) if text else None for text in (request.by, request.reason))
+    state.requested_pause = RequestedPause(asked=OperatorPause(by=by, reason=reason, at=now.isoformat()))
+
+
+def parse_pause_request(raw: Any) -> PauseRequest:
+    """Parse a client's request to pause a run; None, or an empty text, is one without fields. Raises
+    ``InvalidInputError``."""
+    try:
+        return PauseRequest.model_validate({} if raw in (None, "") else raw)
+    except ValidationError as error:
+        hint = 'Send {"by": "<name>", "reason": "<text>"}, or nothing.'
+        raise InvalidInputError(describe_validation_error(error, "pause"), hint=hint) from None
+
+
+def resume_run(state: RunState, raw: Any = None, now: datetime | None = None) -> None:
+    """Resume a paused run, whatever it is paused for: the cause is gone, or limits are raised with
+    ``{"limits": {"cost_usd": 5}, "by": …}``.
 
     Raised limits hold for the run, those under ``turn`` for the present turn. If a limit is raised several times, the
     highest value counts. Invalid limits are refused (``status.refused``), and the run stays paused.
@@ -197,6 +224,11 @@ def resume_run(state: RunState, raw: Any = None) -> None:
             state.turn.raised = _merge_higher_bounds(state.turn.raised, limits.turn.model_dump())
     state.pause = None
     state.resend = True
+    pause = state.requested_pause
+    if pause is not None and pause.resumed is None:
+        by = raw.get("by") if isinstance(raw, dict) else None
+        by = clean_text(by)[:NAME_CHARS] if isinstance(by, str) and by else None
+        pause.resumed = OperatorPause(by=by, at=pause.asked.at if now is None else now.isoformat())
 
 
 def close_run(state: RunState) -> None:

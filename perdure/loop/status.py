@@ -77,9 +77,12 @@ def build_waiting_memo(state: RunState) -> list[dict[str, Any]] | None:
     return memo if measure_json(memo) <= WAITING_MEMO_BYTES else None
 
 
-def build_status(state: RunState, since: str | None = None) -> Status:
-    """Build the result of the ``status`` query; ``since`` (ISO 8601) is when the present step began."""
+def build_status(state: RunState, since: str | None = None, under_way: decide.NextStep | None = None) -> Status:
+    """Build the result of the ``status`` query; ``since`` (ISO 8601) is when the present step began, ``under_way`` that
+    step: a run that is to pause is at work until it has ended."""
     step = decide.decide(state)
+    if state.is_pause_requested and under_way is not None and not isinstance(under_way, decide.Wait):
+        step = under_way
     match step:
         case decide.CallModel():
             phase, work = "running", "model"
@@ -99,7 +102,9 @@ def build_status(state: RunState, since: str | None = None) -> Status:
             phase, work = "waiting", "message"
         case decide.EndRun(status=status):
             phase, work = status, "nothing"
-    at_limit = step == decide.Wait("resumed") and state.pause is None
+    is_paused = step == decide.Wait("resumed")
+    requested_pause = state.requested_pause.asked if state.requested_pause and state.is_pause_requested else None
+    at_limit = is_paused and state.pause is None and requested_pause is None
     return Status.model_validate(
         {
             **copy_shared(state, Status),
@@ -107,6 +112,7 @@ def build_status(state: RunState, since: str | None = None) -> Status:
             "doing": work,
             "since": state.pause.since if state.pause else since,
             "reason": _build_status_reason(state, at_limit=at_limit),
+            "pause": requested_pause,
             "task_id": state.turn.task_id if state.turn else None,
             "iteration": state.turn.iteration if state.turn else 0,
             "turn": state.turns,
@@ -143,6 +149,8 @@ def _find_child_run_id(state: RunState, pending: ToolCallState) -> str | None:
 def _build_status_reason(state: RunState, *, at_limit: bool) -> str | None:
     if state.pause:
         return state.pause.reason
+    if state.requested_pause and state.is_pause_requested:
+        return str(state.requested_pause.asked)
     if at_limit and (limit := find_exceeded_limit(state)):
         return build_pause_reason(limit)
     if state.turn and state.turn.failure:

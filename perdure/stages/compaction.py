@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..agent.agent import Agent
@@ -23,10 +23,12 @@ from ..loop.compaction import (
     estimate_message_tokens,
     estimate_tokens,
     find_tail_start,
+    find_turn_task,
     truncate_text,
 )
 from ..ports import Cache, ModelRequest
 from ..types.compaction import CompactionSettings, Summarise
+from ..types.interface import FINISH_TOOL
 from ..types.messages import (
     FilePart,
     Message,
@@ -235,9 +237,11 @@ class CompactionStage:
         messages, summarise = _drop_system_messages(call.prefix), settings.summarise
         if summarise is None:  # the agent's code has changed since the loop decided on it
             return ModelReply(ModelOutput(), None)
-        kept_start = _find_kept_start(messages, summarise.keep_last >> 2 * (call.input.tighter or 0))
+        task = find_turn_task(messages, call.input.iteration)
+        kept_start = _find_kept_start(messages, task, summarise.keep_last >> 2 * (call.input.tighter or 0))
         old, kept = messages[:kept_start], messages[kept_start:]
-        if not _has_unsummarised_message(old):
+        repeated = [message for index, message in enumerate(old) if index in task]
+        if not _has_unsummarised_message(old, task):
             return ModelReply(ModelOutput(), None)
         self._apply_view(call, settings)
         sent = list(call.request.messages)
@@ -248,15 +252,21 @@ class CompactionStage:
             logger.warning("run %s is not compacted: the model gave no summary", call.input.context_id)
             return ModelReply(output, None)
         assert call.head is not None, "messages stand in a node"
-        replaced = Replaced(head=call.head, messages=len(call.prefix), kept=len(kept))
+        replaced = Replaced(head=call.head, messages=len(call.prefix), kept=len(kept), repeated=len(repeated))
         summary = build_summary_message(text, output, replaced)
         system = [message for message in call.prefix if message.role == "system"][-1:]
-        rewritten = [*system, summary, *kept]
+        rewritten = [*system, summary, *repeated, *kept]
+        tokens = _estimate_token_change(messages, rewritten)
+        warning = None
+        if tokens["tokens_after"] >= summarise.at and not call.input.warned:
+            warning = _build_size_warning(summarise, tokens["tokens_after"], estimate_tokens([*repeated, *kept]))
+            logger.warning("run %s: %s", call.input.context_id, warning)
         compacted = CompactionResult(
             replaces=call.head,
             messages_before=len(call.prefix),
             messages_after=len(rewritten),
-            **_estimate_token_change(messages, rewritten),
+            warning=warning,
+            **tokens,
         )
         return ModelReply(output.model_copy(update={"compacted": compacted}), None, rewritten_messages=rewritten)
 
@@ -311,17 +321,25 @@ def _drop_system_messages(messages: Sequence[Message]) -> list[Message]:
     return [message for message in messages if message.role != "system"]
 
 
-def _has_unsummarised_message(old: Sequence[Message]) -> bool:
-    """Whether ``old`` has a message that is not a summary already."""
-    return any(message.replaces is None for message in old)
+def _has_unsummarised_message(old: Sequence[Message], task: Container[int]) -> bool:
+    """Whether ``old`` has a message that is neither a summary already, nor among those that began the turn."""
+    return any(message.replaces is None and index not in task for index, message in enumerate(old))
 
 
-def _find_kept_start(messages: Sequence[Message], keep: int) -> int:
+def _find_kept_start(messages: Sequence[Message], task: Container[int], keep: int) -> int:
     """Return the index where the last ``keep`` messages begin; with fewer of them, where else nothing is left to
     summarise."""
-    while not _has_unsummarised_message(messages[: (start := find_tail_start(messages, keep))]) and keep:
+    while not _has_unsummarised_message(messages[: (start := find_tail_start(messages, keep))], task) and keep:
         keep >>= 2
     return start
+
+
+def _build_size_warning(summarise: Summarise, tokens: int, kept: int) -> str:
+    return (
+        f"after a summary the conversation has about {tokens:,} tokens, and summarise(at={summarise.at:,}) is due from "
+        f"{summarise.at:,} on; the last {summarise.keep_last} messages and the user's task have about {kept:,}. "
+        "Summaries will follow each other: raise at, lower keep_last, or add Compaction.clear_results(after=…)"
+    )
 
 
 def _list_remaining_compactions(
@@ -329,7 +347,8 @@ def _list_remaining_compactions(
 ) -> tuple[str, ...]:
     """List the ways in which the call may be shortened."""
     messages, remaining = _drop_system_messages(call.prefix), []
-    if settings.summarise is not None and _has_unsummarised_message(messages[: find_tail_start(messages, 0)]):
+    task = find_turn_task(messages, call.input.iteration - 1)  # the reply of this iteration was not given
+    if settings.summarise is not None and _has_unsummarised_message(messages[: find_tail_start(messages, 0)], task):
         remaining.append("summarise")
     if view is not None and view.can_tighten:
         remaining.append("window")
@@ -337,7 +356,8 @@ def _list_remaining_compactions(
 
 
 def _is_summary_due(call: RequestCall, summarise: Summarise, reply: Message) -> bool:
-    """Whether the next call may be too long, and a summary would make it much shorter."""
+    """Whether the next call may be too long, and a summary would make it much shorter: by a quarter of ``at``; by half,
+    where what stays is longer than ``at`` itself, or each call would be preceded by a summary."""
     usage = reply.usage
     if usage is not None and usage.input_tokens:
         tokens = usage.input_tokens + usage.output_tokens
@@ -346,8 +366,15 @@ def _is_summary_due(call: RequestCall, summarise: Summarise, reply: Message) -> 
     if tokens < summarise.at:
         return False
     messages = [*_drop_system_messages(call.prefix), *_drop_system_messages(call.new_messages), reply]
-    old = messages[: find_tail_start(messages, summarise.keep_last)]
-    return _has_unsummarised_message(old) and estimate_tokens(old) >= summarise.at // 4
+    is_answer = not reply.tool_calls or any(tool_call.name == FINISH_TOOL for tool_call in reply.tool_calls)
+    task = range(0) if is_answer else find_turn_task(messages, call.input.iteration)  # the summary is the next turn's
+    kept_start = find_tail_start(messages, summarise.keep_last)
+    old = [message for index, message in enumerate(messages[:kept_start]) if index not in task]
+    if not _has_unsummarised_message(old, ()):
+        return False
+    replaced = estimate_tokens(old)
+    staying = estimate_tokens(messages) - replaced
+    return replaced >= (summarise.at // 4 if staying < summarise.at else staying)
 
 
 def _estimate_token_change(messages: Sequence[Message], rewritten: Sequence[Message]) -> dict[str, int]:

@@ -9,8 +9,9 @@ import hashlib
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
+from ..loop.children import format_child_run_id
 from ..loop.finish import REMINDER_ID
 from ..loop.lifecycle import PAUSING_ERRORS
 from ..ports import NewEvent, timestamp
@@ -39,7 +40,7 @@ from ..types.events import (
     ToolStarted,
     TurnEvent,
 )
-from ..types.interface import FINISH_TOOL, Response
+from ..types.interface import FINISH_TOOL, OperatorPause, Response
 from ..types.limits import LimitUse
 from ..types.messages import FilePart, TextPart, copy_shared
 from ..types.plain_json import measure_json
@@ -139,15 +140,22 @@ def build_branches_started(task: ModelInput, output: ModelOutput, fields: dict[s
             agent=branch.agent,
             message=branch.message or "",
             blob=branch.blob,
-            child_context_id=f"{task.context_id}/{task.op + 1 + index}",  # as the loop numbers it (branching.py)
+            child_context_id=_build_child_id(task, output, index),
         )
         yield NewEvent(event)
+
+
+def _build_child_id(task: ModelInput, output: ModelOutput, index: int) -> str:
+    """Build the id of the child that the call or branch ``index`` of the reply starts: the loop numbers them in their
+    order, behind the model call (``loop/apply.py``, ``loop/children.py``)."""
+    reopened = task.reopened or output.reopened
+    return format_child_run_id(task.context_id, task.scope, task.op + 1 + index, reopened=reopened)
 
 
 def build_branches_completed(task: ModelInput, fields: dict[str, Any]) -> Iterator[NewEvent]:
     """Build the events of the outcomes of the branches that the step has waited for."""
     for outcome in task.branches:
-        child = f"{task.context_id}/{outcome.op}"
+        child = format_child_run_id(task.context_id, task.scope, outcome.op, reopened=task.reopened)
         shared = copy_shared(outcome, BranchCompleted)
         event = BranchCompleted(**fields, **shared, iteration=task.iteration, child_context_id=child)
         yield NewEvent(event, key=f"branch/{task.scope}/{outcome.op}")
@@ -386,13 +394,12 @@ def _build_subagents_started(call: ModelCall, reply: ModelReply) -> Iterator[New
     task = call.input
     for index, tool_call in enumerate(reply.output.calls):
         if isinstance(tool_call.disposition, SubagentCall):
-            child = f"{task.context_id}/{task.op + 1 + index}"  # as the loop numbers it (loop/apply.py)
             started = ToolStarted(
                 **build_event_fields(call),
                 call_id=tool_call.id,
                 name=tool_call.name,
                 arguments=tool_call.arguments,
-                child_context_id=child,
+                child_context_id=_build_child_id(task, reply.output, index),
                 background=tool_call.disposition.background is not None,
             )
             yield NewEvent(started, key=f"tool/{call.owner}/{tool_call.id}")
@@ -423,6 +430,8 @@ def build_closing_events(call: ModelCall) -> list[NewEvent]:
     events: list[NewEvent] = []
     if closing.limit is not None:
         events.append(_build_limit_reached(call, closing.limit))
+    if closing.pause is not None:
+        return [*events, _build_pause_event(call, closing.pause, "paused" if closing.status == "paused" else "resumed")]
     if closing.status == "paused":
         reason = str(closing.limit)
         paused = RunEvent(**fields, state="paused", agent=task.agent, reason=reason)
@@ -439,6 +448,13 @@ def build_closing_events(call: ModelCall) -> list[NewEvent]:
     elif state != "waiting":  # else part of the input is recorded, and the turn goes on
         events.append(NewEvent(RunEvent(**fields, state="waiting", agent=task.agent)))
     return events
+
+
+def _build_pause_event(call: ModelCall, pause: OperatorPause, state: Literal["paused", "resumed"]) -> NewEvent:
+    """Build the event of a pause that a client has asked for, or of its end."""
+    task = call.input
+    event = RunEvent(**build_event_fields(call), state=state, agent=task.agent, reason=pause.reason, by=pause.by)
+    return NewEvent(event, key=f"{state}/{task.scope}/{task.op}")
 
 
 def _build_turn_ended(response: Response, op: int = 0, **fields: Any) -> NewEvent:

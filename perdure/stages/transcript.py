@@ -95,6 +95,8 @@ def build_run_row(call: ModelCall, output: ModelOutput) -> RunRow:
     status = "running"
     if task.closing is not None:
         status = task.closing.status
+        if task.closing.pause is not None and status == "waiting" and task.closing.turn is None:
+            status = "running"  # resumed in the middle of a turn
     elif output.finish is not None:
         status = "waiting" if task.mode == "session" else "completed"
     result = _encode_response(task, output)
@@ -106,7 +108,7 @@ def build_turn_row(call: ModelCall, output: ModelOutput) -> TurnRow | None:
     task = call.input
     messages = [item for item in task.new if isinstance(item, NewMessage) and item.id != REMINDER_ID]
     ids = tuple(item.id for item in messages if item.id)
-    ended = task.closing is not None or output.finish is not None
+    ended = (task.closing is not None and task.closing.pause is None) or output.finish is not None
     if not task.task_id or not (messages or ended):
         return None
     status = "running"
@@ -270,8 +272,11 @@ class TranscriptStage:
         # An ending renders a typed input without the agent's code, which may be missing.
         render = None if task.purpose == "close" else self._render
         incoming = IncomingMessages(self._chain, self._store_id, task.agent, render)
-        conversation = await self._load_conversation(call, incoming)
+        earlier_run = await self._runs.get_run(task.context_id) if task.resume else None
+        conversation = await self._load_conversation(call, incoming, earlier_run)
         reply = await next(conversation)
+        if earlier_run is not None and (earlier_run.head is not None or earlier_run.scope != task.scope):
+            reply.output = reply.output.model_copy(update={"reopened": True})
         if reply.output.branches:
             return build_branches_reply(self._chain, self._store_id, conversation, reply, incoming.blobs)
         reply.new_withheld = _find_new_withheld(conversation, reply)
@@ -301,11 +306,14 @@ class TranscriptStage:
         reply.output = reply.output.model_copy(update={"head": head, "store_id": self._store_id})
         return reply
 
-    async def _load_conversation(self, call: ModelCall, incoming: IncomingMessages) -> ConversationCall:
-        """Load the transcript up to the call's head, and build the new messages after it."""
+    async def _load_conversation(
+        self, call: ModelCall, incoming: IncomingMessages, earlier_run: RunRow | None
+    ) -> ConversationCall:
+        """Load the transcript up to the call's head, or that of ``earlier_run``, and build the new messages after
+        it."""
         task = call.input
         new_messages = await self._build_new_messages(task, incoming)
-        head = await self._read_last_head(task) if task.resume else task.head
+        head = task.head if earlier_run is None or earlier_run.head is None else earlier_run.head
         if task.purpose == "close":  # an ending calls no model, and must be possible on a corrupt chain
             before = await self._load_preceding_messages(head, new_messages)
             return ConversationCall(
@@ -332,11 +340,6 @@ class TranscriptStage:
         nodes.append(node)
         blobs += node_blobs
         return node.hash
-
-    async def _read_last_head(self, task: ModelInput) -> str | None:
-        """Return the head of the earlier conversation of this id; without one, the task's head."""
-        row = await self._runs.get_run(task.context_id)
-        return row.head if row is not None and row.head is not None else task.head
 
     async def _load_preceding_messages(self, head: str | None, new_messages: list[Message]) -> list[Message]:
         """Load the messages before ``new_messages``, in which an ending closes open calls; empty if unreadable."""

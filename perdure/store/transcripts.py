@@ -193,7 +193,8 @@ def _merge_conversation_form(conversation: list[Message], messages: list[Message
         if marker.replaces is None:
             continue
         if kept := marker.replaces.kept:
-            return [*conversation[:-kept], marker, *conversation[-kept:], *messages[index + 1 + kept :]]
+            new = messages[index + 1 + marker.replaces.repeated + kept :]
+            return [*conversation[:-kept], marker, *conversation[-kept:], *new]
         if marker.id != SUMMARY_ID:  # an ordinary message that an edit has marked
             marker = _clear_replaces(marker)
         edited = [*messages[:index], marker, *messages[index + 1 : root_count]]

@@ -93,6 +93,10 @@ class Window(Compaction, title="Compaction.window"):
             raise ValueError("it needs messages=… or tokens=…, for instance messages=100")
 
 
+_LEAST_MESSAGE_TOKENS = 8
+"""Tokens that the shortest message takes."""
+
+
 class Summarise(Compaction, title="Compaction.summarise"):
     """See :meth:`Compaction.summarise`."""
 
@@ -101,6 +105,13 @@ class Summarise(Compaction, title="Compaction.summarise"):
     keep_last: Amount = 20
     model: Any = None
     prompt: str | None = None
+
+    def model_post_init(self, context: Any) -> None:
+        if self.keep_last * _LEAST_MESSAGE_TOKENS >= self.at:
+            raise ValueError(
+                f"at={self.at:,} tokens is less than the last {self.keep_last:,} messages have alone, and each call "
+                "would be preceded by a summary: raise at, or lower keep_last"
+            )
 
     @field_validator("prompt")
     @classmethod

@@ -320,11 +320,16 @@ class RunEvent(EventBase):
     """The conversation has started, waits, is paused, or has ended."""
 
     type: Literal["run"] = "run"
-    state: Literal["started", "waiting", "paused", "completed", "failed", "cancelled", "terminated", "timed_out"]
-    """``waiting`` for the next message; ``paused`` until an operator resumes it: its model is called again then."""
+    state: Literal[
+        "started", "waiting", "paused", "resumed", "completed", "failed", "cancelled", "terminated", "timed_out"
+    ]
+    """``waiting`` for the next message; ``paused`` until an operator resumes it. ``resumed`` follows a pause that a
+    client asked for; after any other pause, the next event is that of the step that is tried again."""
     agent: str = ""
     reason: str | None = None
     """Why it is paused; who or what ended it."""
+    by: str | None = Field(default=None, exclude_if=is_none)
+    """Who paused or resumed it."""
     error_type: str | None = None
     """Class name of what it failed with; ``error`` is its message."""
     error: str | None = None
@@ -424,6 +429,8 @@ class ConversationCompacted(EventBase):
     """The transcript node from which the conversation continues."""
     head_before: str | None = None
     """The head before; it stays in the store."""
+    warning: str | None = Field(default=None, exclude_if=is_none)
+    """Why the next summary is due soon: what stays is longer than the agent's ``summarise(at=…)``. Once in a run."""
     model: str = ""
     usage: Usage = Usage()
     """Tokens of the summary; ``cost_usd`` is its cost."""

@@ -85,6 +85,10 @@ WAITING_MEMO_BYTES = 40 * 1024
 WAITING_MEMO_CALLS = 50
 """Most calls in that list: after each decision, the remaining calls are written again."""
 
+FIRST_MESSAGE_MEMO = "PerdureFirstMessage"
+"""Key of the memo with a hash of the message that perdure's client has started the run with: another start under the
+same id is compared with it."""
+
 TURN_MEMO = "PerdureTurn"
 """Key of the memo for the ``task_id`` of a turn, empty before the first. perdure does not read it. Workflow tasks that
 handled an event and have no other command write it, so that they have a command: a turn may have started since."""
@@ -315,6 +319,30 @@ class ChildStatus(Data):
     """Id of the subagent's run; also for a call that waits for a subagent in background."""
 
 
+PAUSE_REASON_CHARS = 1000
+
+
+class PauseRequest(StrictInput):
+    """Argument of the signal ``pause``; every field may be left out, and so may the whole."""
+
+    by: str | None = Field(default=None, max_length=NAME_CHARS)
+    """Who pauses the run."""
+    reason: str | None = Field(default=None, max_length=PAUSE_REASON_CHARS)
+
+
+class OperatorPause(Data):
+    """A pause that a client has asked for, or its end."""
+
+    by: str | None = None
+    """Who paused or resumed the run."""
+    reason: str | None = None
+    at: str
+    """When it was asked for: ISO 8601, UTC."""
+
+    def __str__(self) -> str:
+        return f"paused by {self.by or 'a client'}{f': {self.reason}' if self.reason else ''}"
+
+
 class Status(Data):
     """State of a run: answer of the ``status`` query."""
 
@@ -327,6 +355,8 @@ class Status(Data):
     """When that started: ISO 8601, UTC."""
     reason: str | None = None
     """Why it is paused or stuck."""
+    pause: OperatorPause | None = Field(default=None, exclude_if=is_none)
+    """The pause that a client has asked for. While ``state`` is not ``paused``, work is in flight, which ends first."""
     agent: str
     context_id: str
     task_id: str | None = None

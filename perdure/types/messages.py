@@ -11,6 +11,7 @@ import base64
 import binascii
 import json
 import mimetypes
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -186,6 +187,9 @@ class Replaced(Data):
     """How many messages it has."""
     kept: int
     """How many of its last messages follow the summary again; 0 for an edited conversation."""
+    repeated: int = Field(default=0, exclude_if=operator.not_)
+    """How many messages stand between the summary and those, which are among the replaced ones too: the messages that
+    began the turn."""
 
 
 class Withheld(Data):

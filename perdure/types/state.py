@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 
 from ..errors import InvalidInputError, NewerStateError
 from .approvals import ApprovalOutcome, DecidedApproval, RevokedApproval, StandingApproval, WaitState
-from .interface import Mode, Parent, TurnStatus
+from .interface import Mode, OperatorPause, Parent, TurnStatus
 from .limits import Bounds, LimitUse
 from .messages import BlobRef, FinishReason, Usage
 from .plain_json import is_none
@@ -85,6 +85,16 @@ class Pause(StatePart):
     """The engine failed: nothing is tried until the run is resumed or cancelled."""
 
 
+class RequestedPause(StatePart):
+    """A pause that a client has asked for: from when what is in flight has ended until it is resumed."""
+
+    asked: OperatorPause
+    recorded: bool = False
+    """The run has paused, and the event log says so."""
+    resumed: OperatorPause | None = None
+    """The run goes on; the event log is told first if the pause was recorded."""
+
+
 class CompactionState(StatePart):
     """State of the compaction of the conversation."""
 
@@ -96,6 +106,8 @@ class CompactionState(StatePart):
     """How often the window was halved because a model accepts less than it."""
     behind: str | None = None
     """The head at which a call was refused as too long, until a call succeeds."""
+    warned: bool = Field(default=False, exclude_if=operator.not_)
+    """A summary has reported that the conversation remains too long for its settings."""
 
 
 class PendingBranch(StatePart):
@@ -178,6 +190,8 @@ class RunState(StatePart):
     head: str | None = None
     resume: bool = False
     """``head`` is the conversation's last one in the store; the first activity looks it up."""
+    reopened: bool = Field(default=False, exclude_if=operator.not_)
+    """An earlier execution of this id has begun the conversation."""
     resend: bool = Field(default=False, exclude_if=operator.not_)
     """The next model call sends withheld content once more: the run was resumed."""
     op: int = 0
@@ -240,12 +254,19 @@ class RunState(StatePart):
     interrupt: Literal["stop", "go on"] | None = None
     """An interrupt was requested: running work is stopped, and the turn ends, or continues with a message."""
     pause: Pause | None = None
+    requested_pause: RequestedPause | None = Field(default=None, exclude_if=is_none)
     indexed: list[str] | None = None
     """Search attributes of the namespace, as last reported by a worker."""
     noted: bool = Field(default=False, exclude_if=operator.not_)
     """The pending calls are kept in the memo, too, as reported by a worker."""
     closed: bool = False
     cancelled: bool = False
+
+    @property
+    def is_pause_requested(self) -> bool:
+        """Whether a client has asked for a pause that was not resumed, of a run that has not failed: no work begins."""
+        has_failed = self.turn is not None and self.turn.failure is not None
+        return self.requested_pause is not None and self.requested_pause.resumed is None and not has_failed
 
     @field_serializer("seen")
     def _dump_seen(self, seen: dict[str, str]) -> list[list[str]]:

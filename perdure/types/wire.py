@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .approvals import ApprovalOutcome, Reminder, RevokedApproval
-from .interface import FinishProtocol, LastingOverrides, Mode, OnLimit, parse_output
+from .interface import FinishProtocol, LastingOverrides, Mode, OnLimit, OperatorPause, parse_output
 from .limits import DEFAULT_ITERATIONS, Bounds, LimitUse
 from .messages import BlobRef, ContentPart, Data, FilePart, FinishReason, Usage
+from .plain_json import is_none
 from .subagents import BranchOutcome, BranchRequest, Lineage
 from .tool_calls import Call, Clearance, ExternalCallPhase, Question, ToolAnswer
 
@@ -101,6 +102,9 @@ class RunEnding(Data):
     """A ``Response`` without messages; for a run that failed or was cancelled, its usage."""
     limit: LimitUse | None = None
     """The limit at which it ended or paused."""
+    pause: OperatorPause | None = Field(default=None, exclude_if=is_none)
+    """The client's request for which it is ``paused``; with ``waiting`` that by which it was resumed: nothing has
+    ended."""
 
 
 class ModelInput(CallFacts):
@@ -116,6 +120,8 @@ class ModelInput(CallFacts):
     behind: str | None = None
     """The head of an earlier try of the same step before it was compacted: followers use it to recognise what they
     already have. Empty for none: the store has the head of a conversation that is opened again."""
+    warned: bool = Field(default=False, exclude_if=operator.not_)
+    """With ``compact``: an earlier summary of the run had a ``warning``."""
     closing: RunEnding | None = None
     reminders: tuple[Reminder, ...] | None = None
     """For ``remind``."""
@@ -127,6 +133,8 @@ class ModelInput(CallFacts):
     """None means "run": left out, as in most calls."""
     resume: bool | None = None
     """``head`` is not known yet: the conversation's last one in the store, if there is one."""
+    reopened: bool = Field(default=False, exclude_if=operator.not_)
+    """An earlier execution of this id has begun the conversation, as an earlier call has found out."""
     resend: bool = Field(default=False, exclude_if=operator.not_)
     """Content that was withheld because a model's API refused it is sent once more."""
     used: Usage = Usage()
@@ -202,6 +210,8 @@ class CompactionResult(Data):
     messages_after: int
     tokens_before: int
     tokens_after: int
+    warning: str | None = Field(default=None, exclude_if=is_none)
+    """The conversation remains so long that the next summary is due soon: reported once in a run."""
 
 
 class ModelOutput(Data):
@@ -243,6 +253,8 @@ class ModelOutput(Data):
     turn and with one that asks for approval, by the worker that returns it. Not part of the recorded outcome."""
     noted: bool = Field(default=False, exclude_if=operator.not_)
     """Reported with ``indexed``: the pending calls are to be kept in the memo, too."""
+    reopened: bool = Field(default=False, exclude_if=operator.not_)
+    """An earlier execution of this id has begun the conversation: subagents of this one get ids that it cannot have."""
 
     @property
     def answer_blob(self) -> BlobRef | None:

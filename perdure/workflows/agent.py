@@ -43,7 +43,6 @@ class AgentWorkflow(WorkflowHandlers):
 
     def __init__(self) -> None:
         super().__init__()
-        self._step: decide.NextStep | None = None
         self._is_carry_over_too_large = False
         """Whether the state was too large to continue as new with, when that was last due."""
 

@@ -18,7 +18,8 @@ from temporalio.exceptions import ApplicationError
 from ..errors import EngineError, InvalidInputError, PerdureError
 from ..loop import approvals
 from ..loop.background import apply_child_ended
-from ..loop.lifecycle import close_run, request_interrupt, resume_run
+from ..loop.decide import NextStep
+from ..loop.lifecycle import close_run, request_interrupt, request_pause, resume_run
 from ..loop.messages import accept_message, check_message, receive_message, record_refusal
 from ..loop.status import build_status
 from ..loop.turns import build_turn_status
@@ -66,6 +67,8 @@ class WorkflowHandlers:
         self._guard = Guard()
         self._queued_changes: list[Callable[[RunState], None]] = []
         """Signals and updates that came before the input was read, as with signal-with-start."""
+        self._step: NextStep | None = None
+        """The present step."""
         self._step_started_at: str | None = None
         """When the present step began."""
         self._progress = TaskProgress()
@@ -147,7 +150,13 @@ class WorkflowHandlers:
     @accept_raw_argument
     def resume(self, limits: Any = None, *_: Any) -> None:
         """Resume a paused run with the same step. ``{"limits": {"cost_usd": 5}}`` raises limits."""
-        self._apply_signal("resume", resume_run, limits)
+        self._apply_signal("resume", resume_run, limits, get_host().now())
+
+    @workflow.signal
+    @accept_raw_argument
+    def pause(self, request: Any = None, *_: Any) -> None:
+        """Pause the run until ``resume``, once what is in flight has ended: ``{"by", "reason"}``."""
+        self._apply_signal("pause", request_pause, request, get_host().now())
 
     @workflow.signal
     @accept_raw_argument
@@ -185,7 +194,7 @@ class WorkflowHandlers:
     @accept_raw_argument
     def status(self, *_: Any) -> dict[str, Any]:
         """Return what the run does or waits for: a ``Status``."""
-        return build_status(self._require_state(), self._step_started_at).model_dump(mode="json")
+        return build_status(self._require_state(), self._step_started_at, self._step).model_dump(mode="json")
 
     @workflow.query
     @accept_raw_argument

@@ -55,6 +55,7 @@ def _build_model_input(
         purpose=purpose,
         mode=state.mode if state.mode != "run" else None,
         resume=state.resume or None,
+        reopened=state.reopened,
         **fields,
     )
     return task.model_dump(mode="json", exclude_none=True)
@@ -128,6 +129,7 @@ async def compact_conversation(state: RunState, step: CompactConversation, tasks
             state.op,
             "compact",
             tighter=step.tighter or None,
+            warned=state.compaction is not None and state.compaction.warned,
             overrides=get_effective_overrides(state),
             pinned=state.pinned,
             cost_limited=has_inherited_cost_limit(state),
@@ -249,7 +251,9 @@ def _build_close_input(state: RunState, step: RecordClosing) -> dict[str, Any]:
 def _apply_close_output(state: RunState, step: RecordClosing, revoked: Sequence[RevokedApproval], raw: Any) -> None:
     # Also if the ending could not be recorded: it is not tried again.
     drop_recorded_revocations(state, revoked)
-    apply_closing(state, step, ModelOutput.model_validate(raw).head)
+    output = ModelOutput.model_validate(raw)
+    state.reopened = output.reopened or state.reopened
+    apply_closing(state, step, output.head)
 
 
 # ---

@@ -186,3 +186,13 @@ async def test_fork_and_diff(engine: Engine, cli: Commands) -> None:
         wrong = await cli("fork", "talk", "--result", "x")
         assert (wrong.code, "--result x: it has no text" in wrong.err) == (2, True)
         assert (await cli("fork", "talk", "x", "--at", "9")).code == 2
+
+
+async def test_run_says_that_its_id_was_used_for_another_message(engine: Engine, cli: Commands) -> None:
+    async with engine.served(talker()):
+        assert (await cli("run", "talker", "Hello", "--id", "chat-1")).code == 0
+        same = await cli("run", "talker", "Hello", "--id", "chat-1")
+        other = await cli("run", "talker", "Bye", "--id", "chat-1")
+        assert same.code == other.code != 0
+        assert "another message" not in same.err
+        assert "was started with another message" in other.err

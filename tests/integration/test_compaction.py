@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Compaction, Message, Run, tool
-from perdure.errors import AuthenticationError, ContextLengthError, RunCancelledError
+from perdure.errors import AuthenticationError, ContextLengthError, DefinitionError, RunCancelledError
 from perdure.loop.compaction import SUMMARY_ID, WINDOW_NOTE_ID, estimate_tokens
 from perdure.ports import Completed, ModelRequest
 from perdure.stages.compaction import SUMMARY_PROMPT
@@ -116,6 +116,70 @@ async def test_a_conversation_that_gets_long_is_summed_up_and_goes_on(engine: En
     assert all(event.messages_after < event.messages_before for event in compacted)
     assert sum(event.type == "model.completed" for event in events) == 31
     assert "Pages up to" not in "".join(event.text for event in events if event.type == "model.delta")
+
+
+async def test_the_task_of_a_turn_is_not_summed_up(engine: Engine) -> None:
+    """Nor is it told twice: by the model, by the transcript, or by all of it."""
+    reader = Reader(30)
+    async with engine.served(agent(reader, Compaction.summarise(at=3000, keep_last=4))) as client:
+        turn = await client.send("reader", "Read everything.", id=engine.task_queue)
+        await turn.result()
+        first = await turn.run.transcript()
+        reader.pages = 60
+        second = await (await turn.run.send("Read on.")).result()
+        full = await turn.run.transcript(full=True)
+        await turn.run.close()
+    assert len(reader.summaries) >= 4
+    for request in reader.provider.requests:
+        of_user = [text for text in users(request.messages) if text in ("Read everything.", "Read on.")]
+        task = "Read everything." if reader.last_page(request) < 30 else "Read on."
+        if not is_summary(request):
+            assert task in of_user or reader.last_page(request) == 30
+        assert len(of_user) == len(set(of_user))
+    assert [message.text for message in first[:2]][1] == "Read everything."
+    assert [message.id for message in second.messages[:1]] == [SUMMARY_ID]
+    assert users(second.messages)[1:] == ["Read on."], "the first turn's is part of the summary"
+    assert [text for text in users(full) if "Pages" not in text] == ["Read everything.", "Read on."]
+    assert pages(full) == list(range(1, 61))
+    assert_closed(second.messages)
+
+
+async def test_kept_results_larger_than_the_threshold_are_warned_of_once(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    @tool(inline=True, name="read")
+    def read_much(page: int) -> str:
+        """Read a page."""
+        return f"page {page}: {PAGE * 4}"
+
+    reader = Reader(24)
+    asked = agent(reader, Compaction.summarise(at=2000, keep_last=4), tools=[read_much])
+    async with engine.served(asked) as client:
+        run = await client.start("reader", "Read everything.")
+        response = await run.result()
+        events = [event async for event in run.events(wait=False)]
+    assert response.content.startswith("All 24 pages")
+    assert users(response.messages)[1] == "Read everything."
+    warnings = [event.warning for event in events if event.type == "compacted" and event.warning]
+    assert len(warnings) == 1
+    assert "summarise(at=2,000) is due from 2,000 on; the last 4 messages and the user's task have about" in warnings[0]
+    assert sum("raise at, lower keep_last" in record.getMessage() for record in caplog.records) == 1
+    assert 2 <= len(reader.summaries) <= 12, "not one before almost every call"
+
+
+async def test_a_threshold_that_instructions_and_tools_reach_is_refused() -> None:
+    way = Compaction.summarise(at=500, keep_last=4)
+    Agent("a", "openai:gpt-5-mini", instructions="Be good. " * 100, compaction=way)
+    with pytest.raises(DefinitionError, match=r"have about 56\d tokens, and Compaction.summarise\(at=500\)"):
+        Agent("a", "openai:gpt-5-mini", instructions="Be good. " * 250, compaction=way)
+
+    @tool(description="Look closely. " * 200)
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    with pytest.raises(DefinitionError, match="each call would be preceded by a summary"):
+        Agent("a", "openai:gpt-5-mini", tools=[look], compaction=way)
 
 
 async def test_the_agents_own_model_sums_up_behind_what_it_has_in_its_cache(engine: Engine) -> None:

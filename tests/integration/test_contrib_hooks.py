@@ -95,14 +95,14 @@ async def test_a_conversation_is_summed_up_at_the_threshold(engine: Engine) -> N
     def reply(request: Any) -> Any:
         if users(request.messages)[-1] == "Sum up.":
             return "They looked around."
-        return calls_then(4, "look", n="{n}")(request)
+        return calls_then(20, "look", n="{n}")(request)
 
     provider = ScriptedProvider(reply)
     agent = Agent("long", provider, tools=[look], hooks=[auto_summarise(100, keep_last=2, prompt="Sum up.")])
     assert agent.compaction is not None
     assert agent.compaction.summarise == Compaction.summarise(at=100, keep_last=2, prompt="Sum up.")
     async with engine.served(agent, hooks=[TokenCollector()]) as client:
-        run = await client.start("long", "Look around. " + "Thoroughly. " * 200)
+        run = await client.start("long", "Look around.")
         await run.result()
         transcript = await run.transcript()
     assert any(message.replaces is not None for message in transcript)

@@ -12,6 +12,7 @@ from perdure.errors import (
     AuthenticationError,
     BadRequestError,
     MaxIterationsError,
+    RunCancelledError,
     RunClosedError,
     RunExistsError,
     RunNotFoundError,
@@ -181,7 +182,7 @@ async def test_known_ids(engine: Engine) -> None:
         run = await client.start("greeter", "hi", id=f"ana-{engine.task_queue}")
         with pytest.raises(RunExistsError, match="attach"):
             await client.start("greeter", "hi", id=run.id)
-        attached = await client.start("greeter", "something else", id=run.id, if_exists="attach")
+        attached = await client.start("greeter", "hi", id=run.id, if_exists="attach")
         first, second = await run.result(), await attached.result()
         assert first == second
         # A finished run of the id counts too.
@@ -197,6 +198,63 @@ async def test_known_ids(engine: Engine) -> None:
             await client.run("nobody").inject("hi")
         with pytest.raises(RunNotFoundError):
             await client.run("nobody").status()
+
+
+async def test_an_id_with_another_message_is_an_error(engine: Engine) -> None:
+    agent = Agent("greeter", ScriptedProvider(echo_last))
+    other = {"match": "was started with another message"}
+    async with engine.served(agent) as client:
+        run = await client.start(agent, "hi", id=f"ana-{engine.task_queue}", mode="session")
+        await run.turn().result()
+        for message in ("something else", ["hi"], None, {"content": "hi"}):
+            with pytest.raises(RunExistsError, **other):
+                await client.start("greeter", message, id=run.id, if_exists="attach")
+            with pytest.raises(RunExistsError, **other):
+                await client.start("greeter", message, id=run.id)
+        with pytest.raises(RunExistsError, **other):
+            await agent.call("something else", id=run.id, client=client)
+        # Another client of the same message, whoever sends it.
+        assert (await client.start("greeter", "hi", id=run.id, if_exists="attach", by="kim")).id == run.id
+        await run.close()
+        await run.result()
+        with pytest.raises(RunExistsError, **other):  # a run that has ended, too
+            await client.start("greeter", "something else", id=run.id, if_exists="attach")
+        await (await run.send("And now?")).result()  # another execution
+        with pytest.raises(RunExistsError, **other):
+            await client.start("greeter", "And now?", id=run.id, if_exists="attach")
+        await run.cancel()
+        with pytest.raises(RunCancelledError):
+            await run.result()
+        await run.resume()
+        with pytest.raises(RunExistsError, **other):
+            await client.start("greeter", "And now?", id=run.id, if_exists="attach")
+        assert (await client.start("greeter", "hi", id=run.id, if_exists="attach")).id == run.id
+
+
+def echo_last(request: ModelRequest) -> str:
+    return f"You said {users(request.messages)[-1]}."
+
+
+@pytest.mark.server
+async def test_an_id_with_another_message_is_an_error_after_continue_as_new(engine: Engine) -> None:
+    async with engine.served(Agent("greeter", ScriptedProvider(echo_last))) as client:
+        run = await client.start("greeter", "hi", id=f"ana-{engine.task_queue}", mode="session", max_history_events=12)
+        await run.turn().result()
+        first = (await run.describe()).run_id
+        while (await run.describe()).run_id == first:
+            await (await run.send("More.")).result()
+        with pytest.raises(RunExistsError, match="another message"):
+            await client.start("greeter", "something else", id=run.id, if_exists="attach")
+        assert (await client.start("greeter", "hi", id=run.id, if_exists="attach")).id == run.id
+
+
+async def test_a_run_of_a_plain_client_is_attached_to(engine: Engine) -> None:
+    async with engine.served(Agent("greeter", ScriptedProvider(echo_last))) as client:
+        start = {"agent": "greeter", "message": "hi"}
+        name = f"plain-{engine.task_queue}"
+        await client.temporal.start_workflow("AgentWorkflow", start, id=name, task_queue=engine.task_queue)
+        run = await client.start("greeter", "who knows", id=name, if_exists="attach")
+        assert (await run.result()).content == "You said hi."
 
 
 async def test_a_client_without_the_store_gets_everything_but_the_messages(engine: Engine) -> None:

@@ -248,3 +248,49 @@ async def worker_lost_in_a_session(engine: Engine) -> Run:
         await eventually(lambda: _state(run, "waiting"))
     async with engine.served(talker()):
         return await closed(await said(client, engine.task_queue, "1", "2"))
+
+
+@scenario
+async def paused_by_a_client(engine: Engine) -> Run:
+    """In its tools, while it is idle, and before it begins; resumed, interrupted, and once resumed before it paused."""
+    gate = Gate()
+    async with engine.served(_holder(gate)) as client:
+        run = await client.start("recorded", "Go.", mode="session")
+        await eventually(lambda: gate.entered == 2)
+        await run.pause(by="ana", reason="lunch")
+        await run.resume(by="bob")
+        await run.pause(by="ana", reason="tea")
+        gate.open()
+        await eventually(lambda: _state(run, "paused"))
+        await run.inject("And this.")
+        await run.resume(by="bob")
+        await run.turn().result()
+        await run.pause(by="ana")
+        await eventually(lambda: _state(run, "paused"))
+        turn = await run.send("Not this.")
+        await run.interrupt()
+        await turn.result()
+        await run.resume()
+        return await closed(run)
+
+
+@scenario
+async def paused_over_executions_and_workers(engine: Engine) -> Run:
+    client = await engine.client()
+    async with engine.served(talker()):
+        run = await client.start("recorded", "1", id=engine.task_queue, mode="session", max_history_events=20)
+        await run.turn().result()
+        await run.pause(by="ana", reason="a deploy")
+        await eventually(lambda: _state(run, "paused"))
+        first = (await run.describe()).run_id
+        for n in range(10):
+            await run.inject(f"Message {n}")
+
+        async def continued() -> bool:
+            return (await run.describe()).run_id != first and await _state(run, "paused")
+
+        await eventually(continued)
+    async with engine.served(talker()):
+        await run.resume(by="bob")
+        await run.turn().result()
+        return await closed(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from perdure import Agent, Limits, Run, delegate
+from perdure.errors import AuthenticationError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.replay.scenarios import TOOLS, _end, scenario
@@ -125,3 +126,15 @@ async def subagent_of_a_cancelled_run(engine: Engine) -> Run:
 async def subagent_of_an_interrupted_run(engine: Engine) -> Run:
     """It is interrupted too; the run goes on."""
     return await _held(engine, "interrupt")
+
+
+@scenario
+async def subagents_of_a_run_that_was_opened_again(engine: Engine) -> Run:
+    """The history of the second execution: its subagents have ids of their own."""
+    replies = [asked(1), AuthenticationError("the key is wrong"), asked(2), "Done."]
+    async with engine.served(caller(replies, helper())) as client:
+        run = await client.start("recorded", "Go.")
+        await _end(run)
+        await run.resume()
+        await _end(run)
+    return run

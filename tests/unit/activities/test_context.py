@@ -188,6 +188,12 @@ def where() -> str:
     return "here"
 
 
+@tool
+def now() -> str:
+    """When?"""
+    return "today"
+
+
 async def test_tools_and_instructions_get_the_validated_object(author: AuthorLoop, store: MemoryStore) -> None:
     def instructions(ctx: RunContext[User]) -> str:
         return f"Speak {ctx.context.lang} with {ctx.context.user_id}."
@@ -269,8 +275,8 @@ async def test_without_any_message_there_is_nothing_to_answer(
 async def test_an_override_holds_for_the_request_the_plan_and_the_limits(
     author: AuthorLoop, store: MemoryStore
 ) -> None:
-    provider = ScriptedProvider([[call("who"), call("where")], "<finish>Done.</finish>"])
-    agent = Agent("a", provider, tools=[who, where], settings={"temperature": 1})
+    provider = ScriptedProvider([[call("now"), call("where")], "<finish>Done.</finish>"])
+    agent = Agent("a", provider, tools=[now, where], settings={"temperature": 1})
     host = Host(agent, author, store)
     change = {"tools": ["where"], "settings": {"temperature": 0}, "finish": "tag", "max_iterations": 2}
     reply, _ = await host.model(overrides=change)
@@ -279,7 +285,7 @@ async def test_an_override_holds_for_the_request_the_plan_and_the_limits(
     assert "<finish>" in (asked.system or "")
     refused, planned = reply.output.calls
     assert isinstance(refused.disposition, RefusedCall)
-    assert refused.disposition.text.startswith("tool not found: who")
+    assert refused.disposition.text.startswith("tool not found: now")
     assert planned.disposition.kind == "activity"
     limits = reply.output.limits
     assert (limits.max_iterations, limits.on_limit, limits.protocol) == (2, "finish", "tag")
@@ -291,7 +297,7 @@ async def test_an_override_that_does_not_fit_fails_before_the_model_is_paid(
     author: AuthorLoop, store: MemoryStore
 ) -> None:
     provider = ScriptedProvider(["never asked"])
-    host = Host(Agent("a", provider, tools=[who]), author, store)
+    host = Host(Agent("a", provider, tools=[now]), author, store)
     with pytest.raises(DefinitionError, match="the override of agent 'a': tools names 'where'"):
         await host.model(overrides={"tools": ["where"]})
     assert provider.requests == []

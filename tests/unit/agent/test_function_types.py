@@ -241,7 +241,7 @@ class Strange:
 def test_a_callable_that_tells_nothing_is_accepted() -> None:
     assert Agent("a", MODEL, context=User, instructions=str.upper).instruction_parts == (str.upper,)
     strange: Callable[..., Any] = Strange()
-    assert Agent("a", MODEL, context=User, instructions=strange).instructions is strange
+    assert Agent("a", MODEL, context=User, instructions=strange).instruction_parts == (strange,)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from perdure.errors import InvalidInputError, ServerUnreachableError
 
 COMMANDS = (
     *("demo", "run", "chat", "dev", "worker", "list", "show", "send", "wait", "inject", "interrupt", "cancel", "close"),
-    *("resume", "schema", "server", "env", "doctor"),
+    *("pause", "resume", "schema", "server", "env", "doctor"),
 )
 
 
@@ -40,7 +40,15 @@ def test_help_names_every_command() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        *(["list"], ["show", "x"], ["inject", "x", "hi"], ["cancel", "x"], ["resume", "x"], ["close", "x"]),
+        *(
+            ["list"],
+            ["show", "x"],
+            ["inject", "x", "hi"],
+            ["cancel", "x"],
+            ["pause", "x"],
+            ["resume", "x"],
+            ["close", "x"],
+        ),
         *(["send", "x", "hi"], ["send", "x", "hi", "--agent", "a"], ["wait", "x"], ["interrupt", "x"]),
     ],
 )

@@ -31,6 +31,7 @@ from perdure.loop.lifecycle import (
     fail_run,
     pause_run,
     request_interrupt,
+    request_pause,
 )
 from perdure.loop.limits import update_work_time
 from perdure.loop.messages import accept_message, receive_message
@@ -108,6 +109,9 @@ class Simulation:
         update_approval_waits(self.state, self.now)
         answer_collect_calls(self.state)
         step = self.decided()
+        if self.state.is_pause_requested:
+            assert not isinstance(step, CallModel | RunToolCalls | RunBranches | SendReminders), "work begins"
+            assert self.state.cancelled or step not in (Wait("message"), Wait("child")), "it waits for something else"
         match step:
             case CallModel():
                 self._spend(self.state.op, keep=True)
@@ -367,11 +371,17 @@ class Simulation:
         """The ending was recorded, or could not be."""
         step = self.flying
         assert isinstance(step, RecordClosing)
+        if head is None and step.closing.pause is not None:  # the next model call is given what it carried
+            apply_closing(self.state, step, None)
+            self.flying = None
+            return
         if head is None:
             self.unrecorded = True
         elif step.closing.status == "paused" and self.told is not None:
             self.told = self.told[len(step.new) :]  # it is in the transcript now
         self._write(step.new)
+        if step.closing.pause is not None and step.new:
+            self.bare = True  # the next model call may have nothing new
         drop_recorded_revocations(self.state, tuple(self.state.revoked))
         apply_closing(self.state, step, head)
         self.flying = None
@@ -390,6 +400,13 @@ class Simulation:
         cancel_run(self.state)
         for op in late:
             apply_result(self.state, op, NewResult(call_id="late", name="look", text="late"))
+
+    def request_pause(self, by: str) -> None:
+        """A client pauses the run: what is in flight comes back, and nothing else begins."""
+        before = self.state.requested_pause
+        request_pause(self.state, {"by": by}, self.now)
+        if before is not None and before.resumed is None:
+            assert self.state.requested_pause is before, "the first counts"
 
     def bare_turn(self) -> None:
         """Somebody asks for a turn without a message."""

@@ -10,13 +10,16 @@ from perdure.loop.apply import apply_model
 from perdure.loop.compaction import (
     MAX_SUMMARIES,
     MAX_WINDOW_HALVINGS,
+    SUMMARY_ID,
     CompactConversation,
     apply_compaction,
     describe_shortening,
     find_tail_start,
+    find_turn_task,
     try_shorten_conversation,
 )
 from perdure.loop.decide import CallModel, EndRun, NextStep, RecordClosing, Wait, decide
+from perdure.loop.finish import REMINDER_ID
 from perdure.loop.lifecycle import (
     apply_interrupt,
     build_continuation_input,
@@ -155,3 +158,39 @@ REPLY = Message.assistant("Hello.")
 )
 def test_a_call_stays_with_its_results(messages: list[Message], keep: int, begin: int) -> None:
     assert find_tail_start(messages, keep) == begin
+
+
+def _chat(text: str) -> list[Message]:
+    """One message for each letter: of the user, a reply, a reply with a call, its result, a summary, a reminder."""
+    made = {
+        "u": Message.user("Do it."),
+        "a": Message.assistant("Done."),
+        "c": Message(role="assistant", parts=(ToolCallPart(id="1", name="look", arguments={}),)),
+        "t": Message(role="tool", parts=(ToolResultPart(call_id="1", name="look", content="42"),)),
+        "S": Message.user("So far: …", id=SUMMARY_ID),
+        "R": Message.user("Go on.", id=REMINDER_ID),
+    }
+    return [made[letter] for letter in text]
+
+
+@pytest.mark.parametrize(
+    ("chat", "iteration", "task"),
+    [
+        ("", 0, []),
+        ("uctct", 2, [0]),
+        ("uaucatu", 0, [6]),  # a turn without a message, behind one that was stopped
+        ("uua", 0, []),  # the turn's messages are not recorded yet
+        ("uuct", 1, [0, 1]),
+        ("uauctct", 2, [2]),
+        ("uauctuctuct", 3, [2]),  # what is injected later is no task
+        ("uauRctct", 2, [2]),
+        ("uaRct", 1, [0]),  # a turn that began without a message goes on with the last one before
+        ("Suctct", 9, [1]),  # the replies before the summary are not there
+        ("Suuctct", 9, [1, 2]),
+        ("Sctctauct", 1, [6]),
+        ("Sctct", 5, []),
+        ("uctctat", 7, [0]),
+    ],
+)
+def test_the_messages_that_began_the_turn(chat: str, iteration: int, task: list[int]) -> None:
+    assert list(find_turn_task(_chat(chat), iteration)) == task

@@ -85,7 +85,7 @@ class Counting(Simulation):
                 assert self.forced[self.of_turn()] == 1, "the model is told to finish once"
         if isinstance(step, RecordClosing):
             self.closed_over = self.over_budget()
-        if isinstance(step, Wait) and step.until == "resumed" and self.state.pause is None:
+        if step == Wait("resumed") and self.state.pause is None and not self.state.is_pause_requested:
             assert self.state.limits.on_limit == "pause"
             assert "raises the limit" in build_status(self.state).reason
         return step
@@ -156,7 +156,7 @@ class Counting(Simulation):
 
     def closed(self, head):
         step = self.flying
-        if step.closing.status != "paused":
+        if step.closing.status != "paused" or step.closing.pause is not None:
             super().closed(head)
         elif head is None:  # nothing of it is in the store: the next call is given it
             apply_closing(self.state, step, None)
@@ -269,7 +269,8 @@ class Limited(Loop):
         for _ in range(600):
             if run.ended is not None or (run.state.turn is None and run.state.mode == "run" and not run.state.inbox):
                 return
-            if run.flying is None and decide(run.state) == Wait("resumed") and run.state.pause is None:
+            at_limit = run.state.pause is None and not run.state.is_pause_requested
+            if run.flying is None and decide(run.state) == Wait("resumed") and at_limit:
                 run.raise_limits(PLENTY, PLENTY)
                 self.habit = "answer"
             self._settle()

@@ -260,9 +260,15 @@ class Loop(RuleBasedStateMachine):
         self.run.pause()
 
     @alive
+    @rule(by=st.sampled_from(["ana", "bob"]))
+    def request_pause(self, by):
+        self.run.request_pause(by)
+
+    @alive
     @rule()
     def resume(self):
-        resume_run(self.run.state)
+        resume_run(self.run.state, {"by": "kim"}, self.run.now)
+        assert not self.run.state.is_pause_requested
 
     @alive
     @rule()
@@ -336,7 +342,7 @@ class Loop(RuleBasedStateMachine):
                 elif step == Wait("child"):
                     run.child_ends(next(n for n, row in enumerate(run.state.background) if row.is_running), "completed")
                 elif isinstance(step, Wait):
-                    resume_run(run.state)
+                    resume_run(run.state, None, run.now)
 
 
 TestLoop = Loop.TestCase

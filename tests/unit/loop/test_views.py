@@ -287,6 +287,7 @@ def test_a_view_begins_as_the_one_before_but_at_steps(way: Compaction, most: int
         (lambda: Compaction.window(tokens=1.5), "tokens must be"),  # type: ignore[arg-type]  # what is refused
         (lambda: Compaction.summarise(at=0), "summarise: at must be"),
         (lambda: Compaction.summarise(at=1000, keep_last=-1), "keep_last must be"),
+        (lambda: Compaction.summarise(at=1000, keep_last=125), "at=1,000 tokens is less than the last 125 messages"),
         (lambda: Compaction.summarise(at=1000, prompt=" "), "prompt: it is blank"),
     ],
 )

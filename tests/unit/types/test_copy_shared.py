@@ -13,7 +13,9 @@ from perdure.types.subagents import BackgroundRun, BackgroundStatus, BranchOutco
 from perdure.types.tool_calls import Call
 from perdure.types.wire import CallFacts, ModelOutput, NewMessage, NewResult, ToolOutput
 
-STATUS = "agent context_id mode turn head store_id usage cost_usd limits calls background decided standing refused"
+STATUS = (
+    "agent context_id mode turn head store_id usage cost_usd limits calls background decided standing refused pause"
+)
 START = "agent mode context auth_context auth_ref parent max_history_events idle_timeout store_id resume"
 
 

@@ -1,0 +1,97 @@
+"""Pauses runs, and resumes them: from a pause, or after they failed, were cancelled, were terminated or timed out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from ..errors import PerdureError, RunClosedError, RunNotFoundError, RunStuckError
+from ..loop.lifecycle import parse_pause_request, parse_run_limits
+from ..temporal_service import find_failing_task
+from ..types.interface import Status
+from .follow import WorkflowBehind, read_event_log_state, retry_while_behind
+from .handles import RunHandle
+from .messages import reopen_run, wait_for_closed_status
+
+_CHILD_START_SECONDS = 2.0
+"""Seconds in which a subagent in progress begins; after that it counts as one that waits for its parent to be
+resumed."""
+_CHILD_RETRY_SECONDS = 0.1
+
+
+async def pause_run(run: RunHandle, *, reason: str | None, children: bool, by: str) -> None:
+    """See :meth:`perdure.client.run.Run.pause`."""
+    request = {"by": by, "reason": reason}
+    parse_pause_request(request)
+    with run.temporal_errors():
+        await run.handle.signal("pause", request)
+    if children:  # none can begin any more
+        await _for_each_child(run, lambda child: pause_run(child, reason=reason, children=True, by=by))
+
+
+async def resume_run(run: RunHandle, *, limits: Mapping[str, Any] | None, children: bool, by: str) -> None:
+    """See :meth:`perdure.client.run.Run.resume`."""
+    raised = parse_run_limits(limits).model_dump(mode="json", exclude_none=True) if limits else {}
+    override = {"limits": raised} if raised else {}
+    closed = await wait_for_closed_status(run)
+    if closed is not None and closed.state == "completed":
+        raise RunClosedError(f"run {run.id!r} has completed", hint="Send it a message, and it continues.")
+    if closed is not None:
+        run.handle = await reopen_run(run, override, by=by)
+        return
+    if (failing := await find_failing_task(run.client.temporal, await run.describe())) is not None:
+        raise RunStuckError(f"run {run.id!r} is not paused: {failing}", hint=failing.way_out)
+    await wait_for_pause(run)
+    with run.temporal_errors():
+        await run.handle.signal("resume", {**override, "by": by})
+    if children:
+        await _for_each_child(run, lambda child: _resume_open_run(child, by))
+
+
+async def wait_for_pause(run: RunHandle) -> None:
+    """Wait until the workflow of ``run`` has the pause that its events show, where a worker answers."""
+
+    async def check_pause() -> None:
+        if not (paused_at := (await read_event_log_state(run, run.id)).paused_at):
+            return
+        status = await run.status()
+        running_since = status.since if status.state == "running" else None
+        if running_since and datetime.fromisoformat(paused_at) >= datetime.fromisoformat(running_since):
+            raise WorkflowBehind(PerdureError("the workflow does not have its pause yet"))
+
+    with suppress(PerdureError):  # without a worker, the signal arrives after the pause anyway
+        await retry_while_behind(check_pause)
+
+
+async def _resume_open_run(run: RunHandle, by: str) -> None:
+    """Resume a subagent, unless it has ended: its parent has its outcome."""
+    if await wait_for_closed_status(run) is None:
+        await resume_run(run, limits=None, children=True, by=by)
+
+
+async def _for_each_child(run: RunHandle, act: Callable[[RunHandle], Awaitable[None]]) -> None:
+    """Call ``act`` with each subagent in progress. Leaves out those that have ended, and those that do not begin while
+    ``run`` is paused. Raises ``NoWorkerError``: without a worker it is not known which are in progress."""
+    try:
+        status = Status.model_validate(await run.ask_workflow("status"))
+    except RunClosedError:  # and its subagents with it
+        return
+    ids = [call.context_id for call in status.calls if call.context_id is not None]
+    ids += [row.context_id for row in status.background if row.state in ("starting", "running")]
+    deadline = asyncio.get_running_loop().time() + _CHILD_START_SECONDS
+
+    async def act_on(id: str) -> None:
+        while True:
+            try:
+                with suppress(RunClosedError):
+                    await act(run.client.run(id))
+                return
+            except RunNotFoundError:
+                if asyncio.get_running_loop().time() > deadline:
+                    return
+            await asyncio.sleep(_CHILD_RETRY_SECONDS)
+
+    await asyncio.gather(*map(act_on, dict.fromkeys(ids)))
