@@ -79,7 +79,7 @@ if not TYPE_CHECKING:  # type checkers take the imports above as the list
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "workflow"):
+    if name in ("errors", "events", "workflow"):
         return import_module(f".{name}", __name__)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

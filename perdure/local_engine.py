@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 from . import config
 from .agent.agent import Agent
 from .client.client import Client
-from .client.event_reader import LiveText
 from .client.on_approval import ApprovalHandler, check_on_approval
 from .client.run import NO_WORKER_SECONDS, Run
 from .client.tasks import wait_beside
@@ -187,18 +186,40 @@ async def call_agent(
         return await approvals.run_while_deciding(_wait_if_served(run, run.result, client))
 
 
-async def stream_agent(
+def stream_agent(
     agent: Agent, message: MessageInput, id: str | None, client: Client | None, on_approval: Any, **options: Any
 ) -> AsyncGenerator[str]:
     """See ``Agent.stream``; ``options`` are those of ``Client.start``."""
+    return _stream_run(Run.stream, agent, message, id, client, on_approval, options)
+
+
+def stream_agent_output(
+    agent: Agent, message: MessageInput, id: str | None, client: Client | None, on_approval: Any, **options: Any
+) -> AsyncGenerator[Any]:
+    """See ``Agent.stream_output``; ``options`` are those of ``Client.start``."""
+    return _stream_run(Run.stream_output, agent, message, id, client, on_approval, options)
+
+
+_STREAM_END: Any = object()
+
+
+async def _stream_run(
+    read: Callable[[Run], AsyncGenerator[T]],
+    agent: Agent,
+    message: MessageInput,
+    id: str | None,
+    client: Client | None,
+    on_approval: Any,
+    options: dict[str, Any],
+) -> AsyncGenerator[T]:
     async with (
         _start_run(agent, message, id, client, on_approval, options) as (run, approvals),
-        aclosing(_stream_reply_text(run)) as pieces,
+        aclosing(read(run)) as stream,
     ):
-        piece = await approvals.run_while_deciding(_wait_if_served(run, lambda: _read_next_piece(pieces), client))
-        while piece is not None:
-            yield piece
-            piece = await approvals.run_while_deciding(_read_next_piece(pieces))
+        item = await approvals.run_while_deciding(_wait_if_served(run, lambda: _read_next_item(stream), client))
+        while item is not _STREAM_END:
+            yield item
+            item = await approvals.run_while_deciding(_read_next_item(stream))
 
 
 @asynccontextmanager
@@ -220,6 +241,7 @@ async def _start_run(
             hint="Give it one. For the answer of an existing run: await client.run(id).result().",
         )
     policy = check_on_approval(on_approval)
+    agent.freeze("called")
     run_id = f"{agent.name}-{uuid.uuid4().hex[:12]}" if id is None else id
     abandon, serving = None, None
     async with AsyncExitStack() as stack:
@@ -245,8 +267,8 @@ async def _start_run(
             raise NoWorkerError(error.message, hint=start_hint) from None
 
 
-async def _read_next_piece(pieces: AsyncGenerator[str]) -> str | None:
-    return await anext(pieces, None)
+async def _read_next_item(stream: AsyncGenerator[T]) -> T:
+    return await anext(stream, _STREAM_END)
 
 
 async def _wait_if_served(run: Run, wait: Callable[[], Coroutine[Any, Any, T]], client: Client | None) -> T:
@@ -305,19 +327,3 @@ def run_sync(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     except RuntimeError:
         return asyncio.run(make())
     raise RuntimeError("call_sync() was called inside a running event loop: use `await agent.call(...)` there")
-
-
-async def _stream_reply_text(run: Run) -> AsyncGenerator[str]:
-    """Yield pieces of text; every reply after the first begins on a new line.
-
-    Raises the run's error, as ``run.result()`` does, after all text has been yielded.
-    """
-    live, between = LiveText(), ""
-    async with aclosing(run.events(children=False)) as events:
-        async for event in events:
-            if piece := live.feed(event):
-                yield between + piece
-                between = ""
-            if event.type == "model.completed" and event.text:
-                between = "\n"
-    await run.result()

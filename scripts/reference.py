@@ -6,8 +6,8 @@ A page is plain Markdown. Between two comments stands what this program writes; 
     …
     <!-- /api -->
 
-Options: `hide=NAME,NAME` leaves out public members, `members=none` all of them, `fields=all` shows fields without a
-docstring too. The heading is one level below the last one above the comment.
+Options: `hide=NAME,NAME` leaves out public members, `members=none` all of them, `inherit=NAME,NAME` shows methods of a
+base class too, `fields=all` fields without a docstring. The heading is one level below the last one above the comment.
 
 Usage: reference.py [--check] [PAGE …]    `--check` writes nothing, and fails if a page is not up to date.
 """
@@ -30,7 +30,7 @@ LINE_LENGTH = 100
 
 _REGION = re.compile(r"^<!-- api (?P<words>.+?) -->\n(?P<body>.*?)^<!-- /api -->$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^(#+) ", re.MULTILINE)
-_OPTION = re.compile(r"(hide|members|fields)=([\w,]+)")
+_OPTION = re.compile(r"(hide|inherit|members|fields)=([\w,]+)")
 _ROLE = re.compile(r":(?:func|meth|class|attr|mod|data):`(?:~[\w.]+\.)?(?=\w)")
 _TEXT = re.compile(r"'([^'\"\\]*)'")
 _LITERAL = re.compile(r"``([^`]+)``")
@@ -49,6 +49,7 @@ class Region:
     level: int
     """Of the heading."""
     hidden: frozenset[str] = frozenset()
+    inherited: tuple[str, ...] = ()
     with_members: bool = True
     with_all_fields: bool = False
 
@@ -63,7 +64,8 @@ class Region:
                 raise PageError(f"<!-- api {words} -->: unknown option {option!r}")
             values[match[1]] = match[2]
         hidden = frozenset(values["hide"].split(",")) if "hide" in values else frozenset[str]()
-        return cls(path, level, hidden, values.get("members") != "none", values.get("fields") == "all")
+        inherited = tuple(values["inherit"].split(",")) if "inherit" in values else ()
+        return cls(path, level, hidden, inherited, values.get("members") != "none", values.get("fields") == "all")
 
 
 def write_page(text: str) -> str:
@@ -91,6 +93,8 @@ def describe(region: Region) -> str:
     subject = subject.final_target if isinstance(subject, griffe.Alias) else subject
     if unknown := sorted(region.hidden - set(subject.members)):
         raise PageError(f"{region.path} has no {', '.join(unknown)} to hide")
+    if unknown := sorted(set(region.inherited) - set(getattr(subject, "inherited_members", ()))):
+        raise PageError(f"{region.path} does not inherit {', '.join(unknown)}")
     if isinstance(subject, griffe.Module):
         members = [each for each in list_members(subject, region) if isinstance(each, griffe.Class | griffe.Function)]
         return "\n\n".join(
@@ -127,7 +131,7 @@ def render_members(subject: griffe.Class, region: Region) -> Iterator[str]:
     members = list(list_members(subject, region))
     fields = [member for member in members if isinstance(member, griffe.Attribute)]
     yield "\n".join(render_field(field) for field in fields if field.docstring or region.with_all_fields)
-    for method in members:
+    for method in [*members, *(subject.inherited_members[name].final_target for name in region.inherited)]:
         if isinstance(method, griffe.Function) and method.docstring:
             heading = f"{'#' * (region.level + 1)} {subject.name}.{method.name}"
             yield "\n\n".join((heading, render_signature(method), render_docstring(method)))
@@ -184,7 +188,7 @@ def render_signature(subject: griffe.Object) -> str:
     """A block of Python: the signature, of an overloaded function each. ``py``: the tests run blocks of ``python``."""
     lines: list[str] = []
     if isinstance(subject, griffe.Function):
-        overloads = (subject.parent.overloads.get(subject.name) if subject.parent else None) or [subject]
+        overloads = subject.overloads or [subject]
         lines = [code for each in overloads for code in render_function(each)]
     elif isinstance(subject, griffe.Class):
         lines = [*render_class(subject)]

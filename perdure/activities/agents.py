@@ -23,6 +23,7 @@ class Agents:
         for agent in agents:
             self._add_with_subagents(agent)
         check_subagents(self._agents)
+        self._freeze_agents()
 
     def add(self, agent: Agent) -> None:
         """Serve ``agent`` too, and its subagents; adding the same object again has no effect. Raises
@@ -44,6 +45,11 @@ class Agents:
         except BaseException:
             self._agents = before
             raise
+        self._freeze_agents()
+
+    def _freeze_agents(self) -> None:
+        for agent in self._agents.values():
+            agent.freeze("served by a worker")
 
     def _add_with_subagents(self, agent: Agent) -> None:
         if not isinstance(agent, Agent):

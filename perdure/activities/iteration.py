@@ -71,15 +71,18 @@ class RequestBuilder:
         )
 
     async def _build_system_prompt(self, agent: Agent, ctx: RunContext[Any]) -> str | None:
-        instructions = agent.instructions
-        if callable(instructions):
-            instructions = await self._run_instructions(agent, instructions, ctx)
+        parts = [
+            part if isinstance(part, str) else await self._run_instructions(agent, part, ctx)
+            for part in agent.instruction_parts
+        ]
         if agent.finish == "tag":
-            return f"{instructions}\n\n{TAG_PROMPT}" if instructions else TAG_PROMPT
-        return instructions or None
+            parts.append(TAG_PROMPT)
+        return "\n\n".join(part for part in parts if part) or None
 
     async def _run_instructions(self, agent: Agent, fn: Callable[..., Any], ctx: RunContext[Any]) -> str | None:
         name = f"instructions of agent {agent.name}"
+        if len(agent.instruction_parts) > 1:
+            name += f" ({getattr(fn, '__name__', type(fn).__name__)})"
         try:
             prompt = await self._author.run(name, fn, ctx, timeout=INSTRUCTIONS_TIMEOUT)
         except OverdueError as error:

@@ -305,7 +305,7 @@ class _PolicyAttempt:
     def _build_facts(self) -> StepFacts:
         task, agent = self._call.input, self._agent
         own = self._base_agent.toolbox
-        instructions = agent.instructions
+        texts = [part for part in agent.instruction_parts if isinstance(part, str)]
         return StepFacts(
             iteration=task.iteration - 1,
             forced=task.purpose == "force_finish",
@@ -314,7 +314,7 @@ class _PolicyAttempt:
             messages=tuple(self._conversation),
             models=agent.models,
             settings=agent.settings,
-            instructions=None if callable(instructions) else instructions,
+            instructions="\n\n".join(texts) if texts and len(texts) == len(agent.instruction_parts) else None,
             tools=tuple(tool.name for tool in agent.toolbox),
             known_tools=frozenset(tool.name for tools in (own, self._agents.tools) for tool in tools),
             build_result=self._build_tool_result,

@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Generic, get_args, overload
+from typing import TYPE_CHECKING, Any, get_args, overload
 
 from pydantic import ValidationError
 from typing_extensions import Unpack
@@ -18,8 +18,8 @@ from ..errors import DefinitionError, InvalidInputError
 from ..hooks import Hook, HookSet, validate_hooks
 from ..hooks.hook import add_hook_compaction, validate_hook_list
 from ..ports import Provider, Toolset, ToolSpec
-from ..tools import Rule, RunContext, SubagentTool, Tool, Toolbox
-from ..tools.context import ContextT, P, ReturnT
+from ..tools import Rule, RunContext, Tool, Toolbox
+from ..tools.context import ContextT
 from ..tools.context_type import ContextType, validate_plain_context
 from ..tools.json_schema import PlainSchema, remove_titles
 from ..tools.subagents import build_subagent_tool
@@ -27,14 +27,8 @@ from ..types.compaction import Compaction
 from ..types.interface import FinishProtocol, OnLimit, OutputT, Override, StepOverride
 from ..types.limits import Limits
 from ..types.validation_errors import describe_validation_error
-from .output import (
-    OutputType,
-    OutputValidator,
-    ValidatesOutput,
-    ValidatesOutputInContext,
-    build_output_validator,
-    build_output_validators,
-)
+from .decorators import AgentDecorators, find_called_agents
+from .output import OutputType, build_output_validators
 from .validation import (
     DEFAULT_PARSE_RETRIES,
     AgentOptions,
@@ -71,7 +65,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("perdure.worker")
 
-Instructions = str | Callable[[RunContext[ContextT]], Any] | None
+Instruction = str | Callable[[RunContext[ContextT]], Any]
+Instructions = Instruction[ContextT] | Sequence[Instruction[ContextT]] | None
 Validator = Callable[[OutputT], Any] | Callable[[OutputT, RunContext[ContextT]], Any]
 
 _copies_lock = threading.Lock()
@@ -79,20 +74,21 @@ _MAX_CACHED_COPIES = 64
 """Most overridden copies that an agent caches: overrides come from outside."""
 
 
-class Agent(Generic[ContextT, OutputT]):
+class Agent(AgentDecorators[ContextT, OutputT]):
     """A model with instructions and tools, under a name by which workers and clients refer to it.
 
     ``model`` is ``"<provider>:<model>"`` or a ``Provider`` object, or a list of them, the fallback chain: when one
-    fails, the next is called at once. ``instructions`` is the system prompt, or a sync or async function of a
-    ``RunContext`` that returns it. ``context`` is the type of the run's own data (a pydantic model, a dataclass, a
-    TypedDict): it is validated when a run starts, and ``ctx.context`` is an instance of it. ``input`` and ``output``
-    are the types of the run's input and answer; text by default. ``finish="text"``: a reply with text and no tool calls
-    is the answer; ``"tag"``: the answer is inside ``<finish>…</finish>``; ``"tool"``, the default for every output type
-    but text: the arguments of the tool ``__finish__`` are the answer. An answer that does not fit the type, or that
-    ``output_validators`` reject, goes back to the model up to ``parse_retries`` times. ``limits`` bounds what a run,
-    its turns and a model call may use. At a limit, and at ``max_iterations`` model calls in a turn (50), ``on_limit``
-    decides: ask the model for its answer (``"finish"``), return the last text (``"return"``), raise
-    ``MaxIterationsError`` or ``BudgetExceededError`` (``"error"``), or wait until the limit is raised (``"pause"``).
+    fails, the next is called at once. ``instructions`` is the system prompt, a sync or async function of a
+    ``RunContext`` that returns it, or a list of such parts. ``context`` is the type of the run's own data (a pydantic
+    model, a dataclass, a TypedDict): it is validated when a run starts, and ``ctx.context`` is an instance of it.
+    ``input`` and ``output`` are the types of the run's input and answer; text by default. ``finish="text"``: a reply
+    with text and no tool calls is the answer; ``"tag"``: the answer is inside ``<finish>…</finish>``; ``"tool"``, the
+    default for every output type but text: the arguments of the tool ``__finish__`` are the answer. An answer that does
+    not fit the type, or that ``output_validators`` reject, goes back to the model up to ``parse_retries`` times.
+    ``limits`` bounds what a run, its turns and a model call may use. At a limit, and at ``max_iterations`` model calls
+    in a turn (50), ``on_limit`` decides: ask the model for its answer (``"finish"``), return the last text
+    (``"return"``), raise ``MaxIterationsError`` or ``BudgetExceededError`` (``"error"``), or wait until the limit is
+    raised (``"pause"``).
 
     ``compaction`` keeps long conversations short: a ``Compaction``, or a list of several. ``toolsets`` list their tools
     when a run begins: MCP servers, ``Artifacts``, or custom ones (``Toolset``). ``subagents`` are agents, or names of
@@ -209,18 +205,17 @@ class Agent(Generic[ContextT, OutputT]):
         self.chain = validate_models(name, model)
         """The agent's models, in the order in which they are tried."""
         self.description = description
-        self.instructions: Instructions[Any] = validate_instructions(name, instructions)
+        self.instruction_parts = validate_instructions(name, instructions)
+        """The system prompt: texts and functions, in their order."""
         self.context = context
         """The declared type of ``ctx.context``; None if none is declared."""
         self._context_type = None if context is None else ContextType(name, context)
         listed_tools = validate_list(name, "tools", tools, "[search, refund]")
-        subagent_tools = [tool for tool in listed_tools if isinstance(tool, SubagentTool)]
         own_subagents = _validate_subagents(name, subagents)
         self.toolbox = Toolbox([*listed_tools, *map(build_subagent_tool, own_subagents)])
         self.toolsets = validate_toolsets(name, toolsets)
         """Sources of tools that are listed when a run begins."""
-        called = (agent for tool in subagent_tools if not tool.is_chosen_by_model for agent in tool.agents)
-        self.subagents = (*own_subagents, *called)
+        self.subagents = (*own_subagents, *find_called_agents(listed_tools))
         """Agents, or names of agents of the same worker, each called by a tool of its own: see ``Agents``."""
         self.settings = validate_mapping(name, "settings", settings)
         self.provider_options = validate_mapping(name, "provider_options", provider_options)
@@ -232,13 +227,13 @@ class Agent(Generic[ContextT, OutputT]):
         self.hooks = HookSet(validate_hooks(f"agent {name!r}", hooks, of_agent=True))
         self.compaction = validate_compaction(name, add_hook_compaction(compaction, hooks))
         """How the agent's conversations are compacted; None if they are not."""
-        check_summary_threshold(name, self.compaction, instructions, self.specs)
+        check_summary_threshold(name, self.compaction, self.instruction_parts, self.specs)
         check_prices(name, self.chain, self.limits, self.compaction)
         self.max_iterations = resolve_max_iterations(name, max_iterations, self.limits)
         self.approvals = validate_rules(name, approvals)
         """Which calls run without approval, wait for approval, or are denied: the first matching rule decides."""
         check_function_types(
-            name, context, output, tools=self.toolbox, hooks=self.hooks, instructions=self.instructions
+            name, context, output, tools=self.toolbox, hooks=self.hooks, instructions=self.instruction_parts
         )
         self._copies: dict[str, Agent[ContextT, OutputT]] = {}
 
@@ -248,11 +243,11 @@ class Agent(Generic[ContextT, OutputT]):
         self._input_type = None if input is str else ContextType(self.name, input, "input")
         self.output = output
         """The declared type of the answers."""
-        self.output_type = OutputType(self.name, output)
+        self.output_type = OutputType(f"agent {self.name!r}", output)
         self.finish: FinishProtocol = resolve_finish_protocol(self.name, self.output_type.is_text, finish)
         self.parse_retries = validate_parse_retries(self.name, parse_retries)
         """How often an answer that does not fit the type goes back to the model before the run fails."""
-        self.output_validators: tuple[OutputValidator, ...] = build_output_validators(self.name, validators)
+        self.output_validators = build_output_validators(self.name, validators)
         for validator in self.output_validators:
             check_validator_types(self.name, self.context, output, validator.fn)
 
@@ -260,6 +255,10 @@ class Agent(Generic[ContextT, OutputT]):
         """Set an attribute, and drop the cached overridden copies of the agent."""
         super().__setattr__(name, value)
         self.__dict__.get("_copies", {}).clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy takes over: it may be changed, and has overridden copies of its own."""
+        return {**vars(self), "_copies": {}, "_first_use": None}
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
@@ -328,21 +327,6 @@ class Agent(Generic[ContextT, OutputT]):
         """Whether the agent declares a context type."""
         return self._context_type is not None
 
-    @overload
-    def output_validator(self, fn: ValidatesOutput[P, ReturnT, OutputT]) -> Callable[P, ReturnT]: ...
-    @overload
-    def output_validator(self, fn: ValidatesOutputInContext[P, ReturnT, OutputT, ContextT]) -> Callable[P, ReturnT]: ...
-    def output_validator(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """``@agent.output_validator``: a function of the output, or of the output and a ``RunContext``, sync or async.
-
-        It returns the output, changed if need be, or raises ``ModelRetry("why")``: the reason goes to the model, which
-        answers again. This counts as an answer that does not fit the type. Raises ``DefinitionError``.
-        """
-        validator = build_output_validator(self.name, fn)
-        check_validator_types(self.name, self.context, self.output, validator.fn)
-        self.output_validators = (*self.output_validators, validator)
-        return fn
-
     @property
     def takes_input(self) -> bool:
         """Whether the agent declares an input type."""
@@ -407,7 +391,7 @@ class Agent(Generic[ContextT, OutputT]):
         """
 
         def create() -> Agent[ContextT, OutputT]:
-            agent = self._copy()
+            agent = copy.copy(self)
             agent.toolbox = Toolbox([*self.toolbox, *(tool for tool in tools() if tool.name not in self.toolbox)])
             agent.toolsets = ()
             return agent
@@ -422,12 +406,6 @@ class Agent(Generic[ContextT, OutputT]):
                 while len(self._copies) >= _MAX_CACHED_COPIES:
                     self._copies.pop(next(iter(self._copies)), None)
                 self._copies[key] = agent
-        return agent
-
-    def _copy(self) -> Agent[ContextT, OutputT]:
-        """Copy the agent, with an empty cache of copies."""
-        agent = copy.copy(self)
-        agent._copies = {}
         return agent
 
     def _apply_override(
@@ -446,7 +424,7 @@ class Agent(Generic[ContextT, OutputT]):
             raise type(error)(f"the override of agent {self.name!r}: {why}", hint=error.hint) from None
 
     def _apply_changes(self, changes: dict[str, Any], worker: Toolbox | None) -> Agent[ContextT, OutputT]:
-        agent = self._copy()
+        agent = copy.copy(self)
         if (model := changes.pop("model", None)) is not None:
             agent.chain = validate_models(self.name, list(model) if isinstance(model, tuple) else model)
         if (tools := changes.pop("tools", None)) is not None:
@@ -465,6 +443,8 @@ class Agent(Generic[ContextT, OutputT]):
             if limits.turn is not None and limits.turn.iterations is not None:
                 iterations = resolve_max_iterations(self.name, changes.get("max_iterations"), changes["limits"])
                 changes["max_iterations"] = iterations
+        if "instructions" in changes:
+            changes["instruction_parts"] = validate_instructions(self.name, changes.pop("instructions"))
         if "finish" in changes:
             resolve_finish_protocol(self.name, self.output_type.is_text, changes["finish"])
         for field, value in changes.items():
@@ -554,6 +534,26 @@ class Agent(Generic[ContextT, OutputT]):
 
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
         return stream_agent(self, message, id, client, on_approval, context=context, **options)
+
+    def stream_output(
+        self,
+        message: MessageInput,
+        *,
+        id: str | None = None,
+        context: ContextT | Mapping[str, Any] | None = None,
+        auth_context: Mapping[str, Any] | None = None,
+        history: History | None = None,
+        override: Override | Mapping[str, Any] | None = None,
+        client: Client | None = None,
+        on_approval: OnApproval | None = None,
+    ) -> AsyncGenerator[OutputT]:
+        """Do the same as :meth:`call`, and yield the output so far while the model writes it, and last the validated
+        output: ``async for outline in agent.stream_output("…")``. See ``Run.stream_output``; closing the stream before
+        its end: see :meth:`stream`."""
+        from ..local_engine import stream_agent_output
+
+        options: Any = {"auth_context": auth_context, "history": history, "override": override}
+        return stream_agent_output(self, message, id, client, on_approval, context=context, **options)
 
     def call_sync(
         self,

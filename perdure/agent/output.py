@@ -39,11 +39,12 @@ class OutputError(ValueError):
 class OutputType:
     """A type that pydantic accepts, built once. A non-object is wrapped into one: tool arguments are an object."""
 
-    def __init__(self, agent: str, kind: Any) -> None:
-        """Raise ``DefinitionError`` for a type that pydantic does not accept."""
-        self._agent = agent
+    def __init__(self, owner: str, kind: Any) -> None:
+        """``owner`` declares the type, for errors: ``agent 'support'``. Raises ``DefinitionError`` for a type that
+        pydantic does not accept."""
+        self._owner = owner
         self._name = getattr(kind, "__name__", None) or repr(kind)
-        where = f"agent {agent!r}: output={self._name:.100}"
+        where = f"{owner}: output={self._name:.100}"
         self.is_text = kind is str
         """Whether an answer is plain text, not JSON."""
         if kind is None or isinstance(kind, BaseModel | Mapping | list | str) or inspect.isroutine(kind):
@@ -119,9 +120,22 @@ class OutputType:
             return self._adapter.validate_json(json.dumps(plain), by_alias=True, by_name=True)  # as it was written
         except Exception as error:  # a validator of the author's may raise anything
             raise ParseError(
-                f"the output does not fit the type {self._name} of agent {self._agent!r}: {error}",
+                f"the output does not fit the type {self._name} of {self._owner}: {error}",
                 hint="The run may have been served by other code. client.run(id).result() gives it as plain JSON.",
             ) from error
+
+    def load_partial(self, plain: Any) -> Any:
+        """Convert an output that is not complete, plain JSON, into a value of the type: the last item of a list or
+        dictionary, and the fields that a ``TypedDict`` does not require, may be missing. Runs the author's validators.
+
+        Raises ``ParseError`` if it does not fit the type yet.
+        """
+        if self.is_text and isinstance(plain, str):
+            return plain
+        try:
+            return self._adapter.validate_json(json.dumps(plain), experimental_allow_partial="trailing-strings")
+        except Exception as error:  # a validator of the author's may raise anything
+            raise ParseError(f"the output does not fit the type {self._name} of {self._owner} yet: {error}") from error
 
 
 _FinishForm = tuple[TypeAdapter[Any], TypeAdapter[Any], dict[str, Any], str | None]

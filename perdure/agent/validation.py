@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from typing_extensions import TypedDict
@@ -16,7 +17,7 @@ from ..ports.model import NAME_PATTERN
 from ..ports.toolset import ON_CHANGE_VALUES
 from ..providers.pricing import has_price
 from ..providers.registry import check_settings, check_stream, parse_model
-from ..tools import Rule, Tool
+from ..tools import Rule, RunContext, Tool
 from ..tools.context_type import (
     describe_type,
     find_context_mismatch,
@@ -29,6 +30,9 @@ from ..types.interface import FinishProtocol, OnLimit
 from ..types.limits import DEFAULT_ITERATIONS, Limits, check_whole_number
 
 DEFAULT_PARSE_RETRIES = 2
+
+Instruction = str | Callable[[RunContext[Any]], Any]
+"""A part of a system prompt: text, or a sync or async function that returns it or None."""
 
 
 class AgentOptions(TypedDict, total=False):
@@ -135,14 +139,16 @@ def validate_compaction(name: str, compaction: Any) -> CompactionSettings | None
 
 
 def check_summary_threshold(
-    name: str, compaction: CompactionSettings | None, instructions: Any, specs: Iterable[ToolSpec]
+    name: str, compaction: CompactionSettings | None, instructions: Iterable[Any], specs: Iterable[ToolSpec]
 ) -> None:
     """Raise ``DefinitionError`` if instructions and tools alone use the tokens at which a summary is due: no summary
     would make a call shorter than that. Instructions that a function gives are not known here."""
     if compaction is None or compaction.summarise is None:
         return
-    system = instructions if isinstance(instructions, str) else ""
-    texts = [system, *(f"{spec.name}{spec.description}{json.dumps(spec.parameters)}" for spec in specs)]
+    texts = [
+        *(part for part in instructions if isinstance(part, str)),
+        *(f"{spec.name}{spec.description}{json.dumps(spec.parameters)}" for spec in specs),
+    ]
     tokens, at = sum(len(text.encode()) for text in texts) // BYTES_PER_TOKEN, compaction.summarise.at
     if tokens >= at:
         raise DefinitionError(
@@ -152,12 +158,36 @@ def check_summary_threshold(
         )
 
 
-def validate_instructions(name: str, instructions: Any) -> Any:
-    """Return the instructions: text, a function, or None."""
-    if not (instructions is None or isinstance(instructions, str) or callable(instructions)):
-        problem = f"agent {name!r}: instructions must be text or a function of RunContext, not {instructions!r}"
-        raise DefinitionError(problem, hint="For text from parts: instructions='\\n'.join(parts).")
-    return instructions
+def validate_instructions(name: str, instructions: Any) -> tuple[Instruction, ...]:
+    """Return the parts of the instructions: text, a function, a list of these, or none for None and empty text."""
+    if instructions is None or instructions == "":
+        return ()
+    listed = instructions if isinstance(instructions, list | tuple) else [instructions]
+    return tuple(validate_instruction(name, part) for part in listed)
+
+
+def validate_instruction(name: str, part: Any) -> Instruction:
+    """Return one part of the instructions: text, or a function of a ``RunContext``."""
+    if not (isinstance(part, str) or callable(part)):
+        raise DefinitionError(
+            f"agent {name!r}: instructions must be text or a function of RunContext, or a list, not {part!r:.100}",
+            hint='For instance instructions=["You help customers.", say_date].',
+        )
+    if callable(part):
+        try:
+            signature = inspect.signature(part)
+        except (TypeError, ValueError):  # a callable without a signature
+            signature = inspect.Signature([inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_ONLY)])
+        try:
+            signature.bind(None)
+        except TypeError as error:
+            function = getattr(part, "__name__", type(part).__name__)
+            raise DefinitionError(
+                f"agent {name!r}: the instructions {function!r} cannot be called with a RunContext: {error}",
+                hint="They take one argument: def prompt(ctx: RunContext) -> str: …",
+            ) from None
+    valid: Instruction = part
+    return valid
 
 
 def validate_toolsets(name: str, toolsets: Any) -> tuple[Toolset, ...]:
@@ -283,11 +313,12 @@ def check_model_settings(
 
 
 def check_function_types(
-    name: str, context: Any, output: Any, *, tools: Iterable[Tool], hooks: Iterable[Hook], instructions: Any
+    name: str, context: Any, output: Any, *, tools: Iterable[Tool], hooks: Iterable[Hook], instructions: Iterable[Any]
 ) -> None:
     """Compare the annotations of an agent's functions with its types."""
-    if callable(instructions):
-        _check_context_parameter(name, context, "the function of its instructions", instructions, 0)
+    for part in instructions:
+        if callable(part):
+            _check_context_parameter(name, context, "the function of its instructions", part, 0)
     for tool in tools:
         owner = f"the tool {tool.name!r} ({tool.where})"
         _check_context(name, context, owner, tool.context_hint)

@@ -48,7 +48,7 @@ class EventPrinter:
     """
 
     def __init__(self, text: TextIO | None = None, beside: TextIO | None = None, *, brief: bool = False) -> None:
-        from ..client.event_reader import LiveText
+        from ..client.streams import LiveText
 
         self._text = text or sys.stdout
         self._beside = beside or sys.stdout

@@ -1,7 +1,4 @@
-"""Reads events of a conversation from the store, each once, and loads long texts and partial arguments into them.
-
-Also builds the text of streamed replies from events.
-"""
+"""Reads events of a conversation from the store, each once, and loads long texts and partial arguments into them."""
 
 from __future__ import annotations
 
@@ -41,64 +38,6 @@ SNAPSHOT_RETRY_SECONDS = 5.0
 """The same for a reader that does not wait for new events."""
 _LOOKBACK_EVENTS = 64
 """Event numbers by which other events may separate the deltas of a call."""
-
-
-# ---
-# The text of streamed replies, from events to pieces of text for display.
-
-
-class LiveText:
-    """Returns the text to show for each event, so that all text of a reply is shown once.
-
-    A retracted reply is written again by another attempt. While its text is the same, nothing more is shown; where it
-    differs, a new line begins with the whole reply, because shown text cannot be taken back. An interrupted or
-    abandoned reply is not written again. Text of subagents is not part of the run's text.
-    """
-
-    def __init__(self) -> None:
-        self.reply = ""
-        """The last complete reply."""
-        self._reply_key: tuple[str | None, int] | None = None
-        """The turn and iteration of the current reply."""
-        self._shown_text = ""
-        """The text of the current reply shown so far, of all attempts."""
-        self._attempt_text = ""
-        """The text of the current attempt."""
-
-    def feed(self, event: Event) -> str:
-        """Return the text to show for ``event``; "" for nothing."""
-        if event.path:
-            return ""
-        if isinstance(event, ModelStarted | ModelDelta | ModelCompleted):
-            reply_key = event.task_id, event.iteration
-            if self._reply_key != reply_key:
-                self._reply_key = reply_key
-                self._shown_text = self._attempt_text = ""
-        if isinstance(event, ModelStarted):
-            self._attempt_text = ""
-        elif isinstance(event, ModelRetracted) and event.reason == "Interrupted":
-            self._reply_key = None
-        elif isinstance(event, ModelDelta) and event.kind == "text":
-            # A follower that starts in the middle of a reply has not seen the text before.
-            self._attempt_text = self._attempt_text[: event.offset] + event.text
-            return self._take_piece(complete=False)
-        elif isinstance(event, ModelCompleted):
-            self._attempt_text = self.reply = event.text
-            self._reply_key = None
-            return self._take_piece(complete=True)
-        return ""
-
-    def _take_piece(self, *, complete: bool) -> str:
-        text, shown = self._attempt_text, self._shown_text
-        if text.startswith(shown):
-            self._shown_text = text
-            return text[len(shown) :]
-        if shown.startswith(text) and not complete:
-            return ""
-        if complete and shown and text.endswith(shown):  # following began in the middle of the reply
-            return ""
-        self._shown_text = text
-        return f"\n{text}"
 
 
 # ---

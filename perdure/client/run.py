@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from temporalio.client import (
     WorkflowExecutionDescription,
@@ -51,6 +51,7 @@ from .follow import follow_run, list_child_runs
 from .fork import Difference, compare_transcripts, start_fork
 from .messages import build_user_message, deliver_message
 from .pauses import pause_run, resume_run
+from .streams import StreamReader, build_output_form
 from .tasks import background_task
 from .turn import ANSWER_TIMEOUT, Turn
 from .visibility import (
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from ..agent.agent import Agent
     from .client import Client
 
-
 logger = logging.getLogger("perdure.client")
 
 NO_WORKER_SECONDS = 10.0
@@ -80,7 +80,7 @@ _SERVER_TIMEOUT = timedelta(seconds=5)
 """How long the server may take for what it answers without a worker, before it counts as unreachable."""
 
 
-class Run(Generic[OutputT]):
+class Run(StreamReader[OutputT]):
     """A conversation. Making a handle sends no request. ``handle`` is Temporal's own.
 
     Every method that steers the run takes ``by``, the actor; by default the client's ``actor``.
@@ -94,15 +94,10 @@ class Run(Generic[OutputT]):
         *,
         output: Any = None,
     ) -> None:
-        """``agent``, where the client has its code, is the run's agent: outputs then have its output type. ``output``
-        is a type for clients without the code. Raises ``DefinitionError`` if pydantic cannot take it."""
+        """Outputs have the type of ``agent``, for clients with its code, or ``output``. Raises ``DefinitionError``."""
         self.client = client
         self.handle = handle
-        self._read_output: Callable[[Any], Any] | None = getattr(agent, "read_output", None)
-        if output is not None:
-            from ..agent.output import OutputType  # most clients read no types
-
-            self._read_output = OutputType(agent if isinstance(agent, str) else handle.id, output).load_value
+        self.output_form = build_output_form(handle.id, agent, output)
 
     @property
     def id(self) -> str:
@@ -149,9 +144,7 @@ class Run(Generic[OutputT]):
         ``StoreMismatchError``, ``ParseError``."""
         if self.has_store:
             response = await self._load_response(response)
-        if self._read_output is None or not response.typed or response.blob is not None:
-            return response
-        return response.model_copy(update={"output": self._read_output(response.output)})
+        return response.model_copy(update={"output": self.output_form.read_output(response)})
 
     async def _load_response(self, response: Response) -> Response:
         store = await self.client.store()
@@ -525,7 +518,7 @@ class Run(Generic[OutputT]):
             self, message, at=at, id=id, model=model, results=results, override=override, auth=auth, by=by
         )
         fork: Run[OutputT] = self.client.run(fork_id)
-        fork._read_output = self._read_output
+        fork.output_form = self.output_form
         return fork
 
     async def diff(self, other: Run) -> Difference:

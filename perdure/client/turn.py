@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
 from temporalio.client import WorkflowExecutionDescription, WorkflowQueryFailedError
 from temporalio.service import RPCError
@@ -26,6 +26,7 @@ from ..types.interface import OutputT, Response, TurnStatus
 from ..types.messages import MessageInput
 from .event_reader import iter_own_rows, retry_store_read
 from .follow import follow_turn
+from .streams import OutputForm, StreamReader
 from .tasks import background_task
 from .visibility import build_closed_status
 
@@ -44,7 +45,7 @@ ANSWER_TIMEOUT = timedelta(seconds=5)
 """How long a worker may take to return the workflow's status, before the run counts as waiting for a worker."""
 
 
-class Turn(Generic[OutputT]):
+class Turn(StreamReader[OutputT]):
     """A handle of a turn; making one sends no request."""
 
     def __init__(self, run: Run[OutputT], task_id: str | None = None) -> None:
@@ -84,7 +85,7 @@ class Turn(Generic[OutputT]):
         Raises the turn's error; ``RunCancelledError``; ``RunNotFoundError`` for an unknown turn. Logs a warning if no
         worker polls the task queue for 10 s.
         """
-        async with background_task(self.run.warn_without_worker()):
+        async with background_task(self.warn_without_worker()):
             return await self._wait_for_response()
 
     def events(self, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
@@ -95,6 +96,15 @@ class Turn(Generic[OutputT]):
         unknown turn; else as :meth:`Run.events`.
         """
         return follow_turn(self, after, wait=wait, children=children)
+
+    @property
+    def output_form(self) -> OutputForm:
+        """What the client knows of its output: that of the run."""
+        return self.run.output_form
+
+    async def warn_without_worker(self) -> None:
+        """See :meth:`Run.warn_without_worker`."""
+        await self.run.warn_without_worker()
 
     async def over(self) -> bool:
         """Whether the turn has ended. Raises ``RunNotFoundError`` for an unknown turn."""

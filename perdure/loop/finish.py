@@ -108,6 +108,24 @@ def _extract_tagged_answer(text: str, reason: FinishReason) -> FinalAnswer | Non
     return FinalAnswer(content=content.strip(), called=True) if tag and reason == "stop" else None
 
 
+def extract_partial_answer(protocol: FinishProtocol, text: str) -> str | None:
+    """Extract the answer so far from the beginning ``text`` of a reply; None as long as it has none."""
+    match protocol:
+        case "text":
+            return text or None
+        case "tag":
+            _, tag, content = text.rpartition("<finish>")
+            answer = content.partition("</finish>")[0]
+            bracket = answer.rfind("<")
+            if bracket >= 0 and "</finish>".startswith(answer[bracket:]):  # the closing tag may be coming
+                answer = answer[:bracket]
+            return answer.strip() or None if tag else None
+        case "tool":
+            return None
+        case _:
+            assert_never(protocol)
+
+
 def extract_forced_answer(protocol: FinishProtocol, text: str) -> FinalAnswer:
     """Extract the answer from a reply that had to be one: the content of the tag, else the whole text."""
     answer = _extract_tagged_answer(text, "stop") if protocol == "tag" else None

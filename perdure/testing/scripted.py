@@ -180,6 +180,8 @@ class scripted(Generic[OutputT]):  # noqa: N801  # used as `with scripted(…)`
         async with AsyncExitStack() as stack:
             fake_models.append(self._find_scripted_provider)
             stack.callback(fake_models.remove, self._find_scripted_provider)
+            for agent in self._agents:
+                agent.freeze("scripted")
             await stack.enter_async_context(self._serve(script))
             self._stack = stack.pop_all()
         return script

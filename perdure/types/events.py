@@ -493,7 +493,8 @@ Event = Annotated[
     Field(discriminator="type"),
 ]
 
-_event_adapter: TypeAdapter[Event] = TypeAdapter(Event)
+event_adapter: TypeAdapter[Event] = TypeAdapter(Event)
+"""Validates an event of any type."""
 _ENVELOPE_FIELDS = {"context_id", "task_id", "path", "seq", "type", "replaces", "retracts", "partial"}
 """Fields that the store keeps in columns, or that are computed."""
 
@@ -524,7 +525,7 @@ def decode_event(
         plain["path"] = path
     if spans:
         plain["replaces" if type == "model.completed" else "retracts"] = spans
-    return _event_adapter.validate_python(plain)
+    return event_adapter.validate_python(plain)
 
 
 def build_worker_lost_retraction(delta: Event, at: str) -> ModelRetracted:

@@ -135,6 +135,27 @@ async def test_typed(loopback: Loopback) -> None:
     assert refused == "The answer was not accepted: no more than was paid can be refunded"
 
 
+async def test_stream_output(loopback: Loopback) -> None:
+    points = ["What fails", "What is kept", "What goes on"]
+    loopback.model.rule = lambda _: Call("__finish__", {"title": "Agents that last", "points": points})
+    out = succeeded(await loopback.python(EXAMPLES / "51_stream_output.py")).splitlines()
+    assert out[-4:] == ["Agents that last: 3 points", *(f"- {point}" for point in points)], "\\r is a line break here"
+
+
+async def test_decorators(loopback: Loopback) -> None:
+    def rule(request: Request) -> Any:
+        assert re.fullmatch(r"You sell furniture\.\n\nIt is \w+day; the shop is open 9 to 5\.", system(request))
+        done = results(request)
+        return (
+            f"{done[0]} lamps at {done[1]}."
+            if done
+            else [Call(name, {"article": "lamp"}) for name in ("stock", "price")]
+        )
+
+    loopback.model.rule = rule
+    assert succeeded(await loopback.python(EXAMPLES / "50_decorators.py")) == "4 lamps at 29.9.\n"
+
+
 async def test_limits(loopback: Loopback) -> None:
     def rule(request: Request) -> Any:
         done = results(request)

@@ -56,6 +56,7 @@ def test_a_region_is_written_and_the_rest_stays() -> None:
     [
         ("perdure.client.turn.Gone", "does not exist"),
         ("perdure.client.turn.Turn hide=gone,result", "has no gone to hide"),
+        ("perdure.client.turn.Turn inherit=stream,result", "does not inherit result"),
         ("perdure.client.turn.Turn level=3", "unknown option 'level=3'"),
     ],
 )

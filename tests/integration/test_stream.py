@@ -1,17 +1,19 @@
-"""``Agent.stream``: the text of a call as it is written."""
+"""Streams of calls, runs and turns: their text, and their output, while the model writes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from perdure import Agent, tool
-from perdure.errors import AuthenticationError, NoWorkerError
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta
-from perdure.testing import ScriptedProvider, call, fail, scripted
+from perdure.errors import AuthenticationError, DefinitionError, NoWorkerError, ParseError, RunNotFoundError
+from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta
+from perdure.testing import ScriptedProvider, call, fail, finish, scripted
 from perdure.types.messages import TextPart
 from tests.support.engine import Engine
 from tests.support.following import Slow
@@ -135,3 +137,165 @@ async def test_nobody_serves_it(here: Engine, monkeypatch: pytest.MonkeyPatch) -
     client = await here.client()
     with pytest.raises(NoWorkerError, match=r"--task-queue .*The run was cancelled"):
         await text_of(Agent("nobody", "openai:any").stream("Go.", client=client))
+
+
+# --- on every handle
+
+
+class Outline(BaseModel):
+    title: str = ""
+    points: list[str] = []
+
+
+class Writes:
+    """Writes an output in three pieces; the gates hold it after each but the last."""
+
+    def __init__(self, *first: Any) -> None:
+        self.gates = [Gate(), Gate()]
+        self._first = list(first)
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
+        if self._first:
+            yield Completed((self._first.pop(0),), model=request.model)
+            return
+        for number, piece in enumerate(('{"title": "Al', 'ps", "points": [', '"Eiger"]}')):
+            yield ToolCallDelta(0, "" if number else "c1", "" if number else "__finish__", piece)
+            if number < len(self.gates):
+                await self.gates[number]()
+        yield Completed((finish(title="Alps", points=["Eiger"]),), model=request.model)
+
+
+GROWN = [Outline(title="Al"), Outline(title="Alps"), Outline(title="Alps", points=["Eiger"])]
+
+
+async def values_of(stream: AsyncIterator[Any], model: Writes) -> list[Any]:
+    """Its values; each gate of the model is opened when the value before it was seen."""
+    values: list[Any] = []
+    async with asyncio.timeout(60):
+        async for value in stream:
+            if len(values) < len(model.gates):
+                model.gates[len(values)].open()
+            values.append(value)
+    return values
+
+
+async def keep_in(seen: list[Any], stream: AsyncIterator[Any]) -> None:
+    async for item in stream:
+        seen.append(item)  # noqa: PERF401  # what came before an error counts
+
+
+async def test_a_turn_and_its_run_are_streamed_to_their_end(engine: Engine) -> None:
+    async with engine.served(
+        Agent("talker", ScriptedProvider([["I look.", call("look")], "Seen.", "Bye."]), tools=[look])
+    ) as client:
+        first = await client.send("talker", "Go.", id="streams-1")
+        assert await text_of(first.stream()) == "I look.\nSeen."
+        second = await client.send("talker", "And?", id="streams-1")
+        assert await text_of(second.stream()) == "Bye."
+        assert await text_of(first.stream()) == "I look.\nSeen.", "a turn that is over is read again"
+        await second.run.close()
+        assert await text_of(second.run.stream()) == "I look.\nSeen.\nBye."
+
+
+async def test_a_stream_raises_what_the_result_raises_behind_its_text(engine: Engine) -> None:
+    replies: list[Any] = [["I look.", call("look")], fail(AuthenticationError("no key"))]
+    agent = Agent("busy", ScriptedProvider(replies), tools=[look], output=Outline)
+    async with engine.served(agent) as client:
+        turn = (await client.start("busy", "Go.")).turn()
+        for stream, pieces in (
+            (turn.stream(), ["I look."]),
+            (turn.run.stream(), ["I look."]),
+            (turn.stream_output(), []),
+            (turn.run.stream_output(), []),
+        ):
+            seen: list[Any] = []
+            with pytest.raises(AuthenticationError, match="no key"):
+                await keep_in(seen, stream)
+            assert seen == pieces
+        unknown = client.run("streams-none")
+        with pytest.raises(RunNotFoundError):
+            await text_of(unknown.turn("t").stream())
+        with pytest.raises(RunNotFoundError):
+            await text_of(unknown.stream_output())
+
+
+@pytest.mark.parametrize("handle", ["run", "turn", "agent"])
+async def test_an_output_grows_while_the_model_writes_it(engine: Engine, handle: str) -> None:
+    model = Writes()
+    agent = Agent("outliner", model, output=Outline)
+    async with engine.served(agent) as client:
+        if handle == "agent":
+            assert await values_of(agent.stream_output("Go.", client=client), model) == GROWN
+            return
+        run = await client.start(agent, "Go.")
+        stream = run.stream_output() if handle == "run" else run.turn().stream_output()
+        assert await values_of(stream, model) == GROWN
+
+
+async def test_a_client_without_the_agent_gets_plain_json_or_the_type_that_it_names(engine: Engine) -> None:
+    model = Writes()
+    async with engine.served(Agent("outliner", model, output=Outline)) as client:
+        turn = (await client.start("outliner", "Go.")).turn()
+        plain = [{"title": "Al"}, {"title": "Alps", "points": []}, {"title": "Alps", "points": ["Eiger"]}]
+        assert await values_of(turn.stream_output(), model) == plain
+        typed = client.run(turn.run.id, output=Outline)
+        assert [value async for value in typed.turn().stream_output()] == GROWN[-1:]
+        assert (await typed.result()).output == GROWN[-1]
+        with pytest.raises(ParseError, match=rf"does not fit the type list of run '{typed.id}'"):
+            await anext(client.run(typed.id, output=list[int]).stream_output())
+        with pytest.raises(DefinitionError, match=rf"run '{typed.id}': output=.* is a value"):
+            client.run(typed.id, output=Outline())
+        with pytest.raises(DefinitionError, match=r"agent 'outliner': output=.* is a value"):
+            await client.start("outliner", "Go.", id="never-started", output=Outline())
+        with pytest.raises(RunNotFoundError):
+            await client.run("never-started").status()
+
+
+async def test_an_answer_that_is_rejected_is_followed_by_another(engine: Engine) -> None:
+    model = Writes(finish(title=["no text"]))
+    async with engine.served(Agent("outliner", model, output=Outline)) as client:
+        run = await client.start("outliner", "Go.", output=Outline)
+        assert (await values_of(run.stream_output(), model))[-1] == GROWN[-1]
+
+
+async def test_a_validator_has_the_last_word(engine: Engine) -> None:
+    model = Writes()
+    agent = Agent("outliner", model, output=Outline)
+
+    @agent.output_validator
+    def shout(output: Outline) -> Outline:
+        return output.model_copy(update={"title": output.title.upper()})
+
+    async with engine.served(agent) as client:
+        seen = await values_of((await client.start(agent, "Go.")).stream_output(), model)
+    assert seen[:2] == GROWN[:2]
+    assert seen[-1] == Outline(title="ALPS", points=["Eiger"])
+
+
+async def test_an_output_of_text_and_a_turn_without_one(engine: Engine) -> None:
+    talker = Agent("talker", ScriptedProvider([["I look.", call("look")], "Seen."]), tools=[look])
+    stopped = Agent(
+        "stopped", ScriptedProvider([call("look")]), tools=[look], output=Outline, max_iterations=1, on_limit="return"
+    )
+    async with engine.served(talker, stopped) as client:
+        assert [value async for value in talker.stream_output("Go.", client=client)] == ["Seen."]
+        assert [value async for value in stopped.stream_output("Go.", client=client)] == [None]
+
+
+@pytest.mark.server
+async def test_a_stream_goes_on_when_its_worker_is_killed(engine: Engine, tmp_path: Path) -> None:
+    """The next worker writes the same again, then the rest: nothing twice, nothing lost."""
+    go = tmp_path / "go"
+    worker = await engine.process("streaming", TEST_GO=str(go))
+    client = await engine.client()
+    text = (await client.start("slow", "Go.")).turn().stream()
+    output = (await client.start("outliner", "Go.")).stream_output()
+    async with asyncio.timeout(60):
+        assert await anext(text) == "Half "
+        assert await anext(output) == {"title": "Ha"}
+    await worker.kill()
+    await engine.process("streaming", TEST_GO=str(go))
+    go.touch()
+    assert await text_of(text) == "whole."
+    async with asyncio.timeout(60):
+        assert [value async for value in output][-1] == {"title": "Half", "points": ["whole"]}

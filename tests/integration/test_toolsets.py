@@ -226,7 +226,7 @@ async def test_a_toolset_that_was_taken_out_of_the_code_is_named(engine: Engine)
     agent = Agent("host", ScriptedProvider([]), toolsets=[Weather()])
 
     def without(_: ModelRequest) -> Any:
-        agent.toolsets = (Weather(name="other"),)
+        vars(agent)["toolsets"] = (Weather(name="other"),)  # as a deploy does
         return call("forecast", city="Rome")
 
     agent.provider = ScriptedProvider([without, "Gone."])

@@ -42,7 +42,7 @@ class LiveTurn:
     """Turns the events of one turn into lines. The line that is being written is kept apart, for the prompt to show."""
 
     def __init__(self) -> None:
-        from ...client.event_reader import LiveText
+        from ...client.streams import LiveText
 
         self._live = LiveText()
         self.partial_line = ""

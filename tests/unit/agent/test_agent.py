@@ -57,7 +57,11 @@ WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "limits no Limits": ({"limits": {"attempts": 3}}, ["'a'", "limits must be Limits", 'wall_time="1h"']),
     "provider class": ({"model": ScriptedProvider}, ["'a'", "instance", "ScriptedProvider(…)"]),
-    "instructions list": ({"instructions": ["be", "good"]}, ["'a'", "instructions", "text or a function", "join"]),
+    "instructions with a number": ({"instructions": ["be", 7]}, ["'a'", "instructions", "text or a function", "not 7"]),
+    "instructions without a parameter": (
+        {"instructions": lambda: "be good"},
+        ["'a'", "'<lambda>'", "called with a RunContext", "def prompt(ctx: RunContext)"],
+    ),
     "instructions number": ({"instructions": 3}, ["instructions", "3"]),
     "tools a function": ({"tools": search}, ["'a'", "tools must be a list", "tools=[search"]),
     "tools None": ({"tools": None}, ["tools must be a list"]),

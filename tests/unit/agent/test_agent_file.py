@@ -95,9 +95,9 @@ limits: {cost_usd: 2.0}
 def test_all_that_a_file_may_say() -> None:
     agent = load_agent(SPEC, **GIVEN)
     assert (agent.name, agent.models) == ("support", ("openai:gpt-5", "openai:gpt-5-mini"))
-    assert (agent.description, agent.instructions, agent.settings) == (
+    assert (agent.description, agent.instruction_parts, agent.settings) == (
         "Answers customers.",
-        "Be brief.",
+        ("Be brief.",),
         {"temperature": 0.2},
     )
     assert [one.name for one in agent.toolbox] == ["refund", "plain"]
@@ -137,7 +137,7 @@ def test_a_rule_that_will_not_do_is_named(rule: dict[str, Any], match: str) -> N
 def test_formats(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     agent = load_agent(tmp_path / name, tools=[refund])
-    assert (agent.name, agent.instructions, agent.limits.cost_usd) == ("support", "Be brief.\n", 2.0)
+    assert (agent.name, agent.instruction_parts, agent.limits.cost_usd) == ("support", ("Be brief.\n",), 2.0)
 
 
 def test_json(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def test_types_that_only_a_type_checker_imports_are_left_to_it() -> None:
     def watch(output: Unknown, ctx: RunContext[Unknown]) -> None: ...
 
     agent = Agent("a", MODEL, context=User, instructions=prompt, output_validators=[check], hooks=[watch])
-    assert agent.instructions is prompt
+    assert agent.instruction_parts == (prompt,)
 
 
 def test_types_of_the_function_that_defines_the_agent_are_found() -> None:
@@ -223,7 +223,7 @@ def test_types_of_the_function_that_defines_the_agent_are_found() -> None:
     def prompt(ctx: RunContext[Local]) -> str:
         return ""
 
-    assert Agent("a", MODEL, context=Local, instructions=prompt).instructions is prompt
+    assert Agent("a", MODEL, context=Local, instructions=prompt).instruction_parts == (prompt,)
     with pytest.raises(DefinitionError, match=r"takes RunContext\[Local\], and the agent's context is User"):
         Agent("a", MODEL, context=User, instructions=prompt)
 
@@ -239,9 +239,9 @@ class Strange:
 
 
 def test_a_callable_that_tells_nothing_is_accepted() -> None:
-    assert Agent("a", MODEL, context=User, instructions=str.upper).instructions is str.upper
+    assert Agent("a", MODEL, context=User, instructions=str.upper).instruction_parts == (str.upper,)
     strange: Callable[..., Any] = Strange()
-    assert Agent("a", MODEL, context=User, instructions=strange).instructions is strange
+    assert Agent("a", MODEL, context=User, instructions=strange).instruction_parts == (strange,)
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,9 @@ def test_without_changes_it_is_the_agent_itself(nothing: Any) -> None:
 def test_what_is_left_out_stays() -> None:
     one = agent()
     changed = one.overridden({"instructions": "Be brief."})
-    assert (changed.instructions, changed.name, changed.model) == ("Be brief.", "a", MODEL)
+    assert (changed.instruction_parts, changed.name, changed.model) == (("Be brief.",), "a", MODEL)
     assert (changed.settings, changed.toolbox, changed.max_iterations) == (one.settings, one.toolbox, 50)
-    assert one.instructions == "Help."
+    assert one.instruction_parts == ("Help.",)
 
 
 def test_all_that_it_can_change() -> None:
@@ -62,7 +62,7 @@ def test_all_that_it_can_change() -> None:
     one = agent(provider_options={"store": True}, limits=Limits(cost_usd=5, tokens=7))
     changed = one.overridden(override)
     assert changed.limits == Limits(cost_usd=1, tokens=7, turn=Limits(tokens=9))
-    assert (changed.model, changed.instructions) == ("openai:gpt-5-mini", "Be brief.")
+    assert (changed.model, changed.instruction_parts) == ("openai:gpt-5-mini", ("Be brief.",))
     assert [spec.name for spec in changed.toolbox.specs] == ["refund"]
     assert changed.settings == {"temperature": 0.9, "max_tokens": 9}
     assert changed.provider_options == {"store": True, "service_tier": "flex"}

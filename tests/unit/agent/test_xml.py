@@ -192,10 +192,10 @@ def test_an_answer_that_is_written_out_is_read(answer: Answer) -> None:
 
 def test_a_text_that_is_nested_without_end_is_no_answer_and_no_error() -> None:
     deep = "<a>" * 3_000 + "</a>" * 3_000
-    kind = OutputType("a", Place)
+    kind = OutputType("agent 'a'", Place)
     assert kind.read_xml(deep) is None
     assert kind.read_xml(f"<finish><name>{deep}</name></finish>") is None
-    assert OutputType("a", Question).read_xml("<inner>" * 3_000 + "</inner>" * 3_000) is None
+    assert OutputType("agent 'a'", Question).read_xml("<inner>" * 3_000 + "</inner>" * 3_000) is None
 
 
 @pytest.mark.parametrize("size", [1_000, pytest.param(80_000, marks=pytest.mark.slow)])

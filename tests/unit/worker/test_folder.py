@@ -52,7 +52,8 @@ class Folder:
     @property
     def served(self) -> dict[str, str | None]:
         """Instructions by name, without the agent of code."""
-        return {one.name: one.instructions for one in self.agents if one.name != "coded"}  # type: ignore[misc]
+        parts = {one.name: one.instruction_parts for one in self.agents if one.name != "coded"}
+        return {name: str(listed[0]) if listed else None for name, listed in parts.items()}
 
     async def serves(self, **served: str | None) -> None:
         await eventually(lambda: self.served == served, what=f"{served}")

@@ -1,0 +1,250 @@
+"""Streams of a run or a turn for a front end: the text of its replies, or its output, while the model writes.
+
+Both read the events of the run, and end as ``result()`` does. :class:`LiveText` and :class:`LiveOutput` are the parts
+without I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol
+
+from typing_extensions import TypeVar
+
+from ..agent.output import OutputType
+from ..errors import ParseError
+from ..loop.finish import extract_partial_answer
+from ..types.events import Event, ModelCompleted, ModelDelta, ModelRetracted, ModelStarted
+from ..types.interface import FINISH_TOOL, FinishProtocol, OutputT, Response, parse_output
+from .tasks import background_task
+
+# ---
+# The text of streamed replies, from events to pieces of text for display.
+
+
+class LiveText:
+    """Returns the text to show for each event, so that all text of a reply is shown once.
+
+    A retracted reply is written again by another attempt. While its text is the same, nothing more is shown; where it
+    differs, a new line begins with the whole reply, because shown text cannot be taken back. An interrupted or
+    abandoned reply is not written again. Text of subagents is not part of the run's text.
+
+    With ``kind="tool_call"`` the text is the arguments of ``__finish__``, as far as they are streamed.
+    """
+
+    def __init__(self, kind: Literal["text", "tool_call"] = "text") -> None:
+        self.text = ""
+        """The text of the current attempt."""
+        self._kind = kind
+        self._call_index: int | None = None
+        """The position of the first call of ``__finish__`` in the reply; a second one is not the answer."""
+        self._reply_key: tuple[str | None, int] | None = None
+        """The turn and iteration of the current reply."""
+        self._shown_text = ""
+        """The text of the current reply shown so far, of all attempts."""
+
+    def feed(self, event: Event) -> str:
+        """Return the text to show for ``event``; "" for nothing."""
+        if event.path:
+            return ""
+        if isinstance(event, ModelStarted | ModelDelta | ModelCompleted):
+            reply_key = event.task_id, event.iteration
+            if self._reply_key != reply_key:
+                self._reply_key = reply_key
+                self._shown_text = self.text = ""
+                self._call_index = None
+        if isinstance(event, ModelStarted):
+            self.text, self._call_index = "", None
+        elif isinstance(event, ModelRetracted) and event.reason == "Interrupted":
+            self._reply_key = None
+        elif isinstance(event, ModelDelta) and self._is_shown(event):
+            # A follower that starts in the middle of a reply has not seen the text before.
+            self.text = self.text[: event.offset] + event.text
+            return self._take_piece(complete=False)
+        elif isinstance(event, ModelCompleted):
+            self._reply_key = None
+            if self._kind == "text":
+                self.text = event.text
+                return self._take_piece(complete=True)
+        return ""
+
+    def _is_shown(self, delta: ModelDelta) -> bool:
+        if delta.kind == "tool_call" and delta.name == FINISH_TOOL and self._call_index is None:
+            self._call_index = delta.index
+        return delta.kind == self._kind and (delta.kind == "text" or delta.index == self._call_index)
+
+    def _take_piece(self, *, complete: bool) -> str:
+        text, shown = self.text, self._shown_text
+        if text.startswith(shown):
+            self._shown_text = text
+            return text[len(shown) :]
+        if shown.startswith(text) and not complete:
+            return ""
+        if complete and shown and text.endswith(shown):  # following began in the middle of the reply
+            return ""
+        self._shown_text = text
+        return f"\n{text}"
+
+
+# ---
+# The output of a turn while the model writes it.
+
+
+@dataclass(frozen=True, slots=True)
+class OutputForm:
+    """What a client knows of the outputs of a run."""
+
+    output_type: OutputType | None = None
+    finish: FinishProtocol | None = None
+
+    @property
+    def protocol(self) -> FinishProtocol:
+        """How the answer is found in a reply."""
+        return self.finish or ("text" if self.output_type is not None and self.output_type.is_text else "tool")
+
+    def read_output(self, response: Response[Any]) -> Any:
+        """Return the output of ``response`` as a value of the type, if it is known. Raises ``ParseError``."""
+        if self.output_type is None or not response.typed or response.blob is not None:
+            return response.output
+        return self.output_type.load_value(parse_output(response.content))
+
+
+def build_output_form(run_id: str, agent: Any, output: Any) -> OutputForm:
+    """Build the form of a run of ``agent``, an agent, the name of one, or None; ``output`` is the type that the caller
+    gives. Raises ``DefinitionError``."""
+    finish = getattr(agent, "finish", None)
+    if output is None:
+        return OutputForm(getattr(agent, "output_type", None), finish)
+    owner = f"agent {agent!r}" if isinstance(agent, str) else f"run {run_id!r}"
+    return OutputForm(OutputType(owner, output), finish)
+
+
+_NO_OUTPUT: Any = object()
+_LONG_OUTPUT_CHARS = 10_000
+"""Above this a partial output is validated when it has grown by a hundredth, not with every piece: the cost of all
+pieces together would grow with the square of its length."""
+
+
+class LiveOutput:
+    """Returns the partial output for each event, if it has changed.
+
+    Another attempt, and the next reply, begin anew; what an attempt repeats of the one before is not returned again.
+    """
+
+    def __init__(self, form: OutputForm) -> None:
+        self._form = form
+        self._text, self._arguments = LiveText(), LiveText("tool_call")
+        self._last_plain = self._last_value = _NO_OUTPUT
+        self._validated_chars = 0
+
+    def feed(self, event: Event) -> list[Any]:
+        """Return the new partial output of ``event`` in a list; [] for none."""
+        written_text, written_arguments = self._text.feed(event), self._arguments.feed(event)
+        if written_arguments and isinstance(event, ModelDelta):
+            return self._take_plain(event.partial) if self._has_grown(len(self._arguments.text)) else []
+        if not written_text or (isinstance(event, ModelCompleted) and event.calls):  # with calls it is not the answer
+            return []
+        return self._take_plain(extract_partial_answer(self._form.protocol, self._text.text))
+
+    def take_value(self, value: Any) -> list[Any]:
+        """Return ``value`` in a list; [] if it was returned last."""
+        if _is_same(value, self._last_value):
+            return []
+        self._last_value = value
+        return [value]
+
+    def _has_grown(self, chars: int) -> bool:
+        """Whether the arguments are enough longer to be validated again: each time the whole of them is."""
+        grown_by = chars - self._validated_chars
+        if chars > _LONG_OUTPUT_CHARS and 0 <= grown_by < chars // 100:
+            return False
+        self._validated_chars = chars
+        return True
+
+    def _take_plain(self, plain: Any) -> list[Any]:
+        if plain is None or _is_same(plain, self._last_plain):
+            return []
+        self._last_plain = plain
+        if self._form.output_type is None:
+            return self.take_value(plain)
+        try:
+            return self.take_value(self._form.output_type.load_partial(plain))
+        except ParseError:  # more of it has to be written first
+            return []
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    try:
+        return type(value) is type(other) and bool(value == other)
+    except Exception:  # an author's or a library's comparison, for instance of arrays
+        return False
+
+
+# ---
+# The streams.
+
+
+OutputT_co = TypeVar("OutputT_co", default=Any, covariant=True)
+
+
+class Streamed(Protocol[OutputT_co]):
+    """A run or a turn, of which a stream reads."""
+
+    @property
+    def output_form(self) -> OutputForm: ...
+    async def warn_without_worker(self) -> None: ...
+    def events(self, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]: ...
+    async def result(self) -> Response[OutputT_co]: ...
+
+
+class StreamReader(Generic[OutputT]):
+    """The streams of a run, or of one turn."""
+
+    async def stream(self: Streamed[Any]) -> AsyncGenerator[str]:
+        """Yield the text of the replies while the model writes it, from the start of the run or turn until it has
+        ended: ``async for text in turn.stream()``. A session ends when it is closed.
+
+        Each further reply begins on a new line. A reply that is cut off is generated again by another attempt: text
+        that repeats it is not yielded again; text that differs begins on a new line. Where a worker, the server or the
+        store cannot be reached for a while, the stream waits, and loses and repeats nothing. Text of subagents is not
+        part of it. Needs the store. Raises as ``result()``, after the last text, and as ``events()``.
+        """
+        live, between = LiveText(), ""
+        async with _follow(self) as events:
+            async for event in events:
+                if piece := live.feed(event):
+                    yield between + piece
+                    between = ""
+                if event.type == "model.completed" and event.text:
+                    between = "\n"
+        await self.result()
+
+    async def stream_output(self: Streamed[OutputT]) -> AsyncGenerator[OutputT]:
+        """Yield the output so far while the model writes it, and last the validated output, ``Response.output``: None
+        where the turn ended without one.
+
+        Each is a whole value in place of the one before: of the agent's output type where the client has the agent, or
+        of the type that the handle was made with (``client.run(id, output=Outline)``); else plain JSON. Nothing is
+        yielded while the output does not fit its type yet: fields need a default, or a ``TypedDict`` with
+        ``total=False``, to be seen before all are written. Another attempt, and the next answer after one that was
+        rejected, begin anew. If the output is text, it is the text of each reply so far. Raises as :meth:`stream`, in
+        place of the last value; ``ParseError`` if the output does not fit the type.
+        """
+        live = LiveOutput(self.output_form)
+        async with _follow(self) as events:
+            async for event in events:
+                for value in live.feed(event):
+                    yield value
+        for value in live.take_value((await self.result()).output):
+            yield value
+
+
+@asynccontextmanager
+async def _follow(streamed: Streamed[Any]) -> AsyncGenerator[AsyncGenerator[Event]]:
+    async with (
+        background_task(streamed.warn_without_worker()),
+        aclosing(streamed.events(children=False)) as events,
+    ):
+        yield events

@@ -1,0 +1,82 @@
+"""The events of a run, for programs that follow one: every class, their union ``Event``, and how JSON becomes one.
+
+``run.events()`` and ``turn.events()`` yield them. Read ``event.type``, or match the classes::
+
+    match event:
+        case ModelDelta(kind="text"):
+            print(event.text, end="")
+        case ToolStarted():
+            print(f"[{event.name}]")
+        case _:  # also the types of a newer perdure
+            pass
+
+As JSON an event is ``event.model_dump(mode="json")``, a line of ``perdure events -o jsonl``; :func:`parse_event` reads
+both.
+
+What stays: a ``type``, its fields and their meaning, in later releases and of stored events; ``seq`` as a position.
+What may come in any release: new types, and new fields with a default, so skip a type and ignore a field that you do
+not know. Texts for people (``reason``, ``error``, ``what``) may change; ``error_type`` is a class name of
+:mod:`perdure.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from .errors import InvalidInputError
+from .types.events import EVENT_TYPES as EVENT_TYPES
+from .types.events import ApprovalDecided as ApprovalDecided
+from .types.events import ApprovalReminded as ApprovalReminded
+from .types.events import ApprovalRequested as ApprovalRequested
+from .types.events import ApprovalRevoked as ApprovalRevoked
+from .types.events import BranchCompleted as BranchCompleted
+from .types.events import BranchStarted as BranchStarted
+from .types.events import CallSaid as CallSaid
+from .types.events import ConversationCompacted as ConversationCompacted
+from .types.events import ErrorEvent as ErrorEvent
+from .types.events import Event as Event
+from .types.events import EventBase as EventBase
+from .types.events import LimitReached as LimitReached
+from .types.events import MessageInjected as MessageInjected
+from .types.events import MessageWithheld as MessageWithheld
+from .types.events import ModelCompleted as ModelCompleted
+from .types.events import ModelDelta as ModelDelta
+from .types.events import ModelRetracted as ModelRetracted
+from .types.events import ModelStarted as ModelStarted
+from .types.events import QuestionAnswered as QuestionAnswered
+from .types.events import QuestionAsked as QuestionAsked
+from .types.events import RunEvent as RunEvent
+from .types.events import Span as Span
+from .types.events import StepTaken as StepTaken
+from .types.events import ToolCompleted as ToolCompleted
+from .types.events import ToolProgress as ToolProgress
+from .types.events import ToolStarted as ToolStarted
+from .types.events import TurnEvent as TurnEvent
+from .types.events import event_adapter
+from .types.subagents import PathStep as PathStep
+from .types.validation_errors import describe_validation_error
+
+
+def parse_event(plain: str | bytes | Mapping[str, Any]) -> Event | None:
+    """Parse an event from its JSON, or from the object of it. None for a type that only a newer perdure knows.
+
+    Fields that are missing have their defaults, unknown ones are ignored. Raises ``InvalidInputError`` for what is not
+    an event.
+    """
+    try:
+        fields = plain if isinstance(plain, Mapping) else from_json(plain, allow_inf_nan=False)
+    except (ValueError, TypeError) as error:
+        raise InvalidInputError(f"an event is JSON: {error}") from None
+    kind = fields.get("type") if isinstance(fields, Mapping) else None
+    if not isinstance(kind, str):
+        raise InvalidInputError("an event is an object with a type", hint='For instance {"type": "run", …}.')
+    if kind not in EVENT_TYPES:
+        return None
+    try:
+        return event_adapter.validate_python(fields)
+    except ValidationError as error:
+        raise InvalidInputError(f"an event does not fit its type: {describe_validation_error(error, kind)}") from None
