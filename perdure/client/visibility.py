@@ -27,9 +27,10 @@ from temporalio.service import RPCError, RPCStatusCode
 from .. import config
 from ..errors import InvalidInputError, StoreError
 from ..ports import Store
-from ..temporal_service import find_failing_task, is_missing_attribute
+from ..temporal_service import find_failing_task, is_missing_attribute, translate_rpc_error
 from ..types.approvals import PendingApproval
 from ..types.interface import AGENT_ATTRIBUTE, PENDING_ATTRIBUTE, STATUS_ATTRIBUTE, WAITING_MEMO, WORKFLOW_TYPE, Status
+from ..types.messages import clean_text
 from .handles import ClientHandle
 
 logger = logging.getLogger("perdure.client")
@@ -51,6 +52,12 @@ STATUS_NAMES = {
     WorkflowExecutionStatus.CONTINUED_AS_NEW: "running",
     WorkflowExecutionStatus.TIMED_OUT: "timed out",
 }
+_RUNS_QUERY = f"WorkflowType = '{WORKFLOW_TYPE}'"
+_ROOTS_FILTER = "ParentWorkflowId IS NULL"
+_ROOTS_SEARCHED = 10_000
+"""Most rows of the store among which those without a parent are searched."""
+_QUERY_HINT = """Queries are Temporal's: "StartTime > '2026-01-31T00:00:00Z' AND PerdureAgent = 'support'"; \
+https://docs.temporal.io/list-filter has all of it."""
 _OPEN_STATUSES = ("waiting", "paused")
 """States of an open run other than running, as its search attribute has them."""
 
@@ -121,29 +128,44 @@ class RunSummary:
 
 
 async def list_runs(
-    client: ClientHandle, *, agent: str | None = None, status: str | None = None, limit: int = 50
+    client: ClientHandle,
+    *,
+    agent: str | None = None,
+    status: str | None = None,
+    roots: bool = False,
+    query: str | None = None,
+    limit: int = 50,
 ) -> list[RunSummary]:
-    """List runs, the newest first. An execution that continued as new is not a run of its own.
+    """List runs, the newest first. An execution that continued as new is not a run of its own. See ``Client.list``.
 
-    Raises ``InvalidInputError`` for a ``status`` that needs search attributes that the namespace does not have.
+    Raises ``InvalidInputError`` for a ``query`` that Temporal refuses, and for a ``status`` that needs search
+    attributes that the namespace does not have.
     """
+    if query is not None:
+        await _check_query(client, query)
     summaries: dict[str, RunSummary] = {}
     seen_ids: set[str] = set()
     # Temporal lists all open runs before any closed one, and takes no other order.
-    for executions in _build_run_listings(client, agent, status):
+    for executions in _build_run_listings(client, agent, status, roots=roots, query=query):
         matches = 0
         async for execution in executions:
             if execution.id in seen_ids:
                 continue
             seen_ids.add(execution.id)
+            if roots and (execution.parent_id or await _has_recorded_parent(client, execution.id)):
+                continue
             summary = await _build_run_summary(client, execution)
             if _has_agent_and_status(summary, agent, status):
                 summaries[execution.id] = summary
                 matches += 1
             if matches >= limit:
                 break
-    if client.store_url is not None and len(summaries) < limit and status not in _OPEN_STATUSES:
-        for row in await (await client.store()).list_runs(agent=agent, status=status, limit=limit):
+    asks_temporal_alone = query is not None or status in _OPEN_STATUSES
+    if client.store_url is not None and len(summaries) < limit and not asks_temporal_alone:
+        most = limit if not roots else _ROOTS_SEARCHED
+        for row in await (await client.store()).list_runs(agent=agent, status=status, limit=most):
+            if roots and await _has_recorded_parent(client, row.context_id):
+                continue
             started = datetime.fromisoformat(row.created_at)
             if row.context_id not in seen_ids:  # Temporal's status counts: a terminated run does not write to the store
                 summaries[row.context_id] = RunSummary(row.context_id, row.agent, row.status, started)
@@ -225,14 +247,46 @@ async def list_runs_of_schedule(client: ClientHandle, id: str, limit: int) -> li
 
 
 def _build_run_listings(
-    client: ClientHandle, agent: str | None, status: str | None
+    client: ClientHandle, agent: str | None, status: str | None, *, roots: bool, query: str | None
 ) -> list[AsyncGenerator[WorkflowExecution]]:
-    query = f"WorkflowType = '{WORKFLOW_TYPE}' AND ExecutionStatus"
+    ours = f"{_RUNS_QUERY} AND ({query})" if query is not None else _RUNS_QUERY
+    filters = (_ROOTS_FILTER,) if roots else ()
     if status in _OPEN_STATUSES:
-        return [list_executions(client, f"{query} = 'Running'", status=status)]
-    filters = () if agent is None else (build_agent_filter(agent),)
+        return [list_executions(client, f"{ours} AND ExecutionStatus = 'Running'", *filters, status=status)]
+    if agent is not None:
+        filters = (*filters, build_agent_filter(agent))
     which = ("= 'Running'", "!= 'Running' AND ExecutionStatus != 'ContinuedAsNew'")
-    return [list_executions(client, f"{query} {each}", *filters) for each in which]
+    return [list_executions(client, f"{ours} AND ExecutionStatus {each}", *filters) for each in which]
+
+
+async def _check_query(client: ClientHandle, query: str) -> None:
+    """Raise ``InvalidInputError`` for a query that Temporal refuses.
+
+    It is sent alone: among perdure's filters its error could be taken for that of a missing search attribute.
+    """
+    if not query.strip() or clean_text(query) != query:
+        raise InvalidInputError(
+            f"the query {query!r:.100} is empty or has characters that no query has", hint=_QUERY_HINT
+        )
+    # Among the filters "a) OR (b" would find workflows that are not runs, and ORDER BY is not possible.
+    for text in (query, f"{_RUNS_QUERY} AND ({query})"):
+        try:
+            await anext(client.temporal.list_workflows(text, page_size=1, limit=1), None)
+        except RPCError as error:
+            if error.status is RPCStatusCode.INVALID_ARGUMENT:
+                raise InvalidInputError(f"Temporal refuses the query: {error.message}", hint=_QUERY_HINT) from error
+            raise translate_rpc_error(client.temporal, "", error) from error
+
+
+async def _has_recorded_parent(client: ClientHandle, id: str) -> bool:
+    """Whether the store has the run that started run ``id``.
+
+    For what Temporal cannot tell: a subagent's run that Temporal has deleted, or that a message has opened again.
+    """
+    parent_id, _, number = id.rpartition("/")
+    if not parent_id or not number[:1].isdigit() or client.store_url is None:
+        return False
+    return await (await client.store()).get_run(parent_id) is not None
 
 
 async def _build_run_summary(client: ClientHandle, execution: WorkflowExecution) -> RunSummary:
