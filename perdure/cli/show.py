@@ -163,7 +163,7 @@ def format_run_details(details: RunDetails, *, full: bool = False) -> list[str]:
 def _format_closing_lines(details: RunDetails) -> Iterator[str]:
     status = details.status
     for decision in details.decided:
-        yield style_text(_format_past_decision(decision), "dim")
+        yield style_text(format_past_decision(decision), "dim")
     for standing in status.standing:
         tool = escape_line(standing.tool)
         approved = f"always approved: {tool}, by {escape_line(standing.by)} at {standing.at}"
@@ -179,7 +179,8 @@ def _format_closing_lines(details: RunDetails) -> Iterator[str]:
         yield style_text(activity, "yellow" if status.reason else "cyan")
 
 
-def _format_past_decision(decision: DecidedApproval) -> str:
+def format_past_decision(decision: DecidedApproval) -> str:
+    """A decision or an answer in a line: who, when, and its comment."""
     comment = f": {decision.comment}" if decision.comment else ""
     text = f"{decision}{format_decision_scope(decision)}{comment}"
     return escape_line(f"{decision.name} ({decision.call_id}): {text}")
