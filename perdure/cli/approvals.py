@@ -51,7 +51,7 @@ def answer(
     async def act(run: Run) -> DecidedApproval:
         pending_call = await _find_unanswered_call(run, call)
         form, digest = (pending_call.form, pending_call.hash) if pending_call else (None, None)
-        answer = json_value if text is None else parse_answer_value(read_text_argument(text), form)
+        answer = json_value if text is None else _parse_answer_value(read_text_argument(text), form)
         return await run.answer(call, answer, error=error, hash=digest)
 
     answered = call_run(server, id, act)
@@ -65,7 +65,7 @@ async def _find_unanswered_call(run: Run, call: str | None) -> PendingApproval |
     return matching[0] if len(matching) == 1 else None
 
 
-def parse_answer_value(text: str, form: dict[str, Any] | None) -> Any:
+def _parse_answer_value(text: str, form: dict[str, Any] | None) -> Any:
     """``text`` itself if it fits ``form``, else its value as JSON. Raises ``InvalidInputError``."""
     from ..types.forms import find_form_mismatch
 

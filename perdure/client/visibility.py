@@ -6,6 +6,7 @@ Also creates the store, unless runs of the task queue are kept in one that is mi
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -53,6 +54,8 @@ STATUS_NAMES = {
     WorkflowExecutionStatus.TIMED_OUT: "timed out",
 }
 _RUNS_QUERY = f"WorkflowType = '{WORKFLOW_TYPE}'"
+_CHILD_NUMBER = re.compile(r"([^/]{6}-)?[0-9]+")
+"""The last part of a subagent's id: ``order-7/1``, or ``order-7/9f03ab-1`` if the parent had been opened again."""
 _ROOTS_FILTER = "ParentWorkflowId IS NULL"
 _ROOTS_SEARCHED = 10_000
 """Most rows of the store among which those without a parent are searched."""
@@ -284,7 +287,7 @@ async def _has_recorded_parent(client: ClientHandle, id: str) -> bool:
     For what Temporal cannot tell: a subagent's run that Temporal has deleted, or that a message has opened again.
     """
     parent_id, _, number = id.rpartition("/")
-    if not parent_id or not number[:1].isdigit() or client.store_url is None:
+    if not parent_id or not _CHILD_NUMBER.fullmatch(number) or client.store_url is None:
         return False
     return await (await client.store()).get_run(parent_id) is not None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import time
 from contextlib import asynccontextmanager
@@ -92,9 +93,10 @@ async def pick(ctx: ToolContext) -> str:
 
 
 def serve(request):
-    last = request.messages[-1]
-    if last.role == "tool":
-        return ["I am done.", finish(city=" and ".join(part.content for part in last.tool_results))]
+    turn = list(itertools.takewhile(lambda message: message.role != "assistant", reversed(request.messages)))
+    results = [part.content for message in reversed(turn) for part in message.tool_results]
+    if results:
+        return ["I am done.", finish(city=" and ".join(results))]
     asks = "ask" in said(request)[-1]
     return [call("pick")] if asks else [call("refund", order=order) for order in ("a", "b", "c")]
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidInputError
 from ...terminal import escape_line, style_text, truncate_text
-from ..approvals import parse_answer_value
 from ..output import format_call
 from ..show import format_past_decision
 
@@ -108,6 +109,10 @@ class PendingRequests:
         if decided:
             self._decided.append(request)
 
+    def confirm_decided(self, request: PendingRequest) -> None:
+        """The decision has arrived."""
+        self._waiting = [other for other in self._waiting if not other.is_same(request)]
+
     @property
     def open_requests(self) -> list[PendingRequest]:
         """What can be decided here: not the results that other programs send."""
@@ -126,10 +131,11 @@ class PendingRequests:
 
     def format_left(self) -> Iterator[str]:
         """What still waits when the user leaves, and how it is decided later."""
-        for request in self.open_requests:
-            verb, value = ("approve", "") if request.call.kind == "approval" else ("answer", " VALUE")
-            command = f"perdure {verb} {request.run_id} {request.call.call_id}{value}"
-            yield f"{request.label} still waits: {escape_line(command)}"
+        for request in self._waiting:
+            if request.call.kind != "callback":  # also one whose decision is on its way: it may be sent twice
+                verb, value = ("approve", "") if request.call.kind == "approval" else ("answer", " VALUE")
+                command = shlex.join(["perdure", verb, request.run_id, request.call.call_id])
+                yield f"{request.label} still waits: {escape_line(command)}{value}"
 
     # --- lines
 
@@ -204,9 +210,12 @@ def _read_answer(request: PendingRequest, text: str) -> AnswerEntry:
         return AnswerEntry(request, choices[int(text) - 1])
     if form.get("type") == "boolean" and text.lower() in (*_APPROVING, *_DENYING):
         return AnswerEntry(request, text.lower() in _APPROVING)
-    value = parse_answer_value(text, request.call.form)
-    if (mismatch := find_form_mismatch(form, value)) is not None:
-        raise InvalidInputError(f"the answer does not fit: {mismatch}")
+    value: Any = text
+    if find_form_mismatch(form, text) is not None:
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(text)
+        if (mismatch := find_form_mismatch(form, value)) is not None:
+            raise InvalidInputError(f"the answer does not fit: {mismatch}")
     return AnswerEntry(request, value)
 
 

@@ -303,6 +303,7 @@ class ChatTerminal:
             self._requests.set_decided(entry.request, False)
             print_error(error)
         else:
+            self._requests.confirm_decided(entry.request)
             print_line(style_text(f"({format_past_decision(decided)})", "yellow"))
 
     async def _interrupt_turn(self) -> None:
@@ -336,9 +337,9 @@ class ChatTerminal:
             return FormattedText([("", _PROMPT)])
         rest = f"{escape_line(self._live.partial_line)}\n" if self._live.partial_line else ""
         keys = "Ctrl-C again leaves" if self._interrupted else "Ctrl-C interrupts"
-        activity = [("class:doing", escape_line(self._activity or "…")), ("class:keys", f"  {keys}\n")]
-        asked = [] if request is None else [("class:asked", f"{request}\n")]
-        return FormattedText([("", rest), *activity, *asked, ("", _PROMPT)])
+        asked = ("class:doing", escape_line(self._activity or "…")) if request is None else ("class:asked", request)
+        activity = [asked, ("class:keys", f"  {keys}\n")]
+        return FormattedText([("", rest), *activity, ("", _PROMPT)])
 
     def _build_key_bindings(self) -> KeyBindings:
         keys = KeyBindings()

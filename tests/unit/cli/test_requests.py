@@ -114,6 +114,11 @@ def test_what_is_shown_of_a_call() -> None:
         "refund (c1) still waits: perdure approve r c1",
         "refund (c2) still waits: perdure approve r/1 c2",
     ]
+    chat.requests.set_decided(approval(), True)
+    assert len(list(chat.requests.format_left())) == 2, "the decision may not have arrived"
+    chat.requests.confirm_decided(approval())
+    chat.wait(approval("c; rm -rf ~"))
+    assert list(chat.requests.format_left()) == ["refund (c; rm -rf ~) still waits: perdure approve r 'c; rm -rf ~'"]
     chat.requests.clear()
     assert chat.requests.format_prompt() is None
 
