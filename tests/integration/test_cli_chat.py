@@ -209,6 +209,7 @@ async def test_what_waits_is_left_and_decided_when_the_chat_is_back(sit: Sit, cl
     chat.type("a" + ENTER)
     await chat.until('"city": "refunded a and refunded b and refunded c"')
     await chat.idle()
+    assert chat.shown.count('→ refund(order="a")') == 1, "as one of the past turns"
     chat.type("Please refund" + ENTER)
     await chat.until('"city": "refunded a and refunded b and refunded c"\n}\n\n> Please refund')
     await chat.idle()

@@ -43,12 +43,16 @@ if TYPE_CHECKING:
 
 
 class LiveTurn:
-    """Turns the events of one turn into lines. The line that is being written is kept apart, for the prompt to show."""
+    """Turns the events of one turn into lines. The line that is being written is kept apart, for the prompt to show.
 
-    def __init__(self) -> None:
+    The replies of the first ``shown_iterations`` are left out.
+    """
+
+    def __init__(self, shown_iterations: int = 0) -> None:
         from ...client.event_reader import LiveText
 
         self._live = LiveText()
+        self._shown_iterations = shown_iterations
         self.partial_line = ""
         """The line that is being written."""
         self.has_output = False
@@ -75,6 +79,9 @@ class LiveTurn:
                     yield style_text(line, "dim")
             return
         self.is_over = event.type == "turn" and event.state != "started"
+        if event.type.startswith("model.") and 1 <= getattr(event, "iteration", 0) <= self._shown_iterations:
+            self.has_replies = True
+            return
         if piece := self._live.feed(event):
             self.has_output = True
             *complete, self.partial_line = (self.partial_line + piece).split("\n")
@@ -232,7 +239,9 @@ class ChatTerminal:
         else:
             _print_lines(format_past_turns(self._past))
             if _is_turn_open(self._past.status):
-                self._start_task(self._wait_for_answer(await self._session.find_running_turn()))
+                status = self._past.status
+                shown = status.iteration if status.doing != "nothing" and self._past.messages else 0
+                self._start_task(self._wait_for_answer(await self._session.find_running_turn(), shown))
         print_line(style_text(_KEY_HELP, "dim"))
 
     def _send_text(self, text: str) -> None:
@@ -253,8 +262,8 @@ class ChatTerminal:
             if new:
                 await self._wait_for_answer(turn)
 
-    async def _wait_for_answer(self, turn: Turn) -> None:
-        self._live = live = LiveTurn()
+    async def _wait_for_answer(self, turn: Turn, shown_iterations: int = 0) -> None:
+        self._live = live = LiveTurn(shown_iterations)
         watching = asyncio.ensure_future(self._print_live_events(turn, live))
         try:
             response = await self._session.wait_for_answer(turn)

@@ -105,3 +105,11 @@ def test_runs_below_that_ask_are_noted() -> None:
     path = (PathStep(agent="helper", call_id="1"),)
     assert list(live.feed(ApprovalRequested(context_id="c/1", path=path, call_id="9", name="pay"))) == []
     assert live.asking_runs == {"c/1"}
+
+
+def test_replies_that_were_shown_as_past_are_not_shown_again() -> None:
+    live = terminal.LiveTurn(1)
+    looks = (CallSaid(id="1", name="look", arguments={}),)
+    assert list(live.feed(ModelCompleted(iteration=1, text="I look.", calls=looks))) == []
+    assert (live.has_replies, live.has_output) == (True, False)
+    assert list(live.feed(ModelCompleted(iteration=2, text="Once more.", calls=looks))) == ["Once more.", "→ look()"]
