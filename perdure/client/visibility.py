@@ -27,7 +27,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from .. import config
 from ..errors import InvalidInputError, StoreError
-from ..ports import Store
+from ..ports import RunRow, Store
 from ..temporal_service import find_failing_task, is_missing_attribute, translate_rpc_error
 from ..types.approvals import PendingApproval
 from ..types.interface import AGENT_ATTRIBUTE, PENDING_ATTRIBUTE, STATUS_ATTRIBUTE, WAITING_MEMO, WORKFLOW_TYPE, Status
@@ -59,6 +59,7 @@ _CHILD_NUMBER = re.compile(r"([^/]{6}-)?[0-9]+")
 _ROOTS_FILTER = "ParentWorkflowId IS NULL"
 _ROOTS_SEARCHED = 10_000
 """Most rows of the store among which those without a parent are searched."""
+_IDS_PER_QUERY = 100
 _QUERY_HINT = """Queries are Temporal's: "StartTime > '2026-01-31T00:00:00Z' AND PerdureAgent = 'support'"; \
 https://docs.temporal.io/list-filter has all of it."""
 _OPEN_STATUSES = ("waiting", "paused")
@@ -165,10 +166,12 @@ async def list_runs(
                 break
     asks_temporal_alone = query is not None or status in _OPEN_STATUSES
     if client.store_url is not None and len(summaries) < limit and not asks_temporal_alone:
-        most = limit if not roots else _ROOTS_SEARCHED
-        for row in await (await client.store()).list_runs(agent=agent, status=status, limit=most):
-            if roots and await _has_recorded_parent(client, row.context_id):
-                continue
+        rows = await (await client.store()).list_runs(
+            agent=agent, status=status, limit=_ROOTS_SEARCHED if roots else limit
+        )
+        if roots:
+            rows = await _select_roots(client, [row for row in rows if row.context_id not in seen_ids], limit)
+        for row in rows:
             started = datetime.fromisoformat(row.created_at)
             if row.context_id not in seen_ids:  # Temporal's status counts: a terminated run does not write to the store
                 summaries[row.context_id] = RunSummary(row.context_id, row.agent, row.status, started)
@@ -279,6 +282,24 @@ async def _check_query(client: ClientHandle, query: str) -> None:
             if error.status is RPCStatusCode.INVALID_ARGUMENT:
                 raise InvalidInputError(f"Temporal refuses the query: {error.message}", hint=_QUERY_HINT) from error
             raise translate_rpc_error(client.temporal, "", error) from error
+
+
+async def _select_roots(client: ClientHandle, rows: Sequence[RunRow], limit: int) -> list[RunRow]:
+    """The first ``limit`` of ``rows`` that no run and no other workflow has started, as far as is known.
+
+    The listing has left out runs with a parent, so Temporal is asked for them.
+    """
+    roots: list[RunRow] = []
+    for start in range(0, len(rows), _IDS_PER_QUERY):
+        batch = rows[start : start + _IDS_PER_QUERY]
+        ids = ", ".join(quote_literal(row.context_id) for row in batch)
+        executions = list_executions(client, f"{_RUNS_QUERY} AND WorkflowId IN ({ids})")
+        started = {execution.id async for execution in executions if execution.parent_id}
+        unknown = [row for row in batch if row.context_id not in started]
+        roots += [row for row in unknown if not await _has_recorded_parent(client, row.context_id)]
+        if len(roots) >= limit:
+            break
+    return roots[:limit]
 
 
 async def _has_recorded_parent(client: ClientHandle, id: str) -> bool:

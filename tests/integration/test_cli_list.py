@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -68,6 +69,11 @@ async def test_a_query_is_temporals_and_combines_with_the_filters(
         assert await listed("--query", ids, "--agent", "helper", "--roots") == {other}
         assert await listed("--query", ids, "--status", "failed") == set()
         assert await listed("--query", ids, "--status", "running") == set()
+        with monkeypatch.context() as patch:  # as if its id did not tell: run_agent gives other ones
+            patch.setattr("perdure.client.visibility._CHILD_NUMBER", re.compile("none"))
+            roots = await listed("--roots", "--limit", "1000")
+        assert roots >= {root, other}
+        assert f"{root}/1" not in roots, "the store has it, and Temporal knows its parent"
         for wrong in ("WorkflowId = it's", "NoSuchAttribute = 1", f"{ids}) OR (TaskQueue = 'x'", "ORDER BY StartTime"):
             refused = await cli("list", "--query", wrong, "--agent", "helper", "--roots")
             assert refused.code == 2, wrong
