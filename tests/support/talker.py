@@ -102,8 +102,8 @@ def serve(request):
     return [call("pick")] if asks else [call("refund", order=order) for order in ("a", "b", "c")]
 
 
-desk = Agent("desk", ScriptedProvider(serve), tools=[refund, pick], output=Trip)
 talker = Agent("talker", ScriptedProvider(talk), tools=[gate])
 shower = Agent("shower", ScriptedProvider(show), tools=[look], context=User)
 planner = Agent("planner", ScriptedProvider(lambda _: "Planned."), input=Trip)
 slow = Agent("slow", Slow())
+desk = Agent("desk", ScriptedProvider(serve), tools=[refund, pick], output=Trip)
