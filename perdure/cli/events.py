@@ -12,7 +12,7 @@ import typer
 from ..terminal import escape_line, render_text, style_text
 from .connection import StoreOptions, call_run
 from .options import RunArgument
-from .output import OutputOptions, format_call
+from .output import OutputOptions, format_call, format_cost, format_limit_use
 
 if TYPE_CHECKING:
     from ..client.run import Run
@@ -167,7 +167,7 @@ def _format_turn_event(event: TurnEvent, *, brief: bool) -> Iterator[tuple[str, 
         yield "yellow", f"({format_unanswered(event.unanswered)})"
     if brief and event.state in ("started", "completed"):
         return
-    cost = "" if event.cost_usd is None else f", ${event.cost_usd:.4f}"
+    cost = "" if event.cost_usd is None else f", {format_cost(event.cost_usd)}"
     usage = f" ({event.usage.total_tokens:,} tokens{cost})" if event.state == "completed" else ""
     yield "dim", f"turn {event.state}{usage}"
 
@@ -241,7 +241,8 @@ def _format_limit(event: LimitReached) -> str:
     from ..types.limits import LimitUse
 
     used = event.limit if event.used is None else event.used
-    return f"at a limit: {LimitUse(name=event.kind, scope=event.scope, used=used, allowed=event.limit)}"
+    use = LimitUse(name=event.kind, scope=event.scope, used=used, allowed=event.limit)
+    return f"at a limit: {format_limit_use(use)}"
 
 
 def format_unanswered(ids: Sequence[str]) -> str:

@@ -29,6 +29,7 @@ from ..terminal import escape_line, print_json, print_line, print_text, style_te
 
 if TYPE_CHECKING:
     from ..types.interface import Response
+    from ..types.limits import LimitUse
     from ..types.messages import FilePart, Message, ToolResultPart
 
 
@@ -93,6 +94,35 @@ def get_answer_text(response: Response) -> str:
 
 
 # ---
+# Amounts, rounded for people. JSON has them exactly.
+
+
+def format_duration(seconds: float) -> str:
+    """A length of time in its largest unit: ``40 s``, ``3 min``, ``5 h``, ``12 d``."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size * (2 if unit == "d" else 1):
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def format_cost(cost_usd: float) -> str:
+    """Dollars with two decimals, below one dollar with up to four: ``$12.30``, ``$0.50``, ``$0.0021``, ``<$0.0001``."""
+    if 0 < cost_usd < 0.0001:
+        return "<$0.0001"
+    if cost_usd >= 0.99995:
+        return f"${cost_usd:,.2f}"
+    cents, rest = f"{cost_usd:.4f}"[:-2], f"{cost_usd:.4f}"[-2:]
+    return f"${cents}{rest.rstrip('0')}"
+
+
+def format_limit_use(use: LimitUse) -> str:
+    """A limit and how much of it is used: ``str(use)``, but with money as :func:`format_cost` has it."""
+    if use.name != "cost_usd":
+        return str(use)
+    return f"the {use.scope} has used {format_cost(use.used)} of {format_cost(use.allowed)} ({use.name})"
+
+
+# ---
 # A conversation: numbered iterations, calls with their arguments, results shortened.
 
 _MARGIN = 8
@@ -102,7 +132,9 @@ _SYSTEM_LINES = 2
 _ARGUMENT_CHARS = 60
 
 
-def format_conversation(messages: Sequence[Message], *, full: bool = False, since: int = 0) -> Iterator[str]:
+def format_conversation(
+    messages: Sequence[Message], *, full: bool = False, since: int = 0, call_ids: bool = False
+) -> Iterator[str]:
     """The lines of a conversation, whose iterations are numbered from ``since`` on. ``full`` shortens nothing."""
     from ..types.messages import iter_file_parts
 
@@ -117,7 +149,7 @@ def format_conversation(messages: Sequence[Message], *, full: bool = False, sinc
                     note = f"(withheld from here on: {escape_line(part.what)}: {escape_line(part.reason)})"
                     yield from _format_block("", _wrap_text(note), "yellow")
             withheld = {part.key for part in message.withheld}
-            yield from _format_reply(message, iteration, results, full=full)
+            yield from _format_reply(message, iteration, results, full=full, call_ids=call_ids)
         elif message.role == "system":
             lines = _wrap_excerpt(message.text, None if full else _SYSTEM_LINES)
             yield from _format_block("system", lines, "dim")
@@ -127,18 +159,25 @@ def format_conversation(messages: Sequence[Message], *, full: bool = False, sinc
 
 
 def _format_reply(
-    message: Message, iteration: int, results: Mapping[str, ToolResultPart], *, full: bool
+    message: Message, iteration: int, results: Mapping[str, ToolResultPart], *, full: bool, call_ids: bool
 ) -> Iterator[str]:
+    from ..types.interface import FINISH_TOOL
+
     blank = " " * _MARGIN
     label = style_text(f"[{iteration}]".ljust(_MARGIN), "bold")
     for line in _wrap_text(message.text.strip()):
         yield f"{label}{line}".rstrip()
         label = blank
     for call in message.tool_calls:
-        arguments = call.malformed if call.malformed is not None else format_arguments(call.arguments, full=full)
-        yield f"{label}{style_text(f'→ {call.name}', 'blue')}({arguments})"
-        label = blank
         result = results.get(call.id)
+        if call.name == FINISH_TOOL and call.malformed is None and not (result and result.is_error):
+            yield f"{label}{style_text('=', 'blue')} {format_arguments(call.arguments, full=full)}"
+            label = blank
+            continue
+        arguments = call.malformed if call.malformed is not None else format_arguments(call.arguments, full=full)
+        call_id = style_text(f"  {call.id}", "dim") if call_ids else ""
+        yield f"{label}{style_text(f'→ {call.name}', 'blue')}({arguments}){call_id}"
+        label = blank
         if result is None:
             yield f"{label}{style_text('… no result yet', 'yellow')}"
         else:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,13 +16,14 @@ from ..terminal import escape_line, print_line, style_text
 from .connection import StoreOptions, call_run, find_ui_url
 from .events import format_unanswered
 from .options import RunArgument
-from .output import OutputOptions, format_conversation, translate_hint
+from .output import OutputOptions, format_conversation, format_cost, format_duration, format_limit_use, translate_hint
 
 if TYPE_CHECKING:
     from ..client.run import Run
     from ..toolsets import Artifact
     from ..types.approvals import DecidedApproval
     from ..types.interface import Status
+    from ..types.limits import LimitUse
     from ..types.messages import Message, Usage
 
 
@@ -36,6 +39,8 @@ class RunDetails:
     artifacts: list[Artifact] = field(default_factory=list)
     children: list[SubagentRun] = field(default_factory=list)
     """Runs of the agents that it called, each behind its parent."""
+    tree: TreeTotals | None = None
+    """None where its events cannot be read."""
     decided: list[DecidedApproval] = field(default_factory=list)
     """Decisions and answers, in the order in which they came."""
     note: str | None = None
@@ -99,7 +104,8 @@ async def read_run_details(run: Run, *, full: bool = False) -> RunDetails:
         if not full and any(message.replaces for message in details.messages):
             details.full_messages = await run.transcript(full=True)
         details.artifacts = await run.artifacts()
-        details.children = await _list_runs_below(run, 1, asyncio.Semaphore(_MAX_CONCURRENT_STATUS_QUERIES))
+        children = await _list_runs_below(run, 1, asyncio.Semaphore(_MAX_CONCURRENT_STATUS_QUERIES))
+        details.children, details.tree = await _read_tree_totals(run, status, children)
         details.decided = await list_decisions(run, status.decided)
     except (StoreError, RunNotFoundError) as error:
         details.note = f"the transcript cannot be read: {error.message}"
@@ -122,6 +128,8 @@ def serialize_run_details(details: RunDetails) -> dict[str, Any]:
         "messages": None if messages is None else [message.model_dump(mode="json") for message in messages],
         "artifacts": [artifact.model_dump(mode="json", exclude={"pieces"}) for artifact in details.artifacts],
         "children": [_serialize_subagent_run(child) for child in details.children],
+        "tree": None if details.tree is None else details.tree.serialize(),
+        "limits": [use.model_dump(mode="json") for use in count_running_subagents(details)],
         "decided": [decision.model_dump(mode="json") for decision in details.decided],
         "model_calls": len(details.replies),
         "usage": details.usage.model_dump(mode="json"),
@@ -138,13 +146,13 @@ def format_run_details(details: RunDetails, *, full: bool = False) -> list[str]:
     colour = {"completed": "green", "failed": "red", "cancelled": "red", "paused": "yellow"}.get(status.state, "cyan")
     state = style_text(status.state, colour)
     lines = [f"{style_text(status.context_id, 'bold')}  {state}  agent {status.agent}"]
-    facts = [_format_totals(details)]
+    facts = [_format_totals(details), _format_tree_totals(details)]
     if status.limits[:-1]:  # more than the turn's iterations
-        facts += map(str, status.limits)
+        facts += map(format_limit_use, count_running_subagents(details))
     facts.append(details.ui or "")
     lines += [style_text(f"  {fact}", "dim") for fact in facts if fact]
     for section in (
-        format_conversation(details.messages or (), full=full),
+        format_conversation(details.messages or (), full=full, call_ids=True),
         [f"{style_text('artifact', 'bold')} {artifact}" for artifact in details.artifacts],
         [line for child in details.children for line in _format_subagent_run(child)],
         list(_format_closing_lines(details)),
@@ -157,7 +165,7 @@ def format_run_details(details: RunDetails, *, full: bool = False) -> list[str]:
 def _format_closing_lines(details: RunDetails) -> Iterator[str]:
     status = details.status
     for decision in details.decided:
-        yield style_text(_format_past_decision(decision), "dim")
+        yield style_text(format_past_decision(decision), "dim")
     for standing in status.standing:
         tool = escape_line(standing.tool)
         approved = f"always approved: {tool}, by {escape_line(standing.by)} at {standing.at}"
@@ -173,7 +181,8 @@ def _format_closing_lines(details: RunDetails) -> Iterator[str]:
         yield style_text(activity, "yellow" if status.reason else "cyan")
 
 
-def _format_past_decision(decision: DecidedApproval) -> str:
+def format_past_decision(decision: DecidedApproval) -> str:
+    """A decision or an answer in a line: who, when, and its comment."""
     comment = f": {decision.comment}" if decision.comment else ""
     text = f"{decision}{format_decision_scope(decision)}{comment}"
     return escape_line(f"{decision.name} ({decision.call_id}): {text}")
@@ -186,20 +195,36 @@ def format_decision_scope(decision: DecidedApproval) -> str:
 
 
 def _format_totals(details: RunDetails) -> str:
-    calls, usage = len(details.replies) or details.status.iteration, details.usage
-    tokens = f"{usage.input_tokens:,} tokens in, {usage.output_tokens:,} out" if usage.total_tokens else ""
-    return _join_totals(calls, "model call", tokens, details.cost)
+    calls = len(details.replies) or details.status.iteration
+    time = None if details.tree is None or details.children else details.tree.seconds
+    return _join_totals(calls, "model call", _format_usage(details.usage), details.cost, time)
 
 
-def _join_totals(count: int, noun: str, tokens: str, cost: float | None) -> str:
+def _format_tree_totals(details: RunDetails) -> str:
+    if details.tree is None or not details.children:
+        return ""
+    tree = details.tree
+    return (
+        f"with its subagents: {_join_totals(tree.runs, 'run', _format_usage(tree.usage), tree.cost_usd, tree.seconds)}"
+    )
+
+
+def _format_usage(usage: Usage) -> str:
+    return f"{usage.input_tokens:,} tokens in, {usage.output_tokens:,} out" if usage.total_tokens else ""
+
+
+def _join_totals(count: int, noun: str, tokens: str, cost: float | None, seconds: float | None = None) -> str:
     counted = f"{count} {noun}{'' if count == 1 else 's'}" if count else ""
-    return " · ".join(filter(None, (counted, tokens, "" if cost is None else f"${cost:.4f}")))
+    money = "" if cost is None else format_cost(cost)
+    time = "" if seconds is None else format_duration(seconds)
+    return " · ".join(filter(None, (counted, tokens, money, time)))
 
 
 def _format_pending_calls(status: Status) -> str:
     waits = []
     for decision, is_approval in (("approval", True), ("an answer", False)):
-        names = [escape_line(call.name) for call in status.approvals if (call.kind == "approval") == is_approval]
+        pending = [call for call in status.approvals if (call.kind == "approval") == is_approval]
+        names = [f"{escape_line(call.name)} ({escape_line(call.call_id)})" for call in pending]
         waits += [f"waits for {decision}: {', '.join(names)}"] if names else []
     return f"{'; '.join(waits)}; `perdure approvals` shows more"
 
@@ -210,7 +235,8 @@ def format_activity(status: Status) -> str | None:
         return None
     resume = f"perdure resume {status.context_id}"
     if status.state == "paused" and status.at_limit is not None:
-        return f"paused: {status.at_limit}; `{resume} --limit {status.at_limit.key}=<more>` lets it go on"
+        use, option = format_limit_use(status.at_limit), f"--limit {status.at_limit.key}=<more>"
+        return f"paused: {use}; `{resume} {option}` lets it go on"
     if status.state == "paused" and status.pause is not None:
         return f"{status.pause}; `{resume}` lets it go on"
     if status.state == "paused":
@@ -252,6 +278,97 @@ class SubagentRun:
     status: Status
     background: bool
     """Its parent goes on while it runs."""
+    call_id: str | None = None
+    """The parent's call that started it; None where its events cannot be read."""
+    usage: Usage | None = None
+    """Tokens of the run and all runs below it, up to now; ``cost_usd`` is their cost."""
+    cost_usd: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeTotals:
+    """What a run and all runs below it have used up to now."""
+
+    runs: int
+    usage: Usage
+    cost_usd: float | None
+    """None where no call had a price."""
+    seconds: float | None
+    """From the first event to the last, or to now for an open run; also while it waited."""
+
+    def serialize(self) -> dict[str, Any]:
+        """As JSON."""
+        return {**asdict(self), "usage": self.usage.model_dump(mode="json")}
+
+
+async def _read_tree_totals(
+    run: Run, status: Status, children: Sequence[SubagentRun]
+) -> tuple[list[SubagentRun], TreeTotals]:
+    """``children`` with their calls and totals, and the totals of the tree. Raises as ``Run.events``.
+
+    By the events, which have each paid call once: a run counts what a subagent used only when that has ended.
+    """
+    from ..types.messages import Usage
+
+    used: dict[str, tuple[Usage, float | None]] = {}
+    calls: dict[str, str] = {}
+    times: list[str] = []
+    async with aclosing(run.events(wait=False)) as events:
+        async for event in events:
+            times = [*times[:1], event.at] if event.at else times
+            if event.path:
+                calls[event.context_id] = event.path[-1].call_id
+            if event.type in ("model.completed", "compacted"):
+                paid = event.usage, event.cost_usd
+                used[event.context_id] = _add_use(used.get(event.context_id, (Usage(), None)), paid)
+
+    def sum_use(status: Status, below: Sequence[SubagentRun]) -> tuple[Usage, float | None]:
+        total: tuple[Usage, float | None] = (Usage(), None)
+        for context_id in (status.context_id, *(child.status.context_id for child in below)):
+            total = _add_use(total, used.get(context_id, (Usage(), None)))
+        # A summary that came to nothing has no event.
+        usage = max(total[0], status.usage, key=lambda usage: usage.total_tokens)
+        return usage, max((cost for cost in (total[1], status.cost_usd) if cost is not None), default=None)
+
+    totals = [
+        replace(child, call_id=calls.get(child.status.context_id), usage=usage, cost_usd=cost)
+        for index, child in enumerate(children)
+        for usage, cost in [sum_use(child.status, children[index + 1 : _find_subtree_end(children, index)])]
+    ]
+    usage, cost = sum_use(status, children)
+    seconds = None
+    if times:
+        closed = status.state in ("completed", "failed", "cancelled")
+        end = datetime.fromisoformat(times[-1]) if closed else datetime.now(UTC)
+        seconds = max((end - datetime.fromisoformat(times[0])).total_seconds(), 0.0)
+    return totals, TreeTotals(1 + len(children), usage, cost, seconds)
+
+
+def _add_use(use: tuple[Usage, float | None], more: tuple[Usage, float | None]) -> tuple[Usage, float | None]:
+    costs = [cost for cost in (use[1], more[1]) if cost is not None]
+    return use[0] + more[0], sum(costs) if costs else None
+
+
+def _find_subtree_end(children: Sequence[SubagentRun], index: int) -> int:
+    """The index of the first run behind ``children[index]`` that is not below it."""
+    depth = children[index].depth
+    behind = range(index + 1, len(children))
+    return next((other for other in behind if children[other].depth <= depth), len(children))
+
+
+def count_running_subagents(details: RunDetails) -> list[LimitUse]:
+    """The limits of the run, with what subagents have used that its open calls wait for.
+
+    The run itself counts them when they have ended. Those in background count as their whole share until then.
+    """
+    background = {row.context_id for row in details.status.background}
+    awaited = {call.context_id for call in details.status.calls if call.context_id} - background
+    running = [child for child in details.children if child.depth == 1 and child.status.context_id in awaited]
+    more = {
+        "tokens": sum(child.usage.total_tokens for child in running if child.usage is not None),
+        "cost_usd": sum(child.cost_usd for child in running if child.cost_usd is not None),
+    }
+    return [use.model_copy(update={"used": use.used + more.get(use.name, 0)}) for use in details.status.limits]
 
 
 async def _list_runs_below(run: Run, depth: int, slots: asyncio.Semaphore) -> list[SubagentRun]:
@@ -297,6 +414,7 @@ def _serialize_subagent_run(run: SubagentRun) -> dict[str, Any]:
         "depth": run.depth,
         "agent": status.agent,
         "background": run.background,
+        "call_id": run.call_id,
         "state": status.state,
         "iterations": status.iteration,
         "tokens": status.usage.total_tokens,
@@ -309,9 +427,11 @@ def _format_subagent_run(run: SubagentRun) -> Iterator[str]:
     """Its usage is that of its own model calls and of all runs below it."""
     status, indent = run.status, "  " * run.depth
     background = " in background" if run.background else ""
-    tokens = f"{status.usage.total_tokens:,} tokens" if status.usage.total_tokens else ""
-    totals = _join_totals(status.iteration, "iteration", tokens, status.cost_usd)
-    facts = f"agent {status.agent}{background}{f' · {totals}' if totals else ''}"
+    used = run.usage or status.usage
+    tokens = f"{used.total_tokens:,} tokens" if used.total_tokens else ""
+    totals = _join_totals(status.iteration, "iteration", tokens, status.cost_usd if run.usage is None else run.cost_usd)
+    call = "" if run.call_id is None else f"call {escape_line(run.call_id)}"
+    facts = " · ".join(filter(None, (f"agent {status.agent}{background}", totals, call)))
     yield f"{indent}{status.context_id}  {status.state}  {facts}"
     if activity := _format_subagent_activity(status):
         yield f"{indent}  {activity}"

@@ -22,7 +22,7 @@ from .options import (
     read_message,
     read_optional_message,
 )
-from .output import OutputOptions
+from .output import OutputOptions, format_limit_use
 from .run import wait_for_answer, wait_for_delivery, wait_while_served
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def resume(
         before = await wait_for_closed_status(run) or await run.status()
         if before.at_limit is not None and not limits:
             hint = f"Raise that limit: perdure resume {run.id} --limit {before.at_limit.key}=<more>"
-            raise InvalidInputError(f"run {run.id} is paused: {before.at_limit}", hint=hint)
+            raise InvalidInputError(f"run {run.id} is paused: {format_limit_use(before.at_limit)}", hint=hint)
         await run.resume(limits=limits, children=children)
         if before.state in ("completed", "failed", "cancelled"):
             then = f"was {before.state}, and goes on from where it ended"

@@ -405,9 +405,23 @@ class Client:
         """List the schedules that start agents, or only ``agent``, by their ids; a new one appears after a moment."""
         return await list_schedules(self, agent, limit)
 
-    async def list(self, *, agent: str | None = None, status: str | None = None, limit: int = 50) -> list[RunSummary]:
-        """List runs, the newest first: from Temporal, and from the store those that Temporal no longer has."""
-        return await list_runs(self, agent=agent, status=status, limit=limit)
+    async def list(
+        self,
+        *,
+        agent: str | None = None,
+        status: str | None = None,
+        roots: bool = False,
+        query: str | None = None,
+        limit: int = 50,
+    ) -> list[RunSummary]:
+        """List runs, the newest first: from Temporal, and from the store those that Temporal no longer has.
+
+        ``roots`` leaves out runs that another run, or another workflow, has started. ``query`` is a filter of
+        Temporal's visibility (``StartTime > '2026-01-31T00:00:00Z'``); runs that only the store has are left out then.
+        Both combine with the others. Raises ``InvalidInputError`` for a query that Temporal refuses, and for a
+        ``status`` that needs search attributes that the namespace does not have.
+        """
+        return await list_runs(self, agent=agent, status=status, roots=roots, query=query, limit=limit)
 
     async def approvals(self, *, agent: str | None = None) -> Sequence[PendingCall]:
         """List the pending calls (approvals, questions and callbacks) of all runs, or of those of ``agent``; the

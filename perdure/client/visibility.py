@@ -6,6 +6,7 @@ Also creates the store, unless runs of the task queue are kept in one that is mi
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,10 +33,11 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from .. import config
 from ..errors import InvalidInputError, StoreError
-from ..ports import Store
+from ..ports import RunRow, Store
 from ..temporal_service import find_failing_task, is_missing_attribute, translate_service_error
 from ..types.approvals import PendingApproval
 from ..types.interface import AGENT_ATTRIBUTE, PENDING_ATTRIBUTE, STATUS_ATTRIBUTE, WAITING_MEMO, WORKFLOW_TYPE, Status
+from ..types.messages import clean_text
 from .handles import ClientHandle
 
 logger = logging.getLogger("perdure.client")
@@ -60,6 +62,15 @@ STATUS_NAMES = {
     WorkflowExecutionStatus.CONTINUED_AS_NEW: "running",
     WorkflowExecutionStatus.TIMED_OUT: "timed out",
 }
+_RUNS_QUERY = f"WorkflowType = '{WORKFLOW_TYPE}'"
+_CHILD_NUMBER = re.compile(r"([^/]{6}-)?[0-9]+")
+"""The last part of a subagent's id: ``order-7/1``, or ``order-7/9f03ab-1`` if the parent had been opened again."""
+_ROOTS_FILTER = "ParentWorkflowId IS NULL"
+_ROOTS_SEARCHED = 10_000
+"""Most rows of the store among which those without a parent are searched."""
+_IDS_PER_QUERY = 100
+_QUERY_HINT = """Queries are Temporal's: "StartTime > '2026-01-31T00:00:00Z' AND PerdureAgent = 'support'"; \
+https://docs.temporal.io/list-filter has all of it."""
 _OPEN_STATUSES = ("waiting", "paused")
 """States of an open run other than running, as its search attribute has them."""
 
@@ -133,30 +144,46 @@ class RunSummary:
 
 
 async def list_runs(
-    client: ClientHandle, *, agent: str | None = None, status: str | None = None, limit: int = 50
+    client: ClientHandle,
+    *,
+    agent: str | None = None,
+    status: str | None = None,
+    roots: bool = False,
+    query: str | None = None,
+    limit: int = 50,
 ) -> list[RunSummary]:
-    """List runs, the newest first. An execution that continued as new is not a run of its own.
+    """List runs, the newest first. An execution that continued as new is not a run of its own. See ``Client.list``.
 
-    Raises ``InvalidInputError`` for a ``status`` that needs search attributes that the namespace does not have.
+    Raises ``InvalidInputError`` for a ``query`` that Temporal refuses, and for a ``status`` that needs search
+    attributes that the namespace does not have.
     """
+    if query is not None:
+        await _check_query(client, query)
     summaries: dict[str, RunSummary] = {}
     seen_ids: set[str] = set()
     # Temporal lists all open runs before any closed one, and takes no other order.
-    for executions in _build_run_listings(client, agent, status):
+    for executions in _build_run_listings(client, agent, status, roots=roots, query=query):
         matches = 0
         async for execution in executions:
             if execution.id in seen_ids:
                 continue
             seen_ids.add(execution.id)
+            if roots and (execution.parent_id or await _has_recorded_parent(client, execution.id)):
+                continue
             summary = await _build_run_summary(client, execution)
             if _has_agent_and_status(summary, agent, status):
                 summaries[execution.id] = summary
                 matches += 1
             if matches >= limit:
                 break
-    if client.store_url is not None and len(summaries) < limit and status not in _OPEN_STATUSES:
-        rows = await (await client.store()).list_runs(agent=agent, status=status, limit=limit)
+    asks_temporal_alone = query is not None or status in _OPEN_STATUSES
+    if client.store_url is not None and len(summaries) < limit and not asks_temporal_alone:
+        rows = await (await client.store()).list_runs(
+            agent=agent, status=status, limit=_ROOTS_SEARCHED if roots else limit
+        )
         rows = [row for row in rows if row.context_id not in seen_ids]  # a terminated run does not write to the store
+        if roots:
+            rows = await _select_roots(client, rows, limit)
         elsewhere = await find_other_namespaces(client.temporal, [row.context_id for row in rows])
         for row in rows:
             started = datetime.fromisoformat(row.created_at)
@@ -262,14 +289,64 @@ async def list_runs_of_schedule(client: ClientHandle, id: str, limit: int) -> li
 
 
 def _build_run_listings(
-    client: ClientHandle, agent: str | None, status: str | None
+    client: ClientHandle, agent: str | None, status: str | None, *, roots: bool, query: str | None
 ) -> list[AsyncGenerator[WorkflowExecution]]:
-    query = f"WorkflowType = '{WORKFLOW_TYPE}' AND ExecutionStatus"
+    ours = f"{_RUNS_QUERY} AND ({query})" if query is not None else _RUNS_QUERY
+    filters = (_ROOTS_FILTER,) if roots else ()
     if status in _OPEN_STATUSES:
-        return [list_executions(client, f"{query} = 'Running'", status=status)]
-    filters = () if agent is None else (build_agent_filter(agent),)
+        return [list_executions(client, f"{ours} AND ExecutionStatus = 'Running'", *filters, status=status)]
+    if agent is not None:
+        filters = (*filters, build_agent_filter(agent))
     which = ("= 'Running'", "!= 'Running' AND ExecutionStatus != 'ContinuedAsNew'")
-    return [list_executions(client, f"{query} {each}", *filters) for each in which]
+    return [list_executions(client, f"{ours} AND ExecutionStatus {each}", *filters) for each in which]
+
+
+async def _check_query(client: ClientHandle, query: str) -> None:
+    """Raise ``InvalidInputError`` for a query that Temporal refuses.
+
+    It is sent alone: among perdure's filters its error could be taken for that of a missing search attribute.
+    """
+    if not query.strip() or clean_text(query) != query:
+        raise InvalidInputError(
+            f"the query {query!r:.100} is empty or has characters that no query has", hint=_QUERY_HINT
+        )
+    # Among the filters "a) OR (b" would find workflows that are not runs, and ORDER BY is not possible.
+    for text in (query, f"{_RUNS_QUERY} AND ({query})"):
+        try:
+            await anext(client.temporal.list_workflows(text, page_size=1, limit=1), None)
+        except RPCError as error:
+            if error.status is RPCStatusCode.INVALID_ARGUMENT:
+                raise InvalidInputError(f"Temporal refuses the query: {error.message}", hint=_QUERY_HINT) from error
+            raise translate_service_error(client.temporal, error) from error
+
+
+async def _select_roots(client: ClientHandle, rows: Sequence[RunRow], limit: int) -> list[RunRow]:
+    """The first ``limit`` of ``rows`` that no run and no other workflow has started, as far as is known.
+
+    The listing has left out runs with a parent, so Temporal is asked for them.
+    """
+    roots: list[RunRow] = []
+    for start in range(0, len(rows), _IDS_PER_QUERY):
+        batch = rows[start : start + _IDS_PER_QUERY]
+        ids = ", ".join(quote_literal(row.context_id) for row in batch)
+        executions = list_executions(client, f"{_RUNS_QUERY} AND WorkflowId IN ({ids})")
+        started = {execution.id async for execution in executions if execution.parent_id}
+        unknown = [row for row in batch if row.context_id not in started]
+        roots += [row for row in unknown if not await _has_recorded_parent(client, row.context_id)]
+        if len(roots) >= limit:
+            break
+    return roots[:limit]
+
+
+async def _has_recorded_parent(client: ClientHandle, id: str) -> bool:
+    """Whether the store has the run that started run ``id``.
+
+    For what Temporal cannot tell: a subagent's run that Temporal has deleted, or that a message has opened again.
+    """
+    parent_id, _, number = id.rpartition("/")
+    if not parent_id or not _CHILD_NUMBER.fullmatch(number) or client.store_url is None:
+        return False
+    return await (await client.store()).get_run(parent_id) is not None
 
 
 async def _build_run_summary(client: ClientHandle, execution: WorkflowExecution) -> RunSummary:

@@ -89,6 +89,8 @@ def build_execution_info(execution: Execution) -> WorkflowExecutionInfo:
         task_queue=execution.started.task_queue,
     )
     encode_search_attributes(build_search_attributes(execution.attributes), info.search_attributes)
+    if execution.started.parent is not None:
+        info.parent_execution.CopyFrom(build_execution_ref(execution.started.parent))
     info.start_time.FromDatetime(execution.started.at)
     if execution.ended_at is not None:
         info.close_time.FromDatetime(execution.ended_at)

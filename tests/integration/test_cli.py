@@ -88,7 +88,7 @@ async def test_a_run_is_left_steered_listed_and_shown(engine: Engine, cli: Comma
         assert (await cli("wait", run_id)).out == "Heard: Are you there? | Be quick.\n"
         text = (await cli("show", run_id)).out
         assert f"{run_id}  completed  agent waiter" in text
-        assert "[1]     I wait.\n        → gate(n=1)\n        ← passed 1\n" in text
+        assert "[1]     I wait.\n        → gate(n=1)  call_1\n        ← passed 1\n" in text
         assert (await cli("list", "-q", "--status", "completed", "--agent", "waiter")).out == f"{run_id}\n"
         header, row = (await cli("list")).out.splitlines()
         assert header.split() == ["ID", "AGENT", "STATUS", "STARTED", "TOOK"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import Cli, talking
-from tests.support.terminal import CTRL_C, CTRL_D, CTRL_J, ENTER, ESCAPE, UP, Terminal
+from tests.support.terminal import CTRL_C, CTRL_D, CTRL_J, CTRL_U, ENTER, ESCAPE, UP, Terminal
 
 pytestmark = pytest.mark.server
 
@@ -161,3 +161,60 @@ async def test_without_a_worker_a_second_ctrl_c_leaves_and_patience_ends(sit: Si
     assert await chat.ended() == 130
     await patient.until("no worker has polled task queue")
     assert await patient.ended() == 4
+
+
+async def test_calls_are_decided_and_questions_answered_in_place(sit: Sit, cli: Cli, id: str) -> None:
+    chat = await sit("desk", "--file", "agents.py", "--id", id, "--by", "ana")
+    await chat.at(">")
+    chat.type("Please refund" + ENTER)
+    await chat.until("(1 of 3)")
+    for order in "abc":
+        await chat.until(f'? refund(order="{order}")')
+    first, second, third = [one["call"] for one in (await cli("approvals", "--json")).json if one["run"] == id]
+    chat.type("y" + ENTER)
+    await chat.until(f"(refund ({first}): approved by ana at ")
+    await chat.until("(1 of 2)")
+    assert (await cli("deny", id, second, "--by", "bea", "-m", "too late")).code == 0
+    await chat.until(f"(refund ({second}): denied by bea at ")
+    chat.type("n: no more" + ENTER)
+    await chat.until(f"(refund ({third}): denied by ana at ")
+    await chat.until('"city": "refunded a and Denied by bea: too late and Denied by ana: no more"')
+    await chat.idle()
+    assert chat.shown.count('→ refund(order="a")') == 1
+    assert "__finish__" not in chat.shown
+    assert "waits no longer" not in chat.shown
+
+    chat.type("Now ask" + ENTER)
+    await chat.until("): Which account?\n  1) savings\n  2) checking")
+    chat.type("/say one moment" + ENTER)
+    await chat.until("> one moment")
+    chat.type("none of them" + ENTER)
+    await chat.until("error: the answer does not fit: ")
+    await chat.at("> none of them")
+    chat.type(CTRL_U + "2" + ENTER)
+    await chat.until(": answered by ana at ")
+    await chat.until('"city": "checking"')
+    users = [one for one in (await cli("show", id, "-o", "json")).json["messages"] if one["role"] == "user"]
+    assert [one["parts"][0]["text"] for one in users] == ["Please refund", "Now ask", "one moment"]
+
+
+async def test_what_waits_is_left_and_decided_when_the_chat_is_back(sit: Sit, cli: Cli, id: str) -> None:
+    chat = await sit("desk", "Please refund", "--file", "agents.py", "--id", id)
+    await chat.until("(1 of 3)")
+    chat.type(CTRL_D)
+    await chat.until(") still waits: perdure approve " + id)
+    assert await chat.ended() == 0
+    chat = await sit("desk", "--file", "agents.py", "--id", id)
+    await chat.until("(1 of 3)")
+    chat.type("a" + ENTER)
+    await chat.until('"city": "refunded a and refunded b and refunded c"')
+    await chat.idle()
+    assert chat.shown.count('→ refund(order="a")') == 1, "as one of the past turns"
+    chat.type("Please refund" + ENTER)
+    await chat.until('"city": "refunded a and refunded b and refunded c"\n}\n\n> Please refund')
+    await chat.idle()
+    chat.type("Now ask" + ENTER)
+    await chat.until("Which account?")
+    chat.type(CTRL_C)
+    await chat.until("(interrupted)")
+    await chat.idle()

@@ -38,7 +38,7 @@ def named() -> str:
 
 async def start_worker(cli: Cli) -> Command:
     worker = await cli.spawn("worker", "agents.py")
-    await worker.until("serving planner, shower, slow, talker on queue ")
+    await worker.until("serving desk, planner, shower, slow, talker on queue ")
     return worker
 
 

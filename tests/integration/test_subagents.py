@@ -321,13 +321,15 @@ async def test_the_tree_is_shown(engine: Engine) -> None:
     of = {one.status.agent: one.status for one in shown.children}
     low_one, mid_one = of["low"], of["mid"]
     tokens = low_one.usage.total_tokens
-    assert f"    {run.id}/1/1  completed  agent low · 1 iteration · {tokens} tokens" in format_run_details(shown)
+    low_line = f"    {run.id}/1/1  completed  agent low · 1 iteration · {tokens} tokens · call call_1"
+    assert low_line in format_run_details(shown)
     assert any(line.startswith("    MaxIterationsError: agent failing") for line in format_run_details(shown))
     assert serialize_run_details(shown)["children"][1] == {
         "id": f"{run.id}/1/1",
         "depth": 2,
         "agent": "low",
         "background": False,
+        "call_id": "call_1",
         "state": "completed",
         "iterations": 1,
         "tokens": tokens,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel
 
 from perdure import Agent, ToolContext, tool
 from perdure.errors import AuthenticationError
 from perdure.ports import Completed, TextDelta
-from perdure.testing import ScriptedProvider, call
+from perdure.testing import ScriptedProvider, call, finish
 from perdure.types.messages import TextPart
 
 FOLDER = Path(os.environ["CLI_TEST_FOLDER"])
@@ -78,7 +80,30 @@ def show(request):
     return last.tool_results[0].content if last.role == "tool" else [call("look")]
 
 
+@tool(needs_approval=True)
+def refund(order: str) -> str:
+    """Refund an order."""
+    return f"refunded {order}"
+
+
+@tool
+async def pick(ctx: ToolContext) -> str:
+    """Ask for the account."""
+    return await ctx.ask("Which account?", Literal["savings", "checking"])
+
+
+def serve(request):
+    turn = list(itertools.takewhile(lambda message: message.role != "assistant", reversed(request.messages)))
+    parts = [part for message in reversed(turn) for part in message.tool_results]
+    results = [part.content for part in parts if part.name in ("refund", "pick")]
+    if results:
+        return ["I am done.", finish(city=" and ".join(results))]
+    asks = "ask" in said(request)[-1]
+    return [call("pick")] if asks else [call("refund", order=order) for order in ("a", "b", "c")]
+
+
 talker = Agent("talker", ScriptedProvider(talk), tools=[gate])
 shower = Agent("shower", ScriptedProvider(show), tools=[look], context=User)
 planner = Agent("planner", ScriptedProvider(lambda _: "Planned."), input=Trip)
 slow = Agent("slow", Slow())
+desk = Agent("desk", ScriptedProvider(serve), tools=[refund, pick], output=Trip)

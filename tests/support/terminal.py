@@ -16,7 +16,7 @@ from tests.support import forkserver
 from tests.support.cli import PERDURE
 from tests.support.screen import Screen
 
-CTRL_C, CTRL_D, CTRL_J, ESCAPE = "\x03", "\x04", "\n", "\x1b"
+CTRL_C, CTRL_D, CTRL_J, CTRL_U, ESCAPE = "\x03", "\x04", "\n", "\x15", "\x1b"
 ENTER, UP = "\r", "\x1b[A"
 _ROWS, _COLUMNS = 40, 100
 _DEADLINE = 60.0

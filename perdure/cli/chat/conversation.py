@@ -7,7 +7,7 @@ import contextlib
 import sys
 import threading
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidInputError, PerdureError, RunNotFoundError
@@ -16,12 +16,14 @@ from ..options import build_content
 from ..output import OutputOptions, get_answer_text, print_error
 from ..run import show_activity, wait_for_delivery
 from ..show import RunDetails, read_run_details
+from .requests import AnswerEntry, ApprovalEntry, PendingRequest
 
 if TYPE_CHECKING:
     from ...agent.agent import Agent
     from ...client.client import Client
     from ...client.turn import Turn
-    from ...types.interface import Response
+    from ...types.approvals import DecidedApproval
+    from ...types.interface import Response, Status
     from ...types.messages import Content, File
 
 
@@ -167,6 +169,31 @@ class ChatSession:
             with contextlib.suppress(RunNotFoundError):  # deleted by Temporal; the store has it still
                 return await self.run.send(content, message_id=message_id)
         return await self._client.send(self._agent, content, id=self.run.id, message_id=message_id, **self._opening)
+
+    async def read_requests(
+        self, asking: Iterable[str]
+    ) -> tuple[Status, list[PendingRequest], dict[tuple[str, str], DecidedApproval]]:
+        """The status, what waits for a person in the run and in the runs ``asking`` below it, and what was decided."""
+        waiting: list[PendingRequest] = []
+        decided: dict[tuple[str, str], DecidedApproval] = {}
+        own_status = await self.run.status()
+        statuses = {self.run.id: own_status}
+        for run_id in asking:
+            with contextlib.suppress(RunNotFoundError):
+                statuses[run_id] = await self._client.run(run_id).status()
+        for run_id, status in statuses.items():
+            waiting += [PendingRequest(run_id, call) for call in status.approvals]
+            decided |= {(run_id, past.call_id): past for past in status.decided}
+        return own_status, waiting, decided
+
+    async def decide(self, entry: ApprovalEntry | AnswerEntry) -> DecidedApproval:
+        """Send a decision or an answer. Raises as ``Run.approve``, ``Run.deny`` and ``Run.answer``."""
+        run, call = self._client.run(entry.request.run_id), entry.request.call
+        if isinstance(entry, AnswerEntry):
+            return await run.answer(call.call_id, entry.value, error=entry.error, hash=call.hash)
+        if not entry.approved:
+            return await run.deny(call.call_id, comment=entry.comment)
+        return await run.approve(call.call_id, always=entry.always, hash=call.hash)
 
     async def wait_for_answer(self, turn: Turn) -> Response:
         """Wait for the answer. Raises the error that the turn failed with."""

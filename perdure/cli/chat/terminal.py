@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import shutil
 import sys
 from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory
 from prompt_toolkit.input.vt100 import Vt100Input
@@ -23,46 +25,63 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
 
 from ...embedded.home import current_home, open_private
-from ...errors import NoWorkerError, PerdureError
+from ...errors import InvalidInputError, NoWorkerError, PerdureError
 from ...terminal import escape_line, print_line, style_text
 from ..events import format_event, format_subagent_path
 from ..output import format_call, format_conversation, get_answer_text, print_error
 from ..run import STATUS_POLL_SECONDS
-from ..show import format_activity
+from ..show import format_activity, format_past_decision
+from .requests import AnswerEntry, ApprovalEntry, PendingRequests, is_decision
 
 if TYPE_CHECKING:
     from ...client.turn import Turn
-    from ...types.events import Event
-    from ...types.interface import Response
+    from ...types.events import CallSaid, Event
+    from ...types.interface import Response, Status
+    from ...types.messages import ToolCallPart
     from ..show import RunDetails
     from .conversation import ChatSession
 
 
 class LiveTurn:
-    """Turns the events of one turn into lines. The line that is being written is kept apart, for the prompt to show."""
+    """Turns the events of one turn into lines. The line that is being written is kept apart, for the prompt to show.
 
-    def __init__(self) -> None:
+    The replies of the first ``shown_iterations`` are left out.
+    """
+
+    def __init__(self, shown_iterations: int = 0) -> None:
         from ...client.streams import LiveText
 
         self._live = LiveText()
+        self._shown_iterations = shown_iterations
         self.partial_line = ""
         """The line that is being written."""
         self.has_output = False
         """Whether any of the reply was shown."""
+        self.has_replies = False
+        """Whether the calls of complete replies were shown."""
+        self.has_answer_call = False
+        """Whether the last reply has given the answer by a call, so that it was not shown as text."""
+        self.asking_runs: set[str] = set()
+        """Subagents' runs that have asked for an approval or an answer."""
         self.is_over = False
         """Whether the turn has its answer; a turn that is extended goes on."""
 
     def feed(self, event: Event) -> Iterator[str]:
         """Complete lines of text, calls, retractions and the progress of tools."""
         if event.path:
+            if event.type in ("approval.requested", "question.asked"):
+                self.asking_runs.add(event.context_id)
             # The calls only: a subagent's text is for the agent that called it.
-            if event.type == "model.completed" and event.calls:
+            if event.type == "model.completed" and (calls := _list_tool_calls(event.calls)):
                 yield from self.flush_partial_line()
-                for call in event.calls:
+                for call in calls:
                     line = f"[{format_subagent_path(event)}] → {format_call(call.name, call.arguments)}"
                     yield style_text(line, "dim")
             return
         self.is_over = event.type == "turn" and event.state != "started"
+        if event.type.startswith("model.") and 1 <= getattr(event, "iteration", 0) <= self._shown_iterations:
+            self.has_replies = True
+            return
         if piece := self._live.feed(event):
             self.has_output = True
             *complete, self.partial_line = (self.partial_line + piece).split("\n")
@@ -72,6 +91,10 @@ class LiveTurn:
             yield from self.flush_partial_line()
         if event.type == "model.retracted" and event.reason == "Interrupted":
             return  # the end of the turn says so
+        if event.type == "model.completed":
+            calls = _list_tool_calls(event.calls)
+            self.has_replies, self.has_answer_call = True, len(calls) < len(event.calls)
+            event = event.model_copy(update={"calls": calls})
         if event.type in ("model.completed", "model.retracted", "tool.progress"):
             yield from format_event(event)
 
@@ -89,6 +112,16 @@ class LiveTurn:
             at = columns if at < 0 else at
             yield escape_line(self.partial_line[:at])
             self.partial_line = self.partial_line[at:].removeprefix(" ")
+
+
+_Call = TypeVar("_Call", "CallSaid", "ToolCallPart")
+
+
+def _list_tool_calls(calls: Iterable[_Call]) -> tuple[_Call, ...]:
+    """``calls`` without that of ``__finish__``, which is the answer."""
+    from ...types.interface import FINISH_TOOL
+
+    return tuple(call for call in calls if call.name != FINISH_TOOL)
 
 
 _PAST_TURNS = 3
@@ -119,14 +152,18 @@ def format_past_turns(details: RunDetails) -> Iterator[str]:
         yield from (style_text(line, "red") for line in error.splitlines())
 
 
-def format_turn_answer(response: Response) -> Iterator[str]:
-    """The calls since the user's last message, and the answer."""
+def format_turn_answer(response: Response, *, calls: bool = True) -> Iterator[str]:
+    """The calls since the user's last message, unless they were shown, and the answer."""
     replies = itertools.takewhile(lambda message: message.role != "user", reversed(response.messages))
-    for message in reversed(list(replies)):
-        for call in message.tool_calls:
+    for message in reversed(list(replies) if calls else []):
+        for call in _list_tool_calls(message.tool_calls):
             arguments = call.malformed if call.malformed is not None else call.arguments
             yield style_text(f"→ {format_call(call.name, arguments)}", "blue")
-    lines = [escape_line(line).rstrip() for line in get_answer_text(response).strip().splitlines()]
+    text = get_answer_text(response)
+    if response.typed:
+        with contextlib.suppress(ValueError, RecursionError):
+            text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    lines = [escape_line(line).rstrip() for line in text.strip().splitlines()]
     ending = format_turn_end(response)
     yield from [*lines, *ending] or [style_text("(an empty reply)", "dim")]
 
@@ -141,7 +178,7 @@ _KEY_HELP = "Enter sends · Alt-Enter or Ctrl-J new line · Ctrl-C interrupts ·
 _PROMPT, _CONTINUATION_PROMPT = "> ", "  "
 _LAST_EVENTS_SECONDS = 1.0
 """Seconds that the last events of a turn may come after its answer."""
-_PROMPT_STYLE = Style.from_dict({"doing": "ansicyan", "keys": "ansibrightblack"})
+_PROMPT_STYLE = Style.from_dict({"doing": "ansicyan", "asked": "ansiyellow", "keys": "ansibrightblack"})
 
 
 class ChatTerminal:
@@ -154,6 +191,7 @@ class ChatTerminal:
         self._live = LiveTurn()
         self._tasks: set[asyncio.Task[None]] = set()
         """Messages that are being sent, and answers that are awaited."""
+        self._requests = PendingRequests(session.run.id)
         self._interrupted = False
         """Ctrl-C was pressed since the agent began to work."""
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -167,6 +205,8 @@ class ChatTerminal:
             style=_PROMPT_STYLE,
             input=_Keyboard(sys.stdin),
         )
+        buffer = self._prompt.default_buffer
+        buffer.on_text_changed += lambda changed: self._requests.follow_text(changed.text)
 
     async def run(self, first: str | None = None) -> None:
         """Chat until the user leaves. A second Ctrl-C during a reply raises ``KeyboardInterrupt``.
@@ -183,6 +223,7 @@ class ChatTerminal:
             with contextlib.suppress(EOFError):  # Ctrl-D
                 (self._over if self._over.done() else prompting).result()
         finally:
+            _print_lines(self._requests.format_left())
             left = [polling, prompting, *self._tasks]
             for task in left:
                 task.cancel()
@@ -197,8 +238,10 @@ class ChatTerminal:
             print_line(style_text(f"{self._session.agent_name} · {self._session.run.id}", "dim"))
         else:
             _print_lines(format_past_turns(self._past))
-            if self._past.status.state == "running":
-                self._start_task(self._wait_for_answer(await self._session.find_running_turn()))
+            if _is_turn_open(self._past.status):
+                status = self._past.status
+                shown = status.iteration if status.doing != "nothing" and self._past.messages else 0
+                self._start_task(self._wait_for_answer(await self._session.find_running_turn(), shown))
         print_line(style_text(_KEY_HELP, "dim"))
 
     def _send_text(self, text: str) -> None:
@@ -219,8 +262,8 @@ class ChatTerminal:
             if new:
                 await self._wait_for_answer(turn)
 
-    async def _wait_for_answer(self, turn: Turn) -> None:
-        self._live = live = LiveTurn()
+    async def _wait_for_answer(self, turn: Turn, shown_iterations: int = 0) -> None:
+        self._live = live = LiveTurn(shown_iterations)
         watching = asyncio.ensure_future(self._print_live_events(turn, live))
         try:
             response = await self._session.wait_for_answer(turn)
@@ -231,8 +274,9 @@ class ChatTerminal:
             print_error(error)
         else:
             _print_lines(live.flush_partial_line())
-            ending = format_turn_end(response) if live.has_output else format_turn_answer(response)
-            _print_lines([*ending, ""])
+            was_shown = live.has_output and not live.has_answer_call and not response.typed
+            answer = format_turn_answer(response, calls=not live.has_replies)
+            _print_lines([*(format_turn_end(response) if was_shown else answer), ""])
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -254,9 +298,22 @@ class ChatTerminal:
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._activity = ""
+        if not self._tasks:
+            self._requests.clear()
         self._prompt.app.invalidate()
         if not task.cancelled() and (error := task.exception()) is not None and not self._over.done():
             self._over.set_exception(error)  # a fault in this module must not be silent
+
+    async def _decide(self, entry: ApprovalEntry | AnswerEntry) -> None:
+        self._requests.set_decided(entry.request, True)
+        try:
+            decided = await self._session.decide(entry)
+        except PerdureError as error:
+            self._requests.set_decided(entry.request, False)
+            print_error(error)
+        else:
+            self._requests.confirm_decided(entry.request)
+            print_line(style_text(f"({format_past_decision(decided)})", "yellow"))
 
     async def _interrupt_turn(self) -> None:
         try:
@@ -270,7 +327,11 @@ class ChatTerminal:
             if self._tasks:
                 activity = None
                 with contextlib.suppress(PerdureError):
-                    activity = format_activity(await self._session.run.status())
+                    status, waiting, decided = await self._session.read_requests(sorted(self._live.asking_runs))
+                    activity = format_activity(status)
+                    # Where no worker answers, what waits is known only if Temporal's list has it.
+                    if self._tasks and (status.doing != "nothing" or status.approvals):
+                        _print_lines(self._requests.update(waiting, decided))
                 self._activity = activity if activity is not None and self._tasks else ""
                 self._prompt.app.invalidate()
             await asyncio.sleep(STATUS_POLL_SECONDS)
@@ -280,11 +341,13 @@ class ChatTerminal:
 
         A toolbar would be shown only on terminals that report the position of their cursor.
         """
+        request = self._requests.format_prompt()
         if not self._tasks:
             return FormattedText([("", _PROMPT)])
         rest = f"{escape_line(self._live.partial_line)}\n" if self._live.partial_line else ""
         keys = "Ctrl-C again leaves" if self._interrupted else "Ctrl-C interrupts"
-        activity = [("class:doing", escape_line(self._activity or "…")), ("class:keys", f"  {keys}\n")]
+        asked = ("class:doing", escape_line(self._activity or "…")) if request is None else ("class:asked", request)
+        activity = [asked, ("class:keys", f"  {keys}\n")]
         return FormattedText([("", rest), *activity, ("", _PROMPT)])
 
     def _build_key_bindings(self) -> KeyBindings:
@@ -292,10 +355,7 @@ class ChatTerminal:
 
         @keys.add("enter")
         def _send(event: KeyPressEvent) -> None:
-            text = event.current_buffer.text.strip()
-            event.current_buffer.reset(append_to_history=bool(text))
-            if text:
-                self._send_text(text)
+            self._read_line(event.current_buffer)
 
         @keys.add("escape", "enter")
         @keys.add("c-j")
@@ -309,6 +369,25 @@ class ChatTerminal:
 
         return keys
 
+    def _read_line(self, line: Buffer) -> None:
+        text = line.text.strip()
+        try:
+            entry = self._requests.read_line(text) if text else ""
+        except InvalidInputError as error:  # an answer stays, to be corrected
+            print_error(error)
+            if is_decision(text):
+                self._empty_line(line)
+            return
+        self._empty_line(line, append_to_history=isinstance(entry, str) and bool(text))
+        if not isinstance(entry, str):
+            self._start_task(self._decide(entry))
+        elif entry:
+            self._send_text(entry)
+
+    def _empty_line(self, line: Buffer, *, append_to_history: bool = False) -> None:
+        line.reset(append_to_history=append_to_history)
+        self._requests.follow_text("")
+
     def _handle_ctrl_c(self, event: KeyPressEvent) -> None:
         """Ctrl-C interrupts the reply, or else leaves during it, or else clears the line, or else leaves."""
         # Once the answer is there it is not interrupted any more, though its turn may not have ended yet.
@@ -319,9 +398,14 @@ class ChatTerminal:
         elif working:
             event.app.exit(exception=KeyboardInterrupt)
         elif event.current_buffer.text:
-            event.current_buffer.reset()
+            self._empty_line(event.current_buffer)
         else:
             event.app.exit(exception=EOFError)
+
+
+def _is_turn_open(status: Status) -> bool:
+    """Whether an answer is to come: the run is at work, or waits for a decision or an answer."""
+    return status.state == "running" or bool(status.approvals)
 
 
 def _print_lines(lines: Iterable[str]) -> None:

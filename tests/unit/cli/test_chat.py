@@ -10,8 +10,10 @@ from perdure.cli.chat import format_chat_command, terminal
 from perdure.cli.connection import ActorStoreOptions
 from perdure.cli.options import _parse_agent_names
 from perdure.cli.show import RunDetails
+from perdure.types.events import ApprovalRequested, CallSaid, ModelCompleted
 from perdure.types.interface import Response, Status
 from perdure.types.messages import Message, ToolCallPart
+from perdure.types.subagents import PathStep
 
 
 def status(**facts: object) -> Status:
@@ -76,3 +78,38 @@ def test_agents_of_a_file_are_read_without_running_it(tmp_path: Path) -> None:
     file.write_text("def (:")
     assert _parse_agent_names(str(file)) == []
     assert _parse_agent_names(str(tmp_path / "gone.py")) == []
+
+
+def test_a_typed_answer_is_shown_once_and_as_such() -> None:
+    done = ToolCallPart(id="2", name="__finish__", arguments={"city": "Oslo"})
+    look = ToolCallPart(id="1", name="look", arguments={})
+    messages = (Message.user("Where?"), Message.assistant("", look), Message.assistant("Done.", done))
+    response = Response(content='{"city":"Oslo","days":[1]}', typed=True, messages=messages)
+    answer = ["{", '  "city": "Oslo",', '  "days": [', "    1", "  ]", "}"]
+    assert list(terminal.format_turn_answer(response)) == ["→ look()", *answer]
+    assert list(terminal.format_turn_answer(response, calls=False)) == answer
+    hostile = Response(content="[" * 100_000, typed=True)
+    assert "".join(terminal.format_turn_answer(hostile)) == "[" * 100_000
+
+    live = terminal.LiveTurn()
+    first = ModelCompleted(iteration=1, calls=(CallSaid(id="1", name="look", arguments={}),))
+    last = ModelCompleted(iteration=2, text="Done.", calls=(CallSaid(id="2", name="__finish__"),))
+    assert list(live.feed(first)) == ["→ look()"]
+    assert (live.has_replies, live.has_answer_call) == (True, False)
+    assert list(live.feed(last)) == ["Done."]
+    assert (live.has_output, live.has_answer_call) == (True, True)
+
+
+def test_runs_below_that_ask_are_noted() -> None:
+    live = terminal.LiveTurn()
+    path = (PathStep(agent="helper", call_id="1"),)
+    assert list(live.feed(ApprovalRequested(context_id="c/1", path=path, call_id="9", name="pay"))) == []
+    assert live.asking_runs == {"c/1"}
+
+
+def test_replies_that_were_shown_as_past_are_not_shown_again() -> None:
+    live = terminal.LiveTurn(1)
+    looks = (CallSaid(id="1", name="look", arguments={}),)
+    assert list(live.feed(ModelCompleted(iteration=1, text="I look.", calls=looks))) == []
+    assert (live.has_replies, live.has_output) == (True, False)
+    assert list(live.feed(ModelCompleted(iteration=2, text="Once more.", calls=looks))) == ["Once more.", "→ look()"]

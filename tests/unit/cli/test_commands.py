@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from perdure.cli import app
 from perdure.cli.connection import mask_password
 from perdure.cli.dev import take_snapshot
-from perdure.cli.list_runs import format_duration
+from perdure.cli.output import format_duration
 from perdure.errors import InvalidInputError, ServerUnreachableError
 
 COMMANDS = (

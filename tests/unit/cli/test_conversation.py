@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.cli.output import format_conversation
+from perdure.cli.output import format_conversation, format_cost, format_limit_use
 from perdure.cli.show import RunDetails, format_run_details, serialize_run_details
 from perdure.types.interface import Status
+from perdure.types.limits import LimitUse
 from perdure.types.messages import Message, ToolCallPart, ToolResultPart, Usage, Withheld
 
 RESULT = ToolResultPart(call_id="1", name="look", content="one\ntwo\nthree\nfour\nfive")
@@ -97,3 +98,45 @@ def test_what_it_is_at() -> None:
     )
     assert format_run_details(shown(doing="nothing", reason="no worker answers"))[-1] == "no worker answers"
     assert "perdure resume r-1" in format_run_details(shown(state="paused", doing="nothing", reason="corrupt"))[-1]
+
+
+@pytest.mark.parametrize(
+    ("cost", "text"),
+    [
+        (0, "$0.00"),
+        (0.00001, "<$0.0001"),
+        (0.00210000000000003, "$0.0021"),
+        (0.1, "$0.10"),
+        (0.123456, "$0.1235"),
+        (0.99996, "$1.00"),
+        (12.3, "$12.30"),
+        (12345.678, "$12,345.68"),
+    ],
+)
+def test_money_is_rounded_for_people(cost: float, text: str) -> None:
+    assert format_cost(cost) == text
+    use = LimitUse(name="cost_usd", scope="run", used=cost, allowed=0.5)
+    assert format_limit_use(use) == f"the run has used {text} of $0.50 (cost_usd)"
+    assert str(use.model_copy(update={"name": "tokens"})) == format_limit_use(use.model_copy(update={"name": "tokens"}))
+
+
+def test_the_ids_of_calls_are_shown_on_demand() -> None:
+    assert "[2]     → look()  2" in list(format_conversation(MESSAGES, call_ids=True))
+    assert "[1]     I look." in format_run_details(shown())
+    assert any(line.endswith("depth=2)  1") for line in format_run_details(shown()))
+    pending = {"call_id": "c-7", "name": "pay", "hash": "h"}
+    asks = {**pending, "call_id": "c-8", "kind": "question"}
+    waiting = format_run_details(shown(state="waiting", doing="approval", approvals=[pending, asks]))[-1]
+    assert "waits for approval: pay (c-7); waits for an answer: pay (c-8); " in waiting
+
+
+def test_a_typed_answer_is_no_call() -> None:
+    rejected = ToolCallPart(id="f1", name="__finish__", arguments={"city": 7})
+    answer = ToolCallPart(id="f2", name="__finish__", arguments={"city": "Oslo"})
+    error = ToolResultPart(call_id="f1", name="__finish__", content="city: it must be text", is_error=True)
+    messages = [Message.assistant("", rejected), Message(role="tool", parts=(error,)), Message.assistant("", answer)]
+    assert list(format_conversation(messages, call_ids=True)) == [
+        "[1]     → __finish__(city=7)  f1",
+        "        ✗ city: it must be text",
+        '[2]     = city="Oslo"',
+    ]

@@ -1,0 +1,182 @@
+"""What waits in a chat, and what a line that is typed meanwhile says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure.cli.chat.requests import AnswerEntry, ApprovalEntry, PendingRequest, PendingRequests
+from perdure.errors import InvalidInputError
+from perdure.types.approvals import DecidedApproval, PendingApproval
+
+
+def approval(call_id: str = "c1", **facts: Any) -> PendingRequest:
+    fields = {"call_id": call_id, "name": "refund", "hash": f"h-{call_id}", "arguments": {"order": "7"}, "since": "t"}
+    return PendingRequest(facts.pop("run_id", "r"), PendingApproval.model_validate(fields | facts))
+
+
+def question(form: dict[str, Any] | None = None, **facts: Any) -> PendingRequest:
+    return approval("q1", kind="question", name="pay", question="How\x1b[2J?\nSay.", form=form, **facts)
+
+
+class Chat:
+    """A prompt that shows what waits before each line."""
+
+    def __init__(self, *waiting: PendingRequest) -> None:
+        self.requests = PendingRequests("r")
+        self.lines = self.wait(*waiting)
+
+    def wait(self, *waiting: PendingRequest, decided: tuple[DecidedApproval, ...] = ()) -> list[str]:
+        return list(self.requests.update(waiting, {("r", past.call_id): past for past in decided}))
+
+    def begin(self, text: str) -> None:
+        self.requests.format_prompt()
+        self.requests.follow_text(text)
+
+    def enter(self, text: str) -> str | ApprovalEntry | AnswerEntry:
+        self.begin(text[0])
+        entry = self.requests.read_line(text)
+        self.requests.follow_text("")
+        return entry
+
+
+@pytest.mark.parametrize(
+    ("text", "decision"),
+    [
+        ("y", {"approved": True}),
+        ("YES", {"approved": True}),
+        ("n", {"approved": False}),
+        ("no: too much", {"approved": False, "comment": "too much"}),
+        ("n:", {"approved": False}),
+        ("a", {"approved": True, "always": True}),
+    ],
+)
+def test_a_line_decides_on_the_call_that_is_shown(text: str, decision: dict[str, Any]) -> None:
+    first = approval()
+    assert Chat(first, approval("c2")).enter(text) == ApprovalEntry(first, **decision)
+
+
+@pytest.mark.parametrize("text", ["no, I meant order 8", "yes please, and order 8?", "hello", "/say y", "/say"])
+def test_any_other_line_is_a_message(text: str) -> None:
+    assert Chat(approval()).enter(text) == text.removeprefix("/say ")
+
+
+def test_without_a_request_every_line_is_a_message() -> None:
+    chat = Chat()
+    assert [chat.enter(text) for text in ("y", "/say y", "/no why")] == ["y", "/say y", "/no why"]
+    chat.begin("y")
+    chat.wait(approval())
+    assert chat.requests.read_line("y") == "y", "it was typed before the call was shown"
+
+
+def test_a_line_never_decides_on_a_call_that_is_shown_later() -> None:
+    chat = Chat(approval(), approval("c2"))
+    chat.begin("y")
+    past = DecidedApproval(call_id="c1", name="refund", state="denied", by="bea", at="noon")
+    assert chat.wait(approval("c2"), decided=(past,)) == ["(refund (c1): denied by bea at noon)"]
+    chat.requests.format_prompt()
+    with pytest.raises(InvalidInputError, match=r"refund \(c1\) waits no longer: 'y' was not sent"):
+        chat.requests.read_line("y")
+    chat.requests.follow_text("")
+    assert chat.enter("y") == ApprovalEntry(approval("c2"), approved=True)
+
+
+def test_the_same_call_that_asks_again_is_another_request() -> None:
+    chat = Chat(question())
+    entry = chat.enter("5")
+    assert isinstance(entry, AnswerEntry)
+    chat.requests.set_decided(entry.request, True)
+    assert chat.wait(question()) == [], "a status that was read before the answer"
+    assert chat.requests.format_prompt() is None
+    again = question(hash="h-2")
+    assert chat.wait(again)[0] == "? pay (q1): How\\x1b[2J?"
+    assert chat.enter("6") == AnswerEntry(again, "6")
+    later = approval(since="t2")
+    assert len(chat.wait(later)) == 2, "the question is gone, the call is new"
+    chat.requests.set_decided(later, True)
+    chat.requests.set_decided(later, False)
+    assert chat.enter("y") == ApprovalEntry(later, approved=True), "the decision failed"
+
+
+def test_what_is_shown_of_a_call() -> None:
+    long = approval("c2", arguments={"note": "x" * 5000}, expires="noon", run_id="r/1")
+    huge = approval("c3", arguments=None, name="re\x1b[2Jfund")
+    lines = Chat(approval(), long, huge).lines
+    assert lines[0] == '? refund(order="7")'
+    assert lines[1].startswith('? [r/1] refund(note="xxx')
+    assert len(lines[1]) < 4100
+    assert lines[2:4] == ["  its arguments are long: perdure show r/1 --full", "  until noon, then it counts as denied"]
+    assert lines[4:] == ["? re\\x1b[2Jfund(…)", "  its arguments are long: perdure show r --full"]
+    chat = Chat(approval(), long)
+    assert chat.requests.format_prompt() == "approve refund (c1)? (1 of 2)  y · n · n: why · a always · else a message"
+    assert list(chat.requests.format_left()) == [
+        "refund (c1) still waits: perdure approve r c1",
+        "refund (c2) still waits: perdure approve r/1 c2",
+    ]
+    chat.requests.set_decided(approval(), True)
+    assert len(list(chat.requests.format_left())) == 2, "the decision may not have arrived"
+    chat.requests.confirm_decided(approval())
+    chat.wait(approval("c; rm -rf ~"))
+    assert list(chat.requests.format_left()) == ["refund (c; rm -rf ~) still waits: perdure approve r 'c; rm -rf ~'"]
+    chat.requests.clear()
+    assert chat.requests.format_prompt() is None
+
+
+def test_a_call_that_another_program_answers_is_shown_but_not_asked_for() -> None:
+    chat = Chat(approval(kind="callback"))
+    assert chat.lines == ["? refund (c1): a client sends its result"]
+    assert chat.requests.format_prompt() is None
+    assert chat.enter("y") == "y"
+
+
+CHOICES = {"enum": ["savings", "checking"], "type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("form", "shown", "text", "value"),
+    [
+        (None, [], "5", "5"),
+        ({"type": "string"}, [], "y", "y"),
+        (CHOICES, ["1) savings", "2) checking"], "2", "checking"),
+        (CHOICES, ["1) savings", "2) checking"], "savings", "savings"),
+        ({"enum": ["2", "1"]}, ['as JSON: {"enum": ["2", "1"]}'], "2", "2"),
+        ({"enum": [2, 1]}, ['as JSON: {"enum": [2, 1]}'], "1", 1),
+        ({"type": "boolean"}, ["y or n"], "Y", True),
+        ({"type": "boolean"}, ["y or n"], "false", False),
+        ({"type": "number"}, ["a number"], "2.5", 2.5),
+        ({"type": "integer"}, ["a whole number"], "3", 3),
+        (
+            {"type": "object", "required": ["a"]},
+            ['as JSON: {"type": "object", "required": ["a"]}'],
+            '{"a": 1}',
+            {"a": 1},
+        ),
+    ],
+)
+def test_a_question_is_answered_in_its_type(form: Any, shown: list[str], text: str, value: Any) -> None:
+    chat = Chat(question(form))
+    assert chat.lines == ["? pay (q1): How\\x1b[2J?", "  Say.", *(f"  {line}" for line in shown)]
+    assert chat.enter(text) == AnswerEntry(question(form), value)
+    assert chat.enter("/no the bank is closed") == AnswerEntry(question(form), error="the bank is closed")
+    assert chat.enter("/say 2") == "2"
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [(CHOICES, "3"), (CHOICES, "none"), ({"type": "number"}, "y"), ({"type": "object", "required": ["a"]}, "{}")],
+)
+def test_an_answer_that_does_not_fit_can_be_corrected(form: Any, text: str) -> None:
+    chat = Chat(question(form))
+    with pytest.raises(InvalidInputError, match="the answer"):
+        chat.enter(text)
+    assert chat.requests.format_prompt() is not None
+
+
+def test_an_answer_to_a_question_that_is_gone_is_not_a_message() -> None:
+    chat = Chat(question())
+    chat.begin("5")
+    assert chat.wait() == ["(pay (q1) waits no longer)"]
+    with pytest.raises(InvalidInputError, match="'500' was not sent"):
+        chat.requests.read_line("500")
+    assert chat.requests.read_line("500") == "500", "on a second Enter it is sent, as nothing waits"
