@@ -1,6 +1,7 @@
 """Runs agents from your own Temporal workflows: ``from perdure.workflow import run_agent``.
 
-In a sandboxed workflow, import it with ``workflow.unsafe.imports_passed_through()``.
+In a sandboxed workflow, import it with ``workflow.unsafe.imports_passed_through()``; a worker with ``PerdurePlugin``
+passes perdure through by itself.
 """
 
 from __future__ import annotations

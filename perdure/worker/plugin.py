@@ -13,6 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -22,8 +23,15 @@ from typing import Any
 from temporalio.bridge.proto.workflow_activation import WorkflowActivation
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 from temporalio.plugin import SimplePlugin
-from temporalio.worker import UnsandboxedWorkflowRunner, WorkerConfig, WorkflowInstance, WorkflowInstanceDetails
+from temporalio.worker import (
+    UnsandboxedWorkflowRunner,
+    WorkerConfig,
+    WorkflowInstance,
+    WorkflowInstanceDetails,
+    WorkflowRunner,
+)
 from temporalio.worker import Worker as TemporalWorker
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from ..agent.agent import Agent
 from ..errors import DefinitionError, ThreadsLostError
@@ -132,6 +140,7 @@ class PerdurePlugin(SimplePlugin):
             workflows=[AgentWorkflow],
             activities=[self.engine.model.model, self.engine.tool.tool],
             interceptors=[self.engine.interceptor],
+            workflow_runner=_pass_perdure_through,
         )
 
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
@@ -185,6 +194,14 @@ class PerdurePlugin(SimplePlugin):
         boxes = [self.engine.agents.tools, *(agent.toolbox for agent in self.engine.agents)]
         longest = max((tool.timeout for tools in boxes for tool in tools), default=0.0)
         return timedelta(seconds=longest) + DRAIN_MARGIN
+
+
+def _pass_perdure_through(runner: WorkflowRunner | None) -> WorkflowRunner:
+    """Let a sandbox use the loaded perdure: one that it imports anew replaces modules of the loaded one by its own."""
+    runner = runner or SandboxedWorkflowRunner()
+    if isinstance(runner, SandboxedWorkflowRunner):
+        return replace(runner, restrictions=runner.restrictions.with_passthrough_modules("perdure"))
+    return runner
 
 
 @cache

@@ -124,7 +124,8 @@ class Page:
     @property
     def links(self) -> list[str]:
         """Where its relative links go to, with the anchor."""
-        return [link for link in _LINK.findall(_FENCE.sub("", self.text)) if not re.match(r"[a-z]+:", link)]
+        prose = re.sub(r"`[^`]+`", "", _FENCE.sub("", self.text))
+        return [link for link in _LINK.findall(prose) if not re.match(r"[a-z]+:", link)]
 
     @cached_property
     def anchors(self) -> set[str]:

@@ -12,7 +12,7 @@ from perdure.client.inbox import PendingCall, list_pending_calls_of_run
 from perdure.errors import ApprovalPendingError, InvalidInputError, ServerUnreachableError, StoreError
 from perdure.testing import ScriptedProvider, call, scripted
 from perdure.testing.execution import Execution
-from perdure.types.interface import WAITING_MEMO
+from perdure.types.interface import FIRST_MESSAGE_MEMO, WAITING_MEMO
 from tests.support.checks import results
 from tests.support.engine import Engine
 from tests.support.wait import eventually
@@ -191,10 +191,10 @@ async def test_the_inbox_asks_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Execution, "query", never)
         first, second = await inbox(2)
         assert (second.run_id, second.agent, second.arguments) == (run.id, "support", {"order": "8", "amount": 4})
-        assert (await (await run.handle.describe()).memo()).keys() == {"agent", WAITING_MEMO}
+        assert (await (await run.handle.describe()).memo()).keys() == {"agent", FIRST_MESSAGE_MEMO, WAITING_MEMO}
         await first.approve()
         await eventually(lambda: inbox(1))
         await second.deny()
         await run.result()
         assert await script.client.approvals() == []
-        assert (await (await run.handle.describe()).memo()).keys() == {"agent"}
+        assert (await (await run.handle.describe()).memo()).keys() == {"agent", FIRST_MESSAGE_MEMO}

@@ -34,7 +34,7 @@ async def test_parallel_calls_run_at_once_and_their_results_stand_in_call_order(
     @tool
     def meet(n: int) -> str:
         """Wait for the two others, then end in reverse order."""
-        together.wait(30)
+        together.wait(55)
         while len(ended) < 2 - n:
             time.sleep(0.005)
         ended.append(n)
@@ -185,7 +185,7 @@ async def test_of_96_payments_at_once_none_is_told_to_have_timed_out_and_is_made
     @tool(timeout=60)
     def pay(n: int) -> str:
         """Pay, while all others do."""
-        together.wait(30)
+        together.wait(55)
         return f"paid {n}"
 
     provider = ScriptedProvider([[call("pay", n=n) for n in range(96)], "All paid."])

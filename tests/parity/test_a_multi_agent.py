@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from temporalio.worker import Worker as TemporalWorker
 
-from perdure import Agent, PerdurePlugin, delegate, tool
+import perdure
+from perdure import Agent, PerdurePlugin, delegate, errors, tool
 from perdure.testing import ScriptedProvider, call, finish
 from tests.support.checks import results, users
 from tests.support.engine import Engine
@@ -78,6 +79,7 @@ async def test_an_agent_that_is_given_as_an_object_answers_with_its_type_in_a_wo
         own = f"typed-{uuid.uuid4().hex[:8]}"
         found = await temporal.execute_workflow(TypedPipeline.run, id=own, task_queue=engine.task_queue)
     assert found == [True, {"name": "Oslo"}, "ParseError"]
+    assert errors is perdure.errors, "the sandbox has replaced a loaded module by its own"
 
 
 async def test_b7_specialists_have_their_own_tools_models_and_limits(engine: Engine) -> None:
