@@ -231,6 +231,16 @@ async def test_an_id_with_another_message_is_an_error(engine: Engine) -> None:
         assert (await client.start("greeter", "hi", id=run.id, if_exists="attach")).id == run.id
 
 
+async def test_a_message_that_reopens_a_run_by_its_id_keeps_what_it_was_started_with(engine: Engine) -> None:
+    agent = Agent("greeter", ScriptedProvider(echo_last))
+    async with engine.served(agent) as client:
+        run = await client.start(agent, "hi", id=f"ana-{engine.task_queue}")
+        await run.result()
+        await (await client.send(agent, "more", id=run.id)).result()
+        with pytest.raises(RunExistsError, match="another message"):
+            await client.start(agent, "something else", id=run.id, if_exists="attach")
+
+
 def echo_last(request: ModelRequest) -> str:
     return f"You said {users(request.messages)[-1]}."
 
