@@ -187,7 +187,7 @@ ExecutionEndState = Literal["completed", "failed", "cancelled", "terminated"]
 
 @dataclass(slots=True)
 class ModelCallRecord:
-    """A model activity that was given something new, for the history."""
+    """A model activity, for the history."""
 
     at: datetime
     input: dict[str, Any]
@@ -372,7 +372,7 @@ class Execution(Host):
         if self.ended is not None:
             raise asyncio.CancelledError("the run was terminated")
         record = ModelCallRecord(datetime.now(UTC), argument)
-        if name == MODEL_ACTIVITY and argument.get("new"):
+        if name == MODEL_ACTIVITY:
             self.model_calls.append(record)
         activity = self._loop.create_task(self._activities.run(name, argument), context=self._outside.copy())
         try:

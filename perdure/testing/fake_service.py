@@ -99,7 +99,7 @@ def build_execution_info(execution: Execution) -> WorkflowExecutionInfo:
 
 
 def build_model_events(execution: Execution) -> list[HistoryEvent]:
-    """Build the events of the model activities that were given something new."""
+    """Build the events of the model activities."""
     events = []
     for number, call in enumerate(execution.model_calls):
         scheduled = HistoryEvent(event_id=2 + 2 * number)
