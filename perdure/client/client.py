@@ -221,7 +221,7 @@ class Client:
         are read as, for an ``agent`` that is given by its name: plain JSON by default.
 
         Raises ``RunExistsError`` for an existing id, unless ``if_exists="attach"`` returns that run, which must have
-        been started with the same message;
+        been started with the same message (text and files; typed inputs are not compared);
         ``InvalidInputError`` or ``DefinitionError`` for invalid arguments, ``AuthContextUnavailableError`` if there is
         no encryption for ``auth_context``.
         """
@@ -241,7 +241,7 @@ class Client:
         )
         start |= seal_auth(self.temporal, context_id, auth_context, auth_ref)
         message_hash = hash_first_message(context_id, start)
-        memo, queue = {FIRST_MESSAGE_MEMO: message_hash}, self.task_queue
+        memo, queue = {FIRST_MESSAGE_MEMO: message_hash} if message_hash else {}, self.task_queue
         try:
             run.handle = await start_run_workflow(self.temporal, context_id, start, task_queue=queue, memo=memo)
         except WorkflowAlreadyStartedError:

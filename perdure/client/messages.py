@@ -8,13 +8,20 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from temporalio.api.common.v1 import Payload
 from temporalio.api.history.v1 import HistoryEvent
-from temporalio.client import WithStartWorkflowOperation, WorkflowExecutionDescription, WorkflowHandle
+from temporalio.client import (
+    WithStartWorkflowOperation,
+    WorkflowExecutionDescription,
+    WorkflowExecutionStatus,
+    WorkflowHandle,
+)
 from temporalio.common import TypedSearchAttributes, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
@@ -49,6 +56,7 @@ from ..types.messages import (
 )
 from ..types.plain_json import to_plain_json
 from ..types.validation_errors import describe_validation_error
+from ..types.wire import MODEL_ACTIVITY
 from .follow import CATCH_UP_SECONDS
 from .handles import ClientHandle, RunHandle
 from .tasks import background_task
@@ -95,6 +103,8 @@ async def deliver_message(
         if build_closed_status(description) is None:  # once it closes, its first message is in the transcript
             start.pop("message", None)
         memo = await _read_first_message_memo(description)
+    else:
+        memo, start = await _carry_first_message(run, start)
     async with background_task(run.warn_without_worker()):
         task_id = await _send_message_with_start(run, user_message, start, task_queue, memo)
     run.handle = client.temporal.get_workflow_handle(run.id)  # the message may have opened another execution
@@ -193,26 +203,23 @@ async def build_reopen_start(run: RunHandle) -> dict[str, Any]:
     """
     temporal = run.client.temporal
     last = temporal.get_workflow_handle(run.id, run_id=(await run.describe()).run_id)
-    first_event: HistoryEvent | None = None
-    recorded = False
+    events = last.fetch_history_events()
     with run.temporal_errors():
-        async for event in last.fetch_history_events():
-            first_event = first_event or event
-            if recorded := event.HasField("activity_task_completed_event_attributes"):
-                break
+        first_event = await anext(events, None)
     if first_event is None:
         raise RunNotFoundError(f"the history of run {run.id!r} is deleted", hint="Start another one with history=….")
     raw = await decode_start(run, first_event)
     start = {name: raw[name] for name in Start.model_fields if raw.get(name) is not None}
     started = first_event.workflow_execution_started_event_attributes
+    asked_at = ""  # when the last call that wrote the conversation's row was scheduled
     if run.has_store:
         store = await run.client.store()
         row = await store.get_run(run.id)
-        recorded = recorded or (row is not None and row.scope.startswith(started.first_execution_run_id))
+        asked_at = row.asked_at if row is not None and row.scope.startswith(started.first_execution_run_id) else ""
         if store.store_id:
             start.setdefault("store_id", store.store_id)
-    if recorded:
-        start.pop("message", None)
+    if "message" in start and await _is_first_message_recorded(run, start["message"], events, asked_at):
+        start.pop("message")
     parent_id = started.parent_workflow_execution.workflow_id
     if parent_id and (token := start.get("auth_context")):  # the next execution has no parent in Temporal
         start["auth_context"] = reseal_auth_token(temporal, token, parent_id, run.id)
@@ -220,11 +227,47 @@ async def build_reopen_start(run: RunHandle) -> dict[str, Any]:
     return {**start, "resume": True}
 
 
+async def _is_first_message_recorded(
+    run: RunHandle, message: Any, events: AsyncIterator[HistoryEvent], asked_at: str
+) -> bool:
+    """Whether a call that was given the first message has recorded it: it has completed, or it or a later one wrote
+    the row, whose call was scheduled at ``asked_at``.
+
+    Others prove nothing: a pause before the first call, a summary of the history, a step that waits for its branches.
+    """
+    has_content = not isinstance(message, dict) or any(message.get(name) is not None for name in ("content", "input"))
+    scheduled: dict[int, str] = {}  # the calls that were given messages: when, by the id of their event
+    with run.temporal_errors():
+        async for event in events:
+            if event.HasField("activity_task_scheduled_event_attributes"):
+                asked = event.activity_task_scheduled_event_attributes
+                if asked.activity_type.name == MODEL_ACTIVITY:
+                    model_input = await _decode_first_payload(run, asked.input.payloads)
+                    if not has_content or _has_new_message(model_input):
+                        scheduled[event.event_id] = timestamp(event.event_time.ToDatetime(UTC))
+            elif event.HasField("activity_task_completed_event_attributes"):
+                completed = event.activity_task_completed_event_attributes
+                if completed.scheduled_event_id in scheduled:
+                    output = await _decode_first_payload(run, completed.result.payloads)
+                    if not (isinstance(output, dict) and output.get("branches")):
+                        return True
+                    del scheduled[completed.scheduled_event_id]
+    return bool(scheduled) and asked_at >= min(scheduled.values())
+
+
+def _has_new_message(model_input: Any) -> bool:
+    new = model_input.get("new") if isinstance(model_input, dict) else None
+    return any(isinstance(item, dict) and item.get("kind", "message") == "message" for item in new or ())
+
+
+async def _decode_first_payload(run: RunHandle, payloads: Sequence[Payload]) -> Any:
+    return next(iter(await run.client.temporal.data_converter.decode(payloads)), None)
+
+
 async def decode_start(run: RunHandle, first_event: HistoryEvent) -> dict[str, Any]:
     """Decode the input of an execution, for one that continued as new its state, from its first event. Raises
     ``InvalidInputError`` if it is not the input of a conversation."""
-    payloads = first_event.workflow_execution_started_event_attributes.input.payloads
-    raw = next(iter(await run.client.temporal.data_converter.decode(payloads)), None)
+    raw = await _decode_first_payload(run, first_event.workflow_execution_started_event_attributes.input.payloads)
     state = raw.get("state") if isinstance(raw, dict) else None
     if isinstance(state, dict):
         raw = {**state, "override": state.get("overrides")}
@@ -248,6 +291,21 @@ async def reopen_run(run: RunHandle, override: dict[str, Any], *, by: str | None
         return await start_run_workflow(temporal, run.id, start, task_queue=task_queue, reuse=only_failed, memo=memo)
     except WorkflowAlreadyStartedError:  # another client was first
         return temporal.get_workflow_handle(run.id)
+
+
+async def _carry_first_message(run: RunHandle, start: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the memo for the next execution of a run that may have closed, and ``start`` with the first message of
+    the last one, if nothing has recorded that."""
+    try:
+        description = await run.describe()
+    except RunNotFoundError:
+        return {}, start
+    memo = await _read_first_message_memo(description)
+    if build_closed_status(description) is None or description.status is WorkflowExecutionStatus.COMPLETED:
+        return memo, start
+    with suppress(RunNotFoundError, InvalidInputError):  # its history is deleted, or it is not one of a conversation
+        start = start | {name: value for name, value in (await build_reopen_start(run)).items() if name == "message"}
+    return memo, start
 
 
 async def _read_first_message_memo(execution: WorkflowExecutionDescription) -> dict[str, Any]:

@@ -108,18 +108,24 @@ async def build_start_input(
     return plain | ({"message": start["message"]} if user_message else {})
 
 
-def hash_first_message(context_id: str, start: Mapping[str, Any]) -> str:
+def hash_first_message(context_id: str, start: Mapping[str, Any]) -> str | None:
     """Hash the message of a start: what was asked, not who asked, or how it is sent. The id makes it the run's own, so
-    that equal hashes of short messages in a list of runs say nothing."""
+    that equal hashes of short messages in a list of runs say nothing.
+
+    None for a typed input: equal ones need not have equal JSON (sets, defaults that are made anew, added fields).
+    """
     message = start.get("message") or {}
+    if message.get("input") is not None or message.get("typed"):
+        return None
     asked = {name: message.get(name) for name in ("content", "input", "typed")}
     text = json.dumps([context_id, asked], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-async def attach_to_run(run: Run[Any], message_hash: str, if_exists: str) -> Run[Any]:
-    """Return the existing ``run`` for a start whose message has that hash. Raises ``RunExistsError``, unless
-    ``if_exists`` is "attach" and the run was started with the same message, or is not known to have another.
+async def attach_to_run(run: Run[Any], message_hash: str | None, if_exists: str) -> Run[Any]:
+    """Return the existing ``run`` for a start whose message has that hash; None for a typed input. Raises
+    ``RunExistsError``, unless ``if_exists`` is "attach" and the run was started with the same message, or is not known
+    to have another.
     """
     memo: Mapping[str, Any] = {}
     try:
@@ -128,7 +134,7 @@ async def attach_to_run(run: Run[Any], message_hash: str, if_exists: str) -> Run
         raise
     except Exception as error:  # written with another codec
         logger.debug("the memo of run %s cannot be read: %s", run.id, error)
-    if memo.get(FIRST_MESSAGE_MEMO, message_hash) != message_hash:
+    if message_hash is not None and memo.get(FIRST_MESSAGE_MEMO, message_hash) != message_hash:
         raise RunExistsError(
             f"there is a run {run.id!r} already, which was started with another message",
             hint="Give this one another id. To send it into that conversation: client.send(…, id=…); "

@@ -185,6 +185,16 @@ _HANDLERS = workflow._Definition.must_from_class(AgentWorkflow)
 ExecutionEndState = Literal["completed", "failed", "cancelled", "terminated"]
 
 
+@dataclass(slots=True)
+class ModelCallRecord:
+    """A model activity, for the history."""
+
+    at: datetime
+    input: dict[str, Any]
+    output: Any = None
+    """None while it has not completed."""
+
+
 class ExecutionRegistry(Protocol):
     """The other executions."""
 
@@ -220,6 +230,7 @@ class Execution(Host):
         self.attributes: dict[str, Any] = {**started.attributes}
         self.memo: dict[str, Any] = {}
         """Changes of the memo that it was started with; None removes a field."""
+        self.model_calls: list[ModelCallRecord] = []
         self._events = 0
         self._updates: dict[str, asyncio.Task[Any]] = {}
         self._closed = asyncio.Event()
@@ -360,6 +371,9 @@ class Execution(Host):
         """See ``Host``. When cancelled, it waits for the call to end, and returns its result."""
         if self.ended is not None:
             raise asyncio.CancelledError("the run was terminated")
+        record = ModelCallRecord(datetime.now(UTC), argument)
+        if name == MODEL_ACTIVITY:
+            self.model_calls.append(record)
         activity = self._loop.create_task(self._activities.run(name, argument), context=self._outside.copy())
         try:
             await asyncio.wait([activity])
@@ -371,6 +385,7 @@ class Execution(Host):
             self._schedule_check()
         cause = TemporalCancelledError("Cancelled") if activity.cancelled() else activity.exception()
         if cause is None:
+            record.output = activity.result()
             return activity.result()
         raise ActivityError(
             "Activity task failed",

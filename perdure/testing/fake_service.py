@@ -27,6 +27,7 @@ from temporalio.service import ConnectConfig, RPCError, RPCStatusCode, ServiceCl
 
 from ..temporal_service import build_search_attributes, parse_attribute_type
 from ..types.interface import SEARCH_ATTRIBUTES, WORKFLOW_TYPE
+from ..types.wire import MODEL_ACTIVITY
 from ..worker import Engine
 from .execution import Execution, ExecutionStart, encode_memo
 
@@ -95,6 +96,25 @@ def build_execution_info(execution: Execution) -> WorkflowExecutionInfo:
     if execution.ended_at is not None:
         info.close_time.FromDatetime(execution.ended_at)
     return info
+
+
+def build_model_events(execution: Execution) -> list[HistoryEvent]:
+    """Build the events of the model activities."""
+    events = []
+    for number, call in enumerate(execution.model_calls):
+        scheduled = HistoryEvent(event_id=2 + 2 * number)
+        scheduled.event_type = enums.EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED
+        scheduled.event_time.FromDatetime(call.at)
+        scheduled.activity_task_scheduled_event_attributes.activity_type.name = MODEL_ACTIVITY
+        scheduled.activity_task_scheduled_event_attributes.input.CopyFrom(encode_payloads(call.input))
+        events.append(scheduled)
+        if call.output is not None:
+            completed = HistoryEvent(event_id=3 + 2 * number)
+            completed.event_type = enums.EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED
+            completed.activity_task_completed_event_attributes.scheduled_event_id = scheduled.event_id
+            completed.activity_task_completed_event_attributes.result.CopyFrom(encode_payloads(call.output))
+            events.append(completed)
+    return events
 
 
 def build_close_event(execution: Execution) -> HistoryEvent:
@@ -278,7 +298,7 @@ class InProcessService(ServiceClient):
         if req.history_event_filter_type != enums.HistoryEventFilterType.HISTORY_EVENT_FILTER_TYPE_CLOSE_EVENT:
             start = HistoryEvent(event_id=1, event_type=enums.EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED)
             start.workflow_execution_started_event_attributes.input.CopyFrom(encode_payloads(*execution.started.input))
-            events.insert(0, start)
+            events = [start, *build_model_events(execution), *events]
         return api.GetWorkflowExecutionHistoryResponse(history=History(events=events))
 
     async def _on_list_workflow_executions(self, req: api.ListWorkflowExecutionsRequest) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, Client, Run, tool
+from perdure import Agent, Client, Message, Run, tool
 from perdure.errors import InvalidInputError, NoWorkerError, RunCancelledError, RunClosedError, RunNotFoundError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
@@ -247,6 +247,28 @@ async def test_a_session_that_is_closed_while_it_is_paused_ends(engine: Engine) 
         await paused(run)
         await run.close()
         assert (await run.result()).content == "You said One."
+
+
+@pytest.mark.parametrize("again", ["resume", "run.send", "client.send"])
+async def test_a_first_message_outlives_a_pause_before_its_call_and_a_termination(engine: Engine, again: str) -> None:
+    async with engine.served(Agent("echo", ScriptedProvider(told))) as client:
+        mode: Any = "run" if again == "resume" else "session"
+        earlier = [Message.user("earlier"), Message.assistant("Yes.")]
+        run = await client.start("echo", "first", mode=mode, history=earlier)
+        await run.pause()
+        await paused(run)
+        await run.terminate()
+        with pytest.raises(RunCancelledError):
+            await run.result()
+        if again == "resume":
+            await run.resume()
+            assert (await run.result()).content == "You said earlier | first."
+        else:
+            turn = await (run.send("second") if again == "run.send" else client.send("echo", "second", id=run.id))
+            assert (await turn.result()).content.endswith("first | second.")
+            await run.terminate()
+            assert (await (await run.send("third")).result()).content.endswith("first | second | third.")
+        assert [message.text for message in await run.transcript()].count("first") == 1
 
 
 async def test_pausing_twice_keeps_the_first_and_resuming_twice_changes_nothing(engine: Engine) -> None:

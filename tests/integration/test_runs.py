@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import uuid
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, Field
 
 from perdure import Agent, RunContext, tool
 from perdure.errors import (
@@ -206,7 +208,7 @@ async def test_an_id_with_another_message_is_an_error(engine: Engine) -> None:
     async with engine.served(agent) as client:
         run = await client.start(agent, "hi", id=f"ana-{engine.task_queue}", mode="session")
         await run.turn().result()
-        for message in ("something else", ["hi"], None, {"content": "hi"}):
+        for message in ("something else", ["hi"], None):
             with pytest.raises(RunExistsError, **other):
                 await client.start("greeter", message, id=run.id, if_exists="attach")
             with pytest.raises(RunExistsError, **other):
@@ -229,6 +231,33 @@ async def test_an_id_with_another_message_is_an_error(engine: Engine) -> None:
         with pytest.raises(RunExistsError, **other):
             await client.start("greeter", "And now?", id=run.id, if_exists="attach")
         assert (await client.start("greeter", "hi", id=run.id, if_exists="attach")).id == run.id
+
+
+class Visit(BaseModel):
+    who: str
+    at: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    """Another one in every process, as a time, or the order of a set, would be."""
+
+
+@pytest.mark.parametrize("size", [1, 200_000], ids=["short", "long"])
+async def test_a_typed_input_is_sent_again_under_the_same_id(engine: Engine, size: int) -> None:
+    agent = Agent("greeter", ScriptedProvider(lambda _: "Welcome."), input=Visit)
+    async with engine.served(agent) as client:
+        run = await client.start(agent, Visit(who="a" * size), id=f"ana-{engine.task_queue}")
+        assert (await run.result()).content == "Welcome."
+        for again in (Visit(who="a" * size), {"who": "a" * size}):
+            attached = await client.start(agent, again, id=run.id, if_exists="attach")
+            assert (await attached.result()).content == "Welcome."
+
+
+async def test_a_message_that_reopens_a_run_by_its_id_keeps_what_it_was_started_with(engine: Engine) -> None:
+    agent = Agent("greeter", ScriptedProvider(echo_last))
+    async with engine.served(agent) as client:
+        run = await client.start(agent, "hi", id=f"ana-{engine.task_queue}")
+        await run.result()
+        await (await client.send(agent, "more", id=run.id)).result()
+        with pytest.raises(RunExistsError, match="another message"):
+            await client.start(agent, "something else", id=run.id, if_exists="attach")
 
 
 def echo_last(request: ModelRequest) -> str:
