@@ -20,6 +20,7 @@ from perdure.errors import ApprovalPendingError, DefinitionError
 from perdure.local_engine import build_agent_queue_name
 from perdure.providers import OpenAIChat, register_provider, registry
 from perdure.testing import ScriptedProvider, call
+from perdure.worker.worker import _serve_in_block
 from tests.servers.model_server import OpenAIServer
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
@@ -86,6 +87,22 @@ async def test_calls_of_several_agents_at_once_do_not_wait_for_each_other(here: 
         failed = [one.last_failure.application_failure_info.type for one in tried]
         assert failed != []
         assert "AgentNotFoundError" not in failed, "another's worker took it, and the run waited for its next attempt"
+
+
+async def test_the_error_of_a_worker_replaces_the_cancellation_of_its_block() -> None:
+    class Failing:
+        async def run(self) -> None:
+            raise ValueError("the worker failed")
+
+        async def shutdown(self) -> None:
+            pass
+
+    with pytest.raises(ValueError, match="the worker failed"):
+        async with _serve_in_block(Failing()):  # type: ignore[arg-type]
+            await asyncio.Event().wait()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
 
 
 async def test_agents_of_one_name_do_not_take_each_others_calls(here: Engine) -> None:
