@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
+import uuid
 
 from .embedded.home import current_home, named_store
 
 DEFAULT_TASK_QUEUE = "perdure"
+_PRIVATE_SUFFIX = re.compile("-call-[0-9a-f]{8}$")
 
 
 def resolve_task_queue(given: str | None = None) -> str:
@@ -18,6 +21,17 @@ def resolve_task_queue(given: str | None = None) -> str:
 def named_task_queue(given: str | None = None) -> str | None:
     """Return the argument, then ``PERDURE_TASK_QUEUE``; None if neither names a task queue."""
     return given or os.environ.get("PERDURE_TASK_QUEUE") or None
+
+
+def make_private_task_queue(queue: str) -> str:
+    """Return the name of a task queue that only one engine polls, for the calls without an id beside ``queue``."""
+    return f"{queue}-call-{uuid.uuid4().hex[:8]}"
+
+
+def get_shared_task_queue(queue: str) -> str:
+    """Return the task queue beside which a private one was made; any other unchanged. What continues or forks the run
+    of a call belongs there: the private queue has no worker after the call."""
+    return _PRIVATE_SUFFIX.sub("", queue)
 
 
 def resolve_store_url(given: str | None = None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import sys
 import uuid
@@ -18,7 +19,7 @@ from .client.client import Client
 from .client.on_approval import ApprovalHandler, check_on_approval
 from .client.run import NO_WORKER_SECONDS, Run
 from .client.tasks import wait_beside
-from .errors import InvalidInputError, NoWorkerError, PerdureError, RunClosedError
+from .errors import ApprovalPendingError, InvalidInputError, NoWorkerError, PerdureError, RunClosedError
 from .ports.test_seams import find_fake_server
 from .tools import Tool
 from .types.interface import OutputT, Response
@@ -71,13 +72,16 @@ async def local(
 
 
 # ---
-# The engine of the calls without a client: one for all calls of an agent in an event loop.
+# The engine of the calls without a client: one for all calls of an agent in an event loop, and one for those with ids.
 
 
 class _CallEngine:
     """Serves the calls of one agent in one event loop, from the first of them until none needs it any more.
 
-    They share a task queue: with a worker each, the first that stopped would take runs of the others with it.
+    They share a task queue: with a worker each, the first that stopped would take runs of the others with it. For the
+    same reason the runs of calls without an ``id`` have a queue that only their engine polls: no other agent object of
+    that name, event loop or process takes them. A run with an ``id`` outlives its call, so another process can take
+    it up: all objects of that name that call with ids at the same time must be the same agent.
     """
 
     def __init__(self, agent: Agent, queue: str, forget: Callable[[], object]) -> None:
@@ -89,7 +93,9 @@ class _CallEngine:
         self._waiting: dict[object, asyncio.Task[Any] | None] = {}
         """The calls that wait for their answer, with the task of each."""
         self._is_unused = asyncio.Event()
-        self.serving = asyncio.ensure_future(self._serve(agent, queue))
+        # In an empty context: it serves all calls, so tools must not get the context variables of the first caller.
+        loop, context = asyncio.get_running_loop(), contextvars.Context()
+        self.serving: asyncio.Task[None] = loop.create_task(self._serve(agent, queue), context=context)
         self.serving.add_done_callback(self._fail_calls)
 
     async def _serve(self, agent: Agent, queue: str) -> None:
@@ -141,25 +147,35 @@ class _CallEngine:
 
 _ENGINE_STOP_SECONDS = LOCAL_DRAIN_SECONDS + CALL_CANCEL_SECONDS + 5.0
 """Seconds that calls wait for the end of their engine; it then goes on to stop without them."""
-_call_engines: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[int, str], _CallEngine]] = WeakKeyDictionary()
+_call_engines: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[int, str | None], _CallEngine]] = (
+    WeakKeyDictionary()
+)
+"""By the agent, and the task queue; None for the calls without an ``id``."""
 _closing_runs: WeakKeyDictionary[Client, set[asyncio.Future[None]]] = WeakKeyDictionary()
 """What waits for the ends of the runs of cancelled calls, by client."""
 
 
 @asynccontextmanager
-async def _serve_call(agent: Agent) -> AsyncIterator[tuple[Client, Callable[[], object], asyncio.Future[None] | None]]:
-    """Serve a call of ``agent``. Yields a client; a function to call when the call is abandoned; and the task that
-    serves, None for a test's server."""
+async def _serve_call(
+    agent: Agent, queue: str | None
+) -> AsyncIterator[tuple[Client, Callable[[], object], asyncio.Future[None] | None]]:
+    """Serve a call of ``agent`` on task queue ``queue``, None for one that only its engine polls. Yields a client; a
+    function to call when the call is abandoned; and the task that serves, None for a test's server."""
     if find_fake_server([agent]) is not None:
         async with local([agent]) as client:
             yield client, lambda: None, None
         return
     engines = _call_engines.setdefault(asyncio.get_running_loop(), {})
-    queue = build_agent_queue_name(agent.name)
     key = (id(agent), queue)
+
+    def forget() -> None:
+        if engines.get(key) is engine:  # else another engine has replaced it already
+            del engines[key]
+
     engine = engines.get(key)
     if engine is None:
-        engine = engines[key] = _CallEngine(agent, queue, lambda: engines.pop(key, None))
+        own_queue = queue or config.make_private_task_queue(build_agent_queue_name(agent.name))
+        engine = engines[key] = _CallEngine(agent, own_queue, forget)
     call = engine.begin_call()
     try:
         yield await asyncio.shield(engine.client), lambda: engine.abandon_call(call), engine.serving
@@ -246,18 +262,27 @@ async def _start_run(
     abandon, serving = None, None
     async with AsyncExitStack() as stack:
         if client is None:
-            own_client, abandon, serving = await stack.enter_async_context(_serve_call(agent))
+            queue = None if id is None else build_agent_queue_name(agent.name)
+            own_client, abandon, serving = await stack.enter_async_context(_serve_call(agent, queue))
             client = own_client
         starting = asyncio.ensure_future(client.start(agent, message, id=run_id, if_exists="attach", **options))
         try:
             # Shielded: if the start were cancelled half-way, it would be unknown whether the run exists.
             run = await (starting if id is not None else asyncio.shield(starting))
+            if id is not None and serving is not None:
+                existing_queue = (await run.describe()).task_queue
+                if config.get_shared_task_queue(existing_queue) != existing_queue:  # a call without an id has left it
+                    await stack.enter_async_context(_serve_call(agent, existing_queue))
             yield run, ApprovalHandler(run, agent, policy)
         except (asyncio.CancelledError, GeneratorExit):
             if abandon is not None:
                 abandon()
             if id is None:
                 await _close_abandoned_run(client.run(run_id), starting, serving)
+            raise
+        except ApprovalPendingError as error:
+            if id is None and serving is not None:
+                error.hint = f"{error.hint} The same call with id={run_id!r} serves the run again."
             raise
         except NoWorkerError as error:
             if id is not None:

@@ -494,7 +494,10 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         data, a mapping or an instance of the agent's context type; ``auth_context`` is the identity on whose behalf it
         acts (see ``Client.start``); ``history`` is the conversation to continue: messages (or a session in the flat
         form of ``types.session_form``), or a run, a response, a head; ``override`` changes the agent for this run.
-        Several calls, also of different agents, may run at the same time.
+        Several calls, also of different agents, may run at the same time. Tools do not get the caller's context
+        variables: pass ``context``. Without an ``id`` and a ``client``, the run has a task queue that only this agent
+        object serves; with an ``id``, all programs and agent objects of this name that call at the same time serve it,
+        so they must be the same agent.
 
         ``on_approval`` decides on a call that waits for approval: ``"prompt"``, the default on a terminal, prompts
         there; ``"raise"``, the default elsewhere, raises ``ApprovalPendingError`` and leaves the run open; ``"wait"``

@@ -13,6 +13,7 @@ from typing import Any
 
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
+from ..config import get_shared_task_queue
 from ..encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, RunExistsError, RunNotFoundError
 from ..loop.lifecycle import parse_start
@@ -147,7 +148,8 @@ async def _read_fork_start(run: RunHandle, store: Store) -> tuple[dict[str, Any]
     if first_event is None or not isinstance(raw.get("agent"), str):
         raise InvalidInputError(f"run {run.id!r} was not started as a conversation", hint="Fork another one.")
     start = {name: raw[name] for name in _INHERITED_START_FIELDS if raw.get(name) is not None}
-    return start, first_event.workflow_execution_started_event_attributes.task_queue.name
+    queue = first_event.workflow_execution_started_event_attributes.task_queue.name
+    return start, get_shared_task_queue(queue)
 
 
 async def _write_fork_head(store: Store, point: ForkPoint) -> str | None:

@@ -26,6 +26,7 @@ from temporalio.common import TypedSearchAttributes, WorkflowIDConflictPolicy, W
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
+from ..config import get_shared_task_queue
 from ..encryption import reseal_auth_token
 from ..errors import InvalidInputError, PerdureError, RunClosedError, RunError, RunNotFoundError
 from ..loop.lifecycle import parse_start
@@ -99,7 +100,7 @@ async def deliver_message(
     user_message = user_message.model_copy(update=dict(auth or {}))
     if start is None:
         description = await run.describe()
-        start, task_queue = await build_reopen_start(run), description.task_queue
+        start, task_queue = await build_reopen_start(run), get_shared_task_queue(description.task_queue)
         if build_closed_status(description) is None:  # once it closes, its first message is in the transcript
             start.pop("message", None)
         memo = await _read_first_message_memo(description)
@@ -285,7 +286,8 @@ async def reopen_run(run: RunHandle, override: dict[str, Any], *, by: str | None
     if override:
         start["override"] = merge_overrides(start.get("override") or {}, override)
     description = await run.describe()
-    task_queue, memo = description.task_queue, await _read_first_message_memo(description)
+    task_queue = get_shared_task_queue(description.task_queue)
+    memo = await _read_first_message_memo(description)
     only_failed = WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY
     try:
         return await start_run_workflow(temporal, run.id, start, task_queue=task_queue, reuse=only_failed, memo=memo)

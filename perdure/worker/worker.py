@@ -195,17 +195,20 @@ async def _serve_in_block(worker: TemporalWorker) -> AsyncIterator[None]:
     block = asyncio.current_task()
     assert block is not None, "entered in a task"
     serving = asyncio.ensure_future(worker.run())
-    is_leaving = False
+    is_leaving = is_cancelled_here = False
 
     def cancel_block(_: asyncio.Task[None]) -> None:
+        nonlocal is_cancelled_here
         if not is_leaving:
-            block.cancel()
+            is_cancelled_here = block.cancel()
 
     serving.add_done_callback(cancel_block)
     try:
         yield
     except asyncio.CancelledError:
         if serving.done() and not serving.cancelled() and (error := serving.exception()) is not None:
+            if is_cancelled_here:  # the error replaces the cancellation: a later TaskGroup would see it as the caller's
+                block.uncancel()
             if str(error).startswith("Worker validation failed"):  # the namespace, or the server, went after the check
                 raise RuntimeSetupError(f"Temporal refuses this worker: {str(error)[:_MAX_REASON_CHARS]}") from error
             raise error from None

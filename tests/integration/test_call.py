@@ -107,8 +107,8 @@ async def test_without_a_worker_it_says_so(engine: Engine, monkeypatch: pytest.M
 
 
 async def started(client: Client) -> list[Any]:
-    """Runs on the client's task queue, as Temporal lists them: a moment after they began."""
-    return [run async for run in client.temporal.list_workflows(f"TaskQueue='{client.task_queue}'")]
+    """Runs on the client's task queue, and on those of calls beside it, as Temporal lists them."""
+    return [run async for run in client.temporal.list_workflows(f"TaskQueue STARTS_WITH '{client.task_queue}'")]
 
 
 async def held(engine: Engine, **options: Any) -> tuple[Agent, Gate, asyncio.Task[Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowExecutionStatus
 
-from perdure import Agent, Client, local
+from perdure import Agent, Client, local, local_engine
 from perdure.testing import ScriptedProvider
 from tests.support import forkserver
 from tests.support.engine import ROOT, Engine
@@ -36,11 +36,11 @@ def here(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 async def list_ends(engine: Engine) -> list[str]:
-    """How the runs of the task queue ended, once Temporal lists all of them; "RUNNING" for one that is open."""
+    """How the runs of calls ended, once Temporal lists all of them; "RUNNING" for one that is open."""
     client = await engine.client()
 
     async def list_runs() -> list[Any]:
-        runs = [run async for run in client.temporal.list_workflows(f"TaskQueue='{engine.task_queue}'")]
+        runs = [run async for run in client.temporal.list_workflows(f"TaskQueue STARTS_WITH '{engine.task_queue}'")]
         return runs if len(runs) == CALLS else []
 
     handles = [client.temporal.get_workflow_handle(run.id) for run in await eventually(list_runs)]
@@ -107,6 +107,25 @@ async def test_the_error_of_a_worker_that_does_not_start_reaches_every_call(
     monkeypatch.setattr(Client, "connect", refuse)
     ended = await asyncio.gather(*(holding(Gate()).call("Go.") for _ in range(3)), return_exceptions=True)
     assert [str(error) for error in ended] == ["no server here"] * 3
+
+
+async def test_a_call_after_a_cancelled_one_keeps_an_engine_that_serves(here: Engine) -> None:
+    gate = Gate()
+    agent = holding(gate)
+    first = asyncio.create_task(agent.call("Go."))
+    await eventually(lambda: gate.entered == 1)
+    engines = local_engine._call_engines[asyncio.get_running_loop()]
+    (closing,) = engines.values()
+    first.cancel()
+    await eventually(lambda: closing not in engines.values())
+    second = asyncio.create_task(agent.call("Go."))
+    await eventually(lambda: gate.entered == 2)
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert [engine is not closing for engine in engines.values()] == [True], "the next call finds the second engine"
+    gate.open()
+    assert (await second).content == "Done."
+    assert gate.entered == 2, "no model call was made twice"
 
 
 SCRIPT = f"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from temporalio import activity
 from temporalio.common import RawValue
 from temporalio.worker import Worker as TemporalWorker
 
-from perdure import Agent, Client, PerdurePlugin
-from perdure.errors import DefinitionError
+from perdure import Agent, Client, PerdurePlugin, tool
+from perdure.config import get_shared_task_queue
+from perdure.errors import ApprovalPendingError, DefinitionError
 from perdure.local_engine import build_agent_queue_name
 from perdure.providers import OpenAIChat, register_provider, registry
-from perdure.testing import ScriptedProvider
+from perdure.testing import ScriptedProvider, call
+from perdure.worker.worker import _serve_in_block
 from tests.servers.model_server import OpenAIServer
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
@@ -84,6 +87,98 @@ async def test_calls_of_several_agents_at_once_do_not_wait_for_each_other(here: 
         failed = [one.last_failure.application_failure_info.type for one in tried]
         assert failed != []
         assert "AgentNotFoundError" not in failed, "another's worker took it, and the run waited for its next attempt"
+
+
+async def test_the_error_of_a_worker_replaces_the_cancellation_of_its_block() -> None:
+    class Failing:
+        async def run(self) -> None:
+            raise ValueError("the worker failed")
+
+        async def shutdown(self) -> None:
+            pass
+
+    with pytest.raises(ValueError, match="the worker failed"):
+        async with _serve_in_block(Failing()):  # type: ignore[arg-type]
+            await asyncio.Event().wait()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_agents_of_one_name_do_not_take_each_others_calls(here: Engine) -> None:
+    gate = Gate()
+    user_count = 4
+
+    async def call_as(user: str) -> str:
+        async def reply(request: Any) -> str:
+            await gate()
+            return user
+
+        return (await Agent("helper", ScriptedProvider(reply)).call("Who am I?")).content
+
+    users = [f"user {n}" for n in range(user_count)]
+    calls = [asyncio.create_task(call_as(user)) for user in users]
+    await eventually(lambda: gate.entered == user_count)
+    gate.open()
+    assert await asyncio.gather(*calls) == users
+
+
+async def test_a_thread_whose_call_ends_takes_nothing_from_the_call_of_another(here: Engine) -> None:
+    gate = Gate()
+
+    async def reply(request: Any) -> str:
+        if "slow" in request.messages[-1].text:
+            await gate()
+        return "Done."
+
+    agent = Agent("helper", ScriptedProvider(reply))
+    slow = asyncio.create_task(agent.call("slow"))
+    await eventually(lambda: gate.entered)
+    quick = await asyncio.to_thread(agent.call_sync, "quick")
+    gate.open()
+    assert ((await slow).content, quick.content) == ("Done.", "Done.")
+    queues = [
+        (await (await here.client()).run(run_id).describe()).task_queue
+        for run_id in [(await slow).context_id, quick.context_id]
+    ]
+    assert len(set(queues)) == 2
+    assert gate.entered == 1
+
+
+async def test_tools_do_not_get_the_context_variables_of_the_first_caller(here: Engine) -> None:
+    tenant = ContextVar("tenant", default="none")
+    seen: list[str] = []
+
+    @tool
+    async def look() -> str:
+        seen.append(tenant.get())
+        return "Looked."
+
+    agent = Agent("helper", ScriptedProvider([call("look"), "Done."]), tools=[look])
+    tenant.set("Ana")
+    assert (await agent.call("Go.")).content == "Done."
+    assert seen == ["none"]
+
+
+async def test_a_run_that_a_call_without_an_id_left_open_is_served_by_its_id(here: Engine) -> None:
+    @tool(needs_approval=True)
+    def pay() -> str:
+        return "Paid."
+
+    agent = Agent("payer", ScriptedProvider([call("pay"), "Done."]), tools=[pay])
+    with pytest.raises(ApprovalPendingError, match="The same call with id=") as raised:
+        await agent.call("Pay.", on_approval="raise")
+    run_id = str(raised.value).rpartition("id='")[2].partition("'")[0]
+    assert (await agent.call("Pay.", id=run_id, on_approval="approve")).content == "Done."
+    client = await here.client()
+    assert is_private((await client.run(run_id).describe()).task_queue)
+    fork = await client.run(run_id).fork("And now?")
+    assert not is_private((await fork.describe()).task_queue), "no worker polls the call's own queue any more"
+    await fork.terminate()
+
+
+def is_private(queue: str) -> bool:
+    return get_shared_task_queue(queue) != queue
 
 
 async def test_a_call_that_was_killed_is_attached_to_again(here: Engine) -> None:
