@@ -105,9 +105,8 @@ def _read_output(agent: Agent[Any, OutputT], plain: Any) -> OutputT:
     try:
         return agent.read_output(plain)
     except ParseError as error:
-        if isinstance(
-            error.__cause__, workflow.NondeterminismError
-        ):  # the sandbox stopped it: a fault of the code, not of data
+        if isinstance(error.__cause__, workflow.NondeterminismError):
+            # The sandbox stopped a validator: a fault of the code, not of the data.
             raise error.__cause__ from None
         # Any other error than Temporal's would fail the workflow task, again and again.
         raise ApplicationError(str(error), type=ParseError.__name__, non_retryable=True) from error

@@ -228,6 +228,21 @@ def test_types_of_the_function_that_defines_the_agent_are_found() -> None:
         Agent("a", MODEL, context=User, instructions=prompt)
 
 
+def test_a_type_of_the_function_that_defines_the_agent_comes_before_one_of_the_module() -> None:
+    class User(BaseModel):
+        age: int = 0
+
+    @tool
+    def look(ctx: ToolContext[User]) -> str:
+        """Look."""
+        return ""
+
+    def prompt(ctx: RunContext[User]) -> str:
+        return ""
+
+    assert Agent("a", MODEL, context=User, tools=[look], instructions=prompt).context is User
+
+
 class Strange:
     """A callable that has every attribute: itself."""
 
