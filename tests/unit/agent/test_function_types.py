@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NewType, NotRequired, Protocol, TypedDict, TypeVar
 
 import pytest
-from pydantic import BaseModel
+from pydantic import AfterValidator, AwareDatetime, BaseModel, Field, GetCoreSchemaHandler, PastDate
+from pydantic_core import CoreSchema, core_schema
 
 from perdure import Agent, RunContext, ToolContext, hook, tool
 from perdure.errors import DefinitionError
@@ -59,6 +61,22 @@ class Named(Protocol):
 
 class Page(BaseModel, Generic[T]):
     item: T
+
+
+class Slug:
+    """Its values are texts, for pydantic."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.str_schema()
+
+
+class Slugged(User):
+    """A model that pydantic reads as a text."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.str_schema()
 
 
 UserId = NewType("UserId", User)
@@ -305,6 +323,16 @@ def test_a_callable_that_tells_nothing_is_accepted() -> None:
         (list[User], User, False),
         (None, str, False),
         (User, "User", True),
+        (PastDate, date, True),
+        (AwareDatetime, datetime, True),
+        (date, PastDate, True),
+        (Slug, str, True),
+        (Slug | None, str, True),
+        (Slugged, str, True),
+        (Annotated[str, AfterValidator(int)], int, True),
+        (Annotated[int, Field(gt=0)], str, False),
+        (Sequence[int], list[int], True),
+        (object, User, True),
     ],
 )
 def test_what_may_be_what(given: Any, wanted: Any, expected: bool) -> None:
