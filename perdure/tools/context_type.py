@@ -231,4 +231,6 @@ def _list_required_keys(kind: Any) -> set[str]:
 
 def describe_type(kind: Any) -> str:
     """Return the name of a type, for errors."""
+    if kind is NoneType:
+        return "None"
     return (kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", ""))[:100]
