@@ -356,17 +356,13 @@ def _check_context(name: str, context: Any, owner: str, hint: Any) -> None:
         return
     hint_text, wanted = mismatch
     generic, wanted_name = hint_text.partition("[")[0], describe_type(wanted)
-    no_context = wanted_name == "None"  # a type that an agent cannot declare
     if context is None:
-        hint = f"Declare it, Agent({name!r}, …, context={wanted_name}), or write {generic} alone, which takes any."
-        if no_context:
-            hint = f"Write {generic} alone: without a context of the run, ctx.context is an empty dictionary."
         raise DefinitionError(
             f"agent {name!r}: {owner} takes {hint_text}, and the agent declares no context: it is a dictionary",
-            hint=hint,
+            hint=f"Declare it, Agent({name!r}, …, context={wanted_name}), or write {generic} alone, which takes any.",
         )
     given = describe_type(context)
-    way_out = "" if no_context else f", or give the agent context={wanted_name}"
+    way_out = "" if wanted_name == "None" else f", or give the agent context={wanted_name}"
     raise DefinitionError(
         f"agent {name!r}: {owner} takes {hint_text}, and the agent's context is {given}",
         hint=f"Write {generic}[{given}] or {generic} alone, which takes any{way_out}.",

@@ -139,7 +139,7 @@ def find_context_mismatch(hint: Any, declared: Any) -> tuple[str, Any] | None:
     the type ``declared``, or none: the parameter's type as text, and the type of context that it takes. None if it can,
     or nothing can be told."""
     wanted = list(_iter_context_arguments(hint))
-    given = dict if declared is None else declared  # without a type it is plain JSON
+    given = dict[str, Any] | None if declared is None else declared  # without a type it is plain JSON, or not given
     if not wanted or any(may_be(given, kind) for _, kind in wanted):
         return None
     cls, kind = wanted[0]

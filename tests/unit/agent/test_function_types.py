@@ -221,15 +221,11 @@ def test_functions_of_the_context_or_of_a_base_of_it_are_right(context: Any) -> 
     assert [tool.name for tool in agent.toolbox] == ["of_user", "bare", "plain", "asked"]
 
 
-def test_no_context_is_not_a_type_that_the_hint_offers_to_declare() -> None:
+def test_an_agent_without_a_context_takes_functions_of_none() -> None:
     def prompt(ctx: RunContext[None]) -> str:
         return ""
 
-    with pytest.raises(DefinitionError, match=r"takes RunContext\[None\], and the agent declares no context") as caught:
-        Agent("a", MODEL, instructions=prompt)
-    assert (
-        caught.value.hint == "Write RunContext alone: without a context of the run, ctx.context is an empty dictionary."
-    )
+    assert Agent("a", MODEL, instructions=prompt).instruction_parts == (prompt,)
     with pytest.raises(DefinitionError) as caught:
         Agent("a", MODEL, context=User, instructions=prompt)
     assert caught.value.hint == "Write RunContext[User] or RunContext alone, which takes any."
