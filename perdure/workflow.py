@@ -63,7 +63,8 @@ async def run_agent(
     Temporal's for a child workflow. If the workflow is cancelled, the run closes its transcript first.
 
     The ``output`` of an agent that is given as an object has the agent's output type, whose validators run here, in the
-    workflow (``ApplicationError`` of type ``ParseError`` if it does not fit); by the name it is plain JSON.
+    workflow (``ApplicationError`` of type ``ParseError`` if it does not fit); by the name it is plain JSON. A validator
+    that does what the sandbox forbids, such as reading the clock, fails the workflow task until its code is mended.
 
     The response has no ``messages``, and a long answer is only in ``blob``: a client with the store has both. Raises
     ``temporalio.exceptions.ChildWorkflowError``; the ``type`` of its ``cause`` is the class of the error. Raises
@@ -98,7 +99,15 @@ async def run_agent(
     response: Response[Any] = Response.model_validate_json(json.dumps(raw))
     if isinstance(agent, str) or not response.typed or response.blob is not None:
         return response
+    return response.model_copy(update={"output": _read_output(agent, response.output)})
+
+
+def _read_output(agent: Agent[Any, OutputT], plain: Any) -> OutputT:
     try:
-        return response.model_copy(update={"output": agent.read_output(response.output)})
-    except ParseError as error:  # any other error than Temporal's would fail the workflow task, again and again
+        return agent.read_output(plain)
+    except ParseError as error:
+        if isinstance(error.__cause__, workflow.NondeterminismError):
+            # The sandbox stopped a validator: a fault of the code, not of the data.
+            raise error.__cause__ from None
+        # Any other error than Temporal's would fail the workflow task, again and again.
         raise ApplicationError(str(error), type=ParseError.__name__, non_retryable=True) from error

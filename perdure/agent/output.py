@@ -229,7 +229,11 @@ def build_output_validator(agent: str, fn: Any) -> OutputValidator:
             f"agent {agent!r}: {fn!r:.100} is not an output validator", hint=_VALIDATOR_SIGNATURE_HINT
         )
     name = str(getattr(fn, "__name__", type(fn).__name__))
-    parameters = inspect.signature(fn).parameters.values()
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError) as error:  # of a class or a function written in C
+        reason = f"Python does not tell the parameters of the output validator {name!r}"
+        raise DefinitionError(f"agent {agent!r}: {reason}", hint="Write a def around it.") from error
     positional = [item for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
     optional_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     required = [item for item in parameters if item.default is item.empty and item.kind not in optional_kinds]

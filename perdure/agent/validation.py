@@ -362,9 +362,10 @@ def _check_context(name: str, context: Any, owner: str, hint: Any) -> None:
             hint=f"Declare it, Agent({name!r}, …, context={wanted_name}), or write {generic} alone, which takes any.",
         )
     given = describe_type(context)
+    way_out = "" if wanted_name == "None" else f", or give the agent context={wanted_name}"
     raise DefinitionError(
         f"agent {name!r}: {owner} takes {hint_text}, and the agent's context is {given}",
-        hint=f"Write {generic}[{given}] or {generic} alone, which takes any, or give the agent context={wanted_name}.",
+        hint=f"Write {generic}[{given}] or {generic} alone, which takes any{way_out}.",
     )
 
 

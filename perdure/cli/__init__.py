@@ -6,6 +6,7 @@ Until it is called, the module of a command imports only typer and the standard 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import sys
@@ -43,6 +44,10 @@ app = Commands(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+_FULL_OUTPUT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a write to a full disk. Of stdout they come without a file name."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -100,5 +105,7 @@ def _run_app() -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException as error:
+        if isinstance(error, OSError) and error.errno in _FULL_OUTPUT_ERRNOS and error.filename is None:
+            return print_error(PerdureError(f"cannot write the output: {error.strerror}"))
         return print_unexpected_error(error)
     return 0

@@ -18,6 +18,7 @@ from ..errors import LIST_HINT, InvalidInputError, RunNotFoundError
 if TYPE_CHECKING:
     from ..client.client import Client
     from ..client.run import Run
+    from ..ports import RunRow
 
 T = TypeVar("T")
 
@@ -168,21 +169,21 @@ async def find_run(client: Client, prefix: str) -> Run:
     try:
         await run.describe()
     except RunNotFoundError:
-        ids, stored_ids = await _list_candidate_ids(client, prefix)
-        run_id = match_run_id(prefix, ids | stored_ids)
-        if run_id not in ids:
-            await _check_namespace_of_run(client, run_id)
+        ids, rows = await _list_candidates(client, prefix)
+        run_id = match_run_id(prefix, ids | rows.keys())
+        if run_id in rows:
+            await _check_namespace_of_run(client, rows[run_id])
         return client.run(run_id)
     return run
 
 
-async def _check_namespace_of_run(client: Client, id: str) -> None:
+async def _check_namespace_of_run(client: Client, row: RunRow) -> None:
     """Raise ``RunNotFoundError`` if a run that only the store has here is one of another namespace."""
     from ..client.visibility import find_other_namespaces
 
-    other = (await find_other_namespaces(client.temporal, [id])).get(id)
+    other = (await find_other_namespaces(client.temporal, [row])).get(row.context_id)
     if other is not None:
-        missing = f"there is no run {id!r} in namespace {client.temporal.namespace!r}"
+        missing = f"there is no run {row.context_id!r} in namespace {client.temporal.namespace!r}"
         raise RunNotFoundError(missing, hint=f"It is in namespace {other!r}: give --namespace {other}.")
 
 
@@ -205,23 +206,23 @@ def require_one_id(prefix: str, ids: Sequence[str], nouns: str) -> str:
     return ids[0]
 
 
-async def _list_candidate_ids(client: Client, prefix: str) -> tuple[set[str], set[str]]:
-    """Ids that may begin with ``prefix``: those that Temporal has, and those in the store."""
+async def _list_candidates(client: Client, prefix: str) -> tuple[set[str], dict[str, RunRow]]:
+    """Runs that may begin with ``prefix``: ids of those that Temporal has, rows of those that only the store has."""
     from ..types.interface import WORKFLOW_TYPE
 
     if not prefix:
-        return set(), set()
+        return set(), {}
     quoted = prefix.replace("\\", "\\\\").replace("'", "\\'")
     ids: set[str] = set()
     query = f"WorkflowType = '{WORKFLOW_TYPE}' AND WorkflowId STARTS_WITH '{quoted}'"
     async for execution in client.temporal.list_workflows(query):
         ids.add(execution.id)
         if len(_drop_subagent_ids(ids)) > _IDS_SHOWN:
-            return ids, set()
+            return ids, {}
     if client.store_url is None:
-        return ids, set()
+        return ids, {}
     rows = await (await client.store()).list_runs(limit=_STORE_ROWS_SEARCHED)
-    return ids, {row.context_id for row in rows} - ids
+    return ids, {row.context_id: row for row in rows if row.context_id not in ids}
 
 
 def _drop_subagent_ids(ids: set[str]) -> set[str]:

@@ -5,6 +5,7 @@ Also creates the store, unless runs of the task queue are kept in one that is mi
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import AsyncGenerator, Sequence
@@ -50,7 +51,9 @@ _STORE_SEARCH_RUNS, _STORE_SEARCH_EVENTS = 100, 50
 """Runs, and the last events of each, that are searched for a store id before a store is made."""
 _MAX_NAMESPACES, _SYSTEM_NAMESPACE = 50, "temporal-system"
 """Namespaces that are searched for a run that only the store has, and Temporal's own, which is not."""
-_NAMESPACE_TIMEOUT = timedelta(seconds=2)
+_MAX_EXECUTIONS_PER_NAMESPACE, _NAMESPACES_SECONDS = 1000, 2.0
+_MAX_ROW_DELAY = timedelta(minutes=1)
+"""Longest time between the start of a run and its row in the store, for both to count as one run."""
 _MAX_POLLER_AGE = timedelta(seconds=70)
 """Longest time between two polls of a worker, and a little more."""
 STATUS_NAMES = {
@@ -184,7 +187,7 @@ async def list_runs(
         rows = [row for row in rows if row.context_id not in seen_ids]  # a terminated run does not write to the store
         if roots:
             rows = await _select_roots(client, rows, limit)
-        elsewhere = await find_other_namespaces(client.temporal, [row.context_id for row in rows])
+        elsewhere = await find_other_namespaces(client.temporal, rows)
         for row in rows:
             started = datetime.fromisoformat(row.created_at)
             if row.context_id not in elsewhere:
@@ -193,25 +196,35 @@ async def list_runs(
     return newest[:limit]
 
 
-async def find_other_namespaces(temporal: TemporalClient, ids: Sequence[str]) -> dict[str, str]:
-    """Return which of the runs ``ids``, that only the store has, are in other namespaces of the server.
+async def find_other_namespaces(temporal: TemporalClient, rows: Sequence[RunRow]) -> dict[str, str]:
+    """Return the namespaces of those runs of ``rows``, which only the store has, that are in another one of the server.
 
-    The store does not know a run's namespace. Empty where the server does not list its namespaces to this client.
+    The store does not know a run's namespace, and an id is unique within one only: a run counts as another's if an
+    execution there began within a minute of its row. Takes 2 s at most; a namespace that does not answer, or is not
+    shown to this client, is left out.
     """
     namespaces: dict[str, str] = {}
-    if not ids:
+    if not rows:
         return namespaces
-    query = f"WorkflowType = '{WORKFLOW_TYPE}' AND WorkflowId IN ({', '.join(map(quote_literal, ids))})"
+    created = {row.context_id: datetime.fromisoformat(row.created_at) for row in rows}
+    query = f"WorkflowType = '{WORKFLOW_TYPE}' AND WorkflowId IN ({', '.join(map(quote_literal, created))})"
     service = temporal.workflow_service
-    with suppress(RPCError):
-        listed = await service.list_namespaces(
-            ListNamespacesRequest(page_size=_MAX_NAMESPACES), timeout=_NAMESPACE_TIMEOUT
-        )
-        for name in (described.namespace_info.name for described in listed.namespaces):
-            if name not in (temporal.namespace, _SYSTEM_NAMESPACE):
-                request = ListWorkflowExecutionsRequest(namespace=name, query=query, page_size=len(ids))
-                found = await service.list_workflow_executions(request, timeout=_NAMESPACE_TIMEOUT)
-                namespaces |= {execution.execution.workflow_id: name for execution in found.executions}
+
+    async def search(name: str) -> None:
+        request = ListWorkflowExecutionsRequest(namespace=name, query=query, page_size=_MAX_EXECUTIONS_PER_NAMESPACE)
+        with suppress(RPCError):
+            for execution in (await service.list_workflow_executions(request)).executions:
+                run_id, began = execution.execution.workflow_id, execution.start_time.ToDatetime(UTC)
+                if run_id in created and abs(created[run_id] - began) < _MAX_ROW_DELAY:
+                    namespaces[run_id] = name
+
+    with suppress(RPCError, TimeoutError):
+        async with asyncio.timeout(_NAMESPACES_SECONDS):
+            listed = await service.list_namespaces(ListNamespacesRequest(page_size=_MAX_NAMESPACES))
+            names = [described.namespace_info.name for described in listed.namespaces]
+            await asyncio.gather(
+                *(search(name) for name in names if name not in (temporal.namespace, _SYSTEM_NAMESPACE))
+            )
     return namespaces
 
 

@@ -22,6 +22,7 @@ from .signature import resolve_hint, unwrap_function
 
 _SCALARS = ("int", "float", "str", "bool", "bytes", "none", "date", "datetime")
 _NON_OBJECT_TYPES = {*_SCALARS, "call", "list", "set", "frozenset", "tuple"}
+_MODEL_SCHEMA_HOOK = BaseModel.__get_pydantic_core_schema__.__func__  # type: ignore[attr-defined] # a class method
 
 
 class ContextType:
@@ -138,7 +139,7 @@ def find_context_mismatch(hint: Any, declared: Any) -> tuple[str, Any] | None:
     the type ``declared``, or none: the parameter's type as text, and the type of context that it takes. None if it can,
     or nothing can be told."""
     wanted = list(_iter_context_arguments(hint))
-    given = dict if declared is None else declared  # without a type it is plain JSON
+    given = dict[str, Any] | None if declared is None else declared  # without a type it is plain JSON, or not given
     if not wanted or any(may_be(given, kind) for _, kind in wanted):
         return None
     cls, kind = wanted[0]
@@ -159,7 +160,10 @@ def _iter_context_arguments(hint: Any) -> Iterator[tuple[type, Any]]:
 
 def may_be(given: Any, wanted: Any) -> bool:
     """Whether a value of the type ``given`` may be one of ``wanted``. False only where it certainly is none: protocols,
-    type variables and what is unknown here are left to the type checker."""
+    type variables, types that pydantic makes values of other classes for (``PastDate``), and what is unknown here are
+    left to the type checker."""
+    if _has_own_schema(given) or _has_own_schema(wanted):
+        return True
     given, wanted = _strip_type(given), _strip_type(wanted)
     if get_origin(wanted) in (Union, UnionType):
         return any(may_be(given, member) for member in get_args(wanted))
@@ -177,11 +181,23 @@ def may_be(given: Any, wanted: Any) -> bool:
             return issubclass(given_class, Mapping)
         if is_typeddict(given_class):
             given_class = dict
+        if given_class is object or inspect.isabstract(given_class):  # a Sequence may be a list
+            return True
         return issubclass(given_class, wanted_class) or (
             wanted_class in (float, complex) and given_class in (int, float)
         )
     except (TypeError, NameError):
         return True
+
+
+def _has_own_schema(kind: Any) -> bool:
+    """Whether a type, or an annotation of it, tells pydantic itself which values it has: they may be of any class."""
+    if get_origin(kind) is Annotated:
+        return any(map(_has_own_schema, get_args(kind)))
+    if isinstance(kind, TypeAliasType):
+        return _has_own_schema(kind.__value__)
+    hook = getattr(kind, "__get_pydantic_core_schema__", None)
+    return hook is not None and getattr(hook, "__func__", hook) is not _MODEL_SCHEMA_HOOK
 
 
 def _strip_type(kind: Any) -> Any:
@@ -215,4 +231,6 @@ def _list_required_keys(kind: Any) -> set[str]:
 
 def describe_type(kind: Any) -> str:
     """Return the name of a type, for errors."""
+    if kind is NoneType:
+        return "None"
     return (kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", ""))[:100]

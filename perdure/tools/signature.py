@@ -224,15 +224,13 @@ def _read_parameter(
 
 
 def resolve_hint(annotation: Any, function: Any) -> Any:
-    """Resolve an annotation of ``function``. Raises what evaluating it raises."""
+    """Resolve an annotation of ``function``: by the locals around it, then by its globals. Raises what evaluating it
+    raises."""
     holder = SimpleNamespace(__annotations__={"hint": annotation})
     # The context's own names work also where the author imports them for the type checker alone.
     names = {"RunContext": RunContext, "ToolContext": ToolContext, **getattr(function, "__globals__", {})}
-    try:
-        return get_type_hints(holder, names, include_extras=True)["hint"]
-    except NameError:
-        enclosing = _find_enclosing_locals(getattr(function, "__code__", None))
-        return get_type_hints(holder, names | enclosing, include_extras=True)["hint"]
+    names |= _find_enclosing_locals(getattr(function, "__code__", None))
+    return get_type_hints(holder, names, include_extras=True)["hint"]
 
 
 def _find_enclosing_locals(code: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import uuid
 from typing import Any
 
 import pytest
+from temporalio.worker import UnsandboxedWorkflowRunner
 from temporalio.worker import Worker as TemporalWorker
 
 import perdure
@@ -14,7 +15,8 @@ from perdure import Agent, PerdurePlugin, delegate, errors, tool
 from perdure.testing import ScriptedProvider, call, finish
 from tests.support.checks import results, users
 from tests.support.engine import Engine
-from tests.support.pipeline import City, Pipeline, TypedPipeline
+from tests.support.pipeline import City, Pipeline, TypedPipeline, Visit, VisitPipeline
+from tests.support.wait import eventually
 
 
 def said(name: str) -> Agent:
@@ -80,6 +82,26 @@ async def test_an_agent_that_is_given_as_an_object_answers_with_its_type_in_a_wo
         found = await temporal.execute_workflow(TypedPipeline.run, id=own, task_queue=engine.task_queue)
     assert found == [True, {"name": "Oslo"}, "ParseError"]
     assert errors is perdure.errors, "the sandbox has replaced a loaded module by its own"
+
+
+@pytest.mark.server
+async def test_a_validator_that_the_sandbox_stops_fails_the_task_until_a_deployment_mends_it(engine: Engine) -> None:
+    visit = Agent("visit", ScriptedProvider(lambda _: finish(year=2999)), output=Visit)
+    plugin = PerdurePlugin([visit], store_url=engine.store_url)
+    temporal = await engine.temporal()
+    served: Any = {"task_queue": engine.task_queue, "workflows": [VisitPipeline], "plugins": [plugin]}
+    async with TemporalWorker(temporal, **served):
+        own = f"visit-{uuid.uuid4().hex[:8]}"
+        run = await temporal.start_workflow(VisitPipeline.run, id=own, task_queue=engine.task_queue)
+
+        async def find_failure() -> str | None:
+            events = (await run.fetch_history()).events
+            failed = [event.workflow_task_failed_event_attributes for event in events]
+            return next((failure.failure.message for failure in failed if failure.failure.message), None)
+
+        assert "datetime" in (await eventually(find_failure) or "")
+    async with TemporalWorker(temporal, **served, workflow_runner=UnsandboxedWorkflowRunner()):
+        assert await run.result() == 2999
 
 
 async def test_b7_specialists_have_their_own_tools_models_and_limits(engine: Engine) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError, ChildWorkflowError
 
 with workflow.unsafe.imports_passed_through():
-    from pydantic import BaseModel
+    from pydantic import BaseModel, field_validator
 
     from perdure import Agent
     from perdure.workflow import run_agent
@@ -21,6 +22,30 @@ class City(BaseModel):
 
 CITY = Agent("city", "openai:gpt-5", output=City)
 TOWN = Agent("city", "openai:gpt-5", output=int)
+
+
+class Visit(BaseModel):
+    year: int
+
+    @field_validator("year")
+    @classmethod
+    def lies_ahead(cls, year: int) -> int:
+        """Read the clock, which the sandbox forbids."""
+        if year < datetime.now(UTC).year:
+            raise ValueError("it lies in the past")
+        return year
+
+
+VISIT = Agent("visit", "openai:gpt-5", output=Visit)
+
+
+@workflow.defn
+class VisitPipeline:
+    """An agent whose validator does what the sandbox forbids."""
+
+    @workflow.run
+    async def run(self) -> int:
+        return (await run_agent(VISIT, "When?")).output.year
 
 
 @workflow.defn

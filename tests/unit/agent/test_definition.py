@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -127,6 +128,8 @@ def test_an_output_is_read_back() -> None:
         ({"output_validators": lambda output: output}, "output_validators must be a list"),
         ({"output_validators": ["check"]}, "is not an output validator"),
         ({"output_validators": [lambda: None]}, "cannot be called as an output validator"),
+        ({"output_validators": [max]}, "does not tell the parameters of the output validator 'max'"),
+        ({"output_validators": [partial(max, 1)]}, "does not tell the parameters of the output validator 'partial'"),
         ({"output_validators": [_of_three]}, "'_of_three' cannot be called as an output validator"),
         ({"output_validators": [_of_a_key]}, "'_of_a_key' cannot be called as an output validator"),
     ],

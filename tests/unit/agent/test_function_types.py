@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NewType, NotRequired, Protocol, TypedDict, TypeVar
 
 import pytest
-from pydantic import BaseModel
+from pydantic import AfterValidator, AwareDatetime, BaseModel, Field, GetCoreSchemaHandler, PastDate
+from pydantic_core import CoreSchema, core_schema
 
 from perdure import Agent, RunContext, ToolContext, hook, tool
 from perdure.errors import DefinitionError
@@ -59,6 +61,22 @@ class Named(Protocol):
 
 class Page(BaseModel, Generic[T]):
     item: T
+
+
+class Slug:
+    """Its values are texts, for pydantic."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.str_schema()
+
+
+class Slugged(User):
+    """A model that pydantic reads as a text."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.str_schema()
 
 
 UserId = NewType("UserId", User)
@@ -203,6 +221,16 @@ def test_functions_of_the_context_or_of_a_base_of_it_are_right(context: Any) -> 
     assert [tool.name for tool in agent.toolbox] == ["of_user", "bare", "plain", "asked"]
 
 
+def test_an_agent_without_a_context_takes_functions_of_none() -> None:
+    def prompt(ctx: RunContext[None]) -> str:
+        return ""
+
+    assert Agent("a", MODEL, instructions=prompt).instruction_parts == (prompt,)
+    with pytest.raises(DefinitionError) as caught:
+        Agent("a", MODEL, context=User, instructions=prompt)
+    assert caught.value.hint == "Write RunContext[User] or RunContext alone, which takes any."
+
+
 def test_types_that_only_a_type_checker_imports_are_left_to_it() -> None:
     def prompt(ctx: RunContext[Unknown]) -> str:
         return ""
@@ -226,6 +254,21 @@ def test_types_of_the_function_that_defines_the_agent_are_found() -> None:
     assert Agent("a", MODEL, context=Local, instructions=prompt).instruction_parts == (prompt,)
     with pytest.raises(DefinitionError, match=r"takes RunContext\[Local\], and the agent's context is User"):
         Agent("a", MODEL, context=User, instructions=prompt)
+
+
+def test_a_type_of_the_function_that_defines_the_agent_comes_before_one_of_the_module() -> None:
+    class User(BaseModel):
+        age: int = 0
+
+    @tool
+    def look(ctx: ToolContext[User]) -> str:
+        """Look."""
+        return ""
+
+    def prompt(ctx: RunContext[User]) -> str:
+        return ""
+
+    assert Agent("a", MODEL, context=User, tools=[look], instructions=prompt).context is User
 
 
 class Strange:
@@ -290,6 +333,16 @@ def test_a_callable_that_tells_nothing_is_accepted() -> None:
         (list[User], User, False),
         (None, str, False),
         (User, "User", True),
+        (PastDate, date, True),
+        (AwareDatetime, datetime, True),
+        (date, PastDate, True),
+        (Slug, str, True),
+        (Slug | None, str, True),
+        (Slugged, str, True),
+        (Annotated[str, AfterValidator(int)], int, True),
+        (Annotated[int, Field(gt=0)], str, False),
+        (Sequence[int], list[int], True),
+        (object, User, True),
     ],
 )
 def test_what_may_be_what(given: Any, wanted: Any, expected: bool) -> None:

@@ -90,6 +90,14 @@ def test_an_unexpected_error_is_one_line_and_its_traceback_in_a_file(
     assert "LookupError: lost" in file.read_text()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+def test_a_full_disk_is_not_a_fault_of_perdure() -> None:
+    with Path("/dev/full").open("w") as full:
+        program = [sys.executable, "-m", "perdure", "--version"]
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "error: cannot write the output: No space left on device\n")
+
+
 def test_version() -> None:
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"perdure {metadata.version('perdure')}\n")
