@@ -35,7 +35,6 @@ from .validation import (
     check_function_types,
     check_model_settings,
     check_prices,
-    check_summary_threshold,
     check_validator_types,
     resolve_finish_protocol,
     resolve_max_iterations,
@@ -50,6 +49,7 @@ from .validation import (
     validate_parse_retries,
     validate_rules,
     validate_toolsets,
+    warn_of_low_threshold,
 )
 from .xml import to_xml
 
@@ -227,7 +227,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         self.hooks = HookSet(validate_hooks(f"agent {name!r}", hooks, of_agent=True))
         self.compaction = validate_compaction(name, add_hook_compaction(compaction, hooks))
         """How the agent's conversations are compacted; None if they are not."""
-        check_summary_threshold(name, self.compaction, self.instruction_parts, self.specs)
+        warn_of_low_threshold(name, self.compaction, self.instruction_parts, self.specs)
         check_prices(name, self.chain, self.limits, self.compaction)
         self.max_iterations = resolve_max_iterations(name, max_iterations, self.limits)
         self.approvals = validate_rules(name, approvals)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -28,6 +29,8 @@ from ..tools.context_type import (
 from ..types.compaction import Compaction, CompactionSettings, build_compaction_settings
 from ..types.interface import FinishProtocol, OnLimit
 from ..types.limits import DEFAULT_ITERATIONS, Limits, check_whole_number
+
+logger = logging.getLogger("perdure.worker")
 
 DEFAULT_PARSE_RETRIES = 2
 
@@ -138,23 +141,26 @@ def validate_compaction(name: str, compaction: Any) -> CompactionSettings | None
     return settings
 
 
-def check_summary_threshold(
+def warn_of_low_threshold(
     name: str, compaction: CompactionSettings | None, instructions: Iterable[Any], specs: Iterable[ToolSpec]
 ) -> None:
-    """Raise ``DefinitionError`` if instructions and tools alone use the tokens at which a summary is due: no summary
-    would make a call shorter than that. Instructions that a function gives are not known here."""
+    """Log a warning if instructions and tools alone use the tokens at which a summary is due: every call has come to
+    that, and a summary follows whenever it saves a quarter. Instructions that a function gives are not known here."""
     if compaction is None or compaction.summarise is None:
         return
     texts = [
         *(part for part in instructions if isinstance(part, str)),
-        *(f"{spec.name}{spec.description}{json.dumps(spec.parameters)}" for spec in specs),
+        *(f"{spec.name}{spec.description}{json.dumps(spec.parameters, ensure_ascii=False)}" for spec in specs),
     ]
-    tokens, at = sum(len(text.encode()) for text in texts) // BYTES_PER_TOKEN, compaction.summarise.at
+    byte_count = sum(len(text.encode(errors="replace")) for text in texts)
+    tokens, at = byte_count // BYTES_PER_TOKEN, compaction.summarise.at
     if tokens >= at:
-        raise DefinitionError(
-            f"agent {name!r}: instructions and tools have about {tokens:,} tokens, and Compaction.summarise(at={at:,}) "
-            f"is due from {at:,} on: each call would be preceded by a summary",
-            hint="Raise at: it is for the whole call.",
+        logger.warning(
+            "agent %r: instructions and tools have about %s tokens, and Compaction.summarise(at=%s) is for the whole "
+            "call: summaries come as often as they save a quarter of it. Raise at.",
+            name,
+            f"{tokens:,}",
+            f"{at:,}",
         )
 
 

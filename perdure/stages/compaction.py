@@ -255,11 +255,13 @@ class CompactionStage:
         replaced = Replaced(head=call.head, messages=len(call.prefix), kept=len(kept), repeated=len(repeated))
         summary = build_summary_message(text, output, replaced)
         system = [message for message in call.prefix if message.role == "system"][-1:]
-        rewritten = [*system, summary, *repeated, *kept]
-        tokens = _estimate_token_change(messages, rewritten)
+        staying = [summary, *repeated, *kept]
+        rewritten = [*system, *staying]
+        tokens = _estimate_token_change(messages, staying)
         warning = None
-        if tokens["tokens_after"] >= summarise.at and not call.input.warned:
-            warning = _build_size_warning(summarise, tokens["tokens_after"], estimate_tokens([*repeated, *kept]))
+        # Messages alone: a provider's count has instructions and tools, too, which no summary makes shorter.
+        if estimate_tokens(staying) >= summarise.at and not call.input.warned:
+            warning = _build_size_warning(summarise, estimate_tokens(staying), estimate_tokens([*repeated, *kept]))
             logger.warning("run %s: %s", call.input.context_id, warning)
         compacted = CompactionResult(
             replaces=call.head,
@@ -336,9 +338,10 @@ def _find_kept_start(messages: Sequence[Message], task: Container[int], keep: in
 
 def _build_size_warning(summarise: Summarise, tokens: int, kept: int) -> str:
     return (
-        f"after a summary the conversation has about {tokens:,} tokens, and summarise(at={summarise.at:,}) is due from "
+        f"after a summary the messages have about {tokens:,} tokens, and summarise(at={summarise.at:,}) is due from "
         f"{summarise.at:,} on; the last {summarise.keep_last} messages and the user's task have about {kept:,}. "
-        "Summaries will follow each other: raise at, lower keep_last, or add Compaction.clear_results(after=…)"
+        "The next summary comes when it halves the conversation: raise at, lower keep_last, or add "
+        "Compaction.clear_results(after=…)"
     )
 
 

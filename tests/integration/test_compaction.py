@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import Field
 
 from perdure import Agent, Compaction, Message, Run, tool
-from perdure.errors import AuthenticationError, ContextLengthError, DefinitionError, RunCancelledError
+from perdure.errors import AuthenticationError, ContextLengthError, RunCancelledError
 from perdure.loop.compaction import SUMMARY_ID, WINDOW_NOTE_ID, estimate_tokens
 from perdure.ports import Completed, ModelRequest
 from perdure.stages.compaction import SUMMARY_PROMPT
@@ -167,19 +168,43 @@ async def test_kept_results_larger_than_the_threshold_are_warned_of_once(
     assert 2 <= len(reader.summaries) <= 12, "not one before almost every call"
 
 
-async def test_a_threshold_that_instructions_and_tools_reach_is_refused() -> None:
-    way = Compaction.summarise(at=500, keep_last=4)
-    Agent("a", "openai:gpt-5-mini", instructions="Be good. " * 100, compaction=way)
-    with pytest.raises(DefinitionError, match=r"have about 56\d tokens, and Compaction.summarise\(at=500\)"):
-        Agent("a", "openai:gpt-5-mini", instructions="Be good. " * 250, compaction=way)
-
-    @tool(description="Look closely. " * 200)
-    def look() -> str:
+@pytest.mark.parametrize(
+    ("instructions", "description", "warned"),
+    [
+        ("Be good. " * 100, "Look.", False),
+        ("Be good. " * 250, "Look.", True),
+        ("", "Look closely. " * 200, True),
+        ("", "ж" * 900, False),  # 450 tokens, and three times that as escaped JSON
+    ],
+)
+async def test_a_threshold_that_instructions_and_tools_reach_is_warned_of(
+    instructions: str, description: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    @tool
+    def look(at: Annotated[str, Field(description=description)]) -> str:
         """Look."""
-        return "seen"
+        return at
 
-    with pytest.raises(DefinitionError, match="each call would be preceded by a summary"):
-        Agent("a", "openai:gpt-5-mini", tools=[look], compaction=way)
+    Agent(
+        "a",
+        "openai:gpt-5-mini",
+        instructions=instructions,
+        tools=[look],
+        compaction=Compaction.summarise(at=500, keep_last=4),
+    )
+    texts = [record.getMessage() for record in caplog.records]
+    assert ["instructions and tools have about" in text for text in texts] == [True] * warned
+
+
+async def test_instructions_and_tools_are_no_reason_for_the_warning_of_what_stays(engine: Engine) -> None:
+    reader = Reader(24)
+    asked = agent(reader, Compaction.summarise(at=3000, keep_last=4), instructions="Be good. " * 1100)  # 2,475 tokens
+    async with engine.served(asked) as client:
+        run = await client.start("reader", "Read everything.")
+        await run.result()
+        compacted = [event async for event in run.events(wait=False) if event.type == "compacted"]
+    assert compacted
+    assert [event.warning for event in compacted if event.warning] == []
 
 
 async def test_the_agents_own_model_sums_up_behind_what_it_has_in_its_cache(engine: Engine) -> None:
