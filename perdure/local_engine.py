@@ -19,6 +19,7 @@ from .client.client import Client
 from .client.on_approval import ApprovalHandler, check_on_approval
 from .client.run import NO_WORKER_SECONDS, Run
 from .client.tasks import wait_beside
+from .client.visibility import quote_literal
 from .errors import ApprovalPendingError, InvalidInputError, NoWorkerError, PerdureError, RunClosedError
 from .ports.test_seams import find_fake_server
 from .tools import Tool
@@ -316,10 +317,20 @@ async def _close_abandoned_run(run: Run, starting: asyncio.Future[Run], serving:
         if serving is not None and not (closing.done() and closing.exception() is None):
             with suppress(PerdureError, TimeoutError):
                 async with asyncio.timeout(_TERMINATE_SECONDS):
-                    await run.terminate("its call was abandoned, and the worker of the call has stopped")
+                    await _terminate_tree(run, "its call was abandoned, and the worker of the call has stopped")
     finally:
         closing.cancel()
         await asyncio.gather(closing, return_exceptions=True)
+
+
+async def _terminate_tree(run: Run, reason: str) -> None:
+    """Terminate the run and those of its subagents: Temporal requests their cancellation, which needs a worker."""
+    await run.terminate(reason)
+    query = f"WorkflowId STARTS_WITH {quote_literal(f'{run.id}/')} AND ExecutionStatus = 'Running'"
+    with run.temporal_errors():
+        async for execution in run.client.temporal.list_workflows(query):
+            with suppress(RunClosedError):
+                await run.client.run(execution.id).terminate(reason)
 
 
 async def _cancel_started_run(starting: asyncio.Future[Run]) -> None:

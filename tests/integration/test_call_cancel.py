@@ -15,7 +15,7 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus
 
 from perdure import Agent, Client, local, local_engine
-from perdure.testing import ScriptedProvider
+from perdure.testing import ScriptedProvider, call
 from tests.support import forkserver
 from tests.support.engine import ROOT, Engine
 from tests.support.scripts import Gate
@@ -126,6 +126,24 @@ async def test_a_call_after_a_cancelled_one_keeps_an_engine_that_serves(here: En
     gate.open()
     assert (await second).content == "Done."
     assert gate.entered == 2, "no model call was made twice"
+
+
+async def test_a_run_that_is_terminated_leaves_no_subagent_open(here: Engine) -> None:
+    gate = Gate()
+    child = holding(gate)
+    agent = Agent("parent", ScriptedProvider([call("call_held", task="Go.")]), subagents=[child])
+    async with here.served(agent) as client:
+        run = await client.start(agent, "Go.")
+        await eventually(lambda: gate.entered)
+        query = f"WorkflowId STARTS_WITH '{run.id}/'"
+
+        async def list_children() -> list[Any]:
+            return [child async for child in client.temporal.list_workflows(query)]
+
+        (started,) = await eventually(list_children)
+    await local_engine._terminate_tree(run, "no worker is left")
+    described = await client.temporal.get_workflow_handle(started.id).describe()
+    assert described.status == WorkflowExecutionStatus.TERMINATED
 
 
 SCRIPT = f"""
