@@ -1,6 +1,5 @@
 // A client in another language: Temporal's own SDK and plain JSON. Needs a worker: 11_worker.py.
 import { randomUUID } from 'node:crypto';
-import { setTimeout as sleep } from 'node:timers/promises';
 import { Client, Connection, WithStartWorkflowOperation } from '@temporalio/client';
 import { loadClientConnectConfig } from '@temporalio/envconfig';
 
@@ -19,6 +18,6 @@ await chat.signal('inject_user_message', 'Be brief, please.'); // joins the turn
 const status: any = await chat.query('status');
 console.log(`${status.context_id} is ${status.state}, at: ${status.doing}`);
 let turn: any; // { task_id, state, response: { content, usage, … }, error_type, error }
-while ((turn = await chat.query<any, [string]>('turn', task_id)).state === 'running') await sleep(200);
+while ((turn = await chat.executeUpdate<any, [string]>('wait_for_turn', { args: [task_id] })).state === 'running'); // up to 20 s
 console.log(turn.response?.content ?? turn.error);
 await chat.signal('close');

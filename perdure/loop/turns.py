@@ -59,13 +59,23 @@ def build_turn_status(state: RunState, task_id: str | None = None) -> TurnStatus
     (between two turns: the last one)."""
     turn = state.turn
     if turn is not None and task_id in (None, turn.task_id):
-        if is_turn_answered(state) and state.carry:  # items that close its transcript are still to be recorded
+        if is_turn_running(state, turn.task_id):
             return TurnStatus(task_id=turn.task_id, state="running")
         return _build_current_turn_status(state, turn)
     for past in state.past:
         if past.task_id == task_id:
             return past
     return TurnStatus(task_id=task_id or "", state="unknown")
+
+
+def is_turn_running(state: RunState, task_id: str) -> bool:
+    """Whether ``task_id`` is the present turn, and has not ended."""
+    turn = state.turn
+    if turn is None or turn.task_id != task_id:
+        return False
+    if is_turn_answered(state):
+        return bool(state.carry)  # items that close its transcript are still to be recorded
+    return turn.failure is None and not state.cancelled
 
 
 def _build_current_turn_status(state: RunState, turn: TurnState) -> TurnStatus:

@@ -281,20 +281,24 @@ class Execution(Host):
             if (handler := _HANDLERS.updates.get(name)) is None:
                 raise ApplicationError(f"the run has no update {name!r}", non_retryable=True)
             with use_host(self):
-                handler.bind_validator(self._workflow)(*arguments)
-                self._updates[id] = self._loop.create_task(self._run_update_handler(name, arguments))
-        closing = self._loop.create_task(self.wait_closed())
-        await asyncio.wait([self._updates[id], closing], return_when=asyncio.FIRST_COMPLETED)
+                self._updates[id] = self._loop.create_task(self._run_update_handler(id, handler, arguments))
+        update, closing = self._updates[id], self._loop.create_task(self.wait_closed())
+        await asyncio.wait([update, closing], return_when=asyncio.FIRST_COMPLETED)
         closing.cancel()
-        if not self._updates[id].done():
+        if not update.done():
             message = "the run ended before the update did"
             raise ApplicationError(message, type=ACCEPTED_UPDATE_ENDED, non_retryable=True)
-        return self._updates[id].result()
+        return update.result()
 
-    async def _run_update_handler(self, name: str, arguments: Sequence[Any]) -> Any:
+    async def _run_update_handler(self, id: str, handler: Any, arguments: Sequence[Any]) -> Any:
+        try:  # in one step with the begin of the handler, as on a server: what one accepts, the next one sees
+            handler.bind_validator(self._workflow)(*arguments)
+        except BaseException:
+            del self._updates[id]  # a refused update leaves nothing
+            raise
         self._handling += 1
         try:
-            return await getattr(self._workflow, name)(*arguments)
+            return await handler.bind_fn(self._workflow)(*arguments)
         finally:
             self._handling -= 1
             self._schedule_check()

@@ -95,6 +95,8 @@ class AgentWorkflow(WorkflowHandlers):
                     await tasks.run_to_end(report_to_parent(state, step, self._guard), stop=False)
                 case decide.EndRun(status=status):
                     result = self._guard.change_or_pause(state, "the result", _build_run_result, status)
+                    if result is not None:
+                        await self._end_waits()
                     if isinstance(result, BaseException):
                         raise result
                     if result is not None:
@@ -145,10 +147,13 @@ class AgentWorkflow(WorkflowHandlers):
         self._is_carry_over_too_large = False
         if not self._is_history_long(state):
             return
+        self._is_ending_execution = True  # clients that wait for the turn are answered at once
         try:
             await get_host().wait_condition(get_host().all_handlers_finished)
         except asyncio.CancelledError:
             return
+        finally:
+            self._is_ending_execution = False
         run_id = get_host().info().run_id
         carried = self._guard.change_or_pause(state, "the next execution", lifecycle.build_continuation_input, run_id)
         # If it is too large, model calls take the waiting messages first.

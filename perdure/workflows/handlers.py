@@ -6,9 +6,10 @@ again. The reason why a signal was refused is in ``status.refused``; that of an 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from temporalio import workflow
@@ -22,7 +23,7 @@ from ..loop.decide import NextStep
 from ..loop.lifecycle import close_run, request_interrupt, request_pause, resume_run
 from ..loop.messages import accept_message, check_message, receive_message, record_refusal
 from ..loop.status import build_status
-from ..loop.turns import build_turn_status
+from ..loop.turns import build_turn_status, is_turn_running
 from ..types.interface import READ_ERROR_TYPE
 from ..types.messages import clean_text
 from ..types.state import RunState
@@ -31,6 +32,14 @@ from .host import TaskProgress, get_host
 
 UpdateResult = TypeVar("UpdateResult")
 ASKER_CHARS = 100
+
+WAIT_SECONDS = 20
+"""How long ``wait_for_turn`` waits: as long as Temporal's server keeps a request for the result of an update open."""
+MAX_WAITS = 3
+"""``wait_for_turn`` at once: Temporal lets a run have ten updates in flight, and messages and decisions need some."""
+MAX_WAITS_OF_EXECUTION = 500
+"""``wait_for_turn`` in one execution, of the 2,000 updates that Temporal lets it have."""
+WAIT_REFUSED_TYPE = "TooManyWaits"
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
@@ -72,6 +81,10 @@ class WorkflowHandlers:
         self._step_started_at: str | None = None
         """When the present step began."""
         self._progress = TaskProgress()
+        self._open_waits = self._accepted_waits = 0
+        """Clients that wait for a turn now, and that have done so in this execution."""
+        self._is_ending_execution = False
+        """Whether the execution ends, or continues as new, as soon as no client waits."""
 
     @workflow.signal
     @accept_raw_argument
@@ -190,6 +203,55 @@ class WorkflowHandlers:
         details = {"answer": answer, "asker": asker if isinstance(asker, str) and len(asker) <= ASKER_CHARS else None}
         raise ApplicationError("the answer is in the details", details, type=READ_ERROR_TYPE, non_retryable=True)
 
+    @workflow.update
+    @accept_raw_argument
+    async def wait_for_turn(self, wanted: Any = None, *_: Any) -> dict[str, Any]:
+        """Wait up to ``WAIT_SECONDS`` until a turn has ended: ``{"task_id"}``, or that text; by default the present or
+        last turn. Returns its ``TurnStatus``, also if it is still ``running``. Changes nothing in the run."""
+        self._open_waits += 1
+        self._accepted_waits += 1
+        try:
+            with translate_input_errors("the turn"):
+                if self._state is None:  # with update-with-start
+                    await get_host().wait_condition(lambda: self._state is not None)
+                state = self._require_state()
+                task_id = _read_task_id(decode_argument(wanted)) or (state.turn.task_id if state.turn else "")
+                if self._is_wait_open(state, task_id):
+                    with suppress(TimeoutError):
+                        await get_host().wait_condition(
+                            lambda: not self._is_wait_open(state, task_id),
+                            timeout=WAIT_SECONDS,
+                            timeout_summary="a client waits for the turn",
+                        )
+                return build_turn_status(state, task_id or None).model_dump(mode="json", exclude_none=True)
+        finally:
+            self._open_waits -= 1
+
+    def _is_wait_open(self, state: RunState, task_id: str) -> bool:
+        return is_turn_running(state, task_id) and not self._is_ending_execution
+
+    async def _end_waits(self) -> None:
+        """Have the clients that wait for a turn answered, before the execution ends."""
+        self._is_ending_execution = True
+        if self._open_waits:
+            with suppress(asyncio.CancelledError):
+                await get_host().wait_condition(lambda: not self._open_waits)
+
+    @wait_for_turn.validator
+    @accept_raw_argument
+    def _check_wait(self, wanted: Any = None, *_: Any) -> None:
+        """Refuse an invalid argument, and a client too many; a refused update adds nothing to history."""
+        with translate_input_errors("the argument"):
+            _read_task_id(decode_argument(wanted))
+        if self._open_waits >= MAX_WAITS or self._accepted_waits >= MAX_WAITS_OF_EXECUTION:
+            raise ApplicationError(
+                f"{self._open_waits} clients wait for turns of this run now, and {self._accepted_waits} have since it "
+                f"last continued as new; {MAX_WAITS} and {MAX_WAITS_OF_EXECUTION} may. Wait a second, then read the "
+                'turn with the update "read", {"view": "turn"}, which is not limited.',
+                type=WAIT_REFUSED_TYPE,
+                non_retryable=True,
+            )
+
     @workflow.query
     @accept_raw_argument
     def status(self, *_: Any) -> dict[str, Any]:
@@ -261,6 +323,17 @@ class WorkflowHandlers:
         for change in self._queued_changes:
             change(state)
         self._queued_changes.clear()
+
+
+def _read_task_id(value: Any) -> str | None:
+    """Read the argument of ``wait_for_turn``. Raises ``InvalidInputError``."""
+    task_id = value.get("task_id") if isinstance(value, dict) else value
+    if task_id in (None, "") or isinstance(task_id, str):
+        return task_id or None
+    raise InvalidInputError(
+        f"the turn must be named by its task_id, a text, not {task_id!r:.100}",
+        hint='Send {"task_id": "…"}, or nothing for the present turn.',
+    )
 
 
 def build_application_error(error: PerdureError) -> ApplicationError:

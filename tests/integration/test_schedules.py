@@ -109,7 +109,10 @@ async def test_a_paused_schedule_begins_nothing_and_a_resumed_one_runs_that_each
         ids = await begun(made, 3)
         answers = [(await client.run(one).result()).content for one in ids[:3]]
         status = await made.describe()
+        listed = [one.id for one in await made.runs()]
         await made.delete()
+    assert set(ids[:3]) <= set(listed)
+    assert listed == sorted(listed, reverse=True), "the newest first: an id ends with the time"
     assert answers == ["Tick 1", "Tick 2", "Tick 3"], "none is the outcome of another"
     assert all(one.startswith(f"{name}-2") for one in ids)
     assert (status.paused, status.note, status.when) == (True, "paused by ana: enough", ("every 1s",))

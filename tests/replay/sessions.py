@@ -6,15 +6,17 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+from unittest import mock
 
 from perdure import Agent, Client, Run
 from perdure.errors import PerdureError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
+from perdure.workflows import handlers
 from tests.replay.scenarios import TOOLS, _end, _holder, _state, scenario
 from tests.support.checks import users
 from tests.support.engine import Engine
-from tests.support.scripts import Gate
+from tests.support.scripts import Gate, replied
 from tests.support.wait import eventually
 
 
@@ -294,3 +296,41 @@ async def paused_over_executions_and_workers(engine: Engine) -> Run:
         await run.resume(by="bob")
         await run.turn().result()
         return await closed(run)
+
+
+@scenario
+async def session_waited_for(engine: Engine) -> Run:
+    """Clients wait for a turn by update: one until its time is over, three until the run continues as new, one until
+    the turn has ended."""
+    gates = [Gate(), Gate()]
+
+    async def reply(request: ModelRequest) -> Any:
+        if len(users(request.messages)) > 1:
+            return echo(request)
+        await gates[replied(request)]()
+        return echo(request) if replied(request) else call("add", a=1, b=1)
+
+    async with engine.served(talker(reply)) as client:
+        run = await client.start("recorded", "1", mode="session", max_history_events=30)
+        with mock.patch.object(handlers, "WAIT_SECONDS", 0.1):
+            assert (await _wait_for_turn(run))["state"] == "running"
+        waits = [asyncio.create_task(_wait_for_turn(run)) for _ in range(3)]
+        await eventually(lambda: _accepted_updates(run, 4), what="the waits")
+        gates[0].open()
+        assert {answer["state"] for answer in await asyncio.gather(*waits)} == {"running"}
+        await eventually(lambda: gates[1].entered)
+        waits = [asyncio.create_task(_wait_for_turn(run))]
+        await eventually(lambda: _accepted_updates(run, 1), what="the wait")
+        gates[1].open()
+        assert {answer["state"] for answer in await asyncio.gather(*waits)} == {"completed"}
+        await (await run.send("2")).result()
+        return await closed(run)
+
+
+async def _wait_for_turn(run: Run) -> Any:
+    return await run.handle.execute_update("wait_for_turn")
+
+
+async def _accepted_updates(run: Run, count: int) -> bool:
+    events = (await run.handle.fetch_history()).events
+    return sum(event.HasField("workflow_execution_update_accepted_event_attributes") for event in events) >= count

@@ -80,9 +80,9 @@ def idle_tasks(events: Sequence[HistoryEvent]) -> Iterator[IdleTask]:
 
 
 def _is_command(event: HistoryEvent) -> bool:
-    attributes = getattr(event, event.WhichOneof("attributes") or "", None)
-    accepted = event.HasField("workflow_execution_update_accepted_event_attributes")
-    return accepted or hasattr(attributes, "workflow_task_completed_event_id")
+    kind = event.WhichOneof("attributes") or ""
+    updated = kind.startswith(("workflow_execution_update_accepted_", "workflow_execution_update_completed_"))
+    return updated or hasattr(getattr(event, kind, None), "workflow_task_completed_event_id")
 
 
 def _is_received(event: HistoryEvent) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from perdure.errors import AuthenticationError, RateLimitError, StoreError, StoreMismatchError, TranscriptCorruptedError
 from perdure.ports import Completed, EventBatch, Restarted, TextDelta, ThinkingDelta, ToolCallDelta
 from perdure.stages import event_stream
+from perdure.stages.event_stream import BatchWriter
 from perdure.stages.stage import ModelCall
 from perdure.testing.store import MemoryStore
 from perdure.types.events import (
@@ -396,9 +397,17 @@ async def test_who_gets_too_far_ahead_of_the_store_is_followed_no_longer(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_stream, "MAX_QUEUED_CHARS", 10)
-    model = Model(reply("Done."), TextDelta("Half"), written(store, "Half"), TextDelta("x" * 11), TextDelta("more"))
+    schedule_write, written_for = BatchWriter.schedule_write, []
+    monkeypatch.setattr(BatchWriter, "schedule_write", lambda *on: (written_for.append("more"), schedule_write(*on)))
+
+    async def overtaken(call: ModelCall) -> None:
+        written_for.clear()
+
+    ahead = TextDelta("x" * 11)
+    model = Model(reply("Done."), TextDelta("Half"), written(store, "Half"), ahead, overtaken, TextDelta("more"))
     await Stages(store).model(model_call(), model)
     assert shown(await events(store)) == [*BEGUN, "model.started", *ENDED]
+    assert not written_for
 
 
 async def test_a_store_that_fails_is_not_told_that_it_does(

@@ -69,6 +69,13 @@ async def test_a_summary_stands_before_what_it_left_alone() -> None:
     assert await past.texts() == [*everything, "S3", "h"]
 
 
+async def test_what_is_said_in_one_step_with_the_summary_stands_behind_what_it_left_alone() -> None:
+    past = Past()
+    await past.say(*said("a", "b", "c", "d"))
+    await past.replace(2, *said("e", "f"), marker=summary("S"))
+    assert await past.texts() == ["a", "b", "S", "c", "d", "e", "f"]
+
+
 async def test_an_edited_conversation_adds_what_is_new_in_it() -> None:
     """An edit marks its first message, and the whole conversation is in its first node."""
     past = Past()
