@@ -95,7 +95,9 @@ def build_run_row(call: ModelCall, output: ModelOutput) -> RunRow:
     status = "running"
     if task.closing is not None:
         status = task.closing.status
-        if task.closing.pause is not None and status == "waiting" and task.closing.turn is None:
+        if task.closing.stays_paused is not None:
+            status = "paused"
+        elif task.closing.pause is not None and status == "waiting" and task.closing.turn is None and task.task_id:
             status = "running"  # resumed in the middle of a turn
     elif output.finish is not None:
         status = "waiting" if task.mode == "session" else "completed"

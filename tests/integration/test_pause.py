@@ -57,6 +57,13 @@ async def run_events(run: Run) -> list[tuple[str, str | None, str | None]]:
     return [(event.state, event.by, event.reason) for event in events if isinstance(event, RunEvent)]
 
 
+async def recorded_state(run: Run) -> tuple[str, str]:
+    """What the store has of the run's state: in its row, and in the last of its run's events."""
+    row = await (await run.client.store()).get_run(run.id)
+    assert row is not None
+    return row.status, (await run_events(run))[-1][0]
+
+
 async def test_what_is_in_flight_ends_and_what_comes_waits_for_resume(engine: Engine) -> None:
     gate = Gate()
     async with engine.served(holder(gate)) as client:
@@ -195,10 +202,34 @@ async def test_an_interrupt_without_a_message_ends_the_turn_of_a_paused_run(engi
             assert (await run.result()).finish_reason == "interrupted"
             return
         assert (await paused(run)).doing == "nothing"  # its session goes on with `resume` alone
+        assert await recorded_state(run) == ("paused", "paused")
         turn = await run.send("Two")
         assert (await turn.status()).state == "running"
         await run.resume()
         assert (await turn.result()).content == "You said Two."
+
+
+async def test_the_state_of_a_session_is_recorded_also_before_its_first_message(engine: Engine) -> None:
+    async with engine.served(Agent("clerk", ScriptedProvider(echo))) as client:
+        run = await client.start("clerk", mode="session")
+        for _ in range(2):
+            await run.pause()
+            await paused(run)
+            assert await recorded_state(run) == ("paused", "paused")
+            await run.resume()
+            await eventually(lambda: _is_waiting(run))
+            assert await recorded_state(run) == ("waiting", "waiting")
+            assert (await (await run.send("One")).result()).content == "You said One."
+        await run.pause()
+        await paused(run)
+        await run.send("Two")
+        await run.resume()
+        await run.turn().result()
+        assert [state for state, *_ in await run_events(run)][-3:] == ["paused", "resumed", "waiting"]
+
+
+async def _is_waiting(run: Run) -> bool:
+    return (await run.status()).state == "waiting"
 
 
 async def _paused_before_its_first_call(client: Client, mode: Any) -> Run:
