@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, Client, Message, Run, tool
+from perdure import Agent, Approval, Client, Message, Run, RunContext, hook, tool
 from perdure.errors import InvalidInputError, NoWorkerError, RunCancelledError, RunClosedError, RunNotFoundError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
@@ -190,6 +190,30 @@ async def test_a_call_that_is_approved_beside_others_does_not_join_them(engine: 
         await run.resume()
         response = await run.result()
         assert (results(response.messages), ran) == (["held", "paid"], ["paid"])
+
+
+async def test_reminders_wait_for_resume_also_while_calls_are_in_flight(engine: Engine) -> None:
+    gate, reminded = Gate(), []
+
+    @tool(needs_approval=Approval(remind=1))
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    @hook("on_approval")
+    def notify(ctx: RunContext, reminder: int) -> None:
+        reminded.append((ctx.run_id, reminder))
+
+    agent = holder(gate, [[HOLD, call("pay")]] * 2, tools=[pay], hooks=[notify])
+    async with engine.served(agent) as client:
+        run = await client.start("holder", "One.")
+        await eventually(lambda: (run.id, 0) in reminded and gate.entered)
+        await run.pause()
+        other = await client.start("holder", "Two.")
+        await eventually(lambda: (other.id, 2) in reminded)  # by now the first run had one due, too
+        assert [number for id, number in reminded if id == run.id] == [0]
+        await run.resume()
+        await eventually(lambda: (run.id, 1) in reminded)
 
 
 @pytest.mark.parametrize("mode", ["run", "session"])

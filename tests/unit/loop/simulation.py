@@ -361,6 +361,7 @@ class Simulation:
         before = {one.call_id: one.reminded for one in build_status(self.state).approvals}
         told = take_due_reminders(self.state, self.now)
         assert told.reminders
+        assert not self.state.is_pause_requested
         assert told.has_waiting_call()
         assert list_calls_to_remind(self.state) == ()
         self._spend(told.op)
