@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from temporalio.client import Client as TemporalClient
+from temporalio.client import DescribeWorkflowInput, Interceptor, OutboundInterceptor, WorkflowExecutionDescription
 
 from perdure import Agent, Approval, Client, Message, Run, RunContext, hook, tool
 from perdure.errors import InvalidInputError, NoWorkerError, RunCancelledError, RunClosedError, RunNotFoundError
@@ -463,6 +466,49 @@ async def test_a_tree_is_paused_and_resumed(engine: Engine) -> None:
         assert (await run.status()).state == "running"  # its call is in flight
         await run.resume(children=True)
         assert (await run.result()).content == "You said a."
+
+
+class _EndsBetweenTwoLooks(Interceptor):
+    """Has the run ``id`` end as soon as its client has seen that it is open."""
+
+    def __init__(self, id: str, end: Callable[[], Awaitable[None]]) -> None:
+        self.id, self.end = id, end
+
+    def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:
+        return _LooksOnce(next, self)
+
+
+class _LooksOnce(OutboundInterceptor):
+    def __init__(self, next: OutboundInterceptor, test: _EndsBetweenTwoLooks) -> None:
+        super().__init__(next)
+        self._test, self._looked = test, False
+
+    async def describe_workflow(self, input: DescribeWorkflowInput) -> WorkflowExecutionDescription:
+        description = await super().describe_workflow(input)
+        if input.id == self._test.id and not self._looked:
+            self._looked = True
+            await self._test.end()
+        return description
+
+
+async def test_a_subagent_that_ends_while_its_tree_is_resumed_is_not_opened_again(engine: Engine) -> None:
+    gate = Gate()
+    async with engine.served(boss(), holder(gate)) as client:
+        run = await client.start("boss", "Go.")
+        await eventually(lambda: gate.entered)
+        child = client.run(f"{run.id}/1")
+        await run.pause(children=True)
+        gate.open()
+        await paused(child)
+        first = await child.describe()
+        interceptor = _EndsBetweenTwoLooks(child.id, lambda: child.terminate("no"))
+        temporal = TemporalClient((await engine.temporal()).service_client, interceptors=[interceptor])
+        racing = Client(temporal, store_url=engine.store_url, task_queue=engine.task_queue)
+        await racing.run(run.id).resume(children=True)
+        await run.result()
+        last = await child.describe()
+        assert (last.run_id, (await child.status()).state) == (first.run_id, "failed")
+        await racing.close()
 
 
 @pytest.mark.server

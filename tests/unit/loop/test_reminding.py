@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from perdure.loop.apply import apply_result
 from perdure.loop.approvals import decide_approval, update_approval_waits
 from perdure.loop.decide import CallModel, RunToolCalls, SendReminders, Wait, decide
-from perdure.loop.lifecycle import apply_interrupt, cancel_run, fail_run, pause_run, request_interrupt, request_pause, resume_run
+from perdure.loop.lifecycle import (
+    apply_interrupt,
+    cancel_run,
+    fail_run,
+    pause_run,
+    request_interrupt,
+    request_pause,
+    resume_run,
+)
 from perdure.loop.status import build_status
 from perdure.loop.waits import find_next_deadline, list_calls_to_remind, take_due_reminders
 from perdure.types.approvals import ApprovalTerms, Reminder, hash_arguments
