@@ -214,7 +214,7 @@ async def test_reminders_wait_for_resume_also_while_calls_are_in_flight(engine: 
         await run.pause()
         other = await client.start("holder", "Two.")
         await eventually(lambda: (other.id, 2) in reminded)  # by now the first run had one due, too
-        assert [number for id, number in reminded if id == run.id] == [0]
+        assert [number for run_id, number in reminded if run_id == run.id] == [0]
         await run.resume()
         await eventually(lambda: (run.id, 1) in reminded)
 

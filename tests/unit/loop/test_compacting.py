@@ -162,8 +162,8 @@ def test_a_call_stays_with_its_results(messages: list[Message], keep: int, begin
 
 
 def _chat(text: str) -> list[Message]:
-    """One message for each letter: of the user, a reply, a reply with a call, its result, a summary, a reminder; the result
-    of an accepted (``f``) and of a refused (``x``) answer by ``FINISH_TOOL``."""
+    """One message for each letter: of the user, a reply, a reply with a call, its result, a summary, a reminder;
+    the result of an accepted (``f``) and of a refused (``x``) answer by ``FINISH_TOOL``."""
     made = {
         "u": Message.user("Do it."),
         "a": Message.assistant("Done."),
