@@ -80,7 +80,7 @@ async def test_what_is_in_flight_ends_and_what_comes_waits_for_resume(engine: En
         gate.open()
         status = await paused(run)
         assert status.reason == "paused by ana: the prices are wrong"
-        assert results(await run.transcript()) == ["held"]  # also for whoever reads it meanwhile
+        assert results(await run.transcript()) == ["held"]  # also for a client that reads it meanwhile
         await run.inject("Two.")
         await eventually(lambda: _queued(run, 1))
         assert (await run.status()).state == "paused"
