@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from pydantic import ValidationError
@@ -282,9 +283,11 @@ class TranscriptStage:
         if reply.output.branches:
             return build_branches_reply(self._chain, self._store_id, conversation, reply, incoming.blobs)
         reply.new_withheld = _find_new_withheld(conversation, reply)
-        messages = [
+        results = list(takewhile(lambda message: message.role == "tool", conversation.new_messages))
+        messages = [  # the prompt behind the results: these stand right behind their calls
+            *results,
             *self._build_system_messages(conversation, reply),
-            *conversation.new_messages,
+            *conversation.new_messages[len(results) :],
             *([reply.message] if reply.message else []),
             *_build_answered_results(reply),
         ]
