@@ -155,8 +155,9 @@ class _QueueChecks:
         ``NoWorkerError``, then also for the queue's other runs at once."""
         queue = description.task_queue
         with run.temporal_errors():
-            await self._raise_if_stuck(description)
-            if not await self.is_polled(queue) or queue in self.silent:
+            if is_polled := await self.is_polled(queue):
+                await self._raise_if_stuck(description)
+            if not is_polled or queue in self.silent:
                 raise NoWorkerError(f"no worker of task queue {queue!r} answers")
         try:
             status = Status.model_validate(await run.ask_workflow("status"))
