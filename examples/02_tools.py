@@ -11,7 +11,7 @@ async def stock(article: Literal["lamp", "chair"]) -> int:
     return {"lamp": 4, "chair": 0}[article]
 
 
-@tool  # the default: at most once, for nobody knows how far a lost attempt came; plain def runs in a thread
+@tool  # the default: at most once: how far a lost attempt came is unknown; plain def runs in a thread
 def order(article: str, quantity: int, ctx: ToolContext) -> str:
     """Place an order."""
     return f"ordered {quantity} {article}, under key {ctx.idempotency_key}"  # the key is for the API that acts

@@ -20,7 +20,7 @@ def economise(step: Step) -> None:
     for index, result in enumerate(step.results):
         if len(result.content) > 100:
             step.results[index] = result.content[:100] + " …"
-        if "signed in" in result.content:  # nobody has to be paid for saying it again
+        if "signed in" in result.content:  # no model has to be paid for saying it again
             step.finish(result.content.partition(": ")[2])
     step.model = "openai:gpt-5-mini"
     step.remove_tool("search")

@@ -15,7 +15,7 @@ async def balance(ctx: ToolContext) -> str:
 
 
 def instructions(ctx: RunContext) -> str:
-    return f"You help {ctx.auth_context['user'] if ctx.auth_context else 'somebody'}."
+    return f"You help {ctx.auth_context['user'] if ctx.auth_context else 'a guest'}."
 
 
 teller = Agent("teller", "openai:gpt-5-mini", instructions=instructions, tools=[balance])

@@ -22,7 +22,7 @@ async def main() -> None:
             id="disks",
             cron="0 7 * * 1-5",
             timezone="Europe/Lisbon",
-            if_exists="replace",  # whoever runs this again has one schedule, not an error
+            if_exists="replace",  # running this again leaves one schedule, and raises no error
         )
         status = await schedule.describe()
         print(f"{status.id}: {', '.join(status.when)}, next on a {status.next[0]:%A}")

@@ -1,4 +1,4 @@
-"""A call waits for somebody, who is reminded, and in the end somebody else is asked. Days are seconds here."""
+"""A call waits for a person, who is reminded, and in the end another one is asked. Days are seconds here."""
 
 import asyncio
 from typing import Any

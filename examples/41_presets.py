@@ -1,4 +1,4 @@
-"""Agents under names: a worker has them, whoever starts one knows the name alone, and changes it for one run."""
+"""Agents under names: a worker has them, a client starts one by its name alone, and changes it for one run."""
 
 import asyncio
 

@@ -15,7 +15,6 @@
     │   ├── BranchError                          a branch of a step ended without an answer
     │   ├── AbortError                           an author's hook or tool ended the run
     │   ├── RunCancelledError
-    │   ├── RunPausedError                       the run waits for an operator; it is not lost
     │   ├── EngineError                          the engine failed unexpectedly
     │   ├── AgentNotFoundError                   no worker on the task queue has the agent; retryable
     │   ├── ToolsetError                         a toolset cannot list its tools; retryable
@@ -137,10 +136,6 @@ class ModelRetry(Exception):  # noqa: N818  # not an error of the run: the model
 
 class RunCancelledError(RunError):
     """The run was cancelled."""
-
-
-class RunPausedError(RunError):
-    """The run waits for an operator; nothing is lost, and it continues after ``resume``."""
 
 
 class EngineError(RunError):

@@ -171,7 +171,7 @@ def render_annotation(annotation: griffe.Expr | str | None) -> str:
 
 
 def find_plain_type(name: griffe.ExprName) -> str | None:
-    """What an alias annotates, where it is no union of messages or events, which have a name for a reason."""
+    """What an alias annotates, unless it is a union of messages or events, whose names are needed."""
     try:
         value = load_package()[name.canonical_path].value
     except (KeyError, AttributeError, griffe.AliasResolutionError):

@@ -22,8 +22,8 @@ from tests.support.in_process import InProcessEngine
 from tests.support.patience import be_patient
 from tests.support.tries import refuse_alone_elsewhere
 
-# A suite that everybody runs looks at fewer examples than somebody who has changed what they are about:
-# pytest --hypothesis-profile=thorough. The suite's are the same each time: who looks for new ones, looks on purpose.
+# The suite looks at fewer examples than a developer who has changed what they are about:
+# pytest --hypothesis-profile=thorough. The suite's are the same each time: new ones are looked for on purpose.
 # Neither is timed: that would be a test of the machine. A test's own `max_examples` would hold
 # for both: where it needs more than others, let it be a multiple of `settings.default.max_examples`.
 _UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -46,14 +46,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """No test waits for ever, and none is left out by every stage of scripts/run_tests.py."""
+    """Bounds how long each test may wait; no test is left out by every stage of scripts/run_tests.py."""
     for item in items:
         refuse_alone_elsewhere(item)
         be_patient(item)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What could not be tested on this machine is said where nobody overlooks it."""
+    """Reports at the end, in bold, what could not be tested on this machine."""
     for said in npm.left_out:
         terminalreporter.section(said, sep="!", yellow=True, bold=True)
 
@@ -61,7 +61,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _certificates_are_read_once() -> Iterator[None]:
     """The SDKs read the machine's certificates for each client that they make, which takes 25 to 75 ms; the servers
-    of our tests speak plain HTTP on loopback, where nobody looks at one."""
+    of our tests speak plain HTTP on loopback, which uses none."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
         yield

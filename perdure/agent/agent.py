@@ -227,7 +227,6 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         self.hooks = HookSet(validate_hooks(f"agent {name!r}", hooks, of_agent=True))
         self.compaction = validate_compaction(name, add_hook_compaction(compaction, hooks))
         """How the agent's conversations are compacted; None if they are not."""
-        warn_of_low_threshold(name, self.compaction, self.instruction_parts, self.specs)
         check_prices(name, self.chain, self.limits, self.compaction)
         self.max_iterations = resolve_max_iterations(name, max_iterations, self.limits)
         self.approvals = validate_rules(name, approvals)
@@ -250,6 +249,12 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         self.output_validators = build_output_validators(self.name, validators)
         for validator in self.output_validators:
             check_validator_types(self.name, self.context, output, validator.fn)
+
+    def freeze(self, use: str) -> None:
+        """See base class. Checks at the first use what a decorator may have changed since the definition."""
+        if self._first_use is None:
+            warn_of_low_threshold(self.name, self.compaction, self.instruction_parts, self.specs)
+        super().freeze(use)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute, and drop the cached overridden copies of the agent."""

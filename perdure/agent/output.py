@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from typing_extensions import TypeVar
 
 from ..errors import DefinitionError, ParseError
+from ..hooks.hook import evaluate_signature
 from ..ports import ToolSpec
 from ..tools.context import ContextT_contra, P, ReturnT_co, RunContext
 from ..tools.json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
@@ -229,11 +230,11 @@ def build_output_validator(agent: str, fn: Any) -> OutputValidator:
             f"agent {agent!r}: {fn!r:.100} is not an output validator", hint=_VALIDATOR_SIGNATURE_HINT
         )
     name = str(getattr(fn, "__name__", type(fn).__name__))
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError) as error:  # of a class or a function written in C
+    signature = evaluate_signature(f"agent {agent!r}: the output validator {name!r}", fn)
+    if signature is None:
         reason = f"Python does not tell the parameters of the output validator {name!r}"
-        raise DefinitionError(f"agent {agent!r}: {reason}", hint="Write a def around it.") from error
+        raise DefinitionError(f"agent {agent!r}: {reason}", hint="Write a def around it.")
+    parameters = signature.parameters.values()
     positional = [item for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
     optional_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     required = [item for item in parameters if item.default is item.empty and item.kind not in optional_kinds]

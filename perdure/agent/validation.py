@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing_extensions import TypedDict
 
 from ..errors import DefinitionError
 from ..hooks import Hook
+from ..hooks.hook import evaluate_signature
 from ..loop.compaction import BYTES_PER_TOKEN
 from ..ports import ModelRef, Toolset, ToolSpec
 from ..ports.model import NAME_PATTERN
@@ -180,14 +180,12 @@ def validate_instruction(name: str, part: Any) -> Instruction:
             hint='For instance instructions=["You help customers.", say_date].',
         )
     if callable(part):
+        function = getattr(part, "__name__", type(part).__name__)
+        signature = evaluate_signature(f"agent {name!r}: the instructions {function!r}", part)
         try:
-            signature = inspect.signature(part)
-        except (TypeError, ValueError):  # a callable without a signature
-            signature = inspect.Signature([inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_ONLY)])
-        try:
-            signature.bind(None)
+            if signature is not None:
+                signature.bind(None)
         except TypeError as error:
-            function = getattr(part, "__name__", type(part).__name__)
             raise DefinitionError(
                 f"agent {name!r}: the instructions {function!r} cannot be called with a RunContext: {error}",
                 hint="They take one argument: def prompt(ctx: RunContext) -> str: …",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import linecache
 import os
 import site
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..agent.agent import Agent
 from ..errors import DefinitionError, InvalidInputError, PerdureError
+from ..hooks.hook import evaluate_signature
 from ..ports import Toolset
 from ..tools import Tool
 
@@ -97,8 +97,10 @@ def _collect_instances(value: Any, kind: type[T]) -> tuple[T, ...]:
 def _check_lifespan(target: str, lifespan: Any) -> Lifespan | None:
     """Raises ``DefinitionError`` for a function that takes arguments, as a web framework's takes its app."""
     if callable(lifespan):
+        signature = evaluate_signature(f"{target}: `lifespan`", lifespan)
         try:
-            inspect.signature(lifespan).bind()
+            if signature is not None:
+                signature.bind()
         except TypeError as error:
             hint = "A worker calls lifespan() and uses what it yields as ctx.resources. "
             hint += "If the function serves another purpose, give it another name."

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import NoWorkerError, PerdureError, RunClosedError, RunNotFoundError
+from ..errors import NoWorkerError, PerdureError, RunClosedError, RunNotFoundError, RunStuckError
+from ..temporal_service import find_failing_task
 from ..types.approvals import DecidedApproval, PendingApproval, PendingKind
 from ..types.interface import WORKFLOW_TYPE, Status
 from .decisions import WaitRef, answer_pending_call, decide_pending_call
@@ -29,7 +30,7 @@ from .visibility import (
 )
 
 if TYPE_CHECKING:
-    from temporalio.client import WorkflowExecution
+    from temporalio.client import WorkflowExecution, WorkflowExecutionDescription
 
 
 logger = logging.getLogger("perdure.client")
@@ -149,19 +150,29 @@ class _QueueChecks:
             self._polled[queue] = asyncio.ensure_future(is_queue_polled(self._client, queue))
         return await self._polled[queue]
 
-    async def ask_status(self, run: Run, queue: str) -> Status:
-        """Ask the run for its status. Raises ``NoWorkerError``, then also for the queue's other runs at once."""
+    async def ask_status(self, run: Run, description: WorkflowExecutionDescription) -> Status:
+        """Ask the run for its status. Raises ``RunStuckError`` for a run whose own workflow task fails, and
+        ``NoWorkerError``, then also for the queue's other runs at once."""
+        queue = description.task_queue
         with run.temporal_errors():
-            if not await self.is_polled(queue) or queue in self.silent:
+            if is_polled := await self.is_polled(queue):
+                await self._raise_if_stuck(description)
+            if not is_polled or queue in self.silent:
                 raise NoWorkerError(f"no worker of task queue {queue!r} answers")
         try:
             status = Status.model_validate(await run.ask_workflow("status"))
         except NoWorkerError:
+            with run.temporal_errors():
+                await self._raise_if_stuck(await run.describe())
             if queue not in self.answering:
                 self.silent.add(queue)
             raise
         self.answering.add(queue)
         return status
+
+    async def _raise_if_stuck(self, description: WorkflowExecutionDescription) -> None:
+        if (failing := await find_failing_task(self._client.temporal, description)) is not None:
+            raise RunStuckError(str(failing), hint=failing.way_out)
 
 
 async def _read_pending_calls(
@@ -185,7 +196,7 @@ async def _read_pending_calls(
         name = name or await find_agent_name(client, description)
         pending = await read_pending_memo(description) if name else None
         if pending is None:
-            status = await queues.ask_status(run, description.task_queue)
+            status = await queues.ask_status(run, description)
             name, pending = status.agent, status.approvals
     except NoWorkerError:
         return None

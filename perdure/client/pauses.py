@@ -32,11 +32,15 @@ async def pause_run(run: RunHandle, *, reason: str | None, children: bool, by: s
         await _for_each_child(run, lambda child: pause_run(child, reason=reason, children=True, by=by))
 
 
-async def resume_run(run: RunHandle, *, limits: Mapping[str, Any] | None, children: bool, by: str) -> None:
-    """See :meth:`perdure.client.run.Run.resume`."""
+async def resume_run(
+    run: RunHandle, *, limits: Mapping[str, Any] | None, children: bool, by: str, reopen: bool = True
+) -> None:
+    """See :meth:`perdure.client.run.Run.resume`. Without ``reopen``, a run that has ended is left as it is."""
     raised = parse_run_limits(limits).model_dump(mode="json", exclude_none=True) if limits else {}
     override = {"limits": raised} if raised else {}
     closed = await wait_for_closed_status(run)
+    if closed is not None and not reopen:
+        return
     if closed is not None and closed.state == "completed":
         raise RunClosedError(f"run {run.id!r} has completed", hint="Send it a message, and it continues.")
     if closed is not None:
@@ -47,8 +51,8 @@ async def resume_run(run: RunHandle, *, limits: Mapping[str, Any] | None, childr
     await wait_for_pause(run)
     with run.temporal_errors():
         await run.handle.signal("resume", {**override, "by": by})
-    if children:
-        await _for_each_child(run, lambda child: _resume_open_run(child, by))
+    if children:  # of a subagent that has ended, the parent has the outcome
+        await _for_each_child(run, lambda child: resume_run(child, limits=None, children=True, by=by, reopen=False))
 
 
 async def wait_for_pause(run: RunHandle) -> None:
@@ -64,12 +68,6 @@ async def wait_for_pause(run: RunHandle) -> None:
 
     with suppress(PerdureError):  # without a worker, the signal arrives after the pause anyway
         await retry_while_behind(check_pause)
-
-
-async def _resume_open_run(run: RunHandle, by: str) -> None:
-    """Resume a subagent, unless it has ended: its parent has its outcome."""
-    if await wait_for_closed_status(run) is None:
-        await resume_run(run, limits=None, children=True, by=by)
 
 
 async def _for_each_child(run: RunHandle, act: Callable[[RunHandle], Awaitable[None]]) -> None:

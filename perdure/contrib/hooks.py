@@ -31,7 +31,8 @@ from ..types.messages import Message, Part, TextPart, ThinkingPart, ToolResultPa
 
 logger = logging.getLogger("perdure.hooks")
 
-_TAIL_CHUNK_BYTES = 64 * 1024
+_TAIL_BYTES = 64 * 1024
+"""Bytes of an audit log's end that are read first to find its last line."""
 _NO_PREVIOUS_HASH = "0" * 64
 
 
@@ -139,12 +140,13 @@ def check_audit_log(path: str | os.PathLike[str]) -> int:
 
 def _read_last_line(file: BinaryIO) -> tuple[bytes, bool]:
     """Return the last line, and whether its end is missing: the machine was lost while it was written."""
-    end = file.seek(0, os.SEEK_END)
-    tail = b""
-    while end > 0 and b"\n" not in tail.rstrip(b"\n"):
-        size = min(_TAIL_CHUNK_BYTES, end)
-        end = file.seek(end - size)
-        tail = file.read(size) + tail
+    end, size = file.seek(0, os.SEEK_END), _TAIL_BYTES
+    while True:  # a line may have many MB: twice as much each time, so that the sum stays in proportion
+        file.seek(max(end - size, 0))
+        tail = file.read()
+        if size >= end or b"\n" in tail.rstrip(b"\n"):
+            break
+        size *= 2
     return tail.rstrip(b"\n").rpartition(b"\n")[2], bool(tail) and not tail.endswith(b"\n")
 
 

@@ -177,15 +177,31 @@ def _validate_branch_agents(event: HookEvent, agents: Any) -> tuple[Any, ...]:
     return listed
 
 
+def evaluate_signature(owner: str, fn: Callable[..., Any]) -> inspect.Signature | None:
+    """Return the signature of an author's function; None if Python does not tell it. ``owner``: "hook 'log'".
+
+    Raises ``DefinitionError`` for an annotation that cannot be resolved: from Python 3.14 on, annotations are evaluated
+    when they are first read.
+    """
+    try:
+        return inspect.signature(fn)
+    except (TypeError, ValueError):  # of a class, or of a function written in C
+        return None
+    except Exception as error:  # evaluating an annotation runs any expression
+        raise DefinitionError(
+            f"{owner}: an annotation cannot be resolved: {type(error).__name__}: {error}",
+            hint="Import or define its names at module level, not under `if TYPE_CHECKING:`.",
+        ) from error
+
+
 def _find_event_parameters(event: HookEvent, hook_name: str, fn: Callable[..., Any]) -> tuple[str, ...]:
     """Find which of the event's parameters a function takes."""
     available, takes = EVENTS[event], list[str]()
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except ValueError:
+    signature = evaluate_signature(f"hook {hook_name!r}", fn)
+    if signature is None:
         reason = f"hook {hook_name!r}: Python does not tell its parameters"
-        raise DefinitionError(reason, hint="Write a def around it.") from None
-    for parameter in parameters:
+        raise DefinitionError(reason, hint="Write a def around it.")
+    for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
             return available
         if parameter.name in available and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from ..types.compaction import CompactionSettings, Window
+from ..types.interface import FINISH_TOOL
 from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from ..types.state import CompactionState, RunState
 from ..types.wire import ModelOutput
@@ -112,14 +113,20 @@ def find_turn_task(messages: Sequence[Message], iteration: int) -> range:
     ``messages`` are without system prompts. In a conversation that was summed up in this turn, they follow the summary.
     """
     replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
-    if not iteration and replies and replies[-1] == len(messages) - 1 and not messages[-1].tool_calls:
-        return range(0)  # an answer: the turn's messages are not recorded yet
+    if not iteration and messages and _is_answer(messages[-1]):
+        return range(0)  # the turn's messages are not recorded yet
     first_reply = len(messages) if not iteration or not replies else replies[max(0, len(replies) - iteration)]
     end = next((index + 1 for index in reversed(range(first_reply)) if _is_of_user(messages[index])), 0)
     begin = end
     while begin and _is_of_user(messages[begin - 1]):
         begin -= 1
     return range(begin, end)
+
+
+def _is_answer(message: Message) -> bool:
+    """Whether ``message`` is the last one of a turn that has its answer: a reply, or the result of ``FINISH_TOOL``."""
+    is_finished = any(result.name == FINISH_TOOL and not result.is_error for result in message.tool_results)
+    return is_finished or (message.role == "assistant" and not message.tool_calls)
 
 
 def _is_of_user(message: Message) -> bool:

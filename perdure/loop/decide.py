@@ -294,6 +294,7 @@ def _build_closing_step(
     taken = _count_fitting_messages(state) if carried == len(state.carry) and status != "paused" else 0
     failure = state.turn.failure if state.turn else None
     answered = is_turn_answered(state) and failure is None
+    pause = state.requested_pause if status == "waiting" and state.is_pause_requested else None
     closing = RunEnding(
         status=status,
         turn="completed" if answered and status not in ("completed", "paused") else None,
@@ -301,6 +302,7 @@ def _build_closing_step(
         error=failure.message if failure else None,
         response=build_response(state).model_dump(mode="json", exclude_none=True),
         limit=limit or _find_ending_limit(state),
+        stays_paused=pause.asked if pause is not None and pause.recorded else None,
     )
     return RecordClosing((*state.carry[:carried], *state.inbox[:taken]), taken, closing)
 

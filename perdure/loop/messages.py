@@ -272,9 +272,7 @@ def _add_to_inbox(state: RunState, message: UserMessage) -> str:
         turn.overrides = message.override.model_dump(mode="json", exclude_none=True)
     message_id = clean_text(message.id) if message.id else None
     if message_id is not None:
-        state.seen[message_id] = turn.task_id
-        while len(state.seen) > MAX_SEEN_IDS or measure_json(state.seen) > MESSAGE_IDS_BYTES:
-            del state.seen[next(iter(state.seen))]
+        _remember_message_id(state, message_id, turn.task_id)
     if message.content is None:
         set_auth(state, message)
         return turn.task_id
@@ -286,6 +284,18 @@ def _add_to_inbox(state: RunState, message: UserMessage) -> str:
     if state.interrupt == "stop":  # a message follows the interrupt: the turn goes on with it
         state.interrupt = "go on"
     return turn.task_id
+
+
+def _remember_message_id(state: RunState, message_id: str, task_id: str) -> None:
+    """Remember the message, and forget the earliest ones that are too many. Only these are measured: thousands of
+    messages may come in one workflow task."""
+    if not state.seen_bytes:
+        state.seen_bytes = measure_json(state.seen)
+    state.seen[message_id] = task_id
+    state.seen_bytes += measure_json({message_id: task_id})
+    while len(state.seen) > MAX_SEEN_IDS or state.seen_bytes > MESSAGE_IDS_BYTES:
+        earliest = next(iter(state.seen))
+        state.seen_bytes -= measure_json({earliest: state.seen.pop(earliest)})
 
 
 def _will_open_turn(state: RunState) -> bool:

@@ -199,7 +199,9 @@ def mark_reminder_due(pending: ToolCallState, now: datetime) -> None:
 
 
 def list_calls_to_remind(state: RunState) -> tuple[ToolCallState, ...]:
-    """List the calls whose reminder is due."""
+    """List the calls whose reminder is due; none while a pause is requested: they stay due until the run is resumed."""
+    if state.is_pause_requested:
+        return ()
     return tuple(call for call in state.calls if is_waiting_for_approval(call) and call.waiting and call.waiting.due)
 
 

@@ -430,8 +430,12 @@ def build_closing_events(call: ModelCall) -> list[NewEvent]:
     events: list[NewEvent] = []
     if closing.limit is not None:
         events.append(_build_limit_reached(call, closing.limit))
+    if closing.pause is not None and closing.status == "paused":
+        return [*events, _build_pause_event(call, closing.pause, "paused")]
+    waiting = NewEvent(RunEvent(**fields, state="waiting", agent=task.agent))
     if closing.pause is not None:
-        return [*events, _build_pause_event(call, closing.pause, "paused" if closing.status == "paused" else "resumed")]
+        is_idle = closing.turn is not None or not task.task_id
+        return [*events, _build_pause_event(call, closing.pause, "resumed"), *([waiting] if is_idle else ())]
     if closing.status == "paused":
         reason = str(closing.limit)
         paused = RunEvent(**fields, state="paused", agent=task.agent, reason=reason)
@@ -445,8 +449,10 @@ def build_closing_events(call: ModelCall) -> list[NewEvent]:
         execution = call.owner.partition("/")[0]
         run = RunEvent(**fields, **failure, state=closing.status, agent=task.agent)
         events.append(NewEvent(run, key=f"ended/{execution}/{closing.status}"))
+    elif closing.stays_paused is not None:
+        events.append(_build_pause_event(call, closing.stays_paused, "paused"))
     elif state != "waiting":  # else part of the input is recorded, and the turn goes on
-        events.append(NewEvent(RunEvent(**fields, state="waiting", agent=task.agent)))
+        events.append(waiting)
     return events
 
 

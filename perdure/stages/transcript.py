@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from pydantic import ValidationError
@@ -95,7 +96,9 @@ def build_run_row(call: ModelCall, output: ModelOutput) -> RunRow:
     status = "running"
     if task.closing is not None:
         status = task.closing.status
-        if task.closing.pause is not None and status == "waiting" and task.closing.turn is None:
+        if task.closing.stays_paused is not None:
+            status = "paused"
+        elif task.closing.pause is not None and status == "waiting" and task.closing.turn is None and task.task_id:
             status = "running"  # resumed in the middle of a turn
     elif output.finish is not None:
         status = "waiting" if task.mode == "session" else "completed"
@@ -280,9 +283,11 @@ class TranscriptStage:
         if reply.output.branches:
             return build_branches_reply(self._chain, self._store_id, conversation, reply, incoming.blobs)
         reply.new_withheld = _find_new_withheld(conversation, reply)
-        messages = [
+        results = list(takewhile(lambda message: message.role == "tool", conversation.new_messages))
+        messages = [  # the prompt behind the results: these stand right behind their calls
+            *results,
             *self._build_system_messages(conversation, reply),
-            *conversation.new_messages,
+            *conversation.new_messages[len(results) :],
             *([reply.message] if reply.message else []),
             *_build_answered_results(reply),
         ]

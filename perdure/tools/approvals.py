@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -16,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from ..errors import DefinitionError
+from ..hooks.hook import evaluate_signature
 from ..types.approvals import ApprovalTerms, OnExpiry, hash_arguments
 from ..types.limits import Definition, Duration, parse_seconds
 from ..types.plain_json import EXACT_INTEGERS
@@ -60,13 +60,13 @@ class Approval(Definition):
 
 def takes_call_and_context(policy: Callable[..., Any]) -> bool:
     """Whether ``policy`` accepts a call and a context. Checked at definition, since a failure in a run would ask a
-    person instead."""
+    person instead. Raises ``DefinitionError`` for an annotation that cannot be resolved."""
+    signature = evaluate_signature(f"needs_approval={policy!r:.100}", policy)
     try:
-        inspect.signature(policy).bind(None, None)
+        if signature is not None:
+            signature.bind(None, None)
     except TypeError:
         return False
-    except ValueError:  # built in: it has no signature
-        pass
     return True
 
 

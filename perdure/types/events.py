@@ -324,7 +324,8 @@ class RunEvent(EventBase):
         "started", "waiting", "paused", "resumed", "completed", "failed", "cancelled", "terminated", "timed_out"
     ]
     """``waiting`` for the next message; ``paused`` until an operator resumes it. ``resumed`` follows a pause that a
-    client asked for; after any other pause, the next event is that of the step that is tried again."""
+    client asked for, and ``waiting`` follows it between two turns; after any other pause, the next event is that of the
+    step that is tried again. A turn that ends while its session is paused is followed by another ``paused``."""
     agent: str = ""
     reason: str | None = None
     """Why it is paused; who or what ended it."""

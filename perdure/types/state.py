@@ -227,6 +227,8 @@ class RunState(StatePart):
     """Revoked standing approvals that the next model call, or the ending, reports."""
     seen: dict[str, str] = {}
     """Ids of messages, the latest last, with the turn that each joined or opened."""
+    seen_bytes: int = Field(default=0, exclude_if=operator.not_)
+    """Bytes of ``seen`` as JSON; 0 if not measured, by an older engine."""
     named: list[str] = Field(default=[], exclude_if=operator.not_)
     """Hashes of the ids of turns that senders named, the latest last."""
     refused: list[str] = []

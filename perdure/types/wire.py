@@ -105,6 +105,8 @@ class RunEnding(Data):
     pause: OperatorPause | None = Field(default=None, exclude_if=is_none)
     """The client's request for which it is ``paused``; with ``waiting`` that by which it was resumed: nothing has
     ended."""
+    stays_paused: OperatorPause | None = Field(default=None, exclude_if=is_none)
+    """With ``waiting``: the client's request for which the session stays paused, although its turn has ended."""
 
 
 class ModelInput(CallFacts):

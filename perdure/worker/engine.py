@@ -30,6 +30,7 @@ from ..client.visibility import create_store
 from ..encryption import KeyRing
 from ..errors import DefinitionError, RuntimeSetupError
 from ..hooks import Hook, HookSet, select_hooks, validate_hooks
+from ..hooks.hook import evaluate_signature
 from ..ports import ModelRef, Provider, Store
 from ..ports.test_seams import find_fake_model
 from ..providers.fallback import ModelChain, Throttle
@@ -271,12 +272,12 @@ def _check_worker_lifespan(lifespan: Any) -> str:
         raise DefinitionError(
             f"{name} is an async generator, not a context manager", hint="Put @asynccontextmanager above it."
         )
+    signature = evaluate_signature(name, lifespan)
     try:
-        inspect.signature(lifespan).bind()
+        if signature is not None:
+            signature.bind()
     except TypeError as error:
         raise DefinitionError(f"{name} is called without arguments: {error}", hint="Remove its parameters.") from None
-    except ValueError:  # a callable without a signature
-        pass
     return name
 
 

@@ -104,7 +104,7 @@ async def test_workers_are_killed_and_deployed_while_calls_wait(engine: Engine) 
     scenarios = {
         "a decision without an answer": _decided_without_an_answer,
         "decisions at once": _decided_at_once,
-        "the time is over while nobody serves": _expired_unserved,
+        "the time is over while no worker serves": _expired_unserved,
     }
     await side_by_side(engine, {**scenarios, **deploys})
 
@@ -113,7 +113,7 @@ DENIED = "Denied: a rule of agent paying does not allow this call of pay"
 
 
 async def _decided_without_an_answer(engine: Engine) -> None:
-    """While nobody serves the run two decisions have no answer, and are given up; sent again, each counts once."""
+    """While no worker serves the run, two decisions have no answer, and are given up; sent again, each counts once."""
     worker = await engine.process("approving")
     client = await engine.client()
     run = await client.start("paying", "ana bea")
@@ -220,7 +220,7 @@ async def _deployed(engine: Engine, *, code: str, always: bool, said: str) -> No
 
 
 async def _deployed_behind_the_begin(engine: Engine) -> None:
-    """It may run again, and would; but somebody has to be asked now."""
+    """It may run again, and would; but a person has to be asked now."""
     worker = await engine.process("approving", TEST_CODE="free")
     run = await (await engine.client()).start("paying", "ana")
     await eventually(lambda: engine.ledger.counts("pay")["ana"] == 1, deadline=40, what="a call that has begun")

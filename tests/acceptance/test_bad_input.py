@@ -333,7 +333,7 @@ async def test_a_store_that_becomes_read_only_while_a_tool_runs(engine: Engine) 
 
 @pytest.mark.server
 async def test_a_store_that_is_read_only_when_the_worker_starts(engine: Engine) -> None:
-    """A file that nobody can write: either the worker says so at once, or the run's status does."""
+    """A file that cannot be written: either the worker says so at once, or the run's status does."""
     bench = Bench()
     bench.gate.open()
     async with engine.served(bench.agent):

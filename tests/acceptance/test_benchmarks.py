@@ -80,7 +80,7 @@ def test_every_measure(tmp_path: Path) -> None:
         _assert_bounded(measured, name, 6)
     events = results["events"]["perdure"]
     pieces = {streams: mine["pieces"] for streams, mine in events.items()}
-    assert pieces == {"1": 4, "3": 12}, "each piece of a reply reaches whoever follows"
+    assert pieces == {"1": 4, "3": 12}, "each piece of a reply reaches each follower"
     assert all(0 < mine["p50"] <= mine["p95"] <= mine["max"] for mine in events.values())
 
 

@@ -243,6 +243,6 @@ def check_paid(room: Room) -> int:
     for key, moments in room.model.asked.items():
         for first, again in pairwise(moments):
             assert again < followed[key], f"{key} was asked again when its reply had been used"
-            assert any(first <= kill <= again for kill in room.kills), f"{key} was asked twice, and nobody was killed"
+            assert any(first <= kill <= again for kill in room.kills), f"{key} was asked twice without a kill"
             repeated += 1
     return repeated

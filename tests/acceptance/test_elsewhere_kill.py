@@ -1,4 +1,4 @@
-"""A worker killed around each side of a call that is run elsewhere: it is sent once, and nobody sees it unguarded."""
+"""A worker killed around each side of a call that is run elsewhere: it is sent once, and never seen unguarded."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def _killed_at(engine: Engine, *, agent: str, point: str, side: str) -> No
     assert results(response.messages) == ["the ***"]
     assert sent == ([{"card": "***"}] if agent == "pay" else [])
     counts = {what: sum(engine.ledger.counts(what).values()) for what in SIDES}
-    again = point == "tool.acted"  # the hooks had run, and nobody had recorded it
+    again = point == "tool.acted"  # the hooks had run, and it was not recorded
     assert counts == {"before": 1, "after": 1} | ({side: 2} if again else {})
     assert await client.memory.list("after") == {"call_1": 1}, "what hooks write is kept once"
     kinds = [event.type async for event in run.events(wait=False)]

@@ -145,7 +145,7 @@ class Model:
 
     def __init__(self) -> None:
         self.finish = asyncio.Event()
-        """Until then nobody gets the last answer."""
+        """Until then no follower gets the last answer."""
         self.hanging = asyncio.Event()
         self._never = asyncio.Event()
 

@@ -177,7 +177,7 @@ async def _waits(run: Run) -> bool:
 
 
 async def _answered(turn: Turn) -> list[float]:
-    """The turn ends: by its answer, or, where it hangs in a tool, because somebody stops it. When somebody did."""
+    """The turn ends: by its answer, or, where it hangs in a tool, because it is stopped. Returns when it was."""
     answer, asked = asyncio.ensure_future(turn.result()), []
     while not (await asyncio.wait([answer], timeout=1.0))[0]:
         asked.append(time.monotonic())

@@ -44,7 +44,7 @@ async def parked_and_decided(address: str, folder: Path, count: int) -> dict[str
     parked.check(figures)
     found = [set(mine) for mine in figures["decided"].values()]
     assert set.union(*found) == {str(n) for n in range(count)}
-    assert max(map(len, found)) == count, "whoever looked first found all of them"
+    assert max(map(len, found)) == count, "the first listing found all of them"
     lost = [outcome for mine in figures["decided"].values() for outcome in mine.values() if "lost" in outcome]
-    assert lost, "nobody raced"
+    assert lost, "no two clients raced"
     return figures

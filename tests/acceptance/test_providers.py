@@ -186,7 +186,7 @@ async def test_a_dead_primary_falls_through_to_the_second_model(engine: Engine, 
     async with AsyncExitStack() as stack:
         alive = await stack.enter_async_context(strict_api(second))
         alive.replies = [Says("", [("note", {"text": "Bread."})]), Says("Noted.")]
-        # It is bound and does not listen: nobody else gets the port meanwhile.
+        # It is bound and does not listen: no other process gets the port meanwhile.
         closed = stack.enter_context(socket.socket())
         closed.bind(("127.0.0.1", 0))
         dead = PROVIDERS[format](f"http://127.0.0.1:{closed.getsockname()[1]}", KEY)

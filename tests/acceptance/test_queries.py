@@ -29,7 +29,7 @@ pytestmark = pytest.mark.server
 
 @tool(needs_approval=True)
 async def pay(to: str) -> str:
-    """Pay somebody."""
+    """Pay a person."""
     return f"paid {to}"
 
 

@@ -15,7 +15,7 @@ from tests.support import npm
 @pytest.fixture(scope="session")
 def aimock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aimock]:
     """The server, for the whole session."""
-    modules = npm.packages(FOLDER, "the four wire formats against a server of somebody else's")
+    modules = npm.packages(FOLDER, "the four wire formats against a server of another project")
     with running(modules, tmp_path_factory.mktemp("aimock")) as server:
         yield server
 

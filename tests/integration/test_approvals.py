@@ -118,12 +118,12 @@ async def test_an_approval_expires_while_other_calls_are_still_running(engine: E
 
     @tool(needs_approval=Approval(expires=0.3))
     async def denied() -> str:
-        """Run only if somebody says so."""
+        """Run only if a person says so."""
         return "ran"
 
     @tool(needs_approval=Approval(expires=0.3, on_expiry="approve"))
     async def approved() -> str:
-        """Run unless somebody says no."""
+        """Run unless a person says no."""
         RAN.append(("approved", 0.0))
         return "ran"
 

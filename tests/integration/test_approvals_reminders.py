@@ -230,7 +230,7 @@ async def test_a_worker_that_comes_late_tells_once_and_not_early(engine: Engine)
         run: Run = await client.start("support", "Go.")
         await heard(2)
     before, gone = len(HEARD), time.monotonic()
-    await eventually(lambda: time.monotonic() > gone + 3, deadline=10, what="three reminders that nobody could tell")
+    await eventually(lambda: time.monotonic() > gone + 3, deadline=10, what="three reminders without a worker")
     async with engine.served(_agent(["Done."], remind=1)):
         await heard(before + 1)
         (waiting,) = (await run.status()).approvals

@@ -291,7 +291,7 @@ async def test_in_the_clear_it_is_refused_before_history_has_it(engine: Engine) 
 
 
 async def test_a_message_that_joins_is_acted_on_when_it_is_taken(engine: Engine) -> None:
-    """The calls of the reply before it run for whoever asked for them."""
+    """The calls of the reply before it run on behalf of who asked for them."""
     gate = Gate()
 
     @tool

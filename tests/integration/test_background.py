@@ -303,7 +303,7 @@ async def test_failures_are_results(engine: Engine) -> None:
 @pytest.mark.server
 @pytest.mark.parametrize("cans", [False, True])
 async def test_one_that_was_terminated_is_lost(engine: Engine, monkeypatch: Any, cans: bool) -> None:
-    """The execution that started it is told so by Temporal; a later one finds out, also when nobody says anything."""
+    """The execution that started it is told so by Temporal; a later one finds out, also when nothing is reported."""
     monkeypatch.setattr(probes, "FIRST_CHILD_PROBE", 0.2)
     gate = Gate()
     parent = boss(start("a"), collect("b1"), tell("b1", "Are you there?"), collect("b1"), told)
@@ -432,7 +432,7 @@ async def test_so_many_at_once(engine: Engine) -> None:
 
 
 async def test_a_budget_is_shared_with_those_in_background(engine: Engine) -> None:
-    """Each would go on for ever. What is set aside for them nobody else uses; what is left over comes back."""
+    """Each would go on without an end. What is set aside for them no other run uses; what is left over comes back."""
 
     @tool
     async def more() -> str:

@@ -45,7 +45,7 @@ async def _killed(engine: Engine, *, cans: bool) -> None:
 
 
 async def test_the_server_is_killed(tmp_path: Path) -> None:
-    """And the worker: what the child says reaches a parent that nobody holds in memory."""
+    """And the worker: what the child says reaches a parent that no worker holds in memory."""
     home = Home(tmp_path / "home")
     before = await ensure_server(home)
     first, second = Engine(before.address, tmp_path), Engine(before.address, tmp_path)

@@ -131,7 +131,7 @@ async def test_nor_of_what_other_clients_left_on_the_server(engine: Engine, watc
         await watched.one_line("schedule", "show", scheduled)
         await watched("replay", ended)
         await watched.one_line("cancel", waiting)
-        # Nobody is there to cancel it, and without PerdureAgent it would be in the inbox of every agent.
+        # No worker is there to cancel it, and without PerdureAgent it would be in the inbox of every agent.
         await client.temporal.get_workflow_handle(waiting).terminate()
         await made.delete()
     assert "gone\\x1b[2J" in watched.printed

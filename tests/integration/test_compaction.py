@@ -14,7 +14,7 @@ from perdure.errors import AuthenticationError, ContextLengthError, RunCancelled
 from perdure.loop.compaction import SUMMARY_ID, WINDOW_NOTE_ID, estimate_tokens
 from perdure.ports import Completed, ModelRequest
 from perdure.stages.compaction import SUMMARY_PROMPT
-from perdure.testing import ScriptedProvider, at, call
+from perdure.testing import ScriptedProvider, at, call, scripted
 from perdure.types.messages import TextPart, ToolCallPart, Usage
 from tests.support.checks import assert_closed, users
 from tests.support.engine import Engine
@@ -177,21 +177,26 @@ async def test_kept_results_larger_than_the_threshold_are_warned_of_once(
         ("", "ж" * 900, False),  # 450 tokens, and three times that as escaped JSON
     ],
 )
+@pytest.mark.parametrize("decorated", [False, True])
 async def test_a_threshold_that_instructions_and_tools_reach_is_warned_of(
-    instructions: str, description: str, warned: bool, caplog: pytest.LogCaptureFixture
+    instructions: str, description: str, warned: bool, decorated: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @tool
     def look(at: Annotated[str, Field(description=description)]) -> str:
         """Look."""
         return at
 
-    Agent(
+    reader = Agent(
         "a",
         "openai:gpt-5-mini",
         instructions=instructions,
-        tools=[look],
+        tools=() if decorated else [look],
         compaction=Compaction.summarise(at=500, keep_last=4),
     )
+    if decorated:
+        reader.tool(look)
+    for _ in range(2):
+        async with scripted(reader, []):
+            pass
     texts = [record.getMessage() for record in caplog.records]
     assert ["instructions and tools have about" in text for text in texts] == [True] * warned
 

@@ -179,6 +179,17 @@ async def test_an_audit_log_goes_on_behind_a_line_that_was_cut_off(engine: Engin
     assert b"text_sha256" in path.read_bytes()
 
 
+async def test_an_audit_log_finds_its_last_line_whatever_its_length(engine: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    agent = Agent("audited", ScriptedProvider(lambda _: "Done."), hooks=[audit_log(path)])
+    async with engine.served(agent) as client:
+        for kib in (63, 64, 65, 127, 128, 200, 900):
+            await (await client.start("audited", "x" * (kib << 10))).result()
+        path.write_bytes(path.read_bytes() + b'{"at": "' + b"2" * 200_000)
+        await (await client.start("audited", "x")).result()
+    assert check_audit_log(path) == 4 * 8 + 1
+
+
 async def test_a_line_that_cannot_be_written_fails_the_call(engine: Engine, tmp_path: Path) -> None:
     hooks = [audit_log(tmp_path / "no" / "folder.jsonl")]
     async with engine.served(Agent("audited", ScriptedProvider(["Done."]), hooks=hooks)) as client:

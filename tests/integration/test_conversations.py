@@ -339,7 +339,7 @@ async def test_a_message_whose_answer_is_lost_with_the_run_counts_once(
 async def test_who_waits_for_an_ending_does_not_wait_for_the_next_execution(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody else opens the conversation again before the sender has looked."""
+    """Another client opens the conversation again before the sender has looked."""
     async with engine.served(talker([AuthenticationError("wrong key"), "One.", "Two."])) as client:
         failed = await client.send("talker", "zero", id="u-20" + engine.task_queue)
         with pytest.raises(AuthenticationError):

@@ -1,4 +1,4 @@
-"""Approvals and answers of whoever follows the events: they may come before the run itself has heard that it asks."""
+"""Approvals and answers of a client that follows the events: they may come before the run itself knows that it asks."""
 
 from __future__ import annotations
 

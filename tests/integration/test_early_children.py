@@ -1,4 +1,4 @@
-"""Whoever follows a run is told of those below it, and may be quicker than these and than itself."""
+"""A client that follows a run is told of those below it, and may be quicker than these and than itself."""
 
 from __future__ import annotations
 

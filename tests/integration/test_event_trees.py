@@ -1,4 +1,4 @@
-"""Whoever follows a run sees what its subagents do: in one order, with the way down to each."""
+"""A client that follows a run sees what its subagents do: in one order, with the way down to each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def desk() -> Agent:
 
 
 def seen_from(events: list[Event], steps: int, id: str) -> list[Event]:
-    """What somebody sees who follows run ``id``, which is so many steps below the one of ``events``."""
+    """What a follower sees of run ``id``, which is so many steps below the one of ``events``."""
     below = [one for one in events if one.context_id == id or one.context_id.startswith(f"{id}/")]
     return [one.model_copy(update={"path": one.path[steps:]}) for one in below]
 
@@ -108,7 +108,7 @@ async def test_a_parents_stream_has_what_its_subagents_do(engine: Engine) -> Non
         assert shown(mine)[:3] == ["run started", "turn started", "message.injected"]
         assert shown(mine)[-1] == "turn completed"
     for name, events in of.items():
-        *there, end = events  # which is recorded as somebody follows that run itself
+        *there, end = events  # which is recorded as that run itself is followed
         assert there == seen_from(late, name.count("/") + 1, f"{run.id}/{name}")
         assert (end.type, end.path) == ("run", ())
     assert paths(run.id) == {()}

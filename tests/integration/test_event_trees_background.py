@@ -102,7 +102,7 @@ async def test_what_a_subagent_in_background_does_is_in_its_parents_stream(engin
     starting = begun[f"{run.id}/1"]
     assert path == (("worker", starting.call_id, starting.task_id),)
     assert {len(event.path) for event in late if event.context_id == f"{run.id}/1/1"} == {2}
-    *there, end = worker  # which is recorded as somebody follows that run itself
+    *there, end = worker  # which is recorded as that run itself is followed
     assert (end.type, end.path) == ("run", ())
     assert [event.seq for event in there] == [event.seq for event in late if event.context_id.startswith(f"{run.id}/1")]
 

@@ -1,4 +1,4 @@
-"""Every end of a run, and of its turn, as those who follow it read it: live, afterwards, and when nobody serves it."""
+"""Every end of a run, and of its turn, as its followers read it: live, afterwards, and when no worker serves it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ENDS: list[tuple[End, str, str, type[PerdureError] | None]] = [
     (cancel, "cancelled", "cancelled", RunCancelledError),
     (terminate, "terminated", "started", RunCancelledError),
 ]
-"""What is done to a run, how it ends, the last that is said of its turn, and the error of whoever waits for it."""
+"""What is done to a run, how it ends, the last event of its turn, and the error of a client that waits for it."""
 
 
 def turn_state(events: list[Event]) -> str:
@@ -121,7 +121,7 @@ async def test_live_and_afterwards(
 
 
 def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on: no worker is there to answer, and nobody need wait five seconds for it each time."""
+    """From now on: no worker is there to answer, and no call need wait five seconds for it."""
     monkeypatch.setattr("perdure.client.run.ANSWER_TIMEOUT", timedelta(seconds=1))
 
 

@@ -230,7 +230,7 @@ async def test_arguments_as_far_as_they_are_written_also_from_the_middle(engine:
             delta = await next_of(events, "model.delta")
             assert isinstance(delta, ModelDelta)
             seen.append(delta.partial)
-            if number == 1:  # somebody comes when two pieces are gone
+            if number == 1:  # a follower comes when two pieces are gone
                 late = run.events(after=delta.seq)
                 coming = asyncio.ensure_future(anext(late))
             if number == 2:  # and has the third before there is the whole reply in its place

@@ -163,7 +163,7 @@ async def test_a_fork_of_a_long_conversation_adds_one_row(engine: Engine) -> Non
         run = await client.start("echo", "Go.", history=said)
         assert (await run.result()).content == "2001"
     before = {table: rows(engine, table) for table in ("nodes", "blobs", "runs", "journal")}
-    client = await engine.client()  # nobody serves it: what is counted is the fork's alone
+    client = await engine.client()  # no worker serves it: what is counted is the fork's alone
     whole = await client.run(run.id).fork("What if?")
     inside = await client.run(run.id).fork("What if?", at=500)
     after = {table: rows(engine, table) for table in before}

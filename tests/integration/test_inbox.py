@@ -41,7 +41,7 @@ class Transfer(BaseModel):
 
 @tool
 async def pay(ctx: ToolContext, who: str) -> str:
-    """Pay somebody."""
+    """Pay a person."""
     first = await ctx.ask("Which account?", Transfer)
     return f"paid {who} of {first.account}: {await ctx.ask('Why?')}"
 
@@ -128,7 +128,7 @@ async def test_the_inbox_needs_no_worker(engine: Engine) -> None:
         run = await client.start(desk.name, "Go.")
         assert sorted(await in_memo(run, 3)) == ["page", "pay", "refund"]
         status = await run.status()
-    # Nobody serves it any more.
+    # No worker serves it any more.
     found = await listed(looking, desk, 3)
     assert queries.asked == []
     by_tool = {one.tool: one for one in found}

@@ -244,7 +244,7 @@ async def test_without_attributes_everything_works_and_setup_takes_effect_withou
             second = await client.start("desk", "Go.")
             await says(second, agent="desk", status="waiting", pending=1)
             await until_found(client, f"{PENDING_ATTRIBUTE} > 0", [second.id])
-            # Of the first nobody has told anything: it is asked.
+            # Of the first nothing is indexed: it is asked.
             both = await client.approvals(agent="desk")
             assert [one.run_id for one in both] == [first.id, second.id]
             for one in both:
@@ -300,7 +300,7 @@ async def test_a_start_does_not_fail_for_an_attribute_that_is_gone(bare: Tempora
 
 
 async def test_what_a_namespace_has_can_be_read_from_its_description(bare: TemporalClient) -> None:
-    """For servers whose operator service is not for everybody."""
+    """For servers whose operator service is not for every client."""
     await temporal_service.register_search_attributes(bare.service_client, bare.namespace)
     assert await temporal_service._read_aliases(bare.service_client, bare.namespace) == SEARCH_ATTRIBUTES
 

@@ -51,7 +51,7 @@ def shown(request: ModelRequest) -> list[str]:
 async def test_a_server_that_dies_is_opened_again_and_only_what_is_harmless_is_done_again(
     engine: Engine, counts: Path
 ) -> None:
-    """``look`` says of itself that it only reads; whether ``act`` was done nobody knows, and the model is told so.
+    """``look`` says of itself that it only reads; whether ``act`` was done is unknown, and the model is told so.
     Between calls nothing is under way, so what is not harmless is called all the same."""
     server = stdio(counts)
 

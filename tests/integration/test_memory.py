@@ -113,7 +113,7 @@ KILLED_AT = [
 
 @pytest.mark.server
 async def test_a_worker_killed_between_the_act_and_its_record_counts_once(engine: Engine) -> None:
-    """And what a tool has kept whose outcome nobody knows does not count."""
+    """And what a tool has kept whose outcome is unknown does not count."""
     await side_by_side(
         engine, {f"{agent} {point}": partial(_killed_at, agent=agent, point=point) for agent, point in KILLED_AT}
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from temporalio.client import Client as TemporalClient
+from temporalio.client import DescribeWorkflowInput, Interceptor, OutboundInterceptor, WorkflowExecutionDescription
 
-from perdure import Agent, Client, Message, Run, tool
+from perdure import Agent, Approval, Client, Message, Run, RunContext, hook, tool
 from perdure.errors import InvalidInputError, NoWorkerError, RunCancelledError, RunClosedError, RunNotFoundError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
@@ -57,6 +60,13 @@ async def run_events(run: Run) -> list[tuple[str, str | None, str | None]]:
     return [(event.state, event.by, event.reason) for event in events if isinstance(event, RunEvent)]
 
 
+async def recorded_state(run: Run) -> tuple[str, str]:
+    """What the store has of the run's state: in its row, and in the last of its run's events."""
+    row = await (await run.client.store()).get_run(run.id)
+    assert row is not None
+    return row.status, (await run_events(run))[-1][0]
+
+
 async def test_what_is_in_flight_ends_and_what_comes_waits_for_resume(engine: Engine) -> None:
     gate = Gate()
     async with engine.served(holder(gate)) as client:
@@ -70,7 +80,7 @@ async def test_what_is_in_flight_ends_and_what_comes_waits_for_resume(engine: En
         gate.open()
         status = await paused(run)
         assert status.reason == "paused by ana: the prices are wrong"
-        assert results(await run.transcript()) == ["held"]  # also for whoever reads it meanwhile
+        assert results(await run.transcript()) == ["held"]  # also for a client that reads it meanwhile
         await run.inject("Two.")
         await eventually(lambda: _queued(run, 1))
         assert (await run.status()).state == "paused"
@@ -185,6 +195,30 @@ async def test_a_call_that_is_approved_beside_others_does_not_join_them(engine: 
         assert (results(response.messages), ran) == (["held", "paid"], ["paid"])
 
 
+async def test_reminders_wait_for_resume_also_while_calls_are_in_flight(engine: Engine) -> None:
+    gate, reminded = Gate(), []
+
+    @tool(needs_approval=Approval(remind=1))
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    @hook("on_approval")
+    def notify(ctx: RunContext, reminder: int) -> None:
+        reminded.append((ctx.run_id, reminder))
+
+    agent = holder(gate, [[HOLD, call("pay")]] * 2, tools=[pay], hooks=[notify])
+    async with engine.served(agent) as client:
+        run = await client.start("holder", "One.")
+        await eventually(lambda: (run.id, 0) in reminded and gate.entered)
+        await run.pause()
+        other = await client.start("holder", "Two.")
+        await eventually(lambda: (other.id, 2) in reminded)  # by now the first run had one due, too
+        assert [number for run_id, number in reminded if run_id == run.id] == [0]
+        await run.resume()
+        await eventually(lambda: (run.id, 1) in reminded)
+
+
 @pytest.mark.parametrize("mode", ["run", "session"])
 async def test_an_interrupt_without_a_message_ends_the_turn_of_a_paused_run(engine: Engine, mode: Any) -> None:
     async with engine.served(Agent("clerk", ScriptedProvider(echo))) as client:
@@ -195,10 +229,34 @@ async def test_an_interrupt_without_a_message_ends_the_turn_of_a_paused_run(engi
             assert (await run.result()).finish_reason == "interrupted"
             return
         assert (await paused(run)).doing == "nothing"  # its session goes on with `resume` alone
+        assert await recorded_state(run) == ("paused", "paused")
         turn = await run.send("Two")
         assert (await turn.status()).state == "running"
         await run.resume()
         assert (await turn.result()).content == "You said Two."
+
+
+async def test_the_state_of_a_session_is_recorded_also_before_its_first_message(engine: Engine) -> None:
+    async with engine.served(Agent("clerk", ScriptedProvider(echo))) as client:
+        run = await client.start("clerk", mode="session")
+        for _ in range(2):
+            await run.pause()
+            await paused(run)
+            assert await recorded_state(run) == ("paused", "paused")
+            await run.resume()
+            await eventually(lambda: _is_waiting(run))
+            assert await recorded_state(run) == ("waiting", "waiting")
+            assert (await (await run.send("One")).result()).content == "You said One."
+        await run.pause()
+        await paused(run)
+        await run.send("Two")
+        await run.resume()
+        await run.turn().result()
+        assert [state for state, *_ in await run_events(run)][-3:] == ["paused", "resumed", "waiting"]
+
+
+async def _is_waiting(run: Run) -> bool:
+    return (await run.status()).state == "waiting"
 
 
 async def _paused_before_its_first_call(client: Client, mode: Any) -> Run:
@@ -408,6 +466,49 @@ async def test_a_tree_is_paused_and_resumed(engine: Engine) -> None:
         assert (await run.status()).state == "running"  # its call is in flight
         await run.resume(children=True)
         assert (await run.result()).content == "You said a."
+
+
+class _EndsBetweenTwoLooks(Interceptor):
+    """Has the run ``id`` end as soon as its client has seen that it is open."""
+
+    def __init__(self, id: str, end: Callable[[], Awaitable[None]]) -> None:
+        self.id, self.end = id, end
+
+    def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:
+        return _LooksOnce(next, self)
+
+
+class _LooksOnce(OutboundInterceptor):
+    def __init__(self, next: OutboundInterceptor, test: _EndsBetweenTwoLooks) -> None:
+        super().__init__(next)
+        self._test, self._looked = test, False
+
+    async def describe_workflow(self, input: DescribeWorkflowInput) -> WorkflowExecutionDescription:
+        description = await super().describe_workflow(input)
+        if input.id == self._test.id and not self._looked:
+            self._looked = True
+            await self._test.end()
+        return description
+
+
+async def test_a_subagent_that_ends_while_its_tree_is_resumed_is_not_opened_again(engine: Engine) -> None:
+    gate = Gate()
+    async with engine.served(boss(), holder(gate)) as client:
+        run = await client.start("boss", "Go.")
+        await eventually(lambda: gate.entered)
+        child = client.run(f"{run.id}/1")
+        await run.pause(children=True)
+        gate.open()
+        await paused(child)
+        first = await child.describe()
+        interceptor = _EndsBetweenTwoLooks(child.id, lambda: child.terminate("no"))
+        temporal = TemporalClient((await engine.temporal()).service_client, interceptors=[interceptor])
+        racing = Client(temporal, store_url=engine.store_url, task_queue=engine.task_queue)
+        await racing.run(run.id).resume(children=True)
+        await run.result()
+        last = await child.describe()
+        assert (last.run_id, (await child.status()).state) == (first.run_id, "failed")
+        await racing.close()
 
 
 @pytest.mark.server

@@ -60,7 +60,7 @@ async def test_somebody_else_decides_while_the_terminal_asks(keyboard: Keyboard)
         run = script.client.run("order-7")
         first, _ = (await run.status()).approvals
         await run.deny(first.call_id, by="bea")
-        await keyboard.asked('approve refund({"amount": 3, "order": "b"})? [y/N]')  # nobody has typed anything
+        await keyboard.asked('approve refund({"amount": 3, "order": "b"})? [y/N]')  # nothing was typed
         keyboard.type("y")
         assert results((await answer).messages) == ["Denied by bea", "refunded 3 of b"]
 

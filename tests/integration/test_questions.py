@@ -41,7 +41,7 @@ class Transfer(BaseModel):
 
 @tool
 async def pay(ctx: ToolContext, who: str) -> str:
-    """Pay somebody."""
+    """Pay a person."""
     RAN.append((who, ctx.idempotency_key))
     try:
         transfer = await ctx.ask("Which account, and how much?", Transfer)

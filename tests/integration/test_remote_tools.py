@@ -161,8 +161,8 @@ async def test_a_function_in_place_of_a_schema_and_a_stand_in_in_tests() -> None
     assert first == '{"euros": 285}'
     assert second.startswith("the arguments of price are not valid:")
     async with scripted(agent, [asked[:1], "Done."]) as s:
-        (nobody,) = results((await (await s.client.start("planner", "Go.")).result()).messages)
-    assert nobody.startswith("NotFoundError: this test has no worker for it")
+        (unserved,) = results((await (await s.client.start("planner", "Go.")).result()).messages)
+    assert unserved.startswith("NotFoundError: this test has no worker for it")
 
 
 async def test_it_waits_for_approval_as_any_tool_does(engine: Engine) -> None:

@@ -215,7 +215,7 @@ async def test_an_id_with_another_message_is_an_error(engine: Engine) -> None:
                 await client.start("greeter", message, id=run.id)
         with pytest.raises(RunExistsError, **other):
             await agent.call("something else", id=run.id, client=client)
-        # Another client of the same message, whoever sends it.
+        # Another client with the same message, by another name.
         assert (await client.start("greeter", "hi", id=run.id, if_exists="attach", by="kim")).id == run.id
         await run.close()
         await run.result()

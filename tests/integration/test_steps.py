@@ -536,3 +536,14 @@ async def test_the_full_transcript_has_what_an_edit_left_out(engine: Engine) -> 
     assert results(short) == ["found 3", "found 4"]
     assert results(full) == ["found 1", "found 2", "found 3", "found 4"]
     assert users(full) == ["Go."]
+
+
+async def test_instructions_of_a_step_stand_behind_the_results_that_it_was_given(engine: Engine) -> None:
+    def change(step: Step) -> None:
+        step.instructions = f"Hurry: {step.iteration}."
+
+    response = await answer(engine, agent(searches(2), policy(change), instructions="Work."))
+    assert_closed(response.messages)
+    roles = [message.role for message in response.messages]
+    step = ["assistant", "tool", "system"]
+    assert roles == ["system", "user", *step, *step, "assistant"]

@@ -77,7 +77,7 @@ async def test_what_is_left_in_a_program_of_its_own_is_cancelled_before_its_work
     await pieces.aclose()
     client = await here.client()
 
-    async def cancelled() -> bool:  # nobody is there to cancel it any more; Temporal's list may be a moment old
+    async def cancelled() -> bool:  # no worker is there to cancel it any more; Temporal's list may be a moment old
         return [run.status for run in await client.list(agent=agent.name)] == ["cancelled"]
 
     await eventually(cancelled)

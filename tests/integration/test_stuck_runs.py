@@ -20,7 +20,7 @@ pytestmark = pytest.mark.server
 
 @tool(needs_approval=True)
 async def pay(to: str) -> str:
-    """Pay somebody."""
+    """Pay a person."""
     return f"paid {to}"
 
 
@@ -30,7 +30,7 @@ async def _reason(run: Run, part: str) -> str | None:
 
 
 async def test_a_run_that_cannot_be_replayed_is_named_and_goes_on_after_a_reset(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def agent() -> Agent:
         return Agent("payer", ScriptedProvider(lambda r: _reply(r.messages[-1].role)), tools=[pay])
@@ -49,6 +49,10 @@ async def test_a_run_that_cannot_be_replayed_is_named_and_goes_on_after_a_reset(
         await run.handle.signal("probe")
         reason = await eventually(lambda: _reason(run, "its workflow task fails, attempt"), what="a reason")
         assert "TMPRL1100" in reason
+        with caplog.at_level("WARNING", "perdure.client"):
+            assert await client.approvals() == []
+        assert f"the pending calls of run {run.id} cannot be read: its workflow task fails" in caplog.text
+        assert "no worker" not in caplog.text
         with pytest.raises(RunStuckError, match="is not paused: its workflow task fails") as caught:
             await run.resume()
         named = re.search(rf"temporal workflow reset --workflow-id {run.id} --event-id (\d+)", caught.value.hint or "")

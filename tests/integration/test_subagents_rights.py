@@ -1,4 +1,4 @@
-"""What a run may do for another one: no more than that, and nothing that whoever asked for it could then approve."""
+"""What a run may do for another one: no more than that, and nothing that who asked for it could then approve."""
 
 from __future__ import annotations
 

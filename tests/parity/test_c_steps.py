@@ -148,7 +148,7 @@ class Verdict(BaseModel):
 
 
 async def test_c9_a_step_branches_and_uses_the_typed_result(engine: Engine) -> None:
-    """Another agent answers from the current history; the run itself goes on as if nobody had."""
+    """Another agent answers from the current history; the run itself goes on as if none had."""
 
     @hook("on_iteration")
     async def review(step: Step) -> None:

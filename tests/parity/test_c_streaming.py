@@ -1,4 +1,4 @@
-"""PARITY.md, parts C and D: what is streamed, to whoever follows the run."""
+"""PARITY.md, parts C and D: what is streamed to the run's followers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of runs that act on somebody's behalf, whose histories are stored."""
+"""Kinds of runs that act on a user's behalf, whose histories are stored."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ async def noted_when_it_fits(engine: Engine) -> Run:
 
 @scenario
 async def noted_until_cancelled(engine: Engine) -> Run:
-    """Cancelled while somebody is waited for."""
+    """Cancelled while a person is waited for."""
     async with engine.served(_agent(call("pay", a=1, b=1))) as client:
         run = await client.start("recorded", "Go.")
         await _waits(run, "pay")

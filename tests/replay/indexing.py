@@ -24,7 +24,7 @@ async def indexed_approvals(engine: Engine) -> Run:
 
 @scenario
 async def indexed_plain_start(engine: Engine) -> Run:
-    """Nobody has given the agent's name at the start."""
+    """The agent's name was not given at the start."""
     async with engine.served(_agent(call("pay", a=1, b=1))) as client:
         run = client.run(f"plain-{engine.task_queue}")
         start = {"agent": "recorded", "message": "Go."}

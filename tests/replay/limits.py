@@ -62,7 +62,7 @@ async def tool_calls_refused(engine: Engine) -> Run:
 
 @scenario
 async def tool_calls_raised(engine: Engine) -> Run:
-    """Calls are held back, and run when somebody raises the limit; in between it continues as new."""
+    """Calls are held back, and run when the limit is raised; in between it continues as new."""
     agent = _looking(calls=3, limits=Limits(tool_calls=4), on_limit="pause")
     async with engine.served(agent) as client:
         run = await client.start("recorded", "Go.", max_history_events=20)

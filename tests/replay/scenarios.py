@@ -347,7 +347,7 @@ async def paused_and_resumed(engine: Engine) -> Run:
         await run.inject("Still there?")
         response = await run.result()
     assert users(response.messages) == ["Go.", "Still there?"]
-    # A second run goes on from the first one's transcript, which somebody has damaged meanwhile.
+    # A second run goes on from the first one's transcript, which was damaged meanwhile.
     (body,) = faults.sql(engine.store_path, "SELECT body FROM nodes WHERE hash = ?", response.head)[0]
     faults.sql(engine.store_path, "UPDATE nodes SET body = ? WHERE hash = ?", body[:-1] + b" ", response.head)
     async with engine.served(Agent("recorded", ScriptedProvider(["Hello."]))):

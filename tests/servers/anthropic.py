@@ -127,7 +127,7 @@ def thinking(text: str) -> Block:
 
 
 def sign(text: str) -> str:
-    """The signature of a thought: nobody else could have made it."""
+    """The signature of a thought: no other provider could have made it."""
     return "sig/" + hashlib.sha256(f"the server's secret {text}".encode()).hexdigest()[:24] + "=="
 
 

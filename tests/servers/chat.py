@@ -69,7 +69,7 @@ class ChatCompletions(OpenAI):
 
     def __init__(self) -> None:
         self.thoughts: set[object] = set()
-        """What it said of its thinking: it takes that back, as compatible servers do, and nobody else's."""
+        """What it said of its thinking: it takes that back, as compatible servers do, and no other server's."""
 
     def parse(self, request: Request, model: str | None) -> dict[str, Any]:
         return parse(request.body, self.thoughts)

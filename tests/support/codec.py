@@ -1,4 +1,4 @@
-"""A payload codec of somebody's own."""
+"""A payload codec of a user's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from temporalio.converter import PayloadCodec
 
 
 class Backwards(PayloadCodec):
-    """What nobody can read who does not have it."""
+    """Bytes that cannot be read without it."""
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         return [

@@ -28,7 +28,7 @@ connection.execute("ROLLBACK")
 
 @contextmanager
 def locked(path: Path, *, readers_too: bool = False) -> Iterator[None]:
-    """Another process holds the store; with ``readers_too`` nobody can even read it (and nobody may have it open)."""
+    """Another process holds the store; with ``readers_too`` it cannot be read, and no process may have it open."""
     mode = "EXCLUSIVE" if readers_too else "NORMAL"
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path), mode], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -46,7 +46,7 @@ def locked(path: Path, *, readers_too: bool = False) -> Iterator[None]:
 
 @contextmanager
 def read_only(path: Path) -> Iterator[None]:
-    """Nobody can write the store, not even who has it open. Skips where that cannot be arranged."""
+    """The store cannot be written, not even by a process that has it open. Skips where that cannot be arranged."""
     files = [str(file) for file in (path, path.with_name(path.name + "-wal")) if file.exists()]
     if not shutil.which("chattr") or subprocess.run(["chattr", "+i", *files], capture_output=True).returncode:
         pytest.skip("NOT TESTED: only root, and on a file system with attributes, can take an open file from its owner")
@@ -82,7 +82,7 @@ def fill(folder: Path) -> Path:
 
 
 def sql(path: Path, statement: str, *values: Any) -> list[Any]:
-    """One statement on the store, as somebody with a database browser would run it."""
+    """One statement on the store, as a database browser would run it."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         return connection.execute(statement, values).fetchall()
 

@@ -1,4 +1,4 @@
-"""What everybody who follows a run must see, and models that speak when a test wants them to."""
+"""What each follower of a run must see, and models that speak when a test wants them to."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def processes(counts: Path) -> list[int]:
         try:
             if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
-        except OSError:  # gone, or somebody else's
+        except OSError:  # gone, or another user's
             continue
     return found
 

@@ -21,7 +21,7 @@ async def indexed_namespace(address: str, name: str) -> None:
 
 
 async def a_namespace(address: str) -> Client:
-    """A client of a new one, made as somebody else makes it: the server registers it within seconds."""
+    """A client of a new one, made as by another program: the server registers it within seconds."""
     name = f"bare-{uuid.uuid4().hex[:8]}"
     shared = await Client.connect(address)
     day = Duration(seconds=86400)

@@ -1,4 +1,4 @@
-"""Somebody's own workflow, whose children are agents. The sandbox imports this file, which is why it is small."""
+"""An author's own workflow, whose children are agents. The sandbox imports this file, which is why it is small."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _WARNING = re.compile(r"\x1b\[2m\S+ [^\n]*WARN[^\n]* \x1b\[2mtemporalio_\w+::.*\n")
-"""A line of Temporal's core, for instance of a query whose answer nobody waited for any more. What the program was
+"""A line of Temporal's core, for instance of a query whose answer was no longer waited for. What the program was
 printing at that moment may stand before it."""
 
 

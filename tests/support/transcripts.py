@@ -26,7 +26,7 @@ from perdure.types.messages import (
 )
 
 FOREIGN = "elsewhere"
-"""Origin of opaque parts that are nobody's here."""
+"""Origin of opaque parts that belong to no provider here."""
 
 Opaque = Callable[[str, int], dict[str, Any]]
 """A text and a number that nothing else has → opaque data."""

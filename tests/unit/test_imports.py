@@ -114,7 +114,7 @@ def test_every_public_name_is_known_to_type_checkers() -> None:
 
 
 def test_star_import_gives_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in PUBLIC:  # as in a new process: nobody has asked for one of them
+    for name in PUBLIC:  # as in a new process: none of them was asked for
         monkeypatch.delitem(vars(perdure), name, raising=False)
     names: dict[str, object] = {}
     exec("from perdure import *", names)  # noqa: S102  # not allowed in a function otherwise

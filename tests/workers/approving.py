@@ -1,7 +1,7 @@
 """An agent that calls ``pay`` for each word of what it is told, at once. Calls and reminders go to the ledger.
 
 ``TEST_CODE`` says what a deploy has made of it: ``"gone"`` has no such tool, ``"ask"`` and ``"deny"`` have such a rule,
-``"free"`` asks nobody, and its calls hang.
+``"free"`` asks no person, and its calls hang.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ APPROVAL = Approval(remind=1, expires=float(expires)) if expires else Approval(r
 
 @tool(idempotent=True, needs_approval=False if code in ("free", "ask") else APPROVAL)
 async def pay(ctx: ToolContext, to: str, amount: int = 5) -> str:
-    """Pay somebody."""
+    """Pay a person."""
     ledger.add("pay", to, amount=amount)
     if code == "free":
         await asyncio.Event().wait()
@@ -33,7 +33,7 @@ async def pay(ctx: ToolContext, to: str, amount: int = 5) -> str:
 
 @hook("on_approval")
 def notify(arguments: dict[str, Any], reminder: int) -> None:
-    """What would tell somebody."""
+    """What would notify a person."""
     ledger.add("told", f"{arguments['to']} {reminder}")
 
 

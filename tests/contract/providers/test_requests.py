@@ -59,7 +59,7 @@ async def test_thinking_goes_back_to_where_it_came_from_and_to_nobody_else(apis:
 
 @formats
 async def test_what_others_gave_is_left_out(api: Api) -> None:
-    """Of another provider, of the same at another address, and of nobody."""
+    """Of another provider, of the same at another address, and of none."""
     opaque = {"thoughtSignature": "Zm9y", "signature": "Zm9y", "field": "reasoning_content", "item": {"id": "Zm9y"}}
     name = api.adapter.origin.partition("@")[0]
     for origin in ("elsewhere", name, f"{name}@elsewhere"):

@@ -117,9 +117,7 @@ async def test_deltas_of_runs_side_by_side_are_each_ones_own(store: Store):
         ("model.retracted", "c/1", ((1, 1), (4, 4), (7, 7))),
         ("model.started", "c/1", ()),
     ]
-    assert await store.append(
-        batch("c", ModelCompleted(), at=build_batch_token(T1, 1))
-    )  # nobody else's fence holds it up
+    assert await store.append(batch("c", ModelCompleted(), at=build_batch_token(T1, 1)))  # no other fence holds it up
     numbered(await store.read_events("c"), set())
 
 

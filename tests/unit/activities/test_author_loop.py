@@ -278,7 +278,7 @@ async def test_a_task_left_behind_that_exits_does_not_end_the_loop(
 
 
 async def started(author: AuthorLoop, fn: Callable[[asyncio.Event], Any]) -> asyncio.Task[Any]:
-    """``fn`` running on the author's loop, cancelled once it has begun; it is given an event that nobody sets."""
+    """``fn`` running on the author's loop, cancelled once it has begun; it is given an event that is never set."""
     begun = threading.Event()
 
     async def wrapped() -> Any:
@@ -512,7 +512,7 @@ async def test_it_starts_again_also_after_a_stop_that_left_a_blocked_thread(
     go.set()
     await blocking
     await asyncio.to_thread(left[0].join, 10)
-    # The old thread has closed its own loop, and nobody else's.
+    # The old thread has closed its own loop, and no other.
     assert await author.run("async", asyncio.sleep, 0, "alive") == "alive"
     author.stop()
     assert ours() == []

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, Field
 
-from perdure import Agent, tool
+from perdure import Agent, hook, tool
 from perdure.agent.output import OutputError
 from perdure.errors import DefinitionError, InvalidInputError, ParseError
 from perdure.types.interface import FINISH_TOOL, Override
+from perdure.worker.engine import Engine
 
 
 class Node(BaseModel):
@@ -137,6 +140,37 @@ def test_an_output_is_read_back() -> None:
 def test_what_cannot_be_is_refused_at_once(options: dict[str, Any], said: str) -> None:
     with pytest.raises(DefinitionError, match=f"agent 'a'(.|\n)*({said})"):
         agent(**options)
+
+
+class _EvaluatedLate:
+    """As Python 3.14 has each function: its annotations are evaluated when they are first read."""
+
+    __name__ = "check"
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        raise NameError("name 'Missing' is not defined")
+
+    def __call__(self, first: Any, second: Any = None) -> Any:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("define", "owner"),
+    [
+        (lambda fn: agent(output_validators=[fn]), "agent 'a': the output validator 'check'"),
+        (lambda fn: agent().output_validator(fn), "agent 'a': the output validator 'check'"),
+        (lambda fn: agent(instructions=fn), "agent 'a': the instructions 'check'"),
+        (lambda fn: hook("on_finish")(fn), "hook 'check'"),
+        (lambda fn: Engine(lifespan=fn), "the lifespan check"),
+        (lambda fn: tool(needs_approval=fn)(_of_three), "needs_approval=<.*_EvaluatedLate object"),
+    ],
+)
+def test_an_annotation_that_cannot_be_resolved_is_named_with_its_function(
+    define: Callable[[Any], object], owner: str
+) -> None:
+    with pytest.raises(DefinitionError, match=rf"{owner}.*an annotation cannot be resolved.*'Missing' is not defined"):
+        define(_EvaluatedLate())
 
 
 def test_a_tool_cannot_take_the_name() -> None:

@@ -338,7 +338,7 @@ async def test_while_the_store_is_down_a_hook_that_reads_memory_has_time(author:
     class Down:
         @property
         def waits(self) -> bool:
-            there.set()  # somebody looked, at the end of the hook's time
+            there.set()  # it was looked at, at the end of the hook's time
             return True
 
     class Context:

@@ -87,13 +87,13 @@ class Simulation:
         """Model calls that came back since the last message."""
         self.replies = 0
         self.bare = False
-        """Somebody asked for a turn without a message."""
+        """A turn without a message was asked for."""
         self.told: tuple[NewItem, ...] | None = None
         """What the step was given that waits for branches: it is given the same again."""
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
 
     def message(self, content: str, id: str | None) -> None:
-        """Somebody injects a message. ``content`` is never the same twice."""
+        """A client injects a message. ``content`` is never the same twice."""
         fresh = id is None or id not in self.state.seen
         assert receive_message(self.state, {"content": content, "id": id}) == fresh
         if fresh:
@@ -289,7 +289,7 @@ class Simulation:
         assert not self.state.refused
 
     def children_stopped(self) -> None:
-        """Nobody waits for them any longer."""
+        """They are no longer waited for."""
         background.abandon_background_runs(self.state)
         self.flying = None
 
@@ -319,7 +319,7 @@ class Simulation:
             self.flying = None
 
     def answer(self, *, declined: bool) -> None:
-        """Somebody answers the first call that waits for it."""
+        """A client answers the first call that waits for it."""
         waits = next(one for one in build_status(self.state).approvals if one.kind != "approval")
         said: dict[str, Any] = {"error": "no"} if declined else {"value": True}
         answer_call(self.state, {"call_id": waits.call_id, "by": "ana", **said, "hash": waits.hash}, self.now)
@@ -327,7 +327,7 @@ class Simulation:
             self.plain.add(waits.call_id)
 
     def approval(self, decision: str) -> None:
-        """Somebody decides on the first call that still waits; ``"always"`` approves all of its tool."""
+        """A client decides on the first call that still waits; ``"always"`` approves all of its tool."""
         update_approval_waits(self.state, self.now)
         waits = [one for one in build_status(self.state).approvals if one.kind == "approval"]
         if not waits:
@@ -361,6 +361,7 @@ class Simulation:
         before = {one.call_id: one.reminded for one in build_status(self.state).approvals}
         told = take_due_reminders(self.state, self.now)
         assert told.reminders
+        assert not self.state.is_pause_requested
         assert told.has_waiting_call()
         assert list_calls_to_remind(self.state) == ()
         self._spend(told.op)
@@ -409,12 +410,12 @@ class Simulation:
             assert self.state.requested_pause is before, "the first counts"
 
     def bare_turn(self) -> None:
-        """Somebody asks for a turn without a message."""
+        """A client asks for a turn without a message."""
         accept_message(self.state, {"content": None})
         self.bare, self.since_message = True, 0
 
     def interrupt(self, content: str | None, id: str | None, finished: bool) -> None:
-        """Somebody interrupts. What is in flight comes back without an outcome, or (``finished``) with its own."""
+        """A client interrupts. What is in flight comes back without an outcome, or (``finished``) with its own."""
         fresh = content is not None and (id is None or id not in self.state.seen)
         request_interrupt(self.state, None if content is None else {"content": content, "id": id})
         if fresh:

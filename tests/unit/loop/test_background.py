@@ -198,7 +198,7 @@ def test_what_a_newer_engine_says_besides_is_left_out() -> None:
 
 
 def test_one_that_could_not_begin_runs_no_more() -> None:
-    """Whoever waits for its beginning looks at the row."""
+    """A wait for its beginning looks at the row."""
     state = opened()
     model(state, asks(starts("c1")))
     (pending,) = state.calls

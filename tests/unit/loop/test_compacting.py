@@ -29,6 +29,7 @@ from perdure.loop.lifecycle import (
 )
 from perdure.loop.messages import accept_message
 from perdure.loop.status import build_status
+from perdure.types.interface import FINISH_TOOL
 from perdure.types.messages import Message, ToolCallPart, ToolResultPart, Usage
 from perdure.types.state import RunState, read_state
 from perdure.types.wire import FinalAnswer, ModelOutput
@@ -161,12 +162,15 @@ def test_a_call_stays_with_its_results(messages: list[Message], keep: int, begin
 
 
 def _chat(text: str) -> list[Message]:
-    """One message for each letter: of the user, a reply, a reply with a call, its result, a summary, a reminder."""
+    """One message for each letter: of the user, a reply, a reply with a call, its result, a summary, a reminder;
+    the result of an accepted (``f``) and of a refused (``x``) answer by ``FINISH_TOOL``."""
     made = {
         "u": Message.user("Do it."),
         "a": Message.assistant("Done."),
         "c": Message(role="assistant", parts=(ToolCallPart(id="1", name="look", arguments={}),)),
         "t": Message(role="tool", parts=(ToolResultPart(call_id="1", name="look", content="42"),)),
+        "f": Message(role="tool", parts=(ToolResultPart(call_id="1", name=FINISH_TOOL, content="Accepted."),)),
+        "x": Message(role="tool", parts=(ToolResultPart(call_id="1", name=FINISH_TOOL, content="No.", is_error=True),)),
         "S": Message.user("So far: …", id=SUMMARY_ID),
         "R": Message.user("Go on.", id=REMINDER_ID),
     }
@@ -181,6 +185,9 @@ def _chat(text: str) -> list[Message]:
         ("uaucatu", 0, [6]),  # a turn without a message, behind one that was stopped
         ("uua", 0, []),  # the turn's messages are not recorded yet
         ("uuct", 1, [0, 1]),
+        ("uuctcf", 0, []),  # nor of this one
+        ("uucx", 0, [0, 1]),  # stopped without an answer
+        ("uucf", 1, [0, 1]),  # it goes on behind its answer
         ("uauctct", 2, [2]),
         ("uauctuctuct", 3, [2]),  # what is injected later is no task
         ("uauRctct", 2, [2]),

@@ -1,4 +1,4 @@
-"""Calls that begin beside others of their reply, as soon as somebody has decided on them."""
+"""Calls that begin beside others of their reply, as soon as they are decided."""
 
 from __future__ import annotations
 

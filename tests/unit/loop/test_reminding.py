@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from perdure.loop.apply import apply_result
 from perdure.loop.approvals import decide_approval, update_approval_waits
 from perdure.loop.decide import CallModel, RunToolCalls, SendReminders, Wait, decide
-from perdure.loop.lifecycle import apply_interrupt, cancel_run, fail_run, pause_run, request_interrupt
+from perdure.loop.lifecycle import (
+    apply_interrupt,
+    cancel_run,
+    fail_run,
+    pause_run,
+    request_interrupt,
+    request_pause,
+    resume_run,
+)
 from perdure.loop.status import build_status
 from perdure.loop.waits import find_next_deadline, list_calls_to_remind, take_due_reminders
 from perdure.types.approvals import ApprovalTerms, Reminder, hash_arguments
@@ -167,3 +175,17 @@ def test_never_early_never_twice(every: float, steps: list[float], expires: floa
             assert expires is None or now < NOW.timestamp() + expires + 1e-3
     assert len(set(intervals)) == len(intervals)
     assert all(interval >= 1 for interval in intervals)
+
+
+def test_while_a_pause_is_requested_none_begins_and_one_is_sent_after_resume() -> None:
+    """Calls may still be in flight. What passes meanwhile leaves the next deadline ahead: no timer of no length."""
+    state = asked(waiting("c1", remind=10), call("c2"))
+    request_pause(state, {"by": "ana"}, at(5))
+    for seconds in (10, 35):
+        update_approval_waits(state, at(seconds))
+        assert list_calls_to_remind(state) == ()
+        assert (find_next_deadline(state) or 0) > at(seconds).timestamp()
+    resume_run(state, {}, at(36))
+    assert [pending.call.id for pending in list_calls_to_remind(state)] == ["c1"]
+    assert [(one.call_id, one.number) for one in take_due_reminders(state, at(36)).reminders] == [("c1", 1)]
+    assert list_calls_to_remind(state) == ()

@@ -1,4 +1,4 @@
-"""Standing approvals, in the pure loop: for which calls nobody is asked, and who takes one back."""
+"""Standing approvals, in the pure loop: which calls they cover, and who takes one back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chain of models: who is asked, who answers, and what is raised when nobody does."""
+"""A chain of models: who is asked, who answers, and what is raised when none does."""
 
 from __future__ import annotations
 

@@ -413,7 +413,7 @@ async def test_who_gets_too_far_ahead_of_the_store_is_followed_no_longer(
 async def test_a_store_that_fails_is_not_told_that_it_does(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error is the call's own; that nobody could write it down is a line for who looks for it."""
+    """The error is the call's own; that it could not be recorded is a line of the log."""
     caplog.set_level(logging.DEBUG, "perdure.worker")
     monkeypatch.setattr(event_stream, "LAST_WRITE_TIMEOUT", 0.5)
 

@@ -106,7 +106,7 @@ async def test_a_store_that_fails_behind_a_paid_call_is_insisted_on(store: Memor
     await running
     assert len(inner.calls) == 1
     assert len(store.commits) == 1
-    assert waits.reasons[-1] == ""  # nobody is told of a wait that is over
+    assert waits.reasons[-1] == ""  # a wait that is over is not reported
 
 
 async def test_a_failure_that_no_waiting_mends_is_raised(store: MemoryStore) -> None:
@@ -233,7 +233,7 @@ async def test_an_outcome_is_returned_whatever_the_retries(store: MemoryStore) -
 
 
 async def test_the_same_attempt_may_ask_twice(store: MemoryStore) -> None:
-    """Its claim was written, and the answer lost on the way: nobody else has acted."""
+    """Its claim was written, and the answer lost on the way: no other attempt has acted."""
     stage, inner = JournalStage(store), Inner("42")
     await store.claim(tool_call().key, "run/2/1")
     assert (await stage.tool(tool_call(owner="run/2/1"), inner)).content == "42"

@@ -286,7 +286,7 @@ async def test_calls_that_a_terminated_run_left_open_are_closed(store: MemorySto
 
 
 async def test_an_ending_closes_what_a_terminated_run_left_open(store: MemoryStore) -> None:
-    """Behind the message that it records nobody could close them any more, and no provider takes open calls."""
+    """Behind the message that it records they could not be closed any more, and no provider takes open calls."""
     message = Message.assistant("", ToolCallPart(id="c1", name="pay"))
     await call(store, ModelReply(ModelOutput(head="", store_id=""), message))
     closing = RunEnding(status="failed", error_type="RunError", error="no")

@@ -96,7 +96,7 @@ async def test_a_full_disk_writes_nothing_and_works_again(disk: Path):
 
 
 async def test_a_full_database_writes_nothing_and_works_again(store: SqliteStore):
-    """The same wherever nobody can mount a disk: the limit goes with the connection, which a failure ends."""
+    """The same where no disk can be mounted: the limit goes with the connection, which a failure ends."""
     pages = await store._threads.writer.run(lambda c: c.execute("PRAGMA page_count").fetchone()[0])
     await store._threads.writer.run(lambda c: c.execute(f"PRAGMA max_page_count = {pages + 2}").fetchone())
     with pytest.raises(StoreError, match="full"):
@@ -312,8 +312,8 @@ async def test_altered_rows_are_found_out(tmp_path: Path):
             "UPDATE nodes SET body = replace(body, 'one', 'eno')",  # the bytes come back as text
             "UPDATE nodes SET parent = (SELECT max(hash) FROM nodes)",  # a circle
         ):
-            with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as somebody:
-                somebody.execute(change)
+            with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+                other.execute(change)
             with pytest.raises(TranscriptCorruptedError, match=r"[0-9a-f]{64}"):
                 await Chain(store).load(two.hash)
 
@@ -417,7 +417,7 @@ async def test_several_event_loops_share_it(store: SqliteStore):
 
 
 async def test_event_loops_that_read_at_once(store: SqliteStore):
-    """The connection for quick reads is one thread's: under it nobody else closes it."""
+    """The connection for quick reads is one thread's: under it no other thread closes it."""
     await store.commit(outcome("a"))
 
     async def read() -> bool:

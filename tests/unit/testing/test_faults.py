@@ -95,7 +95,7 @@ def test_points_are_reached_in_order() -> None:
             one.remove()
     model, tools = list(POINTS[:3]), list(POINTS[3:])
     assert reached == [*model, *tools, *model]
-    assert listeners == {}, "nobody listens any more, and a point costs nothing"
+    assert listeners == {}, "no listener is left, and a point costs nothing"
 
 
 def test_a_listener_may_be_the_fault() -> None:

@@ -40,7 +40,7 @@ class Shelf:
 async def test_a_context_made_by_hand_has_a_memory_of_its_own() -> None:
     @tool
     async def visit(ctx: ToolContext, name: str) -> int:
-        """Count the visits of somebody."""
+        """Count the visits of a user."""
         seen: int = await ctx.memory.get("visits", name, 0) + 1
         await ctx.memory.put("visits", name, seen)
         return seen

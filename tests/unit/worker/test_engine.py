@@ -14,7 +14,7 @@ from perdure.worker.engine import Engine
 
 @hook("on_iteration", agents=["critic"])
 def asks(step: Any) -> None:
-    """Asks somebody."""
+    """Asks a person."""
 
 
 async def test_a_hook_of_the_worker_that_asks_an_unknown_agent() -> None:

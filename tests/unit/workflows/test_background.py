@@ -39,7 +39,7 @@ def child() -> RunState:
 
 
 async def hours(state: RunState, host: Any, until: float) -> list[float]:
-    """When it looks, while it waits for somebody: hours from its beginning."""
+    """When it looks, while it waits for a person: hours from its beginning."""
     children, now = BackgroundChildren(state, Guard()), 0.0
     found: list[float] = []
     with use_host(host):
