@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from perdure import Agent, ToolContext, tool
 from perdure.cli.chat.conversation import ChatSession
 from perdure.cli.chat.requests import AnswerEntry, ApprovalEntry, PendingRequest
 from perdure.cli.chat.terminal import LiveTurn
-from perdure.errors import ApprovalDecidedError
+from perdure.errors import ApprovalDecidedError, InvalidInputError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import users
@@ -59,7 +60,11 @@ async def test_a_chat_decides_calls_of_its_run_and_of_subagents(engine: Engine) 
 
         await eventually(all_wait)
         assert set(found) == {"chat refund", "chat pick", "chat/3 refund"}
-        await session.decide(ApprovalEntry(found["chat refund"], approved=False, comment="no"))
+        shown = found["chat refund"]
+        reused = replace(shown, call=shown.call.model_copy(update={"hash": found["chat/3 refund"].call.hash}))
+        with pytest.raises(InvalidInputError, match="its hash is another"):  # not the call that the prompt had shown
+            await session.decide(ApprovalEntry(reused, approved=False))
+        await session.decide(ApprovalEntry(shown, approved=False, comment="no"))
         await session.decide(ApprovalEntry(found["chat/3 refund"], approved=True))
         with pytest.raises(ApprovalDecidedError, match="already denied"):
             await session.decide(ApprovalEntry(found["chat refund"], approved=True))

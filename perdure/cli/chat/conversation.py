@@ -192,7 +192,7 @@ class ChatSession:
         if isinstance(entry, AnswerEntry):
             return await run.answer(call.call_id, entry.value, error=entry.error, hash=call.hash)
         if not entry.approved:
-            return await run.deny(call.call_id, comment=entry.comment)
+            return await run.deny(call.call_id, comment=entry.comment, hash=call.hash)
         return await run.approve(call.call_id, always=entry.always, hash=call.hash)
 
     async def wait_for_answer(self, turn: Turn) -> Response:

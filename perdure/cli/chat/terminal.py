@@ -11,7 +11,7 @@ import itertools
 import json
 import shutil
 import sys
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -30,7 +30,7 @@ from ...terminal import escape_line, print_line, style_text
 from ..events import format_event, format_subagent_path
 from ..output import format_call, format_conversation, get_answer_text, print_error
 from ..run import STATUS_POLL_SECONDS
-from ..show import format_activity, format_past_decision
+from ..show import format_activity
 from .requests import AnswerEntry, ApprovalEntry, PendingRequests, is_decision
 
 if TYPE_CHECKING:
@@ -184,14 +184,15 @@ _PROMPT_STYLE = Style.from_dict({"doing": "ansicyan", "asked": "ansiyellow", "ke
 class ChatTerminal:
     """The terminal of one chat session; :meth:`run` ends when the user leaves."""
 
-    def __init__(self, session: ChatSession, past: RunDetails | None) -> None:
+    def __init__(self, session: ChatSession, past: RunDetails | None, server_options: Sequence[str]) -> None:
+        """``server_options`` are words for the commands that are printed."""
         self._session = session
         self._past = past
         self._activity = ""
         self._live = LiveTurn()
         self._tasks: set[asyncio.Task[None]] = set()
         """Messages that are being sent, and answers that are awaited."""
-        self._requests = PendingRequests(session.run.id)
+        self._requests = PendingRequests(session.run.id, server_options)
         self._interrupted = False
         """Ctrl-C was pressed since the agent began to work."""
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -313,7 +314,7 @@ class ChatTerminal:
             print_error(error)
         else:
             self._requests.confirm_decided(entry.request)
-            print_line(style_text(f"({format_past_decision(decided)})", "yellow"))
+            print_line(self._requests.format_decided(entry.request, decided))
 
     async def _interrupt_turn(self) -> None:
         try:
