@@ -175,7 +175,8 @@ def _format_closing_lines(details: RunDetails) -> Iterator[str]:
     if details.note:
         yield style_text(details.note, "yellow")
     if details.error:
-        first, *more = f"failed: {type(details.error).__name__}: {details.error}".splitlines()
+        error = f"failed: {type(details.error).__name__}: {translate_hint(str(details.error))}"
+        first, *more = error.splitlines()
         yield from (style_text(line, "red") for line in (first, *(f"  {line}" for line in more)))
     elif activity := format_activity(status):
         yield style_text(activity, "yellow" if status.reason else "cyan")

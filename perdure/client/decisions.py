@@ -97,7 +97,7 @@ async def _resolve(run: RunHandle, wait: WaitRef, fields: dict[str, Any]) -> Dec
     """Send the decision or answer in ``fields``. Raises the error that the run refuses it with, ``RunNotFoundError``;
     ``RunClosedError`` if the run has closed and no event says who decided first."""
     approval = "decision" in fields
-    update = "decide_approval" if approval else "answer_call"
+    update, sent = ("decide_approval", "decision") if approval else ("answer_call", "answer")
     needs_lookup = wait.call_id is None or (wait.hash is None and fields.get("decision") == "approve")
 
     async def attempt() -> DecidedApproval:
@@ -106,7 +106,9 @@ async def _resolve(run: RunHandle, wait: WaitRef, fields: dict[str, Any]) -> Dec
         decision: ApprovalDecision | CallAnswer
         decision = read_decision(payload, "Nothing was decided.") if approval else read_answer(payload, None)
         try:
-            result = await _send_update_once(run, update, payload, f"no answer to {update}; send it again", found.since)
+            result = await _send_update_once(
+                run, update, payload, f"no reply to the {sent}; send it again", found.since
+            )
         except RunClosedError as closed:
             return await _find_past(run, decision, closed)
         except InvalidInputError as refused:

@@ -28,7 +28,7 @@ from ...embedded.home import current_home, open_private
 from ...errors import InvalidInputError, NoWorkerError, PerdureError
 from ...terminal import escape_line, print_line, style_text
 from ..events import format_event, format_subagent_path
-from ..output import format_call, format_conversation, get_answer_text, print_error
+from ..output import format_call, format_conversation, get_answer_text, print_error, translate_hint
 from ..run import STATUS_POLL_SECONDS
 from ..show import format_activity
 from .requests import AnswerEntry, ApprovalEntry, PendingRequests, is_decision
@@ -148,7 +148,7 @@ def format_past_turns(details: RunDetails) -> Iterator[str]:
     if details.note:
         yield style_text(details.note, "yellow")
     if details.error:
-        error = f"its last turn failed: {type(details.error).__name__}: {details.error}"
+        error = f"its last turn failed: {type(details.error).__name__}: {translate_hint(str(details.error))}"
         yield from (style_text(line, "red") for line in error.splitlines())
 
 
