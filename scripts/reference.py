@@ -155,7 +155,8 @@ def render_members(subject: griffe.Class, region: Region) -> Iterator[str]:
 def render_options(subject: griffe.Class, fields: list[griffe.Attribute], function: str) -> Iterator[str]:
     """The keys of a TypedDict and of its bases, as parameters of ``function``. Raises ``PageError`` if one has none."""
     inherited = [member.final_target for member in subject.inherited_members.values()]
-    parameters = {parameter.name: parameter for parameter in find_object(function).parameters}
+    source = find_object(function)
+    parameters = {each.name: each for each in source.parameters} if isinstance(source, griffe.Function) else {}
     for field in [*fields, *(member for member in inherited if isinstance(member, griffe.Attribute))]:
         if field.name not in parameters:
             raise PageError(f"{function} has no parameter {field.name}, of {subject.path}")
