@@ -77,6 +77,40 @@ async def test_a_chat_decides_calls_of_its_run_and_of_subagents(engine: Engine) 
     assert decided["chat", found["chat refund"].call.call_id].state == "denied"
 
 
+async def test_a_chat_that_comes_back_to_a_paused_run_gets_its_answer(engine: Engine) -> None:
+    entered, opened = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def gate() -> str:
+        """Wait."""
+        entered.set()
+        await opened.wait()
+        return "open"
+
+    agent = Agent("guard", ScriptedProvider([call("gate"), "Done.", "Again."]), tools=[gate])
+    async with engine.served(agent) as client:
+        await ChatSession(client, "guard", "chat", {}).send_message("Go.")
+        await entered.wait()
+        run = client.run("chat")
+        await run.pause(by="ana")
+        opened.set()
+
+        async def is_paused() -> bool:
+            return (await run.status()).state == "paused"
+
+        await eventually(is_paused)
+        session = ChatSession(client, "guard", "chat", {})
+        details = await session.load_run_details()
+        assert details is not None
+        turn = await session.find_open_turn(details.status)
+        assert turn is not None
+        await run.resume()
+        assert (await session.wait_for_answer(turn)).content == "Done."
+        await run.pause(by="ana")
+        await eventually(is_paused)
+        assert await session.find_open_turn(await run.status()) is None, "no answer is to come"
+
+
 async def test_a_pipe_decides_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits is named on stderr; the next line is a message, also when it is a y."""
     cli = Commands(engine, monkeypatch)

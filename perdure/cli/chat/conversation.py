@@ -139,10 +139,16 @@ class ChatSession:
         self.exists = self.has_messages = True
         return details
 
-    async def find_running_turn(self) -> Turn:
-        """The turn that was begun before this session."""
+    async def find_open_turn(self, status: Status) -> Turn | None:
+        """The turn that was begun before this session and gets its answer in it; None if there is none."""
+        # A run waits for a decision or an answer in a turn only; it is paused in a turn, or between two.
+        if status.state not in ("running", "paused") and not status.approvals:
+            return None
         turn = self.run.turn()
-        self._turns.add((await turn.status()).task_id)
+        turn_status = await turn.status()
+        if status.state == "paused" and turn_status.state != "running":
+            return None
+        self._turns.add(turn_status.task_id)
         return turn
 
     async def send_message(self, text: str) -> tuple[Turn, bool]:

@@ -36,7 +36,7 @@ from .requests import AnswerEntry, ApprovalEntry, PendingRequests, is_decision
 if TYPE_CHECKING:
     from ...client.turn import Turn
     from ...types.events import CallSaid, Event
-    from ...types.interface import Response, Status
+    from ...types.interface import Response
     from ...types.messages import ToolCallPart
     from ..show import RunDetails
     from .conversation import ChatSession
@@ -239,10 +239,12 @@ class ChatTerminal:
             print_line(style_text(f"{self._session.agent_name} · {self._session.run.id}", "dim"))
         else:
             _print_lines(format_past_turns(self._past))
-            if _is_turn_open(self._past.status):
-                status = self._past.status
-                shown = status.iteration if status.doing != "nothing" and self._past.messages else 0
-                self._start_task(self._wait_for_answer(await self._session.find_running_turn(), shown))
+            status = self._past.status
+            if (turn := await self._session.find_open_turn(status)) is not None:
+                shown = status.iteration if status.state != "running" or status.doing != "nothing" else 0
+                self._start_task(self._wait_for_answer(turn, shown if self._past.messages else 0))
+            elif status.state == "paused" and (activity := format_activity(status)) is not None:
+                print_line(style_text(activity, "yellow"))  # else it is shown while the answer is awaited
         print_line(style_text(_KEY_HELP, "dim"))
 
     def _send_text(self, text: str) -> None:
@@ -402,11 +404,6 @@ class ChatTerminal:
             self._empty_line(event.current_buffer)
         else:
             event.app.exit(exception=EOFError)
-
-
-def _is_turn_open(status: Status) -> bool:
-    """Whether an answer is to come: the run is at work, or waits for a decision or an answer."""
-    return status.state == "running" or bool(status.approvals)
 
 
 def _print_lines(lines: Iterable[str]) -> None:
