@@ -130,6 +130,7 @@ _MAX_COLUMNS = 110
 _RESULT_LINES = 3
 _SYSTEM_LINES = 2
 _ARGUMENT_CHARS = 60
+_WRAPPED_CHARS = 10_000
 
 
 def format_conversation(
@@ -245,8 +246,19 @@ def _wrap_text(text: str, indent: int = 0) -> list[str]:
     columns = max(min(terminal_columns, _MAX_COLUMNS) - _MARGIN - indent, 30)
     lines: list[str] = []
     for line in text.splitlines():
-        lines += textwrap.wrap(escape_line(line), columns, replace_whitespace=False, break_on_hyphens=False) or [""]
+        for piece in _split_long_line(line):
+            lines += textwrap.wrap(escape_line(piece), columns, replace_whitespace=False, break_on_hyphens=False) or [""]
     return lines
+
+
+def _split_long_line(line: str) -> Iterator[str]:
+    """Pieces of at most ``_WRAPPED_CHARS`` characters, between words if possible: wrapping takes quadratic time."""
+    start = 0
+    while len(line) - start > _WRAPPED_CHARS:
+        end = line.rfind(" ", start + 1, start + _WRAPPED_CHARS) + 1 or start + _WRAPPED_CHARS
+        yield line[start:end]
+        start = end
+    yield line[start:]
 
 
 # ---
