@@ -247,7 +247,9 @@ def _wrap_text(text: str, indent: int = 0) -> list[str]:
     lines: list[str] = []
     for line in text.splitlines():
         for piece in _split_long_line(line):
-            lines += textwrap.wrap(escape_line(piece), columns, replace_whitespace=False, break_on_hyphens=False) or [""]
+            lines += textwrap.wrap(escape_line(piece), columns, replace_whitespace=False, break_on_hyphens=False) or [
+                ""
+            ]
     return lines
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from temporalio import workflow
 from typer.testing import CliRunner
 
 import perdure
+from perdure import cli
 from perdure.cli import app
 from perdure.cli.output import get_exit_code, print_unexpected_error, translate_hint
 from perdure.embedded import diagnosis
@@ -118,6 +120,18 @@ def test_a_full_disk_is_not_a_fault_of_perdure() -> None:
         program = [sys.executable, "-m", "perdure", "--version"]
         done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (1, "error: cannot write the output: No space left on device\n")
+
+
+@pytest.mark.parametrize(("file", "place"), [(None, "a file"), ("/tmp/s.db", "/tmp/s.db")])
+def test_a_full_disk_of_something_else_is_not_called_the_output(
+    file: str | None, place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", file)
+
+    monkeypatch.setattr(cli, "app", fill)
+    assert cli._run_app() == 1
+    assert capsys.readouterr().err == f"error: cannot write {place}: No space left on device\n"
 
 
 def test_version() -> None:
