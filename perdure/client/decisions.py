@@ -248,16 +248,6 @@ def _hash_of(event: Event, requested_hash: str) -> str:
     return hash_answer(CallAnswer.model_construct(**fields))
 
 
-async def list_decisions(run: RunHandle, known: Sequence[DecidedApproval] = ()) -> list[DecidedApproval]:
-    """List the decisions of ``run`` in their order, ``known`` last: the run's own list may be ahead of its events.
-
-    Raises as :func:`perdure.client.follow.follow_run`.
-    """
-    async with aclosing(follow_run(run, wait=False, children=False)) as events:
-        recorded = [past async for event in events if (past := extract_decision(event)) is not None]
-    return merge_decisions(recorded, known)
-
-
 def merge_decisions(recorded: Sequence[DecidedApproval], known: Sequence[DecidedApproval]) -> list[DecidedApproval]:
     """Merge the decisions of events (``recorded``) and of a run (``known``), each once: a run has its last ones,
     without a gap."""

@@ -129,7 +129,7 @@ class ChatSession:
         Raises ``InvalidInputError`` when the conversation is another agent's.
         """
         try:
-            details = await read_run_details(self.run)
+            details = await read_run_details(self.run, tree=False)
         except RunNotFoundError:
             return None
         agent = details.status.agent
