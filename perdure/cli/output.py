@@ -244,13 +244,9 @@ def _wrap_excerpt(text: str, most: int | None, indent: int = 0) -> list[str]:
 def _wrap_text(text: str, indent: int = 0) -> list[str]:
     terminal_columns = shutil.get_terminal_size((100, 24)).columns
     columns = max(min(terminal_columns, _MAX_COLUMNS) - _MARGIN - indent, 30)
-    lines: list[str] = []
-    for line in text.splitlines():
-        for piece in _split_long_line(line):
-            lines += textwrap.wrap(escape_line(piece), columns, replace_whitespace=False, break_on_hyphens=False) or [
-                ""
-            ]
-    return lines
+    wrapper = textwrap.TextWrapper(columns, replace_whitespace=False, break_on_hyphens=False)
+    pieces = (piece for line in text.splitlines() for piece in _split_long_line(line))
+    return [line for piece in pieces for line in wrapper.wrap(escape_line(piece)) or [""]]
 
 
 def _split_long_line(line: str) -> Iterator[str]:

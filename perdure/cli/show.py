@@ -99,11 +99,11 @@ async def read_run_details(run: Run, *, full: bool = False, tree: bool = True) -
     from ..client.decisions import merge_decisions
 
     status = await _read_run_status(run)
-    details = RunDetails(status, None, decided=list(status.decided))
+    ui = await find_ui_url(run.client, run.id) if tree else None
+    details = RunDetails(status, None, decided=list(status.decided), ui=ui)
     try:
         details.messages = await run.transcript(full=full)
         if tree:
-            details.ui = await find_ui_url(run.client, run.id)
             if not full and any(message.replaces for message in details.messages):
                 details.full_messages = await run.transcript(full=True)
             details.artifacts = await run.artifacts()

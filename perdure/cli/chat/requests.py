@@ -93,11 +93,8 @@ class PendingRequests:
         for request in before:
             if not request.is_in(waiting) and not request.is_in(self._decided):
                 past = decided.get((request.run_id, request.call.call_id))
-                yield (
-                    self.format_decided(request, past)
-                    if past
-                    else style_text(f"({self._format_label(request)} waits no longer)", "yellow")
-                )
+                gone = f"({self._format_label(request)} waits no longer)"
+                yield style_text(gone, "yellow") if past is None else self.format_decided(request, past)
         for request in new:
             if not request.is_in(self._decided):
                 yield from self._format_request(request)
