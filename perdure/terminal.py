@@ -14,6 +14,8 @@ import sys
 from datetime import datetime
 from typing import Any, TextIO
 
+OUTPUT_NAME = "<output>"
+"""File name of the errors of writes to stdout and stderr."""
 _STYLE_CODES = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 _STYLE_MARK = f"\x1b{secrets.token_hex(8)}"
 """Stands for the beginning of a colour until the line is printed. It is random, so text from outside cannot have it."""
@@ -81,8 +83,12 @@ class LogFormatter(logging.Formatter):
 
 
 def _write_line(text: str, stream: TextIO) -> None:
-    stream.write(f"{render_text(text)}\n")
-    stream.flush()
+    try:
+        stream.write(f"{render_text(text)}\n")
+        stream.flush()
+    except OSError as error:  # a full disk: the error names no file
+        error.filename = OUTPUT_NAME
+        raise
 
 
 def _escape_control(match: re.Match[str]) -> str:

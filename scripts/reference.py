@@ -7,7 +7,8 @@ A page is plain Markdown. Between two comments stands what this program writes; 
     <!-- /api -->
 
 Options: `hide=NAME,NAME` leaves out public members, `members=none` all of them, `inherit=NAME,NAME` shows methods of a
-base class too, `fields=all` fields without a docstring. The heading is one level below the last one above the comment.
+base class too, `fields=all` fields without a docstring; `defaults=FUNCTION` names the function that has the defaults of
+a TypedDict of options. The heading is one level below the last one above the comment.
 
 Usage: reference.py [--check] [PAGE …]    `--check` writes nothing, and fails if a page is not up to date.
 """
@@ -18,6 +19,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,7 +32,9 @@ LINE_LENGTH = 100
 
 _REGION = re.compile(r"^<!-- api (?P<words>.+?) -->\n(?P<body>.*?)^<!-- /api -->$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^(#+) ", re.MULTILINE)
-_OPTION = re.compile(r"(hide|inherit|members|fields)=([\w,]+)")
+_OPTION = re.compile(r"(hide|inherit|members|fields|defaults)=([\w,.]+)")
+_REQUIRED = re.compile(r"Required\[(.*)\]")
+_PRIVATE_NAME = re.compile(r"_\w+")
 _ROLE = re.compile(r":(?:func|meth|class|attr|mod|data):`(?:~[\w.]+\.)?(?=\w)")
 _TEXT = re.compile(r"'([^'\"\\]*)'")
 _LITERAL = re.compile(r"``([^`]+)``")
@@ -52,6 +56,8 @@ class Region:
     inherited: tuple[str, ...] = ()
     with_members: bool = True
     with_all_fields: bool = False
+    defaults: str | None = None
+    """The function whose parameters have the defaults of the fields."""
 
     @classmethod
     def parse(cls, words: str, level: int) -> Region:
@@ -65,7 +71,8 @@ class Region:
             values[match[1]] = match[2]
         hidden = frozenset(values["hide"].split(",")) if "hide" in values else frozenset[str]()
         inherited = tuple(values["inherit"].split(",")) if "inherit" in values else ()
-        return cls(path, level, hidden, inherited, values.get("members") != "none", values.get("fields") == "all")
+        shown = values.get("members") != "none", values.get("fields") == "all"
+        return cls(path, level, hidden, inherited, *shown, values.get("defaults"))
 
 
 def write_page(text: str) -> str:
@@ -86,11 +93,7 @@ def _blank(match: re.Match[str]) -> str:
 
 def describe(region: Region) -> str:
     """The Markdown of an object. Raises ``PageError`` if there is no such object, or no such member to hide."""
-    try:
-        subject = load_package()[region.path]
-    except KeyError:
-        raise PageError(f"{region.path} does not exist: it was renamed or removed") from None
-    subject = subject.final_target if isinstance(subject, griffe.Alias) else subject
+    subject = find_object(region.path)
     if unknown := sorted(region.hidden - set(subject.members)):
         raise PageError(f"{region.path} has no {', '.join(unknown)} to hide")
     if unknown := sorted(set(region.inherited) - set(getattr(subject, "inherited_members", ()))):
@@ -104,6 +107,15 @@ def describe(region: Region) -> str:
     if isinstance(subject, griffe.Class) and region.with_members:
         parts += render_members(subject, region)
     return "\n\n".join(part for part in parts if part)
+
+
+def find_object(path: str) -> griffe.Object:
+    """The object at ``path``. Raises ``PageError``."""
+    try:
+        subject = load_package()[path]
+    except KeyError:
+        raise PageError(f"{path} does not exist: it was renamed or removed") from None
+    return subject.final_target if isinstance(subject, griffe.Alias) else subject
 
 
 @cache
@@ -130,6 +142,9 @@ def render_members(subject: griffe.Class, region: Region) -> Iterator[str]:
     """Its fields as a list, then each method under a heading of its own."""
     members = list(list_members(subject, region))
     fields = [member for member in members if isinstance(member, griffe.Attribute)]
+    if region.defaults is not None:
+        yield "\n".join(render_options(subject, fields, region.defaults))
+        return
     yield "\n".join(render_field(field) for field in fields if field.docstring or region.with_all_fields)
     for method in [*members, *(subject.inherited_members[name].final_target for name in region.inherited)]:
         if isinstance(method, griffe.Function) and method.docstring:
@@ -137,11 +152,24 @@ def render_members(subject: griffe.Class, region: Region) -> Iterator[str]:
             yield "\n\n".join((heading, render_signature(method), render_docstring(method)))
 
 
-def render_field(field: griffe.Attribute) -> str:
-    """An item of a list: ``- `name: type = default` ``, and what it means."""
+def render_options(subject: griffe.Class, fields: list[griffe.Attribute], function: str) -> Iterator[str]:
+    """The keys of a TypedDict and of its bases, as parameters of ``function``. Raises ``PageError`` if one has none."""
+    inherited = [member.final_target for member in subject.inherited_members.values()]
+    source = find_object(function)
+    parameters = {each.name: each for each in source.parameters} if isinstance(source, griffe.Function) else {}
+    for field in [*fields, *(member for member in inherited if isinstance(member, griffe.Attribute))]:
+        if field.name not in parameters:
+            raise PageError(f"{function} has no parameter {field.name}, of {subject.path}")
+        if field.docstring is None:
+            raise PageError(f"{subject.path} does not say what {field.name} means")
+        yield render_field(field, parameters[field.name].default)
+
+
+def render_field(field: griffe.Attribute, default: griffe.Expr | str | None = None) -> str:
+    """An item of a list: ``- `name: type = default` ``, and what it means. ``default`` is by default its own."""
     code = f"{field.name}: {render_annotation(field.annotation)}" if field.annotation else field.name
-    code = _TEXT.sub(r'"\1"', code)
-    default = find_default(field)
+    code = _REQUIRED.sub(r"\1", _TEXT.sub(r'"\1"', code))
+    default = find_default(field) if default is None else render_default(default)
     code += f" = {default}" if default and "property" not in field.labels else ""
     text = render_docstring(field)
     return f"- `{code}`" + (f": {textwrap.indent(text, '  ').strip()}" if text else "")
@@ -153,8 +181,18 @@ def find_default(field: griffe.Attribute) -> str | None:
     if isinstance(value, griffe.ExprCall) and str(value.function) in ("Field", "field"):
         arguments = {str(each.name): each.value for each in value.arguments if isinstance(each, griffe.ExprKeyword)}
         value = arguments.get("default")
-    text = str(value) if value is not None else None
-    return _TEXT.sub(r'"\1"', text) if text and len(text) <= LINE_LENGTH // 2 and field.annotation else None
+    text = render_default(value) if value is not None else None
+    return text if text and len(text) <= LINE_LENGTH // 2 and field.annotation else None
+
+
+def render_default(value: griffe.Expr | str) -> str:
+    """A default value, that of a constant for its name; ``…`` for anything else that has a private name."""
+    if isinstance(value, griffe.ExprName):
+        with suppress(KeyError, AttributeError, griffe.AliasResolutionError):
+            constant = load_package()[value.canonical_path].value
+            value = constant if isinstance(constant, str) and len(constant) <= LINE_LENGTH // 2 else value
+    text = _TEXT.sub(r'"\1"', str(value))
+    return "…" if _PRIVATE_NAME.fullmatch(text) else text
 
 
 # ---
@@ -248,7 +286,8 @@ def format_parameter(parameter: griffe.Parameter) -> str:
     text += f": {render_annotation(parameter.annotation)}" if parameter.annotation is not None else ""
     if parameter.default is None or text.startswith("*"):
         return text
-    return f"{text} = {parameter.default}" if parameter.annotation is not None else f"{text}={parameter.default}"
+    default = render_default(parameter.default)
+    return f"{text} = {default}" if parameter.annotation is not None else f"{text}={default}"
 
 
 def render_docstring(subject: griffe.Object) -> str:

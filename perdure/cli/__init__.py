@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from ..errors import PerdureError
-from ..terminal import LogFormatter, print_line
+from ..terminal import OUTPUT_NAME, LogFormatter, print_line
 from . import (
     approvals,
     chat,
@@ -46,8 +46,8 @@ app = Commands(
 )
 
 
-_FULL_OUTPUT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a write to a full disk. Of stdout they come without a file name."""
+_FULL_DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a write to a full disk."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -105,7 +105,8 @@ def _run_app() -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException as error:
-        if isinstance(error, OSError) and error.errno in _FULL_OUTPUT_ERRNOS and error.filename is None:
-            return print_error(PerdureError(f"cannot write the output: {error.strerror}"))
+        if isinstance(error, OSError) and error.errno in _FULL_DISK_ERRNOS:
+            place = "the output" if error.filename == OUTPUT_NAME else error.filename or "a file"
+            return print_error(PerdureError(f"cannot write {place}: {error.strerror}"))
         return print_unexpected_error(error)
     return 0

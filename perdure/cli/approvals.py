@@ -76,6 +76,10 @@ def _parse_answer_value(text: str, form: dict[str, Any] | None) -> Any:
 
 CallArgument = Annotated[str | None, typer.Argument(metavar="CALL", help="Id of the call; by default the only one.")]
 CommentOption = Annotated[str | None, typer.Option("--comment", "-m", help="Why; the model is told.")]
+HashOption = Annotated[
+    str | None,
+    typer.Option(help="Hash of the reviewed call, from `approvals -o json`; refused if another call waits."),
+]
 
 
 def approvals(
@@ -108,10 +112,7 @@ def approve(
     arguments: Annotated[
         str | None, typer.Option(help="Call the tool with these arguments instead: a JSON object.")
     ] = None,
-    hash: Annotated[
-        str | None,
-        typer.Option(help="Hash of the reviewed call, from `approvals -o json`; refused if another call waits."),
-    ] = None,
+    hash: HashOption = None,
     always: Annotated[
         bool, typer.Option("--always", help="Also approve all later calls of the tool here; see `revoke`.")
     ] = False,
@@ -132,12 +133,13 @@ def deny(
     id: RunArgument,
     call: CallArgument = None,
     comment: CommentOption = None,
+    hash: HashOption = None,
     *,
     server: ActorOptions,
     output: OutputOptions,
 ) -> None:
     """Deny a pending call. It does not run, and the model is told why."""
-    _print_decision(call_run(server, id, lambda run: run.deny(call, comment=comment)), output)
+    _print_decision(call_run(server, id, lambda run: run.deny(call, comment=comment, hash=hash)), output)
 
 
 def revoke(

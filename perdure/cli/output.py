@@ -130,6 +130,7 @@ _MAX_COLUMNS = 110
 _RESULT_LINES = 3
 _SYSTEM_LINES = 2
 _ARGUMENT_CHARS = 60
+_WRAPPED_CHARS = 10_000
 
 
 def format_conversation(
@@ -243,10 +244,19 @@ def _wrap_excerpt(text: str, most: int | None, indent: int = 0) -> list[str]:
 def _wrap_text(text: str, indent: int = 0) -> list[str]:
     terminal_columns = shutil.get_terminal_size((100, 24)).columns
     columns = max(min(terminal_columns, _MAX_COLUMNS) - _MARGIN - indent, 30)
-    lines: list[str] = []
-    for line in text.splitlines():
-        lines += textwrap.wrap(escape_line(line), columns, replace_whitespace=False, break_on_hyphens=False) or [""]
-    return lines
+    wrapper = textwrap.TextWrapper(columns, replace_whitespace=False, break_on_hyphens=False)
+    pieces = (piece for line in text.splitlines() for piece in _split_long_line(line))
+    return [line for piece in pieces for line in wrapper.wrap(escape_line(piece)) or [""]]
+
+
+def _split_long_line(line: str) -> Iterator[str]:
+    """Pieces of at most ``_WRAPPED_CHARS`` characters, between words if possible: wrapping takes quadratic time."""
+    start = 0
+    while len(line) - start > _WRAPPED_CHARS:
+        end = line.rfind(" ", start + 1, start + _WRAPPED_CHARS) + 1 or start + _WRAPPED_CHARS
+        yield line[start:end]
+        start = end
+    yield line[start:]
 
 
 # ---
@@ -272,9 +282,9 @@ def get_exit_code(error: PerdureError) -> int:
 
 def print_error(error: PerdureError) -> int:
     """Print ``error`` and its hint on stderr, and return its exit code."""
-    hint = None if error.hint is None else translate_hint(error.hint)
-    for label, text, style in (("error", error.message, "red"), ("hint", hint, "dim")):
+    for label, text, style in (("error", error.message, "red"), ("hint", error.hint, "dim")):
         if text is not None:
+            text = translate_hint(text)  # a run's refusal of an update has its hint in the message
             # Further lines are indented: a text from outside in the message cannot pass for a line of perdure's.
             lines = f"{label}: {text}".replace("\n", "\n  ")
             print_text(style_text(lines, style, stream=sys.stderr), error=True)
@@ -315,11 +325,23 @@ _OPTION_WORDS = (
     ("(TEMPORAL_NAMESPACE)", "(--namespace, TEMPORAL_NAMESPACE)"),
     ('cron="0 7 * * 1-5" with timezone="Europe/Lisbon", or every="1h"',
      '--cron "0 7 * * 1-5" with --timezone Europe/Lisbon, or --every 1h'),
+    ("client.send(…, id=…); for that run's answer: client.run(id).result().",
+     "perdure send ID MESSAGE; for that run's answer: perdure wait ID"),
+    ('answer_call {"call_id", "value"}; or with "error", why there is none.',
+     "perdure answer ID CALL VALUE; or with --error, why there is none."),
+    ("Approve or deny it: decide_approval.", "Approve or deny it: perdure approve ID CALL, or perdure deny ID CALL"),
+    ("To answer that, send its `hash`, as `status` shows it.", "To answer that: perdure answer ID CALL VALUE"),
+    ("Read `status` again", "Read `perdure approvals` again"),
+    ("Send it again as soon as `status` shows the call among `approvals`.",
+     "Try again as soon as `perdure approvals` shows the call."),
+    ("Send the call's `hash` as `status` shows it, together with its arguments.",
+     "Give it as --hash; `perdure approvals -o json` has it."),
+    ('Send {"tool": "<name>", "by": "<name>"}.', "`perdure show ID` has the standing approvals."),
 )  # fmt: skip
 
 
 def translate_hint(hint: str) -> str:
-    """``hint`` in the words of the command line."""
+    """``hint``, or an error's text with one, in the words of the command line."""
     for argument, option in _OPTION_WORDS:
         hint = hint.replace(argument, option)
     return hint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -90,23 +90,28 @@ def show(
         print_line(line)
 
 
-async def read_run_details(run: Run, *, full: bool = False) -> RunDetails:
+async def read_run_details(run: Run, *, full: bool = False, tree: bool = True) -> RunDetails:
     """Reads a run from Temporal and the store. What cannot be read is left out, and ``note`` says why.
 
-    ``full`` includes the messages that summaries replaced.
+    ``full`` includes the messages that summaries replaced. Without ``tree`` only the status, the messages and the error
+    are read, and not the events of the run and those below it.
     """
-    from ..client.decisions import list_decisions
+    from ..client.decisions import merge_decisions
 
     status = await _read_run_status(run)
-    details = RunDetails(status, None, decided=list(status.decided), ui=await find_ui_url(run.client, run.id))
+    ui = await find_ui_url(run.client, run.id) if tree else None
+    details = RunDetails(status, None, decided=list(status.decided), ui=ui)
     try:
         details.messages = await run.transcript(full=full)
-        if not full and any(message.replaces for message in details.messages):
-            details.full_messages = await run.transcript(full=True)
-        details.artifacts = await run.artifacts()
-        children = await _list_runs_below(run, 1, asyncio.Semaphore(_MAX_CONCURRENT_STATUS_QUERIES))
-        details.children, details.tree = await _read_tree_totals(run, status, children)
-        details.decided = await list_decisions(run, status.decided)
+        if tree:
+            if not full and any(message.replaces for message in details.messages):
+                details.full_messages = await run.transcript(full=True)
+            details.artifacts = await run.artifacts()
+            events = await _read_tree_events(run)
+            slots = asyncio.Semaphore(_MAX_CONCURRENT_STATUS_QUERIES)
+            children = await _list_runs_below(run, 1, events.children, slots)
+            details.children, details.tree = _build_tree_totals(events, status, children)
+            details.decided = merge_decisions(events.decided, status.decided)
     except (StoreError, RunNotFoundError) as error:
         details.note = f"the transcript cannot be read: {error.message}"
         if error.hint:
@@ -175,7 +180,8 @@ def _format_closing_lines(details: RunDetails) -> Iterator[str]:
     if details.note:
         yield style_text(details.note, "yellow")
     if details.error:
-        first, *more = f"failed: {type(details.error).__name__}: {details.error}".splitlines()
+        error = f"failed: {type(details.error).__name__}: {translate_hint(str(details.error))}"
+        first, *more = error.splitlines()
         yield from (style_text(line, "red") for line in (first, *(f"  {line}" for line in more)))
     elif activity := format_activity(status):
         yield style_text(activity, "yellow" if status.reason else "cyan")
@@ -284,6 +290,16 @@ class SubagentRun:
     """Tokens of the run and all runs below it, up to now; ``cost_usd`` is their cost."""
     cost_usd: float | None = None
 
+    @property
+    def total_usage(self) -> Usage:
+        """``usage``; before that is known, what its status has."""
+        return self.status.usage if self.usage is None else self.usage
+
+    @property
+    def total_cost_usd(self) -> float | None:
+        """Dollars of ``total_usage``; None where no call had a price."""
+        return self.status.cost_usd if self.usage is None else self.cost_usd
+
 
 @dataclass(frozen=True, slots=True)
 class TreeTotals:
@@ -301,26 +317,54 @@ class TreeTotals:
         return {**asdict(self), "usage": self.usage.model_dump(mode="json")}
 
 
-async def _read_tree_totals(
-    run: Run, status: Status, children: Sequence[SubagentRun]
+@dataclass
+class _TreeEvents:
+    """What the events of a run and of all runs below it say."""
+
+    children: dict[str, dict[str, bool]] = field(default_factory=dict)
+    """By run the runs that it has started, in their order, each with whether it runs in background."""
+    calls: dict[str, str] = field(default_factory=dict)
+    """By run the parent's call that started it."""
+    used: dict[str, tuple[Usage, float | None]] = field(default_factory=dict)
+    """By run the tokens and dollars of its own model calls."""
+    decided: list[DecidedApproval] = field(default_factory=list)
+    """Decisions and answers of the run itself."""
+    times: tuple[str, ...] = ()
+    """Of the first event and the last."""
+
+
+async def _read_tree_events(run: Run) -> _TreeEvents:
+    """Reads all events once. Raises as ``Run.events``."""
+    from ..client.decisions import extract_decision
+    from ..client.follow import extract_child_run
+    from ..types.messages import Usage
+
+    tree = _TreeEvents()
+    async with aclosing(run.events(wait=False)) as events:
+        async for event in events:
+            tree.times = (*tree.times[:1], event.at) if event.at else tree.times
+            if event.path:
+                tree.calls[event.context_id] = event.path[-1].call_id
+            elif (decision := extract_decision(event)) is not None:
+                tree.decided.append(decision)
+            if (child := extract_child_run(event)) is not None:
+                tree.children.setdefault(event.context_id, {}).setdefault(*child)
+            if event.type in ("model.completed", "compacted"):
+                paid = event.usage, event.cost_usd
+                tree.used[event.context_id] = _add_use(tree.used.get(event.context_id, (Usage(), None)), paid)
+    return tree
+
+
+def _build_tree_totals(
+    events: _TreeEvents, status: Status, children: Sequence[SubagentRun]
 ) -> tuple[list[SubagentRun], TreeTotals]:
-    """``children`` with their calls and totals, and the totals of the tree. Raises as ``Run.events``.
+    """``children`` with their calls and totals, and the totals of the tree.
 
     By the events, which have each paid call once: a run counts what a subagent used only when that has ended.
     """
     from ..types.messages import Usage
 
-    used: dict[str, tuple[Usage, float | None]] = {}
-    calls: dict[str, str] = {}
-    times: list[str] = []
-    async with aclosing(run.events(wait=False)) as events:
-        async for event in events:
-            times = [*times[:1], event.at] if event.at else times
-            if event.path:
-                calls[event.context_id] = event.path[-1].call_id
-            if event.type in ("model.completed", "compacted"):
-                paid = event.usage, event.cost_usd
-                used[event.context_id] = _add_use(used.get(event.context_id, (Usage(), None)), paid)
+    used, times = events.used, events.times
 
     def sum_use(status: Status, below: Sequence[SubagentRun]) -> tuple[Usage, float | None]:
         total: tuple[Usage, float | None] = (Usage(), None)
@@ -331,7 +375,7 @@ async def _read_tree_totals(
         return usage, max((cost for cost in (total[1], status.cost_usd) if cost is not None), default=None)
 
     totals = [
-        replace(child, call_id=calls.get(child.status.context_id), usage=usage, cost_usd=cost)
+        replace(child, call_id=events.calls.get(child.status.context_id), usage=usage, cost_usd=cost)
         for index, child in enumerate(children)
         for usage, cost in [sum_use(child.status, children[index + 1 : _find_subtree_end(children, index)])]
     ]
@@ -371,12 +415,13 @@ def count_running_subagents(details: RunDetails) -> list[LimitUse]:
     return [use.model_copy(update={"used": use.used + more.get(use.name, 0)}) for use in details.status.limits]
 
 
-async def _list_runs_below(run: Run, depth: int, slots: asyncio.Semaphore) -> list[SubagentRun]:
-    """The runs below ``run``, each behind its parent, without children that never started.
+async def _list_runs_below(
+    run: Run, depth: int, children: Mapping[str, Mapping[str, bool]], slots: asyncio.Semaphore
+) -> list[SubagentRun]:
+    """The runs below ``run``, each behind its parent, without ``children`` that never started.
 
-    Raises ``TranscriptUnavailableError`` without a store, ``StoreError``.
+    Raises ``StoreError``.
     """
-    from ..client.follow import list_child_runs
 
     async def list_subtree(child: Run, background: bool) -> list[SubagentRun]:
         try:
@@ -384,10 +429,10 @@ async def _list_runs_below(run: Run, depth: int, slots: asyncio.Semaphore) -> li
                 status = await _read_run_status(child)
         except RunNotFoundError:
             return []
-        return [SubagentRun(depth, status, background), *await _list_runs_below(child, depth + 1, slots)]
+        return [SubagentRun(depth, status, background), *await _list_runs_below(child, depth + 1, children, slots)]
 
-    children = [(run.client.run(name), background) for name, background in (await list_child_runs(run)).items()]
-    subtrees = await asyncio.gather(*(list_subtree(child, background) for child, background in children))
+    own = children.get(run.id, {}).items()
+    subtrees = await asyncio.gather(*(list_subtree(run.client.run(name), background) for name, background in own))
     return [child for subtree in subtrees for child in subtree]
 
 
@@ -417,8 +462,8 @@ def _serialize_subagent_run(run: SubagentRun) -> dict[str, Any]:
         "call_id": run.call_id,
         "state": status.state,
         "iterations": status.iteration,
-        "tokens": status.usage.total_tokens,
-        "cost_usd": status.cost_usd,
+        "tokens": run.total_usage.total_tokens,
+        "cost_usd": run.total_cost_usd,
         "activity": _format_subagent_activity(status),
     }
 
@@ -427,9 +472,8 @@ def _format_subagent_run(run: SubagentRun) -> Iterator[str]:
     """Its usage is that of its own model calls and of all runs below it."""
     status, indent = run.status, "  " * run.depth
     background = " in background" if run.background else ""
-    used = run.usage or status.usage
-    tokens = f"{used.total_tokens:,} tokens" if used.total_tokens else ""
-    totals = _join_totals(status.iteration, "iteration", tokens, status.cost_usd if run.usage is None else run.cost_usd)
+    count = run.total_usage.total_tokens
+    totals = _join_totals(status.iteration, "iteration", f"{count:,} tokens" if count else "", run.total_cost_usd)
     call = "" if run.call_id is None else f"call {escape_line(run.call_id)}"
     facts = " · ".join(filter(None, (f"agent {status.agent}{background}", totals, call)))
     yield f"{indent}{status.context_id}  {status.state}  {facts}"

@@ -416,7 +416,8 @@ class Client:
     ) -> list[RunSummary]:
         """List runs, the newest first: from Temporal, and from the store those that Temporal no longer has.
 
-        ``roots`` leaves out runs that another run, or another workflow, has started. ``query`` is a filter of
+        ``roots`` leaves out runs that another run, or another workflow, has started: of runs that Temporal no longer
+        has, those whose events the store has below another run's. ``query`` is a filter of
         Temporal's visibility (``StartTime > '2026-01-31T00:00:00Z'``); runs that only the store has are left out then.
         Both combine with the others. Raises ``InvalidInputError`` for a query that Temporal refuses, and for a
         ``status`` that needs search attributes that the namespace does not have.

@@ -97,7 +97,7 @@ async def _resolve(run: RunHandle, wait: WaitRef, fields: dict[str, Any]) -> Dec
     """Send the decision or answer in ``fields``. Raises the error that the run refuses it with, ``RunNotFoundError``;
     ``RunClosedError`` if the run has closed and no event says who decided first."""
     approval = "decision" in fields
-    update = "decide_approval" if approval else "answer_call"
+    update, sent = ("decide_approval", "decision") if approval else ("answer_call", "answer")
     needs_lookup = wait.call_id is None or (wait.hash is None and fields.get("decision") == "approve")
 
     async def attempt() -> DecidedApproval:
@@ -106,7 +106,9 @@ async def _resolve(run: RunHandle, wait: WaitRef, fields: dict[str, Any]) -> Dec
         decision: ApprovalDecision | CallAnswer
         decision = read_decision(payload, "Nothing was decided.") if approval else read_answer(payload, None)
         try:
-            result = await _send_update_once(run, update, payload, f"no answer to {update}; send it again", found.since)
+            result = await _send_update_once(
+                run, update, payload, f"no reply to the {sent}; send it again", found.since
+            )
         except RunClosedError as closed:
             return await _find_past(run, decision, closed)
         except InvalidInputError as refused:
@@ -244,16 +246,6 @@ def _hash_of(event: Event, requested_hash: str) -> str:
         blob = getattr(event, "blob", None)
         fields = {"blob": blob} if blob is not None else {"value": getattr(event, "content", None)}
     return hash_answer(CallAnswer.model_construct(**fields))
-
-
-async def list_decisions(run: RunHandle, known: Sequence[DecidedApproval] = ()) -> list[DecidedApproval]:
-    """List the decisions of ``run`` in their order, ``known`` last: the run's own list may be ahead of its events.
-
-    Raises as :func:`perdure.client.follow.follow_run`.
-    """
-    async with aclosing(follow_run(run, wait=False, children=False)) as events:
-        recorded = [past async for event in events if (past := extract_decision(event)) is not None]
-    return merge_decisions(recorded, known)
 
 
 def merge_decisions(recorded: Sequence[DecidedApproval], known: Sequence[DecidedApproval]) -> list[DecidedApproval]:

@@ -378,8 +378,13 @@ async def list_child_runs(run: RunHandle) -> dict[str, bool]:
     children: dict[str, bool] = {}
     async with aclosing(follow_run(run, wait=False, children=False)) as events:
         async for event in events:
-            if isinstance(event, ToolStarted) and event.child_context_id is not None:
-                children.setdefault(event.child_context_id, event.background)
-            elif isinstance(event, BranchStarted):
-                children.setdefault(event.child_context_id, False)
+            if (child := extract_child_run(event)) is not None:
+                children.setdefault(*child)
     return children
+
+
+def extract_child_run(event: Event) -> tuple[str, bool] | None:
+    """Return the id of the run that ``event`` starts, and whether it runs in background; None for any other event."""
+    if isinstance(event, ToolStarted) and event.child_context_id is not None:
+        return event.child_context_id, event.background
+    return (event.child_context_id, False) if isinstance(event, BranchStarted) else None

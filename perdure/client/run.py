@@ -553,13 +553,13 @@ class Run(StreamReader[OutputT]):
         )
 
     async def deny(
-        self, call_id: str | None = None, *, by: str | None = None, comment: str | None = None
+        self, call_id: str | None = None, *, by: str | None = None, comment: str | None = None, hash: str | None = None
     ) -> DecidedApproval:
         """Deny a pending call, by default the only one: the model gets the name of the approver and the ``comment``.
 
-        Also revokes the tool's standing approval. Raises as :meth:`approve`.
+        ``hash`` is as of :meth:`approve`. Also revokes the tool's standing approval. Raises as :meth:`approve`.
         """
-        return await decide_pending_call(self, WaitRef(call_id), "deny", by=by, comment=comment)
+        return await decide_pending_call(self, WaitRef(call_id, hash), "deny", by=by, comment=comment)
 
     async def answer(
         self,

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,6 +21,7 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import (
     DescribeTaskQueueRequest,
+    DescribeWorkflowExecutionRequest,
     GetWorkflowExecutionHistoryReverseRequest,
     ListNamespacesRequest,
     ListWorkflowExecutionsRequest,
@@ -30,7 +30,7 @@ from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowExecution, WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.converter import DataConverter
 from temporalio.exceptions import ApplicationError, FailureError
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError, RPCStatusCode, WorkflowService
 
 from .. import config
 from ..errors import InvalidInputError, StoreError
@@ -51,7 +51,7 @@ _STORE_SEARCH_RUNS, _STORE_SEARCH_EVENTS = 100, 50
 """Runs, and the last events of each, that are searched for a store id before a store is made."""
 _MAX_NAMESPACES, _SYSTEM_NAMESPACE = 50, "temporal-system"
 """Namespaces that are searched for a run that only the store has, and Temporal's own, which is not."""
-_MAX_EXECUTIONS_PER_NAMESPACE, _NAMESPACES_SECONDS = 1000, 2.0
+_NAMESPACES_SECONDS = 2.0
 _MAX_ROW_DELAY = timedelta(minutes=1)
 """Longest time between the start of a run and its row in the store, for both to count as one run."""
 _MAX_POLLER_AGE = timedelta(seconds=70)
@@ -66,11 +66,9 @@ STATUS_NAMES = {
     WorkflowExecutionStatus.TIMED_OUT: "timed out",
 }
 _RUNS_QUERY = f"WorkflowType = '{WORKFLOW_TYPE}'"
-_CHILD_NUMBER = re.compile(r"([^/]{6}-)?[0-9]+")
-"""The last part of a subagent's id: ``order-7/1``, or ``order-7/9f03ab-1`` if the parent had been opened again."""
 _ROOTS_FILTER = "ParentWorkflowId IS NULL"
-_ROOTS_SEARCHED = 10_000
-"""Most rows of the store among which those without a parent are searched."""
+_FOREIGN_CHILDREN = 1000
+"""Rows of runs without a recorded parent, beyond the limit of a list, of which Temporal may name another workflow."""
 _IDS_PER_QUERY = 100
 _QUERY_HINT = """Queries are Temporal's: "StartTime > '2026-01-31T00:00:00Z' AND PerdureAgent = 'support'"; \
 https://docs.temporal.io/list-filter has all of it."""
@@ -181,9 +179,8 @@ async def list_runs(
                 break
     asks_temporal_alone = query is not None or status in _OPEN_STATUSES
     if client.store_url is not None and len(summaries) < limit and not asks_temporal_alone:
-        rows = await (await client.store()).list_runs(
-            agent=agent, status=status, limit=_ROOTS_SEARCHED if roots else limit
-        )
+        most = limit + len(seen_ids) + _FOREIGN_CHILDREN if roots else limit
+        rows = await (await client.store()).list_runs(agent=agent, status=status, roots=roots, limit=most)
         rows = [row for row in rows if row.context_id not in seen_ids]  # a terminated run does not write to the store
         if roots:
             rows = await _select_roots(client, rows, limit)
@@ -200,32 +197,62 @@ async def find_other_namespaces(temporal: TemporalClient, rows: Sequence[RunRow]
     """Return the namespaces of those runs of ``rows``, which only the store has, that are in another one of the server.
 
     The store does not know a run's namespace, and an id is unique within one only: a run counts as another's if an
-    execution there began within a minute of its row. Takes 2 s at most; a namespace that does not answer, or is not
-    shown to this client, is left out.
+    execution there began within a minute of its row, or has written the row. Takes 2 s at most; a namespace that does
+    not answer, or is not shown to this client, is left out.
     """
     namespaces: dict[str, str] = {}
     if not rows:
         return namespaces
-    created = {row.context_id: datetime.fromisoformat(row.created_at) for row in rows}
-    query = f"WorkflowType = '{WORKFLOW_TYPE}' AND WorkflowId IN ({', '.join(map(quote_literal, created))})"
-    service = temporal.workflow_service
+    batches = [rows[start : start + _IDS_PER_QUERY] for start in range(0, len(rows), _IDS_PER_QUERY)]
+    service, slots = temporal.workflow_service, asyncio.Semaphore(_MAX_NAMESPACES)
 
-    async def search(name: str) -> None:
-        request = ListWorkflowExecutionsRequest(namespace=name, query=query, page_size=_MAX_EXECUTIONS_PER_NAMESPACE)
-        with suppress(RPCError):
-            for execution in (await service.list_workflow_executions(request)).executions:
-                run_id, began = execution.execution.workflow_id, execution.start_time.ToDatetime(UTC)
-                if run_id in created and abs(created[run_id] - began) < _MAX_ROW_DELAY:
+    async def search(name: str, batch: Sequence[RunRow]) -> None:
+        async with slots:
+            with suppress(RPCError):
+                async for run_id in _find_in_namespace(service, name, batch):
                     namespaces[run_id] = name
 
     with suppress(RPCError, TimeoutError):
         async with asyncio.timeout(_NAMESPACES_SECONDS):
             listed = await service.list_namespaces(ListNamespacesRequest(page_size=_MAX_NAMESPACES))
-            names = [described.namespace_info.name for described in listed.namespaces]
-            await asyncio.gather(
-                *(search(name) for name in names if name not in (temporal.namespace, _SYSTEM_NAMESPACE))
-            )
+            names = {described.namespace_info.name for described in listed.namespaces}
+            others = sorted(names - {temporal.namespace, _SYSTEM_NAMESPACE})
+            await asyncio.gather(*(search(name, batch) for batch in batches for name in others))
     return namespaces
+
+
+async def _find_in_namespace(service: WorkflowService, name: str, rows: Sequence[RunRow]) -> AsyncGenerator[str]:
+    """Yield the ids of those of ``rows`` that are runs of namespace ``name``. Raises ``RPCError``."""
+    missing = {row.context_id: row for row in rows}
+    continuations: dict[str, str] = {}
+    request = ListWorkflowExecutionsRequest(namespace=name, query=_build_ids_query(missing))
+    while True:
+        page = await service.list_workflow_executions(request)
+        for execution in page.executions:
+            run_id, execution_id = execution.execution.workflow_id, execution.execution.run_id
+            row = missing.get(run_id)
+            if row is not None and _has_written(row, execution_id, execution.start_time.ToDatetime(UTC)):
+                del missing[run_id]
+                yield run_id
+            else:
+                continuations.setdefault(run_id, execution_id)
+        if not page.next_page_token:
+            break
+        request.next_page_token = page.next_page_token
+    # Of a run that has continued as new, the first execution may be deleted; lists do not say which it was.
+    for run_id in continuations.keys() & missing.keys():
+        latest = ExecutionMessage(workflow_id=run_id, run_id=continuations[run_id])
+        describe = DescribeWorkflowExecutionRequest(namespace=name, execution=latest)
+        described = await service.describe_workflow_execution(describe)
+        if _has_written(missing[run_id], described.workflow_execution_info.first_run_id):
+            yield run_id
+
+
+def _has_written(row: RunRow, first_run_id: str, began: datetime | None = None) -> bool:
+    """Whether the execution with that first run id, which began at that time, is the run of ``row``."""
+    if began is not None and abs(datetime.fromisoformat(row.created_at) - began) < _MAX_ROW_DELAY:
+        return True
+    return first_run_id != "" and row.scope.startswith(first_run_id)
 
 
 async def create_store(store: Store, temporal: TemporalClient, task_queue: str) -> None:
@@ -334,32 +361,35 @@ async def _check_query(client: ClientHandle, query: str) -> None:
 
 
 async def _select_roots(client: ClientHandle, rows: Sequence[RunRow], limit: int) -> list[RunRow]:
-    """The first ``limit`` of ``rows`` that no run and no other workflow has started, as far as is known.
+    """The first ``limit`` of ``rows``, which have no recorded parent, that no other workflow has started.
 
-    The listing has left out runs with a parent, so Temporal is asked for them.
+    The listing has left out runs with a parent, so Temporal is asked for them: one that an author's workflow has
+    started has none in the store.
     """
     roots: list[RunRow] = []
     for start in range(0, len(rows), _IDS_PER_QUERY):
         batch = rows[start : start + _IDS_PER_QUERY]
-        ids = ", ".join(quote_literal(row.context_id) for row in batch)
-        executions = list_executions(client, f"{_RUNS_QUERY} AND WorkflowId IN ({ids})")
+        executions = list_executions(client, _build_ids_query(row.context_id for row in batch))
         started = {execution.id async for execution in executions if execution.parent_id}
-        unknown = [row for row in batch if row.context_id not in started]
-        roots += [row for row in unknown if not await _has_recorded_parent(client, row.context_id)]
+        roots += [row for row in batch if row.context_id not in started]
         if len(roots) >= limit:
             break
     return roots[:limit]
 
 
 async def _has_recorded_parent(client: ClientHandle, id: str) -> bool:
-    """Whether the store has the run that started run ``id``.
+    """Whether the events of run ``id`` are recorded as those of a subagent.
 
-    For what Temporal cannot tell: a subagent's run that Temporal has deleted, or that a message has opened again.
+    For an execution without a parent: a message has opened the subagent's run again.
     """
-    parent_id, _, number = id.rpartition("/")
-    if not parent_id or not _CHILD_NUMBER.fullmatch(number) or client.store_url is None:
+    if "/" not in id or client.store_url is None:  # a subagent's id begins with its parent's
         return False
-    return await (await client.store()).get_run(parent_id) is not None
+    row = await (await client.store()).get_run(id)
+    return row is not None and row.root is not None
+
+
+def _build_ids_query(ids: Iterable[str]) -> str:
+    return f"{_RUNS_QUERY} AND WorkflowId IN ({', '.join(map(quote_literal, ids))})"
 
 
 async def _build_run_summary(client: ClientHandle, execution: WorkflowExecution) -> RunSummary:

@@ -399,7 +399,7 @@ def _build_no_wait_error(state: RunState, update: ApprovalDecision | CallAnswer)
 def _build_other_wait_error(state: RunState, update: ApprovalDecision | CallAnswer) -> PerdureError:
     """Build the error for an update whose hash is missing, or not that of the present wait."""
     if isinstance(update, CallAnswer):
-        return build_late_error(state.decided, update, f"The question has changed. {_SEND}") or InvalidInputError(
+        return build_late_error(state.decided, update, hint=f"The question has changed. {_SEND}") or InvalidInputError(
             f"call {update.call_id!r}: its question has changed since it was read", hint=f"Read `status` again. {_SEND}"
         )
     if update.hash is None:

@@ -220,6 +220,9 @@ class RunRow:
     created_at: str = ""
     """ISO 8601, UTC; set by the store at the first write."""
     updated_at: str = ""
+    root: str | None = None
+    """For a run that another run has started: the root of its tree, whose stream has its events. Read from the events
+    (``EventBatch.lineage``); not written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,8 +359,10 @@ class Runs(Protocol):
     async def get_run(self, context_id: str) -> RunRow | None:
         """Return one row, or None."""
 
-    async def list_runs(self, *, agent: str | None = None, status: str | None = None, limit: int = 100) -> list[RunRow]:
-        """List rows, the newest first."""
+    async def list_runs(
+        self, *, agent: str | None = None, status: str | None = None, roots: bool = False, limit: int = 100
+    ) -> list[RunRow]:
+        """List rows, the newest first, without ``result``; with ``roots`` only those without a ``root``."""
 
 
 class Turns(Protocol):

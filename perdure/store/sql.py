@@ -106,8 +106,10 @@ SELECT_CHAIN = """
     SELECT nodes.hash, nodes.parent, nodes.body FROM nodes JOIN chain ON nodes.hash = chain.hash"""
 SELECT_BLOBS = "SELECT hash, body FROM blobs WHERE hash IN (:keys)"
 SELECT_RUNS = """
-    SELECT context_id, agent, scope, head, status, iterations, result, asked_at, created_at, updated_at FROM runs"""
-NEWEST_RUNS_FIRST = "ORDER BY created_at DESC, context_id DESC LIMIT :limit"
+    SELECT runs.context_id, agent, scope, head, status, iterations, {result}, asked_at, created_at, updated_at,
+        feeds.root
+    FROM runs LEFT JOIN feeds ON feeds.context_id = runs.context_id"""
+NEWEST_RUNS_FIRST = "ORDER BY created_at DESC, runs.context_id DESC LIMIT :limit"
 SELECT_TURN = """
     SELECT status, head, result, asked_at FROM turns WHERE context_id = :context_id AND task_id = :task_id"""
 SELECT_TURN_OF_MESSAGE = "SELECT task_id FROM sent WHERE context_id = :context_id AND message_id = :message_id"
@@ -169,7 +171,9 @@ def write_commit(database: Database, commit: Commit, now: str) -> bytes | None:
         if database.run(RECORD_OUTCOME, **entry, owner=None, starts=0, claimed_at=None).rowcount == 0:
             return read_outcomes(database, [outcome.key])[outcome.key]
     if commit.run is not None:
-        database.run(UPSERT_RUN, **asdict(replace(commit.run, created_at=now, updated_at=now)))
+        row = asdict(replace(commit.run, created_at=now, updated_at=now))
+        del row["root"]
+        database.run(UPSERT_RUN, **row)
     if commit.turn is not None:
         _write_turn(database, commit.turn, now)
     if commit.memory:
@@ -219,15 +223,18 @@ def read_blobs(database: Database, hashes: Sequence[str]) -> dict[str, bytes]:
 
 def read_run(database: Database, context_id: str) -> RunRow | None:
     """Return one row of the runs, or None."""
-    row = database.run(f"{SELECT_RUNS} WHERE context_id = :context_id", context_id=context_id).fetchone()
+    select = f"{SELECT_RUNS.format(result='result')} WHERE runs.context_id = :context_id"
+    row = database.run(select, context_id=context_id).fetchone()
     return None if row is None else RunRow(*row)
 
 
-def read_runs(database: Database, agent: str | None, status: str | None, limit: int) -> list[RunRow]:
-    """Return rows of the runs, the newest first."""
+def read_runs(database: Database, agent: str | None, status: str | None, roots: bool, limit: int) -> list[RunRow]:
+    """Return rows of the runs, the newest first, without their results."""
     conditions = [f"{name} = :{name}" for name, value in (("agent", agent), ("status", status)) if value is not None]
+    conditions += ["feeds.root IS NULL"] if roots else []
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-    rows = database.run(f"{SELECT_RUNS} {where} {NEWEST_RUNS_FIRST}", agent=agent, status=status, limit=limit)
+    select = f"{SELECT_RUNS.format(result='NULL')} {where} {NEWEST_RUNS_FIRST}"
+    rows = database.run(select, agent=agent, status=status, limit=limit)
     return [RunRow(*row) for row in rows]
 
 

@@ -192,9 +192,11 @@ class SqliteStore:
         """See :class:`perdure.ports.Runs`."""
         return await self._run_read(sql.read_run, context_id)
 
-    async def list_runs(self, *, agent: str | None = None, status: str | None = None, limit: int = 100) -> list[RunRow]:
+    async def list_runs(
+        self, *, agent: str | None = None, status: str | None = None, roots: bool = False, limit: int = 100
+    ) -> list[RunRow]:
         """See :class:`perdure.ports.Runs`."""
-        return await self._run_read(sql.read_runs, agent, status, limit)
+        return await self._run_read(sql.read_runs, agent, status, roots, limit)
 
     async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
         """See :class:`perdure.ports.Turns`."""

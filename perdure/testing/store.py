@@ -239,13 +239,22 @@ class MemoryStore:
     async def get_run(self, context_id: str) -> RunRow | None:
         """One row."""
         self._raise_failure()
-        return self.all_runs.get(context_id)
+        row = self.all_runs.get(context_id)
+        return None if row is None else replace(row, root=self._find_root(context_id))
 
-    async def list_runs(self, *, agent: str | None = None, status: str | None = None, limit: int = 100) -> list[RunRow]:
-        """Rows, the newest first."""
+    async def list_runs(
+        self, *, agent: str | None = None, status: str | None = None, roots: bool = False, limit: int = 100
+    ) -> list[RunRow]:
+        """Rows, the newest first, without ``result``; with ``roots`` only those without a ``root``."""
         self._raise_failure()
-        rows = [row for row in self.all_runs.values() if agent in (None, row.agent) and status in (None, row.status)]
-        return sorted(rows, key=lambda row: (row.created_at, row.context_id), reverse=True)[:limit]
+        runs = (replace(row, result=None, root=self._find_root(name)) for name, row in self.all_runs.items())
+        rows = [row for row in runs if agent in (None, row.agent) and status in (None, row.status)]
+        newest = sorted(rows, key=lambda row: (row.created_at, row.context_id), reverse=True)
+        return [row for row in newest if not roots or row.root is None][:limit]
+
+    def _find_root(self, context_id: str) -> str | None:
+        feed = self.feeds.get(context_id)
+        return None if feed is None else feed.root
 
     async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
         """One row, without ``messages``."""

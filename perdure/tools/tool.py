@@ -149,17 +149,27 @@ class TakesAnyContext(Protocol):
 
 
 class ToolOptions(TypedDict, total=False):
-    """Options of :func:`tool`, for the overloads of its types."""
+    """Options of :func:`tool`: arguments by keyword, of which each may be left out."""
 
     name: str | None
+    """By default the function's."""
     description: str | None
+    """What the model reads; by default the function's docstring."""
     timeout: float
+    """Seconds for one attempt."""
     idempotent: bool
+    """Running a call twice does no harm, so the call of a lost worker runs again."""
     inline: bool
+    """A quick tool, which runs inside the model's activity."""
     retries: int | None
+    """How often at most an idempotent call runs again; None sets no bound."""
     task_queue: str | None
+    """The workers that run it; by default those of the agent."""
     hooks: Sequence[Hook[Any] | HookSet]
+    """``before_tool_call``, ``after_tool_call`` and ``on_error``, inside those of the agent and of the worker."""
     needs_approval: NeedsApproval
+    """A call waits until a person approves it: True, an ``Approval`` with its terms, or a function of the call and a
+    ``RunContext`` that returns one of these."""
 
 
 class ToolDecorator(Protocol):

@@ -36,6 +36,25 @@ def test_the_pages_have_every_public_name() -> None:
     assert "`Abort` is [`AbortError`]" in text
 
 
+@pytest.mark.parametrize("path", sorted(PAGES.glob("*.md")), ids=lambda path: path.stem)
+def test_options_that_a_signature_names_are_on_its_page(path: Path) -> None:
+    text = path.read_text()
+    for name in set(re.findall(r"Unpack\[(\w+)\]", text)):
+        (options,) = re.findall(rf"^#+ {name}\n\n(.+?)^<!-- /api -->", text, re.MULTILINE | re.DOTALL)
+        assert len(re.findall(r"^- `\w+: .+`: [A-Z`].+", options, re.MULTILINE)) >= 8
+    assert not re.search(r"= _\w+[,)]", text), "a private name says nothing"
+
+
+def test_options_have_their_defaults_and_meaning(tmp_path: Path) -> None:
+    written = write_page(region("perdure.client.start.SendOptions defaults=perdure.client.client.Client.send"))
+    assert "\n- `id: str`: The conversation's id: required.\n" in written
+    assert "\n- `history: History | None = None`: " in written, "also those of its base"
+    written = write_page(region("perdure.client.start.StartOptions defaults=perdure.client.client.Client.start"))
+    assert '\n- `if_exists: Literal["error", "attach"] = "error"`: ' in written
+    with pytest.raises(Exception, match=r"Client\.send has no parameter mode"):
+        write_page(region("perdure.client.start.StartOptions defaults=perdure.client.client.Client.send"))
+
+
 def region(words: str, body: str = "") -> str:
     return f"<!-- api {words} -->\n{body}<!-- /api -->"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from perdure import Agent, ToolContext, tool
 from perdure.cli.chat.conversation import ChatSession
 from perdure.cli.chat.requests import AnswerEntry, ApprovalEntry, PendingRequest
 from perdure.cli.chat.terminal import LiveTurn
-from perdure.errors import ApprovalDecidedError
+from perdure.errors import ApprovalDecidedError, InvalidInputError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import users
@@ -59,7 +60,11 @@ async def test_a_chat_decides_calls_of_its_run_and_of_subagents(engine: Engine) 
 
         await eventually(all_wait)
         assert set(found) == {"chat refund", "chat pick", "chat/3 refund"}
-        await session.decide(ApprovalEntry(found["chat refund"], approved=False, comment="no"))
+        shown = found["chat refund"]
+        reused = replace(shown, call=shown.call.model_copy(update={"hash": found["chat/3 refund"].call.hash}))
+        with pytest.raises(InvalidInputError, match="its hash is another"):  # not the call that the prompt had shown
+            await session.decide(ApprovalEntry(reused, approved=False))
+        await session.decide(ApprovalEntry(shown, approved=False, comment="no"))
         await session.decide(ApprovalEntry(found["chat/3 refund"], approved=True))
         with pytest.raises(ApprovalDecidedError, match="already denied"):
             await session.decide(ApprovalEntry(found["chat refund"], approved=True))
@@ -70,6 +75,40 @@ async def test_a_chat_decides_calls_of_its_run_and_of_subagents(engine: Engine) 
     assert "no" in answer.split(" | ")[0]
     assert waiting == []
     assert decided["chat", found["chat refund"].call.call_id].state == "denied"
+
+
+async def test_a_chat_that_comes_back_to_a_paused_run_gets_its_answer(engine: Engine) -> None:
+    entered, opened = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def gate() -> str:
+        """Wait."""
+        entered.set()
+        await opened.wait()
+        return "open"
+
+    agent = Agent("guard", ScriptedProvider([call("gate"), "Done.", "Again."]), tools=[gate])
+    async with engine.served(agent) as client:
+        await ChatSession(client, "guard", "chat", {}).send_message("Go.")
+        await entered.wait()
+        run = client.run("chat")
+        await run.pause(by="ana")
+        opened.set()
+
+        async def is_paused() -> bool:
+            return (await run.status()).state == "paused"
+
+        await eventually(is_paused)
+        session = ChatSession(client, "guard", "chat", {})
+        details = await session.load_run_details()
+        assert details is not None
+        turn = await session.find_open_turn(details.status)
+        assert turn is not None
+        await run.resume()
+        assert (await session.wait_for_answer(turn)).content == "Done."
+        await run.pause(by="ana")
+        await eventually(is_paused)
+        assert await session.find_open_turn(await run.status()) is None, "no answer is to come"
 
 
 async def test_a_pipe_decides_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

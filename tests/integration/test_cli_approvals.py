@@ -52,7 +52,14 @@ async def test_what_waits_is_listed_approved_and_denied(engine: Engine, monkeypa
             "approve", run.id, first, "--hash", plain[0]["hash"], "--by", "ana", "--arguments", changed
         )
         assert approved.out == "refund is approved by ana, with other arguments\n"
-        denied = await cli("deny", run.id, "-m", "too much", "--by", "bea")
+        mistaken = await cli("answer", run.id, second, "yes")
+        assert (mistaken.code, "decide_approval" in mistaken.err) == (2, False)
+        assert "Approve or deny it: perdure approve ID CALL" in mistaken.err
+        for which in ((), (second,)):
+            other = await cli("deny", run.id, *which, "--hash", plain[0]["hash"])
+            assert (other.code, "`status`" in other.err) == (2, False)
+            assert "has changed" in other.err or "its hash is another than the one sent" in other.err
+        denied = await cli("deny", run.id, "-m", "too much", "--by", "bea", "--hash", plain[1]["hash"])
         assert denied.out == "refund is denied by bea\n"
         await run.result()
         late = await cli("approve", run.id, second, "--by", "cleo")

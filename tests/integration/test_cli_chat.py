@@ -131,6 +131,27 @@ async def test_a_turn_that_runs_is_left_met_again_and_interrupted(sit: Sit, cli:
     assert await chat.ended() == 0
 
     (cli.folder / "open").unlink()
+    chat = await sit("talker", "Please wait again", *there)
+    await chat.until("tools: gate")
+    assert (await cli("pause", id, "--by", "bea", "--reason", "the gate is repaired")).code == 0
+    chat.type(CTRL_D)
+    assert await chat.ended() == 0
+    (cli.folder / "open").touch()
+    chat = await sit("talker", *there)
+    await chat.until(f"paused by bea: the gate is repaired; `perdure resume {id}` lets it go on")
+    assert (await cli("resume", id)).code == 0
+    await chat.until("2: 'Please wait' | 'Please wait again'")
+    assert (await cli("pause", id, "--by", "bea")).code == 0
+    chat.type(CTRL_D)
+    assert await chat.ended() == 0
+    chat = await sit("talker", *there)
+    await chat.until(f"paused by bea; `perdure resume {id}` lets it go on\n")
+    await chat.at(">")
+    chat.type(CTRL_D)
+    assert await chat.ended() == 0
+    assert (await cli("resume", id)).code == 0
+
+    (cli.folder / "open").unlink()
     piped = await cli.spawn("chat", "talker", "Do wait", *there)
     await piped.until("tools: gate")
     piped.send(signal.SIGINT)

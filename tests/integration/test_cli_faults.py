@@ -51,6 +51,13 @@ TREE = dict(list_commands(typer.main.get_command(app)))
 ALL = pytest.mark.parametrize("path", TREE, ids=" ".join)
 NOT_IN_PROCESS = {("replay",), ("chat",)}
 """The in-process service has no history that replays; a chat goes on after an error, and asks again."""
+NAMING_RUNS = {
+    path
+    for path, command in TREE.items()
+    if path[0] != "schedule"
+    and any(parameter.name in ("id", "left") for parameter in command.params if parameter.required)
+}
+"""Commands that are given the id of a run that exists."""
 CLIENTS = pytest.mark.parametrize("path", sorted(TREE.keys() - SERVING), ids=" ".join)
 
 
@@ -196,7 +203,10 @@ async def test_a_wrong_store_and_a_wrong_id(
     async with engine.served(Agent("greeter", ScriptedProvider(lambda _: "Hello."))) as client:
         await (await client.start("greeter", "Hi", id="run-1")).result()
         for run_id in ("no-such-run", "x" * 2000, "bell\x07'\\"):
-            check(await cli(*build_arguments(path, tmp_path, run_id)))
+            done = await cli(*build_arguments(path, tmp_path, run_id))
+            check(done)
+            if path in NAMING_RUNS:
+                assert done.code == 3, f"{done.out}{done.err}"
         for name, url in (await write_stores(tmp_path)).items() if has_option(path, "--store-url") else ():
             done = await cli(*build_arguments(path, tmp_path, "run-1"), "--store-url", url)
             check(done)

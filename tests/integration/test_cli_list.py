@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 
 from perdure import Agent
 from perdure.errors import InvalidInputError
-from perdure.ports import ModelRequest
+from perdure.ports import Commit, EventBatch, ModelRequest, NewEvent, RunRow, build_batch_token
+from perdure.store.sqlite import SqliteStore
 from perdure.testing import ScriptedProvider, call
+from perdure.testing.fake_service import InProcessService
+from perdure.types.events import RunEvent
+from perdure.types.subagents import Lineage, PathStep
 from tests.support.commands import Commands
 from tests.support.engine import Engine
 from tests.support.scripts import replied
@@ -43,6 +46,42 @@ async def test_roots_leave_out_subagents_also_those_that_only_the_store_has(
         assert (await cli("list", "-q", "--roots", "--limit", "1")).out.split() == ["team/7"]
 
 
+async def test_an_id_that_looks_like_a_subagents_is_no_reason_to_leave_a_run_out(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli = Commands(engine, monkeypatch)
+    ids = ["acme", "acme/2026", "acme/abc123-7"]
+    async with engine.served(helper) as client:
+        for run_id in ids:
+            await (await client.start("helper", "Go.", id=run_id)).result()
+        assert sorted((await cli("list", "-q", "--roots")).out.split()) == ids
+    async with engine.served(helper):  # by a service that never heard of the runs
+        assert sorted((await cli("list", "-q", "--roots")).out.split()) == ids
+
+
+async def test_children_of_long_ago_cost_no_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli = Commands(engine, monkeypatch)
+    requests = 0
+    list_executions = InProcessService._on_list_workflow_executions
+
+    async def count(service: InProcessService, request: Any) -> Any:
+        nonlocal requests
+        requests += 1
+        return await list_executions(service, request)
+
+    monkeypatch.setattr(InProcessService, "_on_list_workflow_executions", count)
+    async with engine.served(helper) as client:
+        await (await client.start("helper", "Go.", id="old")).result()
+        store = await client.store()
+        for number in range(250):
+            run_id, lineage = f"old/{number}", Lineage(root="old", agent="a", path=(PathStep(agent="a", call_id="1"),))
+            events = EventBatch(run_id, [NewEvent(RunEvent(state="started"))], build_batch_token("t"), lineage=lineage)
+            await store.commit(Commit(run=RunRow(run_id, "a", "s", None, "completed"), events=events))
+        assert (await cli("list", "-q", "--roots")).out.split() == ["old"]
+        assert requests == 2, "open runs, and closed ones"
+        assert len((await cli("list", "-q")).out.split()) == 50
+
+
 @pytest.mark.server
 async def test_a_query_is_temporals_and_combines_with_the_filters(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
@@ -69,8 +108,11 @@ async def test_a_query_is_temporals_and_combines_with_the_filters(
         assert await listed("--query", ids, "--agent", "helper", "--roots") == {other}
         assert await listed("--query", ids, "--status", "failed") == set()
         assert await listed("--query", ids, "--status", "running") == set()
-        with monkeypatch.context() as patch:  # as if its id did not tell: run_agent gives other ones
-            patch.setattr("perdure.client.visibility._CHILD_NUMBER", re.compile("none"))
+        list_rows = SqliteStore.list_runs
+        with monkeypatch.context() as patch:  # as if its events did not tell: those of run_agent have no root
+            patch.setattr(
+                SqliteStore, "list_runs", lambda *args, **options: list_rows(*args, **options | {"roots": False})
+            )
             roots = await listed("--roots", "--limit", "1000")
         assert roots >= {root, other}
         assert f"{root}/1" not in roots, "the store has it, and Temporal knows its parent"

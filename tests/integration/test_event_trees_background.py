@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from perdure.cli.show import format_run_details, read_run_details, serialize_run
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import Event, ToolStarted
+from perdure.types.messages import Usage
 from tests.support.cli import Cli
 from tests.support.engine import Engine
 from tests.support.following import all_of, assert_whole, next_of, run_end, shown
@@ -154,6 +156,10 @@ async def test_show_says_which_are_in_background(engine: Engine) -> None:
         line.startswith(f"  {run.id}/1  running  agent worker in background")
         for line in format_run_details(while_it_runs)
     )
+    while_it_runs.children = [replace(row, usage=Usage(input_tokens=9), cost_usd=0.5)]
+    assert any(" · 9 tokens · $0.50" in line for line in format_run_details(while_it_runs))
+    (plain_row,) = serialize_run_details(while_it_runs)["children"]
+    assert (plain_row["tokens"], plain_row["cost_usd"]) == (9, 0.5), "its status has what has ended"
     plain = [
         (one["depth"], one["id"], one["agent"], one["background"])
         for one in serialize_run_details(at_its_end)["children"]

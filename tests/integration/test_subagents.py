@@ -302,7 +302,7 @@ async def test_a_child_acts_for_whom_its_parent_acts(engine: Engine) -> None:
         assert (await run.result()).content == "ana in 7"
 
 
-async def test_the_tree_is_shown(engine: Engine) -> None:
+async def test_the_tree_is_shown(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     low = echo("low")
     mid = Agent("mid", ScriptedProvider([call("call_low", task="x"), told]), subagents=[low])
     failing = Agent("failing", ScriptedProvider(lambda _: call("nothing")), max_iterations=1, on_limit="error")
@@ -312,7 +312,20 @@ async def test_the_tree_is_shown(engine: Engine) -> None:
         run = await client.start(top, "Go.")
         await run.result()
         assert [child.id for child in await run.children()] == [f"{run.id}/1", f"{run.id}/2"]
+        reads: list[tuple[str, int, bool]] = []
+        store: Any = await client.store()
+        read_events = store.read_events
+
+        async def count(context_id: str, **page: Any) -> Any:
+            reads.append((context_id, page["after"], page["children"]))
+            return await read_events(context_id, **page)
+
+        monkeypatch.setattr(store, "read_events", count)
+        briefly = await read_run_details(run, tree=False)
+        assert (reads, briefly.messages) == ([], list((await run.result()).messages))
         shown = await read_run_details(run)
+        assert reads.count((run.id, 0, True)) == 1
+        assert {context_id for context_id, _, _ in reads} == {run.id}, "with those of the runs below, once"
     assert [(one.depth, one.status.context_id, one.status.agent, one.status.state) for one in shown.children] == [
         (1, f"{run.id}/1", "mid", "completed"),
         (2, f"{run.id}/1/1", "low", "completed"),

@@ -6,15 +6,16 @@ import asyncio
 import shlex
 import sys
 import uuid
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...errors import InvalidInputError
 from ...terminal import print_line
-from ..connection import ActorStoreOptions
+from ..connection import ActorStoreOptions, ServerOptions
 from ..options import (
     AgentArgument,
     AttachOption,
@@ -82,7 +83,8 @@ def chat(
                     return await run_piped_chat(session, message, output)
                 from .terminal import ChatTerminal
 
-                await ChatTerminal(session, past).run(message)
+                options = {field.name: getattr(server, field.name) for field in fields(ServerOptions)}
+                await ChatTerminal(session, past, _list_option_words(options)).run(message)
                 return 0
 
     try:
@@ -106,7 +108,10 @@ def format_chat_command(
     agent: str, id: str, file: str | None, task_queue: str | None, server: ActorStoreOptions
 ) -> str:
     """The command that goes on with the conversation ``id``."""
-    words = ["perdure", "chat", agent, "--id", id]
-    for name, value in {"file": file, "task_queue": task_queue, **asdict(server)}.items():
-        words += [f"--{name.replace('_', '-')}", value] if value is not None else []
-    return shlex.join(words)
+    options = {"file": file, "task_queue": task_queue, **asdict(server)}
+    return shlex.join(["perdure", "chat", agent, "--id", id, *_list_option_words(options)])
+
+
+def _list_option_words(options: Mapping[str, str | None]) -> list[str]:
+    given = {name: value for name, value in options.items() if value is not None}
+    return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]

@@ -129,7 +129,7 @@ class ChatSession:
         Raises ``InvalidInputError`` when the conversation is another agent's.
         """
         try:
-            details = await read_run_details(self.run)
+            details = await read_run_details(self.run, tree=False)
         except RunNotFoundError:
             return None
         agent = details.status.agent
@@ -139,10 +139,16 @@ class ChatSession:
         self.exists = self.has_messages = True
         return details
 
-    async def find_running_turn(self) -> Turn:
-        """The turn that was begun before this session."""
+    async def find_open_turn(self, status: Status) -> Turn | None:
+        """The turn that was begun before this session and gets its answer in it; None if there is none."""
+        # A run waits for a decision or an answer in a turn only; it is paused in a turn, or between two.
+        if status.state not in ("running", "paused") and not status.approvals:
+            return None
         turn = self.run.turn()
-        self._turns.add((await turn.status()).task_id)
+        turn_status = await turn.status()
+        if status.state == "paused" and turn_status.state != "running":
+            return None
+        self._turns.add(turn_status.task_id)
         return turn
 
     async def send_message(self, text: str) -> tuple[Turn, bool]:
@@ -192,7 +198,7 @@ class ChatSession:
         if isinstance(entry, AnswerEntry):
             return await run.answer(call.call_id, entry.value, error=entry.error, hash=call.hash)
         if not entry.approved:
-            return await run.deny(call.call_id, comment=entry.comment)
+            return await run.deny(call.call_id, comment=entry.comment, hash=call.hash)
         return await run.approve(call.call_id, always=entry.always, hash=call.hash)
 
     async def wait_for_answer(self, turn: Turn) -> Response:

@@ -41,11 +41,6 @@ class PendingRequest:
         """Whether it is one of ``requests``."""
         return any(map(self.is_same, requests))
 
-    @property
-    def label(self) -> str:
-        """Its tool and call, for a line of the terminal."""
-        return f"{escape_line(self.call.name)} ({escape_line(self.call.call_id)})"
-
 
 @dataclass(frozen=True)
 class ApprovalEntry:
@@ -73,9 +68,12 @@ class PendingRequests:
     in between, and a ``y`` must not approve the call that is shown next.
     """
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, server_options: Sequence[str] = ()) -> None:
+        """``run_id`` is that of the chat's run; ``server_options`` are words for the commands that are printed."""
         self._run_id = run_id
+        self._server_options = server_options
         self._waiting: list[PendingRequest] = []
+        """In the order of their arrival, so that the prompt does not change while its request waits."""
         self._decided: list[PendingRequest] = []
         """Decided in this chat: a status that was read before may still have them."""
         self._shown: PendingRequest | None = None
@@ -89,14 +87,16 @@ class PendingRequests:
 
         ``decided`` has the last decision by run and call.
         """
-        before, self._waiting = self._waiting, list(waiting)
+        before = self._waiting
+        new = [request for request in waiting if not request.is_in(before)]
+        self._waiting = [*(request for request in before if request.is_in(waiting)), *new]
         for request in before:
-            if not request.is_in(self._waiting) and not request.is_in(self._decided):
+            if not request.is_in(waiting) and not request.is_in(self._decided):
                 past = decided.get((request.run_id, request.call.call_id))
-                text = f"{request.label} waits no longer" if past is None else format_past_decision(past)
-                yield style_text(f"({text})", "yellow")
-        for request in self._waiting:
-            if not request.is_in(before) and not request.is_in(self._decided):
+                gone = f"({self._format_label(request)} waits no longer)"
+                yield style_text(gone, "yellow") if past is None else self.format_decided(request, past)
+        for request in new:
+            if not request.is_in(self._decided):
                 yield from self._format_request(request)
 
     def clear(self) -> None:
@@ -119,23 +119,40 @@ class PendingRequests:
         return [one for one in self._waiting if one.call.kind != "callback" and not one.is_in(self._decided)]
 
     def format_prompt(self) -> str | None:
-        """The line above the prompt for the first request; None if nothing waits. The next line is typed for it."""
+        """The line above the prompt, for the request that the line is typed for, else the first one; None if nothing
+        waits. The next line is typed for it."""
         waiting = self.open_requests
-        self._shown = waiting[0] if waiting else None
+        typed_for = self._typed_for if self._is_typing else None
+        self._shown = typed_for if typed_for and typed_for.is_in(waiting) else next(iter(waiting), None)
         if self._shown is None:
             return None
-        place = f" (1 of {len(waiting)})" if len(waiting) > 1 else ""
+        label, place = self._format_label(self._shown), f" (1 of {len(waiting)})" if len(waiting) > 1 else ""
         if self._shown.call.kind == "approval":
-            return f"approve {self._shown.label}?{place}  y · n · n: why · a always · else a message"
-        return f"answer {self._shown.label}{place}  /no why: no answer · /say …: a message"
+            return f"approve {label}?{place}  y · n · n: why · a always · else a message"
+        return f"answer {label}{place}  /no why: no answer · /say …: a message"
 
     def format_left(self) -> Iterator[str]:
         """What still waits when the user leaves, and how it is decided later."""
         for request in self._waiting:
             if request.call.kind != "callback":  # also one whose decision is on its way: it may be sent twice
-                verb, value = ("approve", "") if request.call.kind == "approval" else ("answer", " VALUE")
-                command = shlex.join(["perdure", verb, request.run_id, request.call.call_id])
-                yield f"{request.label} still waits: {escape_line(command)}{value}"
+                command, *value = ("approve",) if request.call.kind == "approval" else ("answer", "VALUE")
+                text = self._format_command(command, request.run_id, request.call.call_id, *value)
+                yield f"{self._format_label(request)} still waits: {text}"
+
+    def _format_command(self, *words: str) -> str:
+        return escape_line(shlex.join(["perdure", *words, *self._server_options]))
+
+    def format_decided(self, request: PendingRequest, decided: DecidedApproval) -> str:
+        """Who has decided on ``request``, in a line."""
+        return style_text(f"({self._format_place(request)}{format_past_decision(decided)})", "yellow")
+
+    def _format_label(self, request: PendingRequest) -> str:
+        """The tool and call, and the run if it is a subagent's: calls of two runs may have one id."""
+        call = request.call
+        return f"{self._format_place(request)}{escape_line(call.name)} ({escape_line(call.call_id)})"
+
+    def _format_place(self, request: PendingRequest) -> str:
+        return "" if request.run_id == self._run_id else f"[{escape_line(request.run_id)}] "
 
     # --- lines
 
@@ -149,36 +166,42 @@ class PendingRequests:
     def read_line(self, text: str) -> str | ApprovalEntry | AnswerEntry:
         """What the line says: a message, a decision or an answer.
 
-        Raises ``InvalidInputError`` for an answer that does not fit, and for a request that was decided meanwhile. The
-        text then stays for the request that is shown next.
+        Raises ``InvalidInputError`` for an answer that does not fit, and for a request that was decided meanwhile. That
+        line never becomes one for another request; it is a message where none waits.
         """
         self.follow_text(text)
         request = self._typed_for
         if request is None:
             return text
-        if text.startswith("/say ") and (message := text[len("/say ") :].strip()):
+        if (message := _read_command(text, "/say", "a message")) is not None:
             return message
         entry = _read_decision(request, text) if request.call.kind == "approval" else _read_answer(request, text)
         if isinstance(entry, str):
             return entry
         if not request.is_in(self.open_requests):
-            self._typed_for = next(iter(self.open_requests), None)
-            raise InvalidInputError(f"{request.label} waits no longer: {truncate_text(text, 100)!r} was not sent")
+            if not self.open_requests:
+                self._typed_for = None
+            gone = f"{self._format_label(request)} waits no longer: {truncate_text(text, 100)!r} was not sent"
+            hint = "Empty the line for what is asked now, or send it as a message: /say …"
+            raise InvalidInputError(gone, hint=hint if self._typed_for and isinstance(entry, AnswerEntry) else None)
         return entry
 
     def _format_request(self, request: PendingRequest) -> Iterator[str]:
         call = request.call
-        where = "" if request.run_id == self._run_id else f"[{escape_line(request.run_id)}] "
         if call.kind == "approval":
             text = format_call(call.name, call.arguments, full=True)
-            yield style_text(f"? {where}{truncate_text(text, _ARGUMENT_CHARS)}", "yellow")
+            shown = f"{truncate_text(text, _ARGUMENT_CHARS)}  {escape_line(call.call_id)}"
+            yield style_text(f"? {self._format_place(request)}{shown}", "yellow")
             if call.arguments is None or len(text) > _ARGUMENT_CHARS:
-                yield style_text(f"  its arguments are long: perdure show {request.run_id} --full", "yellow")
+                command = self._format_command("show", request.run_id, "--full")
+                yield style_text(f"  its arguments are long: {command}", "yellow")
         else:
             question = call.question or "a client sends its result"
             first, *more = truncate_text(question, _ARGUMENT_CHARS).splitlines() or [""]
-            yield style_text(f"? {where}{request.label}: {escape_line(first)}", "yellow")
+            yield style_text(f"? {self._format_label(request)}: {escape_line(first)}", "yellow")
             yield from (style_text(f"  {escape_line(line)}", "yellow") for line in more)
+            if len(question) > _ARGUMENT_CHARS:
+                yield style_text(f"  the question is long: {self._format_command('approvals')}", "yellow")
             yield from (style_text(f"  {line}", "yellow") for line in _format_form(call.form))
         if call.expires is not None:
             then = f", then it counts as {'approved' if call.on_expiry == 'approve' else 'denied'}"
@@ -188,6 +211,16 @@ class PendingRequests:
 def is_decision(text: str) -> bool:
     """Whether the line would decide on a call."""
     return text.lower() in (*_APPROVING, *_DENYING, *_ALWAYS) or text.lower().startswith(("n:", "no:"))
+
+
+def _read_command(text: str, command: str, wanted: str) -> str | None:
+    """What stands behind ``command``; None for another line. Raises ``InvalidInputError`` if nothing does."""
+    word, *rest = text.split(maxsplit=1) or [""]
+    if word.lower() != command:
+        return None
+    if not rest:
+        raise InvalidInputError(f"{command} needs {wanted}: {command} …")
+    return rest[0].strip()
 
 
 def _read_decision(request: PendingRequest, text: str) -> str | ApprovalEntry:
@@ -202,7 +235,7 @@ def _read_decision(request: PendingRequest, text: str) -> str | ApprovalEntry:
 def _read_answer(request: PendingRequest, text: str) -> AnswerEntry:
     from ...types.forms import find_form_mismatch
 
-    if text.startswith("/no ") and (reason := text[len("/no ") :].strip()):
+    if (reason := _read_command(text, "/no", "a reason")) is not None:
         return AnswerEntry(request, error=reason)
     form = request.call.form or {}
     choices = _list_numbered_choices(form)

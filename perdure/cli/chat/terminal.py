@@ -11,7 +11,7 @@ import itertools
 import json
 import shutil
 import sys
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -28,15 +28,15 @@ from ...embedded.home import current_home, open_private
 from ...errors import InvalidInputError, NoWorkerError, PerdureError
 from ...terminal import escape_line, print_line, style_text
 from ..events import format_event, format_subagent_path
-from ..output import format_call, format_conversation, get_answer_text, print_error
+from ..output import format_call, format_conversation, get_answer_text, print_error, translate_hint
 from ..run import STATUS_POLL_SECONDS
-from ..show import format_activity, format_past_decision
+from ..show import format_activity
 from .requests import AnswerEntry, ApprovalEntry, PendingRequests, is_decision
 
 if TYPE_CHECKING:
     from ...client.turn import Turn
     from ...types.events import CallSaid, Event
-    from ...types.interface import Response, Status
+    from ...types.interface import Response
     from ...types.messages import ToolCallPart
     from ..show import RunDetails
     from .conversation import ChatSession
@@ -148,7 +148,7 @@ def format_past_turns(details: RunDetails) -> Iterator[str]:
     if details.note:
         yield style_text(details.note, "yellow")
     if details.error:
-        error = f"its last turn failed: {type(details.error).__name__}: {details.error}"
+        error = f"its last turn failed: {type(details.error).__name__}: {translate_hint(str(details.error))}"
         yield from (style_text(line, "red") for line in error.splitlines())
 
 
@@ -184,14 +184,15 @@ _PROMPT_STYLE = Style.from_dict({"doing": "ansicyan", "asked": "ansiyellow", "ke
 class ChatTerminal:
     """The terminal of one chat session; :meth:`run` ends when the user leaves."""
 
-    def __init__(self, session: ChatSession, past: RunDetails | None) -> None:
+    def __init__(self, session: ChatSession, past: RunDetails | None, server_options: Sequence[str]) -> None:
+        """``server_options`` are words for the commands that are printed."""
         self._session = session
         self._past = past
         self._activity = ""
         self._live = LiveTurn()
         self._tasks: set[asyncio.Task[None]] = set()
         """Messages that are being sent, and answers that are awaited."""
-        self._requests = PendingRequests(session.run.id)
+        self._requests = PendingRequests(session.run.id, server_options)
         self._interrupted = False
         """Ctrl-C was pressed since the agent began to work."""
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -238,10 +239,12 @@ class ChatTerminal:
             print_line(style_text(f"{self._session.agent_name} · {self._session.run.id}", "dim"))
         else:
             _print_lines(format_past_turns(self._past))
-            if _is_turn_open(self._past.status):
-                status = self._past.status
-                shown = status.iteration if status.doing != "nothing" and self._past.messages else 0
-                self._start_task(self._wait_for_answer(await self._session.find_running_turn(), shown))
+            status = self._past.status
+            if (turn := await self._session.find_open_turn(status)) is not None:
+                shown = status.iteration if status.state != "running" or status.doing != "nothing" else 0
+                self._start_task(self._wait_for_answer(turn, shown if self._past.messages else 0))
+            elif status.state == "paused" and (activity := format_activity(status)) is not None:
+                print_line(style_text(activity, "yellow"))  # else it is shown while the answer is awaited
         print_line(style_text(_KEY_HELP, "dim"))
 
     def _send_text(self, text: str) -> None:
@@ -313,7 +316,7 @@ class ChatTerminal:
             print_error(error)
         else:
             self._requests.confirm_decided(entry.request)
-            print_line(style_text(f"({format_past_decision(decided)})", "yellow"))
+            print_line(self._requests.format_decided(entry.request, decided))
 
     async def _interrupt_turn(self) -> None:
         try:
@@ -401,11 +404,6 @@ class ChatTerminal:
             self._empty_line(event.current_buffer)
         else:
             event.app.exit(exception=EOFError)
-
-
-def _is_turn_open(status: Status) -> bool:
-    """Whether an answer is to come: the run is at work, or waits for a decision or an answer."""
-    return status.state == "running" or bool(status.approvals)
 
 
 def _print_lines(lines: Iterable[str]) -> None:

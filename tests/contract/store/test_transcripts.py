@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from perdure.errors import TranscriptCorruptedError
-from perdure.ports import Blob, Commit, Node, Outcome, RunRow, Store
+from perdure.ports import Blob, Commit, EventBatch, NewEvent, Node, Outcome, RunRow, Store, build_batch_token
 from perdure.store.chain import Chain
+from perdure.types.events import RunEvent
 from perdure.types.messages import Message
+from perdure.types.subagents import Lineage, PathStep
 from tests.contract.store.conftest import Database
 
 
@@ -112,6 +114,25 @@ async def test_runs_newest_first_and_filtered(store: Store):
     assert await ids(status="running") == ["2", "1"]
     assert await ids(agent="a", status="running") == ["1"]
     assert await ids(agent="nobody") == []
+
+
+async def test_a_run_below_another_has_its_root_which_its_id_does_not_tell(store: Store):
+    steps = (PathStep(agent="a", call_id="1"),)
+    await store.append(EventBatch("acme/1", [NewEvent(RunEvent(state="started"))], build_batch_token("t")))
+    lineage = Lineage(root="acme", agent="a", path=steps)
+    events = EventBatch("acme/2", [NewEvent(RunEvent(state="started"))], build_batch_token("t"), lineage=lineage)
+    await store.commit(Commit(run=row("acme/2", result=b"{}"), events=events))
+    for name in ("acme", "acme/1"):
+        await store.commit(Commit(run=row(name, result=b"{}")))
+    await store.commit(Commit(run=row("acme/2", result=b"{}", iterations=2)))  # opened again, without a parent
+    listed = await store.list_runs()
+    assert {run.context_id: run.root for run in listed} == {"acme": None, "acme/1": None, "acme/2": "acme"}
+    assert {run.result for run in listed} == {None}, "it may have megabytes"
+    assert [run.context_id for run in await store.list_runs(roots=True)] == ["acme/1", "acme"]
+    assert [run.context_id for run in await store.list_runs(roots=True, limit=1)] == ["acme/1"]
+    found = await store.get_run("acme/2")
+    assert found is not None
+    assert (found.root, found.result) == ("acme", b"{}")
 
 
 @pytest.mark.parametrize("scope", ["s", "another"], ids=["in its scope", "of another scope"])

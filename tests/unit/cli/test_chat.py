@@ -9,7 +9,8 @@ import pytest
 from perdure.cli.chat import format_chat_command, terminal
 from perdure.cli.connection import ActorStoreOptions
 from perdure.cli.options import _parse_agent_names
-from perdure.cli.show import RunDetails
+from perdure.cli.show import RunDetails, format_run_details
+from perdure.errors import StoreMismatchError
 from perdure.types.events import ApprovalRequested, CallSaid, ModelCompleted
 from perdure.types.interface import Response, Status
 from perdure.types.messages import Message, ToolCallPart
@@ -34,6 +35,17 @@ def test_of_a_long_conversation_the_last_turns_are_shown_with_their_numbers() ->
     assert lines[1:3] == ["user    question 3", "[3]     answer 3"]
     assert lines[-1] == "[5]     answer 5"
     assert "earlier" not in "".join(terminal.format_past_turns(RunDetails(status(), turns(3))))
+
+
+def test_the_error_of_the_last_turn_has_its_hint_in_words_of_the_command_line() -> None:
+    error = StoreMismatchError("another store", hint="Point PERDURE_STORE_URL (or store_url=…) at it.")
+    details = RunDetails(status(state="failed"), turns(1), error=error)
+    hint = "Point PERDURE_STORE_URL (or --store-url) at it."
+    assert list(terminal.format_past_turns(details))[-2:] == [
+        "its last turn failed: StoreMismatchError: another store",
+        hint,
+    ]
+    assert format_run_details(details)[-2:] == ["failed: StoreMismatchError: another store", f"  {hint}"]
 
 
 def test_what_was_called_stands_before_the_answer() -> None:

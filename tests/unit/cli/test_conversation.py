@@ -46,6 +46,16 @@ def test_iterations_are_numbered_and_results_shortened() -> None:
     ]
 
 
+@pytest.mark.parametrize("word", ["x" * 20_000_000, "wörd " * 1_000_000], ids=["one word", "many words"])
+def test_a_long_line_is_wrapped_in_pieces(word: str) -> None:
+    """As a whole it would take minutes."""
+    lines = [line[8:] for line in format_conversation([Message.user(word)])]
+    assert max(map(len, lines)) <= 72
+    if " " in word:
+        assert set(" ".join(lines).split(" ")) == {"wörd"}, "no word is cut"
+    assert "".join(lines).replace(" ", "") == word.replace(" ", "")
+
+
 def test_what_a_reply_was_the_first_to_be_given_without() -> None:
     bad = Withheld(key="k", kind="file", what="image/png cat\x1b.png", reason="BadRequestError: no")
     reply = Message.assistant("Hm.").model_copy(update={"withheld": (bad,)})

@@ -17,7 +17,8 @@ def approval(call_id: str = "c1", **facts: Any) -> PendingRequest:
 
 
 def question(form: dict[str, Any] | None = None, **facts: Any) -> PendingRequest:
-    return approval("q1", kind="question", name="pay", question="How\x1b[2J?\nSay.", form=form, **facts)
+    fields = {"call_id": "q1", "kind": "question", "name": "pay", "question": "How\x1b[2J?\nSay.", "form": form}
+    return approval(**fields | facts)
 
 
 class Chat:
@@ -57,7 +58,7 @@ def test_a_line_decides_on_the_call_that_is_shown(text: str, decision: dict[str,
     assert Chat(first, approval("c2")).enter(text) == ApprovalEntry(first, **decision)
 
 
-@pytest.mark.parametrize("text", ["no, I meant order 8", "yes please, and order 8?", "hello", "/say y", "/say"])
+@pytest.mark.parametrize("text", ["no, I meant order 8", "yes please, and order 8?", "hello", "/say y"])
 def test_any_other_line_is_a_message(text: str) -> None:
     assert Chat(approval()).enter(text) == text.removeprefix("/say ")
 
@@ -82,6 +83,38 @@ def test_a_line_never_decides_on_a_call_that_is_shown_later() -> None:
     assert chat.enter("y") == ApprovalEntry(approval("c2"), approved=True)
 
 
+def test_a_line_is_for_the_run_that_was_drawn() -> None:
+    """Two runs of one subagent, whose model names its calls alike."""
+    drawn, earlier, own = (approval(run_id=run_id, hash=f"h-{run_id}") for run_id in ("r/2", "r/1", "r"))
+    chat = Chat(drawn)
+    assert chat.lines == ['? [r/2] refund(order="7")  c1']
+    prompt = chat.requests.format_prompt()
+    assert prompt is not None
+    assert prompt.startswith("approve [r/2] refund (c1)?  y")
+    assert chat.wait(own, earlier, drawn) == ['? refund(order="7")  c1', '? [r/1] refund(order="7")  c1']
+    prompt = chat.requests.format_prompt()
+    assert prompt is not None
+    assert prompt.startswith("approve [r/2] refund (c1)? (1 of 3)  y"), "what waited before stays in front"
+    assert chat.enter("y") == ApprovalEntry(drawn, approved=True)
+    chat.requests.set_decided(drawn, True)
+    assert chat.enter("n") == ApprovalEntry(own, approved=False), "in the order of their arrival"
+    past = DecidedApproval(call_id="c1", name="refund", state="denied", by="bea", at="noon")
+    assert list(chat.requests.update([own], {("r/1", "c1"): past})) == ["([r/1] refund (c1): denied by bea at noon)"]
+
+
+def test_a_prompt_stays_while_a_line_is_typed_for_it() -> None:
+    """A decision that failed is asked for again, but not under a line that is being typed."""
+    first, second = approval(), approval("c2")
+    chat = Chat(first, second)
+    chat.requests.set_decided(first, True)
+    chat.begin("y")
+    chat.requests.set_decided(first, False)
+    prompt = chat.requests.format_prompt()
+    assert prompt is not None
+    assert prompt.startswith("approve refund (c2)? (1 of 2)")
+    assert chat.requests.read_line("y") == ApprovalEntry(second, approved=True)
+
+
 def test_the_same_call_that_asks_again_is_another_request() -> None:
     chat = Chat(question())
     entry = chat.enter("5")
@@ -103,17 +136,26 @@ def test_what_is_shown_of_a_call() -> None:
     long = approval("c2", arguments={"note": "x" * 5000}, expires="noon", run_id="r/1")
     huge = approval("c3", arguments=None, name="re\x1b[2Jfund")
     lines = Chat(approval(), long, huge).lines
-    assert lines[0] == '? refund(order="7")'
+    assert lines[0] == '? refund(order="7")  c1'
     assert lines[1].startswith('? [r/1] refund(note="xxx')
     assert len(lines[1]) < 4100
     assert lines[2:4] == ["  its arguments are long: perdure show r/1 --full", "  until noon, then it counts as denied"]
-    assert lines[4:] == ["? re\\x1b[2Jfund(…)", "  its arguments are long: perdure show r --full"]
+    assert lines[1].endswith("…  c2"), "calls of one tool are told apart"
+    assert lines[4:] == ["? re\\x1b[2Jfund(…)  c3", "  its arguments are long: perdure show r --full"]
+    assert Chat(question(question="x" * 5000)).lines[1:] == ["  the question is long: perdure approvals"]
     chat = Chat(approval(), long)
     assert chat.requests.format_prompt() == "approve refund (c1)? (1 of 2)  y · n · n: why · a always · else a message"
     assert list(chat.requests.format_left()) == [
         "refund (c1) still waits: perdure approve r c1",
-        "refund (c2) still waits: perdure approve r/1 c2",
+        "[r/1] refund (c2) still waits: perdure approve r/1 c2",
     ]
+    chat.requests = PendingRequests("r", ["--namespace", "prod", "--profile", "my own"])
+    chat.wait(approval(), question())
+    assert list(chat.requests.format_left()) == [
+        "refund (c1) still waits: perdure approve r c1 --namespace prod --profile 'my own'",
+        "pay (q1) still waits: perdure answer r q1 VALUE --namespace prod --profile 'my own'",
+    ]
+    chat = Chat(approval(), long)
     chat.requests.set_decided(approval(), True)
     assert len(list(chat.requests.format_left())) == 2, "the decision may not have arrived"
     chat.requests.confirm_decided(approval())
@@ -180,3 +222,25 @@ def test_an_answer_to_a_question_that_is_gone_is_not_a_message() -> None:
     with pytest.raises(InvalidInputError, match="'500' was not sent"):
         chat.requests.read_line("500")
     assert chat.requests.read_line("500") == "500", "on a second Enter it is sent, as nothing waits"
+
+
+def test_a_line_for_a_question_that_is_gone_never_answers_the_next_one() -> None:
+    chat = Chat(question())
+    chat.begin("5")
+    asked = question(call_id="q2", hash="h-2", since="t2")
+    chat.wait(asked)
+    for _ in range(2):
+        chat.requests.format_prompt()
+        with pytest.raises(InvalidInputError, match=r"pay \(q1\) waits no longer: '500' was not sent") as refused:
+            chat.requests.read_line("500")
+        assert refused.value.hint == "Empty the line for what is asked now, or send it as a message: /say …"
+    assert chat.requests.read_line("/say 500") == "500"
+    chat.requests.follow_text("")
+    assert chat.enter("500") == AnswerEntry(asked, "500")
+
+
+@pytest.mark.parametrize("text", ["/no", "/NO", "/no  ", "/say"])
+def test_a_command_without_its_text_is_no_answer(text: str) -> None:
+    with pytest.raises(InvalidInputError, match="needs a "):
+        Chat(question()).enter(text)
+    assert Chat(question()).enter("/no\nthe bank") == AnswerEntry(question(), error="the bank")
