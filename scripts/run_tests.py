@@ -1,6 +1,7 @@
 """``make test`` and ``make test-all``: the test suite in stages, and what did not pass once more.
 
-Without an argument the unit tests, then the others, but none marked ``slow`` or ``node``; with ``rest`` those alone.
+Without an argument the unit tests, then the others, but none marked ``slow`` or ``node``; with ``rest`` those alone,
+and the property tests again, with more examples.
 Tests on real servers mostly wait, so more processes than there are cores run them, each with a server of its own; those
 marked ``alone`` come last. A test of real processes and servers that fails gets a second try, in new processes and on
 new servers: the machine may have other things to do. A unit test gets one.
@@ -77,6 +78,8 @@ BESIDE = ("--dist", "load", "--maxschedchunk", "1", "-n")
 """Each process is given the next test of the list, which tests/support/tries.py begins with the longest."""
 ALONE = ("tests/acceptance",)
 """Where tests may be marked ``alone``; tests/conftest.py refuses the mark elsewhere. Collecting them all takes 10 s."""
+PROPERTIES = ("tests/unit", "tests/contract", "tests/acceptance/test_control.py")
+"""Where property tests stand; ``make test-all`` runs them again with more examples."""
 STAGES = {
     "everyday": (
         Stage("unit", ("--dist", "worksteal", "-n", "2", "tests/unit", "-m", EVERYDAY), tries=1),
@@ -85,6 +88,7 @@ STAGES = {
     ),
     "rest": (
         Stage("rest", (*BESIDE, "3", "-m", f"{REST} and not alone"), tries=2),
+        Stage("properties", ("-n", "2", *PROPERTIES, "-m", "hypothesis", "--hypothesis-profile=rest"), tries=1),
         Stage("rest-alone", (*ALONE, "-m", f"{REST} and alone"), tries=2),
     ),
 }

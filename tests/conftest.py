@@ -9,25 +9,26 @@ import os
 import ssl
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from perdure.embedded.binary import ensure_binary
-from perdure.embedded.home import Home
-from perdure.embedded.server import ensure_server, stop_server
 from tests.support import forkserver, npm
-from tests.support.engine import Engine
-from tests.support.in_process import InProcessEngine
 from tests.support.patience import be_patient
 from tests.support.tries import refuse_alone_elsewhere
 
+if TYPE_CHECKING:  # fixtures import it: the process of xdist that runs no test takes a second less
+    from tests.support.engine import Engine
+
 # The suite looks at fewer examples than a developer who has changed what they are about:
-# pytest --hypothesis-profile=thorough. The suite's are the same each time: new ones are looked for on purpose.
-# Neither is timed: that would be a test of the machine. A test's own `max_examples` would hold
-# for both: where it needs more than others, let it be a multiple of `settings.default.max_examples`.
+# pytest --hypothesis-profile=thorough. `make test-all` looks at those of "rest" (scripts/run_tests.py). The suite's are
+# the same each time: new ones are looked for on purpose. None is timed: that would be a test of the machine. A test's
+# own `max_examples` would hold for all: where it needs more than others, let it be a multiple of
+# `settings.default.max_examples`.
 _UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("suite", _UNTIMED, max_examples=25, derandomize=True)
+settings.register_profile("suite", _UNTIMED, max_examples=10, derandomize=True)
+settings.register_profile("rest", _UNTIMED, max_examples=200, derandomize=True)
 settings.register_profile("thorough", _UNTIMED, max_examples=1000)
 settings.load_profile("suite")
 
@@ -75,6 +76,10 @@ def _build_has_a_name() -> None:
 @pytest.fixture(scope="session")
 def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of an embedded server in a home of its own, for the whole session."""
+    from perdure.embedded.binary import ensure_binary
+    from perdure.embedded.home import Home
+    from perdure.embedded.server import ensure_server, stop_server
+
     home = Home(tmp_path_factory.mktemp("perdure-home"))
     before = os.environ.get("PERDURE_TEMPORAL_CLI")
     # Found in the developer's own home before ours takes its place: it is fetched once, not once a session.
@@ -103,6 +108,9 @@ async def engine(server_address: str | None, tmp_path: Path) -> AsyncIterator[En
 
     On a real server for a test that is marked ``server``, else in this process.
     """
+    from tests.support.engine import Engine
+    from tests.support.in_process import InProcessEngine
+
     engine = Engine(server_address, tmp_path) if server_address else InProcessEngine(tmp_path)
     yield engine
     await engine.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Self
 
@@ -42,7 +43,8 @@ def parse_seconds(value: Any) -> float:
     elif isinstance(value, str) and _DURATION_TEXT.fullmatch(value.strip()):
         duration = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION_PIECE.findall(value))
     else:
-        raise ValueError(f"{value!r:.100} is not a duration: give seconds, or text like '30s', '15m', '1h', '7d'")
+        shown = reprlib.repr(value)[:100]  # repr of a value that is nested too deep fails itself
+        raise ValueError(f"{shown} is not a duration: give seconds, or text like '30s', '15m', '1h', '7d'")
     if not 0 < duration < LONGEST_SECONDS:
         raise ValueError(f"a duration is above zero and below 100 years, not {value!r:.100}")
     return duration

@@ -34,11 +34,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import temporalio.worker._worker
-
 import perdure
-from perdure.providers.pricing import calculate_cost_usd
-from perdure.types.messages import Usage
 
 ROOT = Path(__file__).parent.parent.parent
 SDKS = (
@@ -377,6 +373,8 @@ def _end(program: types.ModuleType, code: int) -> NoReturn:
 def name_this_build() -> None:
     """Give workers a build id. Temporal's SDK makes one out of the code of every module that is loaded, once in each
     process: more than a second of CPU time."""
+    import temporalio.worker._worker
+
     temporalio.worker._worker._default_build_id = "tests"
 
 
@@ -386,6 +384,9 @@ def main() -> NoReturn:
     for name in (*modules, *SDKS):
         if not name.startswith(NOT_IMPORTED):
             importlib.import_module(name)
+    from perdure.providers.pricing import calculate_cost_usd
+    from perdure.types.messages import Usage
+
     calculate_cost_usd("openai", "gpt-5", Usage())  # reads the list of prices
     gc.freeze()
     listener, lifetime = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])

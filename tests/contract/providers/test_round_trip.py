@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.ports import ModelRequest, ToolSpec
@@ -44,7 +44,6 @@ def stored(data: st.DataObject, own: Own) -> list[Message]:
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 def test_what_goes_out_comes_back_but_for_what_the_format_cannot_hold(name: str, data: st.DataObject) -> None:
     wire = FORMATS[name]
     said = stored(data, wire.own)
@@ -59,7 +58,6 @@ def test_what_goes_out_comes_back_but_for_what_the_format_cannot_hold(name: str,
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_was_said_elsewhere_is_taken(name: str, data: st.DataObject) -> None:
     wire = FORMATS[name]
     other = data.draw(st.sampled_from([NOTHING, *(own for key, own in OWNS.items() if key != name)]))

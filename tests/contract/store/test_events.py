@@ -388,7 +388,7 @@ async def play(store: Store, name: str, writes: list[tuple[str, EventBatch]]) ->
         await store.close()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(st.lists(WRITES, max_size=25))
 def test_sqlite_and_memory_agree(
     tmp_path_factory: pytest.TempPathFactory, names: Iterator[str], writes: list[tuple[str, EventBatch]]

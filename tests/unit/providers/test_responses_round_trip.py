@@ -6,7 +6,7 @@ import base64
 import itertools
 import json
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.ports import ModelRequest
@@ -88,7 +88,6 @@ def _plain(messages: list[Message]) -> list[tuple[str, tuple[Part, ...]]]:
 
 
 @given(conversations())
-@settings(max_examples=20)
 def test_round_trip(conversation: tuple[list[Message], dict[str, str]]) -> None:
     said, needs = conversation
     body = encode_request(ModelRequest(MODEL, said), origin=ORIGIN)
@@ -102,7 +101,6 @@ def test_round_trip(conversation: tuple[list[Message], dict[str, str]]) -> None:
 @given(
     conversations(), st.sampled_from([(ORIGIN, "gpt-other"), ("openai-responses@x.test", MODEL), ("anthropic", "m")])
 )
-@settings(max_examples=20)
 def test_another_model_or_server_takes_it_too(
     conversation: tuple[list[Message], dict[str, str]], target: tuple[str, str]
 ) -> None:

@@ -59,11 +59,8 @@ def test_what_is_not_plain_json_is_named(value: Any, why: str) -> None:
     assert refused.value.errors(include_input=False)[0]["type"] == "plain_json"
 
 
-def test_a_value_that_holds_itself_again_and_again_is_walked_through_to_a_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("perdure.types.plain_json.MAX_VALUE_CHARS", 64 * 1024)
-    assert "larger than" in (find_json_flaw(shared(MAX_LEVELS - 1)) or "")
+def test_a_value_that_holds_itself_again_and_again_is_walked_through_to_a_bound() -> None:
+    assert "larger than" in (find_json_flaw(shared(MAX_LEVELS - 1), largest=64 * 1024) or "")
     assert find_json_flaw(shared(8)) is None
 
 

@@ -100,7 +100,7 @@ def test_a_run_of_backslashes_is_part_of_a_secret(encoding: str) -> None:
 @pytest.mark.parametrize("before", ["", "k3y"])
 def test_backslashes_without_end_are_not_shared_out_in_every_way(count: int, before: str) -> None:
     redaction = Redaction([before + "\\" * count + "secret12"])
-    assert redaction.redact_text(before + "\\" * 100_000)  # it was tried until the end of days
+    assert redaction.redact_text(before + "\\" * 30_000)  # it was tried until the end of days
 
 
 @given(st.lists(st.text(), max_size=5), st.text(), st.integers(0, 3))

@@ -64,7 +64,7 @@ def test_the_input_is_not_repeated() -> None:
         assert "sk-secret" not in describe_validation_error(error_of(value), "it", max_problems=10)
 
 
-LARGE = "x" * 1_000_000
+LARGE = "x" * 100_000
 DEEP: dict[str, Any] = {"amount": "x"}
 for _ in range(150):
     DEEP = {"lines": [DEEP]}
@@ -78,7 +78,7 @@ for _ in range(150):
         {"pet": {"kind": LARGE}},
         {"checked": LARGE},
         {"checked": f"\0{LARGE}"},
-        {"by_key": dict.fromkeys(map(str, range(100_000)), "x")},
+        {"by_key": dict.fromkeys(map(str, range(10_000)), "x")},
         {"by_key": {"\ud800": "x"}},
         {"by_key": {10**5000: "x"}},
         {"pet": {"kind": "\ud800"}},

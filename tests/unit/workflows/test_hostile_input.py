@@ -271,6 +271,7 @@ def test_no_signal_fails_a_task(data: Any) -> None:
         for value in ODD:
             for name in SIGNALS:
                 _signal(idle(), name, built(value))
+        _signal(idle(), "resume", built({"limits": {"wall_time": [Nested(6_000)]}}))
         return
     name = data.draw(st.sampled_from(sorted(SIGNALS)))
     _signal(data.draw(STATES)(), name, built(data.draw(near(SIGNALS[name]))))
