@@ -65,8 +65,8 @@ class RequestBuilder:
             # With a typed answer the tools stay as they are: other tools would invalidate the provider's cache.
             tools=() if forcing and agent.finish != "tool" else agent.specs,
             tool_choice=FINISH_TOOL if forcing and agent.finish == "tool" else None,
-            settings=agent.settings,
-            provider_options=agent.provider_options,
+            settings=dict(agent.settings),
+            provider_options=dict(agent.provider_options),
             files=call.files,
         )
 
