@@ -9,10 +9,10 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import UnionType
-from typing import TYPE_CHECKING, Any, get_args, overload
+from typing import TYPE_CHECKING, Any, Self, get_args, overload
 
 from pydantic import ValidationError
-from typing_extensions import Self, Unpack
+from typing_extensions import Unpack
 
 from ..errors import DefinitionError, InvalidInputError
 from ..hooks import Hook, HookSet, validate_hooks
