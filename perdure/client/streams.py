@@ -122,9 +122,6 @@ def build_output_form(run_id: str, agent: Any, output: Any) -> OutputForm:
 
 
 _NO_OUTPUT: Any = object()
-_LONG_OUTPUT_CHARS = 10_000
-"""Above this a partial output is validated when it has grown by a hundredth, not with every piece: the cost of all
-pieces together would grow with the square of its length."""
 
 
 class LiveOutput:
@@ -137,13 +134,12 @@ class LiveOutput:
         self._form = form
         self._text, self._arguments = LiveText(), LiveText("tool_call")
         self._last_plain = self._last_value = _NO_OUTPUT
-        self._validated_chars = 0
 
     def feed(self, event: Event) -> list[Any]:
         """Return the new partial output of ``event`` in a list; [] for none."""
         written_text, written_arguments = self._text.feed(event), self._arguments.feed(event)
         if written_arguments and isinstance(event, ModelDelta):
-            return self._take_plain(event.partial) if self._has_grown(len(self._arguments.text)) else []
+            return self._take_plain(event.partial)
         if not written_text or (isinstance(event, ModelCompleted) and event.calls):  # with calls it is not the answer
             return []
         return self._take_plain(extract_partial_answer(self._form.protocol, self._text.text))
@@ -155,16 +151,8 @@ class LiveOutput:
         self._last_value = value
         return [value]
 
-    def _has_grown(self, chars: int) -> bool:
-        """Whether the arguments are enough longer to be validated again: each time the whole of them is."""
-        grown_by = chars - self._validated_chars
-        if chars > _LONG_OUTPUT_CHARS and 0 <= grown_by < chars // 100:
-            return False
-        self._validated_chars = chars
-        return True
-
     def _take_plain(self, plain: Any) -> list[Any]:
-        if plain is None or _is_same(plain, self._last_plain):
+        if plain is None or plain is self._last_plain or _is_same(plain, self._last_plain):
             return []
         self._last_plain = plain
         if self._form.output_type is None:
