@@ -259,6 +259,16 @@ async def test_a_client_without_the_agent_gets_plain_json_or_the_type_that_it_na
             await client.run("never-started").status()
 
 
+async def test_text_of_an_agent_that_the_client_has_not_grows_all_the_same(engine: Engine) -> None:
+    model = Slow("One ", "two.")
+    async with engine.served(Agent("slow", model)) as client:
+        values = client.run((await client.start("slow", "Go.")).id).stream_output()
+        async with asyncio.timeout(60):
+            assert await anext(values) == "One "
+            model.gate.open()
+            assert [value async for value in values][-1] == "One two."
+
+
 async def test_an_answer_that_is_rejected_is_followed_by_another(engine: Engine) -> None:
     model = Writes(finish(title=["no text"]))
     async with engine.served(Agent("outliner", model, output=Outline)) as client:
