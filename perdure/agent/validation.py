@@ -25,6 +25,7 @@ from ..tools.context_type import (
     list_positional_parameters,
     may_be,
     resolve_parameter_hint,
+    takes_context,
 )
 from ..types.compaction import Compaction, CompactionSettings, build_compaction_settings
 from ..types.interface import FinishProtocol, OnLimit
@@ -194,6 +195,16 @@ def validate_instruction(name: str, part: Any) -> Instruction:
             ) from None
     valid: Instruction = part
     return valid
+
+
+def build_instruction_arguments(part: Callable[..., Any], ctx: RunContext[Any]) -> tuple[RunContext[Any], ...]:
+    """Return the arguments that a function of the instructions is called with: ``ctx``, or none where its first
+    parameter is for something else."""
+    try:
+        first = next(iter(inspect.signature(part).parameters.values()), None)
+    except (TypeError, ValueError, NameError):  # a callable without a signature
+        first = None
+    return (ctx,) if first is None or takes_context(part, first) else ()
 
 
 def validate_toolsets(name: str, toolsets: Any) -> tuple[Toolset, ...]:

@@ -19,7 +19,7 @@ from ..types.plain_json import find_json_flaw
 from ..types.validation_errors import describe_validation_error
 from .context import RunContext, ToolContext
 from .json_schema import build_type_adapter
-from .signature import resolve_hint, unwrap_function
+from .signature import is_context_hint, resolve_hint, unwrap_function
 
 _SCALARS = ("int", "float", "str", "bool", "bytes", "none", "date", "datetime")
 _NON_OBJECT_TYPES = {*_SCALARS, "call", "list", "set", "frozenset", "tuple"}
@@ -133,6 +133,16 @@ def list_positional_parameters(fn: Any) -> list[str]:
     except (TypeError, ValueError, NameError):  # NameError: from Python 3.14 on, a name that only type checkers import
         return []
     return [item.name for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
+
+
+def takes_context(fn: Any, parameter: inspect.Parameter) -> bool:
+    """Whether ``fn`` is given a context for ``parameter``: for one with a default only if it is named or annotated so;
+    another default is a value of the author's."""
+    if parameter.default is parameter.empty or parameter.name == "ctx":
+        return True
+    annotation = str(parameter.annotation)  # may be a text that cannot be resolved here
+    named_so = "RunContext" in annotation or "ToolContext" in annotation
+    return named_so or is_context_hint(resolve_parameter_hint(fn, parameter.name))
 
 
 def find_context_mismatch(hint: Any, declared: Any) -> tuple[str, Any] | None:
