@@ -254,8 +254,8 @@ async def _start_run(
     agent.freeze("called")
     run_id = f"{agent.name}-{uuid.uuid4().hex[:12]}" if id is None else id
     abandon, serving = None, None
-    has_own_worker = client is None
-    guards = list[asyncio.Future[None]]()
+    engines = list[asyncio.Future[None]]()
+    is_served_elsewhere = client is not None
     async with AsyncExitStack() as stack:
         if client is None:
             queue = None if id is None else build_agent_queue_name(agent.name)
@@ -269,15 +269,10 @@ async def _start_run(
                 existing_queue = (await run.describe()).task_queue
                 if config.get_shared_task_queue(existing_queue) != existing_queue:  # a call without an id has left it
                     _, _, also_serving = await stack.enter_async_context(_serve_call(agent, existing_queue))
-                    guards += [also_serving] if also_serving is not None else []
-            async with AsyncExitStack() as tasks:
-                guards += [serving] if serving is not None else []
-                if not has_own_worker:
-                    guards.append(await tasks.enter_async_context(background_task(run.begun(NO_WORKER_SECONDS))))
-                approvals = ApprovalHandler(run, agent, policy)
-                if approvals.is_needed:
-                    guards.append(await tasks.enter_async_context(background_task(approvals.decide_calls())))
-                yield run, guards
+                    engines += [] if also_serving is None else [also_serving]
+            engines += [] if serving is None else [serving]
+            async with _guard_call(run, ApprovalHandler(run, agent, policy), is_served_elsewhere) as guards:
+                yield run, engines + guards
         except ApprovalPendingError as error:
             if id is None and serving is not None:
                 error.hint = f"{error.hint} The same call with id={run_id!r} serves the run again."
@@ -289,12 +284,25 @@ async def _start_run(
             start_hint = f"Start one: perdure worker FILE --task-queue {client.task_queue}. The run was cancelled."
             raise NoWorkerError(error.message, hint=start_hint) from None
         except BaseException as error:
-            is_abandoned = isinstance(error, asyncio.CancelledError | GeneratorExit)
-            if is_abandoned and abandon is not None:
+            if (is_abandoned := isinstance(error, asyncio.CancelledError | GeneratorExit)) and abandon is not None:
                 abandon()
             if id is None and (is_abandoned or (serving is not None and serving.done())):
                 await _close_abandoned_run(client.run(run_id), starting, serving)
             raise
+
+
+@asynccontextmanager
+async def _guard_call(
+    run: Run, approvals: ApprovalHandler, is_served_elsewhere: bool
+) -> AsyncIterator[list[asyncio.Future[None]]]:
+    """Decide the run's pending calls during the block, and see that a worker takes it. Yields the tasks."""
+    async with AsyncExitStack() as tasks:
+        guards = list[asyncio.Future[None]]()
+        if is_served_elsewhere:
+            guards.append(await tasks.enter_async_context(background_task(run.begun(NO_WORKER_SECONDS))))
+        if approvals.is_needed:
+            guards.append(await tasks.enter_async_context(background_task(approvals.decide_calls())))
+        yield guards
 
 
 async def _read_next_item(stream: AsyncGenerator[T]) -> T:
