@@ -226,6 +226,9 @@ async def _stream_run(
             item := await wait_beside(_read_next_item(stream), *guards, grace=_LAST_ITEM_SECONDS)
         ) is not _STREAM_END:
             yield item
+        for guard in guards:
+            if guard.done() and not guard.cancelled():
+                guard.result()  # an error that the last items have overtaken
 
 
 @asynccontextmanager

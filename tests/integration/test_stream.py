@@ -376,6 +376,21 @@ async def test_an_error_of_a_decision_comes_behind_the_text_that_a_slow_reader_h
         assert seen == ["I look.", "\nI wipe."]
 
 
+async def test_an_error_of_a_decision_is_raised_also_where_the_stream_comes_to_its_end(engine: Engine) -> None:
+    model = Paced(2)
+    helper = Agent("helper", ScriptedProvider([call("wipe", path="/"), "Clean."]), tools=[wipe])
+    boss = Agent("boss", model, tools=background([helper]))
+
+    def decide(pending_call: PendingCall) -> bool:
+        for gate in model.gates:
+            gate.open()
+        raise LookupError(f"no rule for {pending_call.tool}")
+
+    async with engine.served(boss, helper) as client:
+        with pytest.raises(LookupError, match="no rule for wipe"):
+            await text_of(boss.stream("Go.", client=client, on_approval=decide))
+
+
 class Failing:
     """Stands for ``local()``, with a worker that fails when the test says so."""
 
