@@ -213,17 +213,17 @@ class StreamReader(Generic[OutputT]):
         """
         live = LiveText()
         shown_reply: tuple[str | None, int] | None = None
-        is_complete = False
+        has_ended = False
         async with _follow(self) as events:
             async for event in events:
                 piece = live.feed(event)
                 if isinstance(event, ModelDelta | ModelCompleted) and piece:
                     reply = event.task_id, event.iteration
-                    begins = shown_reply is not None and (is_complete or reply != shown_reply)
+                    begins = shown_reply is not None and (has_ended or reply != shown_reply)
                     yield f"\n{piece}" if begins else piece
-                    shown_reply, is_complete = reply, False
-                if isinstance(event, ModelCompleted) and event.text and not event.path:
-                    is_complete = True
+                    shown_reply, has_ended = reply, False
+                if isinstance(event, ModelCompleted | ModelRetracted) and not event.path:
+                    has_ended = has_ended or event.type == "model.completed" or event.reason == "Interrupted"
         await self.result()
 
     async def stream_output(self: Streamed[OutputT]) -> AsyncGenerator[OutputT]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -137,6 +138,25 @@ async def test_a_reply_that_is_cut_off_is_written_on(engine: Engine, again: str,
         first = await anext(pieces)
         gate.open()
         assert first + await text_of(pieces) == said
+
+
+async def test_the_reply_to_an_interruption_begins_a_new_line(engine: Engine) -> None:
+    replies = itertools.count()
+
+    class Interrupted:
+        async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
+            if next(replies):
+                yield Completed((TextPart(text="Stopped."),), model=request.model)
+                return
+            yield TextDelta("I am writ")
+            await asyncio.Event().wait()
+
+    async with engine.served(Agent("writer", Interrupted())) as client:
+        turn = await client.send("writer", "Go.", id="writer-1")
+        pieces = turn.stream()
+        first = await anext(pieces)
+        await turn.interrupt("Stop.")
+        assert first + await text_of(pieces) == "I am writ\nStopped."
 
 
 @pytest.mark.server

@@ -88,7 +88,7 @@ class Recorded(StreamReader[Any]):
 
 
 @pytest.mark.parametrize(
-    ("reason", "task_id", "iteration"), [("Interrupted", "1", 2), ("AuthenticationError", "2", 1), ("", "1", 2)]
+    ("reason", "task_id", "iteration"), [("Interrupted", "1", 1), ("AuthenticationError", "2", 1), ("", "1", 2)]
 )
 async def test_the_reply_after_one_that_was_not_completed_begins_a_new_line(
     reason: str, task_id: str, iteration: int
