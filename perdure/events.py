@@ -28,37 +28,72 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from .errors import InvalidInputError
-from .types.events import EVENT_TYPES as EVENT_TYPES
-from .types.events import ApprovalDecided as ApprovalDecided
-from .types.events import ApprovalReminded as ApprovalReminded
-from .types.events import ApprovalRequested as ApprovalRequested
-from .types.events import ApprovalRevoked as ApprovalRevoked
-from .types.events import BranchCompleted as BranchCompleted
-from .types.events import BranchStarted as BranchStarted
-from .types.events import CallSaid as CallSaid
-from .types.events import ConversationCompacted as ConversationCompacted
-from .types.events import ErrorEvent as ErrorEvent
-from .types.events import Event as Event
-from .types.events import EventBase as EventBase
-from .types.events import LimitReached as LimitReached
-from .types.events import MessageInjected as MessageInjected
-from .types.events import MessageWithheld as MessageWithheld
-from .types.events import ModelCompleted as ModelCompleted
-from .types.events import ModelDelta as ModelDelta
-from .types.events import ModelRetracted as ModelRetracted
-from .types.events import ModelStarted as ModelStarted
-from .types.events import QuestionAnswered as QuestionAnswered
-from .types.events import QuestionAsked as QuestionAsked
-from .types.events import RunEvent as RunEvent
-from .types.events import Span as Span
-from .types.events import StepTaken as StepTaken
-from .types.events import ToolCompleted as ToolCompleted
-from .types.events import ToolProgress as ToolProgress
-from .types.events import ToolStarted as ToolStarted
-from .types.events import TurnEvent as TurnEvent
-from .types.events import event_adapter
-from .types.subagents import PathStep as PathStep
+from .types.events import (
+    EVENT_TYPES,
+    ApprovalDecided,
+    ApprovalReminded,
+    ApprovalRequested,
+    ApprovalRevoked,
+    BranchCompleted,
+    BranchStarted,
+    CallSaid,
+    ConversationCompacted,
+    ErrorEvent,
+    Event,
+    EventBase,
+    LimitReached,
+    MessageInjected,
+    MessageWithheld,
+    ModelCompleted,
+    ModelDelta,
+    ModelRetracted,
+    ModelStarted,
+    QuestionAnswered,
+    QuestionAsked,
+    RunEvent,
+    Span,
+    StepTaken,
+    ToolCompleted,
+    ToolProgress,
+    ToolStarted,
+    TurnEvent,
+    event_adapter,
+)
+from .types.subagents import PathStep
 from .types.validation_errors import describe_validation_error
+
+__all__ = [
+    "EVENT_TYPES",
+    "ApprovalDecided",
+    "ApprovalReminded",
+    "ApprovalRequested",
+    "ApprovalRevoked",
+    "BranchCompleted",
+    "BranchStarted",
+    "CallSaid",
+    "ConversationCompacted",
+    "ErrorEvent",
+    "Event",
+    "EventBase",
+    "LimitReached",
+    "MessageInjected",
+    "MessageWithheld",
+    "ModelCompleted",
+    "ModelDelta",
+    "ModelRetracted",
+    "ModelStarted",
+    "PathStep",
+    "QuestionAnswered",
+    "QuestionAsked",
+    "RunEvent",
+    "Span",
+    "StepTaken",
+    "ToolCompleted",
+    "ToolProgress",
+    "ToolStarted",
+    "TurnEvent",
+    "parse_event",
+]
 
 
 def parse_event(plain: str | bytes | Mapping[str, Any]) -> Event | None:

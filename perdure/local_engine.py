@@ -18,7 +18,7 @@ from .agent.agent import Agent
 from .client.client import Client
 from .client.on_approval import ApprovalHandler, check_on_approval
 from .client.run import NO_WORKER_SECONDS, Run
-from .client.tasks import wait_beside
+from .client.tasks import background_task, wait_beside
 from .client.visibility import quote_literal
 from .errors import ApprovalPendingError, InvalidInputError, NoWorkerError, PerdureError, RunClosedError
 from .ports.test_seams import find_fake_server
@@ -91,44 +91,37 @@ class _CallEngine:
         self._forget = forget
         self._calls: set[object] = set()
         """All calls, with those that only wait for the end of their run."""
-        self._waiting: dict[object, asyncio.Task[Any] | None] = {}
-        """The calls that wait for their answer, with the task of each."""
+        self._waiting: set[object] = set()
+        """The calls that wait for their answer."""
         self._is_unused = asyncio.Event()
         # In an empty context: it serves all calls, so tools must not get the context variables of the first caller.
         loop, context = asyncio.get_running_loop(), contextvars.Context()
         self.serving: asyncio.Task[None] = loop.create_task(self._serve(agent, queue), context=context)
-        self.serving.add_done_callback(self._fail_calls)
+        self.serving.add_done_callback(self._end_waits_for_client)
 
     async def _serve(self, agent: Agent, queue: str) -> None:
         async with local([agent], task_queue=queue) as client:
             self.client.set_result(client)
             await self._is_unused.wait()
 
-    def _fail_calls(self, serving: asyncio.Task[None]) -> None:
-        """End the calls that wait, whose worker has failed; ``error`` has the reason."""
+    def _end_waits_for_client(self, serving: asyncio.Task[None]) -> None:
+        """The next call gets another engine. Calls that have their client wait for ``serving`` beside their answer."""
+        self._forget()
         error = None if serving.cancelled() else serving.exception()
         if not self.client.done():
             self.client.cancel() if error is None else self.client.set_exception(error)
             self.client.cancelled() or self.client.exception()  # marks it as retrieved
-        elif error is not None:
-            for task in filter(None, self._waiting.values()):
-                task.cancel()
-
-    @property
-    def error(self) -> BaseException | None:
-        """Why the engine has failed, if it has."""
-        return self.serving.exception() if self.serving.done() and not self.serving.cancelled() else None
 
     def begin_call(self) -> object:
         """Add a call."""
         call = object()
         self._calls.add(call)
-        self._waiting[call] = asyncio.current_task()
+        self._waiting.add(call)
         return call
 
     def abandon_call(self, call: object) -> None:
         """Record that the call waits for no answer, but for the end of its run."""
-        self._waiting.pop(call, None)
+        self._waiting.discard(call)
         if not self._waiting:
             self._forget()
 
@@ -180,12 +173,6 @@ async def _serve_call(
     call = engine.begin_call()
     try:
         yield await asyncio.shield(engine.client), lambda: engine.abandon_call(call), engine.serving
-    except asyncio.CancelledError:
-        if engine.error is not None:
-            if (task := asyncio.current_task()) is not None:
-                task.uncancel()
-            raise engine.error from None
-        raise
     finally:
         await engine.end_call(call)
 
@@ -199,8 +186,8 @@ async def call_agent(
     **options: Any,
 ) -> Response[OutputT]:
     """See ``Agent.call``; ``options`` are those of ``Client.start``."""
-    async with _start_run(agent, message, id, client, on_approval, options) as (run, approvals):
-        return await approvals.run_while_deciding(_wait_if_served(run, run.result, client))
+    async with _start_run(agent, message, id, client, on_approval, options) as (run, guards):
+        return await wait_beside(run.result(), *guards)
 
 
 def stream_agent(
@@ -218,6 +205,8 @@ def stream_agent_output(
 
 
 _STREAM_END: Any = object()
+_LAST_ITEM_SECONDS = 0.5
+"""Seconds that an item of a stream which was written before an error may take to be read, and then comes before it."""
 
 
 async def _stream_run(
@@ -230,13 +219,16 @@ async def _stream_run(
     options: dict[str, Any],
 ) -> AsyncGenerator[T]:
     async with (
-        _start_run(agent, message, id, client, on_approval, options) as (run, approvals),
+        _start_run(agent, message, id, client, on_approval, options) as (run, guards),
         aclosing(read(run)) as stream,
     ):
-        item = await approvals.run_while_deciding(_wait_if_served(run, lambda: _read_next_item(stream), client))
-        while item is not _STREAM_END:
+        while (
+            item := await wait_beside(_read_next_item(stream), *guards, grace=_LAST_ITEM_SECONDS)
+        ) is not _STREAM_END:
             yield item
-            item = await approvals.run_while_deciding(_read_next_item(stream))
+        for guard in guards:
+            if guard.done() and not guard.cancelled():
+                guard.result()  # an error that the last items have overtaken
 
 
 @asynccontextmanager
@@ -247,9 +239,13 @@ async def _start_run(
     client: Client | None,
     on_approval: Any,
     options: dict[str, Any],
-) -> AsyncIterator[tuple[Run[OutputT], ApprovalHandler]]:
-    """Start the run, on this machine without a ``client``. A run without an ``id`` is cancelled if the block is left
-    before the answer: the caller does not know its id, and could not return for the answer."""
+) -> AsyncIterator[tuple[Run[OutputT], list[asyncio.Future[None]]]]:
+    """Start the run, on this machine without a ``client``. Yields it, and the tasks whose errors are those of the call:
+    wait for them beside the answer.
+
+    A run without an ``id`` is cancelled if the block is left before the answer, or its engine fails: the caller does
+    not know its id, and could not return for the answer.
+    """
     options["context"] = agent.check_context(options["context"])
     agent.overridden(options["override"])
     if message is None:  # a run that is started without a message waits for one, and a call would wait with it
@@ -261,6 +257,8 @@ async def _start_run(
     agent.freeze("called")
     run_id = f"{agent.name}-{uuid.uuid4().hex[:12]}" if id is None else id
     abandon, serving = None, None
+    engines = list[asyncio.Future[None]]()
+    is_served_elsewhere = client is not None
     async with AsyncExitStack() as stack:
         if client is None:
             queue = None if id is None else build_agent_queue_name(agent.name)
@@ -273,14 +271,11 @@ async def _start_run(
             if id is not None and serving is not None:
                 existing_queue = (await run.describe()).task_queue
                 if config.get_shared_task_queue(existing_queue) != existing_queue:  # a call without an id has left it
-                    await stack.enter_async_context(_serve_call(agent, existing_queue))
-            yield run, ApprovalHandler(run, agent, policy)
-        except (asyncio.CancelledError, GeneratorExit):
-            if abandon is not None:
-                abandon()
-            if id is None:
-                await _close_abandoned_run(client.run(run_id), starting, serving)
-            raise
+                    _, _, also_serving = await stack.enter_async_context(_serve_call(agent, existing_queue))
+                    engines += [] if also_serving is None else [also_serving]
+            engines += [] if serving is None else [serving]
+            async with _guard_call(run, ApprovalHandler(run, agent, policy), is_served_elsewhere) as guards:
+                yield run, engines + guards
         except ApprovalPendingError as error:
             if id is None and serving is not None:
                 error.hint = f"{error.hint} The same call with id={run_id!r} serves the run again."
@@ -291,15 +286,30 @@ async def _start_run(
             await (await starting).cancel()
             start_hint = f"Start one: perdure worker FILE --task-queue {client.task_queue}. The run was cancelled."
             raise NoWorkerError(error.message, hint=start_hint) from None
+        except BaseException as error:
+            if (is_abandoned := isinstance(error, asyncio.CancelledError | GeneratorExit)) and abandon is not None:
+                abandon()
+            if id is None and (is_abandoned or (serving is not None and serving.done())):
+                await _close_abandoned_run(client.run(run_id), starting, serving)
+            raise
+
+
+@asynccontextmanager
+async def _guard_call(
+    run: Run, approvals: ApprovalHandler, is_served_elsewhere: bool
+) -> AsyncIterator[list[asyncio.Future[None]]]:
+    """Decide the run's pending calls during the block, and see that a worker takes it. Yields the tasks."""
+    async with AsyncExitStack() as tasks:
+        guards = list[asyncio.Future[None]]()
+        if is_served_elsewhere:
+            guards.append(await tasks.enter_async_context(background_task(run.begun(NO_WORKER_SECONDS))))
+        if approvals.is_needed:
+            guards.append(await tasks.enter_async_context(background_task(approvals.decide_calls())))
+        yield guards
 
 
 async def _read_next_item(stream: AsyncGenerator[T]) -> T:
     return await anext(stream, _STREAM_END)
-
-
-async def _wait_if_served(run: Run, wait: Callable[[], Coroutine[Any, Any, T]], client: Client | None) -> T:
-    """Wait for a result of the run. With a ``client``, raise ``NoWorkerError`` if no worker takes the run."""
-    return await (wait() if client is None else wait_beside(wait(), run.begun(NO_WORKER_SECONDS)))
 
 
 async def _close_abandoned_run(run: Run, starting: asyncio.Future[Run], serving: asyncio.Future[None] | None) -> None:

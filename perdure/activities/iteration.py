@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ..agent.agent import Agent
-from ..agent.validation import build_missing_price_error, build_missing_usage_error
+from ..agent.validation import build_instruction_arguments, build_missing_price_error, build_missing_usage_error
 from ..errors import DefinitionError, InvalidInputError, ToolError
 from ..hooks import HookSet
 from ..loop.finish import REMINDER_ID, TAG_PROMPT
@@ -65,8 +65,8 @@ class RequestBuilder:
             # With a typed answer the tools stay as they are: other tools would invalidate the provider's cache.
             tools=() if forcing and agent.finish != "tool" else agent.specs,
             tool_choice=FINISH_TOOL if forcing and agent.finish == "tool" else None,
-            settings=agent.settings,
-            provider_options=agent.provider_options,
+            settings=dict(agent.settings),
+            provider_options=dict(agent.provider_options),
             files=call.files,
         )
 
@@ -84,7 +84,9 @@ class RequestBuilder:
         if len(agent.instruction_parts) > 1:
             name += f" ({getattr(fn, '__name__', type(fn).__name__)})"
         try:
-            prompt = await self._author.run(name, fn, ctx, timeout=INSTRUCTIONS_TIMEOUT)
+            prompt = await self._author.run(
+                name, fn, *build_instruction_arguments(fn, ctx), timeout=INSTRUCTIONS_TIMEOUT
+            )
         except OverdueError as error:
             raise TimeoutError(f"the {error}") from None
         if prompt is not None and not isinstance(prompt, str):

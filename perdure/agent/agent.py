@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import UnionType
-from typing import TYPE_CHECKING, Any, get_args, overload
+from typing import TYPE_CHECKING, Any, Self, get_args, overload
 
 from pydantic import ValidationError
 from typing_extensions import Unpack
@@ -217,8 +217,8 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         """Sources of tools that are listed when a run begins."""
         self.subagents = (*own_subagents, *find_called_agents(listed_tools))
         """Agents, or names of agents of the same worker, each called by a tool of its own: see ``Agents``."""
-        self.settings = validate_mapping(name, "settings", settings)
-        self.provider_options = validate_mapping(name, "provider_options", provider_options)
+        self.settings: Mapping[str, Any] = validate_mapping(name, "settings", settings)
+        self.provider_options: Mapping[str, Any] = validate_mapping(name, "provider_options", provider_options)
         check_model_settings(self.chain, self.settings, self.provider_options)
         self._set_types(input, output, finish, parse_retries, output_validators)
         self.on_limit: OnLimit = validate_choice(name, "on_limit", on_limit, get_args(OnLimit), "'finish'")
@@ -262,8 +262,15 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         self.__dict__.get("_copies", {}).clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy takes over: it may be changed, and has overridden copies of its own."""
-        return {**vars(self), "_copies": {}, "_first_use": None}
+        """Return what a copy takes over. It may be changed, and shares nothing that changes in place."""
+        own = {"hooks": copy.copy(self.hooks), "_copies": {}, "_first_use": None}
+        return vars(self) | own | {name: dict(getattr(self, name)) for name in ("settings", "provider_options")}
+
+    def _copy_sharing_hooks(self) -> Self:
+        """Return a copy that serves in the agent's place: a change of the agent's hooks is one of its own."""
+        agent = copy.copy(self)
+        agent.hooks = self.hooks
+        return agent
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
@@ -297,8 +304,8 @@ class Agent(AgentDecorators[ContextT, OutputT]):
 
     @provider.setter
     def provider(self, provider: Provider | None) -> None:
-        """Replace the provider object; the names stay."""
-        self.chain = (replace(self.chain[0], own=provider), *self.chain[1:])
+        """Replace the provider object, also of an agent in use; the names stay."""
+        vars(self)["chain"] = (replace(self.chain[0], own=provider), *self.chain[1:])
 
     def __repr__(self) -> str:
         return f"<Agent {self.name} on {', then '.join(self.models)}>"
@@ -396,7 +403,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         """
 
         def create() -> Agent[ContextT, OutputT]:
-            agent = copy.copy(self)
+            agent = self._copy_sharing_hooks()
             agent.toolbox = Toolbox([*self.toolbox, *(tool for tool in tools() if tool.name not in self.toolbox)])
             agent.toolsets = ()
             return agent
@@ -429,7 +436,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
             raise type(error)(f"the override of agent {self.name!r}: {why}", hint=error.hint) from None
 
     def _apply_changes(self, changes: dict[str, Any], worker: Toolbox | None) -> Agent[ContextT, OutputT]:
-        agent = copy.copy(self)
+        agent = self._copy_sharing_hooks()
         if (model := changes.pop("model", None)) is not None:
             agent.chain = validate_models(self.name, list(model) if isinstance(model, tuple) else model)
         if (tools := changes.pop("tools", None)) is not None:
@@ -438,11 +445,11 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         if added or removed:
             agent.toolbox = self._apply_step_tools(agent.toolbox, added, removed, worker)
         if "settings" in changes:
-            merged = self.settings | changes["settings"]
+            merged = {**self.settings, **changes["settings"]}
             unset = {name for name, value in changes["settings"].items() if value is None}
             changes["settings"] = {name: value for name, value in merged.items() if name not in unset}
         if "provider_options" in changes:
-            changes["provider_options"] = self.provider_options | changes["provider_options"]
+            changes["provider_options"] = {**self.provider_options, **changes["provider_options"]}
         if (limits := changes.get("limits")) is not None:  # merged one by one; the turn's iterations are max_iterations
             changes["limits"] = self.limits.changed(limits)
             if limits.turn is not None and limits.turn.iterations is not None:

@@ -6,6 +6,7 @@ import functools
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Generic, overload
 
 from typing_extensions import Unpack
@@ -28,6 +29,14 @@ from .output import OutputValidator, ValidatesOutput, ValidatesOutputInContext, 
 from .validation import Instruction, check_function_types, check_validator_types, validate_instruction
 
 _definition_lock = threading.Lock()
+_DEFINITION = frozenset(
+    (
+        *("name", "chain", "description", "instruction_parts", "context", "input", "output", "output_type", "finish"),
+        *("toolbox", "toolsets", "subagents", "approvals", "settings", "provider_options", "output_validators"),
+        *("parse_retries", "on_limit", "limits", "max_iterations", "compaction", "hooks"),
+    )
+)
+"""The attributes that define what an agent does."""
 
 
 class AgentDecorators(Generic[ContextT, OutputT]):
@@ -117,16 +126,27 @@ class AgentDecorators(Generic[ContextT, OutputT]):
     def freeze(self, use: str) -> None:
         """Refuse changes of the agent from now on, for it is used: ``use`` completes "was …", for instance ``called``.
 
-        A copy (``copy.copy``, an override) can be changed.
+        A copy (``copy.copy``, an override) can be changed. Its hooks and its provider object may change all the same:
+        the next call uses them.
         """
         with _definition_lock:
             if self._first_use is None:
+                for mapping in ("settings", "provider_options"):
+                    vars(self)[mapping] = MappingProxyType(getattr(self, mapping))
                 self._first_use = use
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not name.startswith("_"):
+        if name in _DEFINITION and self._first_use is not None:
+            current = getattr(self, name)
+            if current is value or current == value:
+                return
             self._check_unused(f"its {name} cannot be changed")
         super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in _DEFINITION:
+            self._check_unused(f"its {name} cannot be changed")
+        super().__delattr__(name)
 
     @contextmanager
     def _adding(self, what: str) -> Generator[None]:

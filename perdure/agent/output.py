@@ -16,6 +16,7 @@ from ..errors import DefinitionError, ParseError
 from ..hooks.hook import evaluate_signature
 from ..ports import ToolSpec
 from ..tools.context import ContextT_contra, P, ReturnT_co, RunContext
+from ..tools.context_type import takes_context
 from ..tools.json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
 from ..tools.signature import dump_arguments
 from ..types.interface import FINISH_TOOL
@@ -242,4 +243,4 @@ def build_output_validator(agent: str, fn: Any) -> OutputValidator:
         raise DefinitionError(
             f"agent {agent!r}: {name!r} cannot be called as an output validator", hint=_VALIDATOR_SIGNATURE_HINT
         )
-    return OutputValidator(fn, name, len(positional) > 1)
+    return OutputValidator(fn, name, len(positional) > 1 and takes_context(fn, positional[1]))

@@ -20,11 +20,12 @@ from ..providers.pricing import has_price
 from ..providers.registry import check_settings, check_stream, parse_model
 from ..tools import Rule, RunContext, Tool
 from ..tools.context_type import (
-    describe_type,
+    describe_types,
     find_context_mismatch,
     list_positional_parameters,
     may_be,
     resolve_parameter_hint,
+    takes_context,
 )
 from ..types.compaction import Compaction, CompactionSettings, build_compaction_settings
 from ..types.interface import FinishProtocol, OnLimit
@@ -194,6 +195,16 @@ def validate_instruction(name: str, part: Any) -> Instruction:
     return valid
 
 
+def build_instruction_arguments(part: Callable[..., Any], ctx: RunContext[Any]) -> tuple[RunContext[Any], ...]:
+    """Return the arguments that a function of the instructions is called with: ``ctx``, or none where its first
+    parameter is for something else."""
+    try:
+        first = next(iter(inspect.signature(part).parameters.values()), None)
+    except (TypeError, ValueError, NameError):  # a callable without a signature
+        first = None
+    return (ctx,) if first is None or takes_context(part, first) else ()
+
+
 def validate_toolsets(name: str, toolsets: Any) -> tuple[Toolset, ...]:
     """Return the toolsets; each must have a unique name."""
     listed = validate_list(name, "toolsets", toolsets, "[Artifacts()]")
@@ -358,24 +369,23 @@ def _check_context_parameter(name: str, context: Any, owner: str, fn: Any, index
 def _check_context(name: str, context: Any, owner: str, hint: Any) -> None:
     if (mismatch := find_context_mismatch(hint, context)) is None:
         return
-    hint_text, wanted = mismatch
-    generic, wanted_name = hint_text.partition("[")[0], describe_type(wanted)
+    generic, wanted_type = mismatch
+    given, wanted = describe_types(context, wanted_type)
     if context is None:
         raise DefinitionError(
-            f"agent {name!r}: {owner} takes {hint_text}, and the agent declares no context: it is a dictionary",
-            hint=f"Declare it, Agent({name!r}, …, context={wanted_name}), or write {generic} alone, which takes any.",
+            f"agent {name!r}: {owner} takes {generic}[{wanted}], and the agent declares no context: it is a dictionary",
+            hint=f"Declare it, Agent({name!r}, …, context={wanted}), or write {generic} alone, which takes any.",
         )
-    given = describe_type(context)
-    way_out = "" if wanted_name == "None" else f", or give the agent context={wanted_name}"
+    way_out = "" if wanted == "None" else f", or give the agent context={wanted}"
     raise DefinitionError(
-        f"agent {name!r}: {owner} takes {hint_text}, and the agent's context is {given}",
+        f"agent {name!r}: {owner} takes {generic}[{wanted}], and the agent's context is {given}",
         hint=f"Write {generic}[{given}] or {generic} alone, which takes any{way_out}.",
     )
 
 
 def _check_output(name: str, output: Any, owner: str, hint: Any) -> None:
     if not may_be(output, hint):
-        given, wanted = describe_type(output), describe_type(hint)
+        given, wanted = describe_types(output, hint)
         raise DefinitionError(
             f"agent {name!r}: {owner} takes an output of type {wanted}, and the agent's output is {given}",
             hint=f"Write output: {given}, or give the agent output={wanted}.",

@@ -125,9 +125,10 @@ async def wait_while_served(run: Run, ending: Coroutine[Any, Any, T]) -> T:
 
     Raises ``NoWorkerError`` if no worker takes a task of the run for 10 s; ``RunStuckError`` if the task fails.
     """
-    from ..client.tasks import wait_beside
+    from ..client.tasks import background_task, wait_beside
 
-    return await wait_beside(ending, _watch_workflow_task(run))
+    async with background_task(_watch_workflow_task(run)) as watching:
+        return await wait_beside(ending, watching)
 
 
 async def _watch_workflow_task(run: Run) -> None:

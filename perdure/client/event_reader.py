@@ -48,6 +48,28 @@ EarlierDeltasReader = Callable[[ModelDelta], Awaitable[list[ModelDelta]]]
 """Reads the deltas that may precede the given one."""
 
 
+_LONG_ARGUMENTS_CHARS = 10_000
+"""Above this, arguments are parsed when they have grown by a hundredth, not with every piece: the cost of all pieces
+together would grow with the square of their length."""
+
+
+@dataclass
+class _WrittenArguments:
+    """The arguments of a call that have been read so far."""
+
+    pieces: list[str]
+    chars: int
+    parsed_chars: int = 0
+    parsed: Any = None
+
+    def parse(self) -> Any:
+        """Parse them, if they have grown enough since they were parsed last."""
+        if self.chars <= _LONG_ARGUMENTS_CHARS or self.chars - self.parsed_chars >= self.chars // 100:
+            self.pieces = ["".join(self.pieces)]
+            self.parsed, self.parsed_chars = parse_partial_json(self.pieces[0]), self.chars
+        return self.parsed
+
+
 class PartialArguments:
     """Adds to every delta of a tool call the arguments that can be parsed so far.
 
@@ -56,21 +78,23 @@ class PartialArguments:
 
     def __init__(self, earlier: EarlierDeltasReader) -> None:
         self._earlier = earlier
-        self._arguments: dict[int, str] = {}
+        self._written: dict[int, _WrittenArguments] = {}
 
     async def fill_partial(self, event: Event) -> Event:
         """Return ``event``; the delta of a tool call with ``partial`` set."""
         if isinstance(event, ModelStarted | ModelCompleted | ModelRetracted):
-            self._arguments.clear()
+            self._written.clear()
         if not isinstance(event, ModelDelta) or event.kind != "tool_call":
             return event
-        before: str | None = self._arguments.get(event.index, "")
-        if len(before or "") != event.offset:
-            before = join_deltas(await self._earlier(event), event)
-        if before is None:  # its beginning is deleted: the reply is complete by now, and has all the text
-            return event
-        self._arguments[event.index] = text = before + event.text
-        arguments = parse_partial_json(text)
+        written = self._written.get(event.index)
+        if written is None or written.chars != event.offset:
+            before = join_deltas(await self._earlier(event), event) if event.offset else ""
+            if before is None:  # its beginning is deleted: the reply is complete by now, and has all the text
+                return event
+            written = self._written[event.index] = _WrittenArguments([before], len(before))
+        written.pieces.append(event.text)
+        written.chars += len(event.text)
+        arguments = written.parse()
         if event.inside is not None:
             arguments = arguments.get(event.inside) if isinstance(arguments, dict) else None
         return event.model_copy(update={"partial": arguments})

@@ -9,10 +9,10 @@ import json
 import os
 import select
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from ..agent.agent import Agent
 from ..errors import (
@@ -31,9 +31,7 @@ from ..tools import CallbackTool, SubagentTool
 from ..types.forms import find_form_mismatch
 from .inbox import PendingCall, list_pending_calls_of_run
 from .run import Run
-from .tasks import background_task, wait_beside
-
-T = TypeVar("T")
+from .tasks import background_task
 
 OnApproval = Literal["prompt", "raise", "wait", "approve"] | Callable[[PendingCall], Any]
 """A function, sync or async, that takes a pending call: True approves, False denies, None leaves it pending. For a
@@ -132,21 +130,18 @@ def check_on_approval(on_approval: Any) -> OnApproval:
 
 
 class ApprovalHandler:
-    """Decides the pending calls of ``run`` while the client waits for other work. Does not poll if no call of the agent
-    can wait."""
+    """Decides the pending calls of ``run``, beside what the client waits for."""
 
     def __init__(self, run: Run, agent: Agent, on_approval: OnApproval) -> None:
         self._run = run
         self._on_approval = on_approval
         self._decided: set[tuple[str, datetime | None]] = set()
-        self._idle = on_approval == "wait" or not _can_agent_wait(agent)
+        self.is_needed = on_approval != "wait" and _can_agent_wait(agent)
+        """Whether a call of the agent can wait for this client."""
 
-    async def run_while_deciding(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of ``work``. Raises ``ApprovalPendingError`` for a call that this client is not to
-        decide."""
-        return await (work if self._idle else wait_beside(work, self._poll_pending_calls()))
-
-    async def _poll_pending_calls(self) -> None:
+    async def decide_calls(self) -> None:
+        """Decide the pending calls as they come, until cancelled. Raises ``ApprovalPendingError`` for a call that this
+        client is not to decide, and what an author's function raises."""
         delay = _PENDING_POLL_FIRST_DELAY
         while True:
             with suppress(*_TRANSIENT_POLL_ERRORS):

@@ -44,6 +44,8 @@ class LiveText:
         """The turn and iteration of the current reply."""
         self._shown_text = ""
         """The text of the current reply shown so far, of all attempts."""
+        self._lacks_beginning = False
+        """Whether following began in the middle of the current attempt."""
 
     def feed(self, event: Event) -> str:
         """Return the text to show for ``event``; "" for nothing."""
@@ -54,13 +56,13 @@ class LiveText:
             if self._reply_key != reply_key:
                 self._reply_key = reply_key
                 self._shown_text = self.text = ""
-                self._call_index = None
+                self._call_index, self._lacks_beginning = None, False
         if isinstance(event, ModelStarted):
-            self.text, self._call_index = "", None
+            self.text, self._call_index, self._lacks_beginning = "", None, False
         elif isinstance(event, ModelRetracted) and event.reason == "Interrupted":
             self._reply_key = None
         elif isinstance(event, ModelDelta) and self._is_shown(event):
-            # A follower that starts in the middle of a reply has not seen the text before.
+            self._lacks_beginning = self._lacks_beginning or event.offset > len(self.text)
             self.text = self.text[: event.offset] + event.text
             return self._take_piece(complete=False)
         elif isinstance(event, ModelCompleted):
@@ -80,9 +82,9 @@ class LiveText:
         if text.startswith(shown):
             self._shown_text = text
             return text[len(shown) :]
-        if shown.startswith(text) and not complete:
+        if shown.startswith(text) and not (complete and text):
             return ""
-        if complete and shown and text.endswith(shown):  # following began in the middle of the reply
+        if complete and self._lacks_beginning and text.endswith(shown):
             return ""
         self._shown_text = text
         return f"\n{text}"
@@ -122,31 +124,36 @@ def build_output_form(run_id: str, agent: Any, output: Any) -> OutputForm:
 
 
 _NO_OUTPUT: Any = object()
-_LONG_OUTPUT_CHARS = 10_000
-"""Above this a partial output is validated when it has grown by a hundredth, not with every piece: the cost of all
-pieces together would grow with the square of its length."""
 
 
 class LiveOutput:
     """Returns the partial output for each event, if it has changed.
 
     Another attempt, and the next reply, begin anew; what an attempt repeats of the one before is not returned again.
+    Of an agent of unknown type, the text of its replies is the output until it calls ``__finish__``.
     """
 
     def __init__(self, form: OutputForm) -> None:
         self._form = form
+        self._protocol = "text" if form.output_type is None and form.finish is None else form.protocol
         self._text, self._arguments = LiveText(), LiveText("tool_call")
         self._last_plain = self._last_value = _NO_OUTPUT
-        self._validated_chars = 0
+        self._task_id: str | None = None
+        """The turn of the last reply."""
 
     def feed(self, event: Event) -> list[Any]:
         """Return the new partial output of ``event`` in a list; [] for none."""
+        if isinstance(event, ModelStarted | ModelDelta | ModelCompleted) and not event.path:
+            if event.task_id != self._task_id:
+                self._task_id, self._last_plain, self._last_value = event.task_id, _NO_OUTPUT, _NO_OUTPUT
+            if isinstance(event, ModelDelta) and event.kind == "tool_call" and event.name == FINISH_TOOL:
+                self._protocol = self._form.protocol
         written_text, written_arguments = self._text.feed(event), self._arguments.feed(event)
         if written_arguments and isinstance(event, ModelDelta):
-            return self._take_plain(event.partial) if self._has_grown(len(self._arguments.text)) else []
+            return self._take_plain(event.partial)
         if not written_text or (isinstance(event, ModelCompleted) and event.calls):  # with calls it is not the answer
             return []
-        return self._take_plain(extract_partial_answer(self._form.protocol, self._text.text))
+        return self._take_plain(extract_partial_answer(self._protocol, self._text.text))
 
     def take_value(self, value: Any) -> list[Any]:
         """Return ``value`` in a list; [] if it was returned last."""
@@ -155,16 +162,8 @@ class LiveOutput:
         self._last_value = value
         return [value]
 
-    def _has_grown(self, chars: int) -> bool:
-        """Whether the arguments are enough longer to be validated again: each time the whole of them is."""
-        grown_by = chars - self._validated_chars
-        if chars > _LONG_OUTPUT_CHARS and 0 <= grown_by < chars // 100:
-            return False
-        self._validated_chars = chars
-        return True
-
     def _take_plain(self, plain: Any) -> list[Any]:
-        if plain is None or _is_same(plain, self._last_plain):
+        if plain is None or plain is self._last_plain or _is_same(plain, self._last_plain):
             return []
         self._last_plain = plain
         if self._form.output_type is None:
@@ -206,19 +205,25 @@ class StreamReader(Generic[OutputT]):
         """Yield the text of the replies while the model writes it, from the start of the run or turn until it has
         ended: ``async for text in turn.stream()``. A session ends when it is closed.
 
-        Each further reply begins on a new line. A reply that is cut off is generated again by another attempt: text
-        that repeats it is not yielded again; text that differs begins on a new line. Where a worker, the server or the
+        Each further reply begins on a new line, also after one that was interrupted. A reply that is cut off is
+        generated again by another attempt: text that repeats it is not yielded again; text that differs begins on a new
+        line. Where a worker, the server or the
         store cannot be reached for a while, the stream waits, and loses and repeats nothing. Text of subagents is not
         part of it. Needs the store. Raises as ``result()``, after the last text, and as ``events()``.
         """
-        live, between = LiveText(), ""
+        live = LiveText()
+        shown_reply: tuple[str | None, int] | None = None
+        has_ended = False
         async with _follow(self) as events:
             async for event in events:
-                if piece := live.feed(event):
-                    yield between + piece
-                    between = ""
-                if event.type == "model.completed" and event.text:
-                    between = "\n"
+                piece = live.feed(event)
+                if isinstance(event, ModelDelta | ModelCompleted) and piece:
+                    reply = event.task_id, event.iteration
+                    begins = shown_reply is not None and (has_ended or reply != shown_reply)
+                    yield f"\n{piece}" if begins else piece
+                    shown_reply, has_ended = reply, False
+                if isinstance(event, ModelCompleted | ModelRetracted) and not event.path:
+                    has_ended = has_ended or event.type == "model.completed" or event.reason == "Interrupted"
         await self.result()
 
     async def stream_output(self: Streamed[OutputT]) -> AsyncGenerator[OutputT]:
@@ -229,8 +234,9 @@ class StreamReader(Generic[OutputT]):
         of the type that the handle was made with (``client.run(id, output=Outline)``); else plain JSON. Nothing is
         yielded while the output does not fit its type yet: fields need a default, or a ``TypedDict`` with
         ``total=False``, to be seen before all are written. Another attempt, and the next answer after one that was
-        rejected, begin anew. If the output is text, it is the text of each reply so far. Raises as :meth:`stream`, in
-        place of the last value; ``ParseError`` if the output does not fit the type.
+        rejected, begin anew. If the output is text, it is the text of each reply so far; so it is where the type is not
+        known, until the model writes a structured answer. Raises as :meth:`stream`, in place of the last value;
+        ``ParseError`` if the output does not fit the type.
         """
         live = LiveOutput(self.output_form)
         async with _follow(self) as events:

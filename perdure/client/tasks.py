@@ -1,4 +1,4 @@
-"""A task that runs for the length of a block, and one that guards another."""
+"""A task that runs for the length of a block, and work beside tasks that guard it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,17 @@ async def background_task(work: Coroutine[Any, Any, T]) -> AsyncGenerator[asynci
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def wait_beside(work: Coroutine[Any, Any, T], guard: Coroutine[Any, Any, Any]) -> T:
-    """Return the result of ``work``. Raises what ``guard`` raises, if that ends first."""
-    async with background_task(work) as working, background_task(guard) as guarding:
-        await asyncio.wait([working, guarding], return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            await guarding
+async def wait_beside(work: Coroutine[Any, Any, T], *guards: asyncio.Future[Any], grace: float = 0.0) -> T:
+    """Return the result of ``work``. Raises what one of ``guards`` raises, unless ``work`` has its result before that,
+    or within ``grace`` seconds after it. The guards go on when ``work`` is done."""
+    async with background_task(work) as working:
+        waiting: set[asyncio.Future[Any]] = {working, *guards}
+        while not working.done():
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for guard in done - {working}:
+                if not guard.cancelled() and guard.exception() is None:
+                    continue
+                await asyncio.wait([working], timeout=grace)
+                if not working.done() or working.cancelled() or working.exception() is not None:
+                    guard.result()
         return await working

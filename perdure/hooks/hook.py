@@ -206,6 +206,11 @@ def _find_event_parameters(event: HookEvent, hook_name: str, fn: Callable[..., A
             return available
         if parameter.name in available and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             takes.append(parameter.name)
+        elif parameter.name in available and parameter.kind is parameter.POSITIONAL_ONLY:
+            reason = (
+                f"hook {hook_name!r}: its parameter {parameter.name!r} is positional-only, and is given by its name"
+            )
+            raise DefinitionError(reason, hint="Take the / out of its parameters.")
         elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
             hint = f"Its parameters are: {', '.join(available)}."
             raise DefinitionError(f"hook {hook_name!r}: {event} gives no {parameter.name!r}", hint=hint)

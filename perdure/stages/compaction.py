@@ -136,8 +136,8 @@ class Summariser:
         return ModelRequest(
             model=agent.model_name,
             messages=[Message.user(text)],
-            settings=agent.settings,
-            provider_options=agent.provider_options,
+            settings=dict(agent.settings),
+            provider_options=dict(agent.provider_options),
         )
 
     async def _call_model(self, request: ModelRequest) -> Message:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin
@@ -16,9 +17,9 @@ from typing_extensions import TypeAliasType, is_typeddict
 from ..errors import DefinitionError, InvalidInputError
 from ..types.plain_json import find_json_flaw
 from ..types.validation_errors import describe_validation_error
-from .context import RunContext
+from .context import RunContext, ToolContext
 from .json_schema import build_type_adapter
-from .signature import resolve_hint, unwrap_function
+from .signature import is_context_hint, resolve_hint, unwrap_function
 
 _SCALARS = ("int", "float", "str", "bool", "bytes", "none", "date", "datetime")
 _NON_OBJECT_TYPES = {*_SCALARS, "call", "list", "set", "frozenset", "tuple"}
@@ -134,16 +135,26 @@ def list_positional_parameters(fn: Any) -> list[str]:
     return [item.name for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
 
 
+def takes_context(fn: Any, parameter: inspect.Parameter) -> bool:
+    """Whether ``fn`` is given a context for ``parameter``: for one with a default only if it is named or annotated so;
+    another default is a value of the author's."""
+    if parameter.default is parameter.empty or parameter.name == "ctx":
+        return True
+    annotation = str(parameter.annotation)  # may be a text that cannot be resolved here
+    named_so = "RunContext" in annotation or "ToolContext" in annotation
+    return named_so or is_context_hint(resolve_parameter_hint(fn, parameter.name))
+
+
 def find_context_mismatch(hint: Any, declared: Any) -> tuple[str, Any] | None:
     """Find why a function with a context parameter of ``hint`` cannot take the context of an agent that has declared
-    the type ``declared``, or none: the parameter's type as text, and the type of context that it takes. None if it can,
-    or nothing can be told."""
+    the type ``declared``, or none: the name of the parameter's class, and the type of context that it takes. None if it
+    can, or nothing can be told."""
     wanted = list(_iter_context_arguments(hint))
     given = dict[str, Any] | None if declared is None else declared  # without a type it is plain JSON, or not given
     if not wanted or any(may_be(given, kind) for _, kind in wanted):
         return None
     cls, kind = wanted[0]
-    return f"{cls.__name__}[{describe_type(kind)}]", kind
+    return cls.__name__, kind
 
 
 def _iter_context_arguments(hint: Any) -> Iterator[tuple[type, Any]]:
@@ -154,7 +165,7 @@ def _iter_context_arguments(hint: Any) -> Iterator[tuple[type, Any]]:
     elif origin in (Union, UnionType):
         for member in get_args(hint):
             yield from _iter_context_arguments(member)
-    elif isinstance(origin, type) and issubclass(origin, RunContext):
+    elif origin in (RunContext, ToolContext):  # the arguments of an author's subclass may be anything
         yield origin, get_args(hint)[0]
 
 
@@ -181,13 +192,26 @@ def may_be(given: Any, wanted: Any) -> bool:
             return issubclass(given_class, Mapping)
         if is_typeddict(given_class):
             given_class = dict
-        if given_class is object or inspect.isabstract(given_class):  # a Sequence may be a list
+        if inspect.isabstract(given_class) or _is_defined_twice(given_class, wanted_class):  # a Sequence may be a list
             return True
-        return issubclass(given_class, wanted_class) or (
-            wanted_class in (float, complex) and given_class in (int, float)
+        # A validator may return a subclass.
+        return (
+            issubclass(given_class, wanted_class)
+            or issubclass(wanted_class, given_class)
+            or (wanted_class in (float, complex) and given_class in (int, float))
         )
     except (TypeError, NameError):
         return True
+
+
+def _is_defined_twice(cls: type, other: type) -> bool:
+    """Whether both may be one class, of a file that is imported under two names: a program, for instance, and a module
+    that others import from it."""
+    modules = cls.__module__, other.__module__
+    if cls.__qualname__ != other.__qualname__ or "__main__" in modules:
+        return cls.__qualname__ == other.__qualname__
+    files = [getattr(sys.modules.get(module), "__file__", None) for module in modules]
+    return None not in files and files[0] == files[1]
 
 
 def _has_own_schema(kind: Any) -> bool:
@@ -229,8 +253,16 @@ def _list_required_keys(kind: Any) -> set[str]:
     return {key for key in kind.__required_keys__ if "NotRequired" not in hints.get(key, "")}
 
 
-def describe_type(kind: Any) -> str:
-    """Return the name of a type, for errors."""
-    if kind is NoneType:
+def describe_types(given: Any, wanted: Any) -> tuple[str, str]:
+    """Return the names of two types, for errors; with their modules where the names are the same."""
+    names = _describe_type(given), _describe_type(wanted)
+    if names[0] != names[1]:
+        return names
+    modules = [getattr(kind, "__module__", "") for kind in (given, wanted)]
+    return f"{modules[0]}.{names[0]}", f"{modules[1]}.{names[1]}"
+
+
+def _describe_type(kind: Any) -> str:
+    if kind is None or kind is NoneType:
         return "None"
     return (kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", ""))[:100]

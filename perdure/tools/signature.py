@@ -80,7 +80,7 @@ def read_signature(fn: Any) -> FunctionSignature:
         if declaration.name in bound:
             continue
         parameter = _read_parameter(declaration, function, build_error)
-        if _is_context_hint(parameter.annotation):
+        if is_context_hint(parameter.annotation):
             contexts[parameter.name] = parameter.annotation
         else:
             parameters.append(parameter)
@@ -243,13 +243,14 @@ def _find_enclosing_locals(code: Any) -> dict[str, Any]:
     return {}
 
 
-def _is_context_hint(hint: Any) -> bool:
+def is_context_hint(hint: Any) -> bool:
+    """Whether the annotation is ``RunContext`` or ``ToolContext``, of any type, or a class of them."""
     origin = get_origin(hint)
     if origin is Annotated:
-        return _is_context_hint(get_args(hint)[0])
+        return is_context_hint(get_args(hint)[0])
     if origin is Union or origin is UnionType:
         members = [member for member in get_args(hint) if member is not NoneType]
-        return bool(members) and all(_is_context_hint(member) for member in members)
+        return bool(members) and all(is_context_hint(member) for member in members)
     cls = origin or hint
     return isinstance(cls, type) and issubclass(cls, RunContext)
 

@@ -283,6 +283,33 @@ async def test_validators_of_a_text(engine: Engine) -> None:
     assert response.messages[2].text == "The answer was not accepted: say please\nPlease give another one."
 
 
+async def test_a_parameter_with_a_default_keeps_it_unless_it_is_for_the_context(engine: Engine) -> None:
+    given: list[Any] = []
+
+    def strictly(output: str, strict: bool = True) -> None:
+        given.append(strict)
+
+    def named(output: str, ctx: Any = None) -> None:
+        given.append(ctx)
+
+    def annotated(output: str, about: RunContext | None = None) -> None:
+        given.append(about)
+
+    def language(lang: str = "English") -> str:
+        return f"Answer in {lang}."
+
+    def run_id(ctx: RunContext | None = None) -> str:
+        return "" if ctx is None else f"This is {ctx.run_id}."
+
+    provider = ScriptedProvider(["Fine."])
+    one = Agent("talker", provider, output_validators=[strictly, named, annotated], instructions=[language, run_id])
+    async with engine.served(one) as client:
+        await (await client.start(one, "Go.", id="talk-1")).result()
+    assert given[0] is True
+    assert [isinstance(ctx, RunContext) for ctx in given] == [False, True, True]
+    assert provider.requests[0].system == "Answer in English.\n\nThis is talk-1."
+
+
 @pytest.mark.parametrize("wrong", ["raises", "another type"])
 async def test_a_validator_that_fails_fails_the_run_and_the_reply_is_kept(engine: Engine, wrong: str) -> None:
     asked = []

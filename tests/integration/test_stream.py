@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from perdure import Agent, tool
-from perdure.errors import AuthenticationError, DefinitionError, NoWorkerError, ParseError, RunNotFoundError
+from perdure import Agent, Client, background, local_engine, tool
+from perdure.client.inbox import PendingCall
+from perdure.client.tasks import background_task
+from perdure.errors import (
+    ApprovalPendingError,
+    AuthenticationError,
+    DefinitionError,
+    NoWorkerError,
+    ParseError,
+    RunNotFoundError,
+)
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta
 from perdure.testing import ScriptedProvider, call, fail, finish, scripted
 from perdure.types.messages import TextPart
@@ -129,10 +140,27 @@ async def test_a_reply_that_is_cut_off_is_written_on(engine: Engine, again: str,
         assert first + await text_of(pieces) == said
 
 
+async def test_the_reply_to_an_interruption_begins_a_new_line(engine: Engine) -> None:
+    replies = itertools.count()
+
+    class Interrupted:
+        async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
+            if next(replies):
+                yield Completed((TextPart(text="Stopped."),), model=request.model)
+                return
+            yield TextDelta("I am writ")
+            await asyncio.Event().wait()
+
+    async with engine.served(Agent("writer", Interrupted())) as client:
+        turn = await client.send("writer", "Go.", id="writer-1")
+        pieces = turn.stream()
+        first = await anext(pieces)
+        await turn.interrupt("Stop.")
+        assert first + await text_of(pieces) == "I am writ\nStopped."
+
+
 @pytest.mark.server
 async def test_nobody_serves_it(here: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from perdure import local_engine
-
     monkeypatch.setattr(local_engine, "NO_WORKER_SECONDS", 0.5)
     client = await here.client()
     with pytest.raises(NoWorkerError, match=r"--task-queue .*The run was cancelled"):
@@ -251,6 +279,16 @@ async def test_a_client_without_the_agent_gets_plain_json_or_the_type_that_it_na
             await client.run("never-started").status()
 
 
+async def test_text_of_an_agent_that_the_client_has_not_grows_all_the_same(engine: Engine) -> None:
+    model = Slow("One ", "two.")
+    async with engine.served(Agent("slow", model)) as client:
+        values = client.run((await client.start("slow", "Go.")).id).stream_output()
+        async with asyncio.timeout(60):
+            assert await anext(values) == "One "
+            model.gate.open()
+            assert [value async for value in values][-1] == "One two."
+
+
 async def test_an_answer_that_is_rejected_is_followed_by_another(engine: Engine) -> None:
     model = Writes(finish(title=["no text"]))
     async with engine.served(Agent("outliner", model, output=Outline)) as client:
@@ -280,6 +318,160 @@ async def test_an_output_of_text_and_a_turn_without_one(engine: Engine) -> None:
     async with engine.served(talker, stopped) as client:
         assert [value async for value in talker.stream_output("Go.", client=client)] == ["Seen."]
         assert [value async for value in stopped.stream_output("Go.", client=client)] == [None]
+
+
+# --- beside a stream: who decides, and who serves
+
+
+class Paced:
+    """Starts the helper in background, then writes a piece as each gate opens."""
+
+    def __init__(self, pieces: int) -> None:
+        self.gates = [Gate() for _ in range(pieces)]
+        self._calls = [call("start_agent", agent_name="helper", message="Clean up.")]
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
+        if self._calls:
+            yield Completed((self._calls.pop(),), model=request.model)
+            return
+        for number, gate in enumerate(self.gates):
+            await gate()
+            yield TextDelta(str(number))
+        yield Completed((TextPart(text="".join(map(str, range(len(self.gates))))),), model=request.model)
+
+
+@tool(needs_approval=True)
+async def wipe(path: str) -> str:
+    """Wipe."""
+    return f"wiped {path}"
+
+
+async def test_a_decision_that_takes_long_is_asked_for_once_while_text_arrives(engine: Engine) -> None:
+    model, deciding = Paced(4), Gate()
+    helper = Agent("helper", ScriptedProvider([call("wipe", path="/"), "Clean."]), tools=[wipe])
+    boss = Agent("boss", model, tools=background([helper]))
+    asked, seen = list[str](), list[str]()
+
+    async def decide(pending_call: PendingCall) -> bool:
+        asked.append(pending_call.tool)
+        await deciding()
+        return True
+
+    async with engine.served(boss, helper) as client:
+        reading = asyncio.ensure_future(keep_in(seen, boss.stream("Go.", client=client, on_approval=decide)))
+        await eventually(lambda: deciding.entered)
+        for number, gate in enumerate(model.gates[:-1]):
+            gate.open()
+            await eventually(lambda number=number: len("".join(seen)) > number)
+        deciding.open()
+        await eventually(lambda: deciding.left)
+        model.gates[-1].open()
+        await reading
+    assert ("".join(seen), asked, deciding.entered) == ("0123", ["wipe"], 1)
+
+
+@pytest.mark.parametrize("mode", ["raise", "function"])
+async def test_an_error_of_a_decision_comes_behind_the_text_that_a_slow_reader_has_not_read(
+    engine: Engine, mode: str
+) -> None:
+    replies: list[Any] = [["I look.", call("look")], ["I wipe.", call("wipe", path="/")]]
+    agent = Agent("wiper", ScriptedProvider(replies), tools=[look, wipe])
+    has_failed = asyncio.Event()
+
+    def decide(pending_call: PendingCall) -> bool:
+        has_failed.set()
+        raise LookupError(f"no rule for {pending_call.tool}")
+
+    async with engine.served(agent) as client:
+        on_approval: Any = "raise" if mode == "raise" else decide
+        pieces = agent.stream("Go.", id="wiper-1", client=client, on_approval=on_approval)
+        seen = [await anext(pieces)]
+
+        async def is_asked() -> bool:
+            return bool((await client.run("wiper-1").status()).approvals) and (mode == "raise" or has_failed.is_set())
+
+        await eventually(is_asked)
+        with pytest.raises(ApprovalPendingError if mode == "raise" else LookupError, match="wipe"):
+            await keep_in(seen, pieces)
+        assert seen == ["I look.", "\nI wipe."]
+
+
+async def test_an_error_of_a_decision_is_raised_also_where_the_stream_comes_to_its_end(engine: Engine) -> None:
+    model = Paced(2)
+    helper = Agent("helper", ScriptedProvider([call("wipe", path="/"), "Clean."]), tools=[wipe])
+    boss = Agent("boss", model, tools=background([helper]))
+
+    def decide(pending_call: PendingCall) -> bool:
+        for gate in model.gates:
+            gate.open()
+        raise LookupError(f"no rule for {pending_call.tool}")
+
+    async with engine.served(boss, helper) as client:
+        with pytest.raises(LookupError, match="no rule for wipe"):
+            await text_of(boss.stream("Go.", client=client, on_approval=decide))
+
+
+class Failing:
+    """Stands for ``local()``, with a worker that fails when the test says so."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._fails, self._has_failed = asyncio.Event(), asyncio.Event()
+
+    async def fail(self) -> None:
+        """Fail, and return when those who wait could have been told."""
+        self._fails.set()
+        await self._has_failed.wait()
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    @asynccontextmanager
+    async def __call__(self, agents: Any, **_: Any) -> AsyncIterator[Client]:
+        block = asyncio.current_task()
+        assert block is not None
+
+        async def cancel_block() -> None:
+            await self._fails.wait()
+            block.cancel()
+
+        async with background_task(cancel_block()):
+            try:
+                yield self._client
+            except asyncio.CancelledError:
+                block.uncancel()
+                self._has_failed.set()
+                raise ConnectionError("the worker has lost its server") from None
+
+
+@pytest.mark.parametrize("consumer", ["call", "waiting", "busy"])
+async def test_the_error_of_a_worker_that_fails_reaches_who_calls_or_streams(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, consumer: str
+) -> None:
+    model = Slow("One ", "two.")
+    agent = Agent("slow", model)
+
+    async def consume(failing: Failing) -> None:
+        pieces = agent.stream("Go.")
+        if consumer == "call":
+            waiting: Any = asyncio.ensure_future(agent.call("Go."))
+            await eventually(lambda: model.gate.entered)
+        else:  # each piece may be asked for by another task
+            assert await asyncio.create_task(anext(pieces)) == "One "  # type: ignore[arg-type]  # it is a coroutine
+            waiting = asyncio.ensure_future(anext(pieces)) if consumer == "waiting" else None
+            await asyncio.sleep(0)
+        await failing.fail()
+        await (waiting or anext(pieces))
+
+    async with engine.served(agent) as client:
+        failing = Failing(client)
+        monkeypatch.setattr(local_engine, "local", lambda *_, **options: failing(*_, **options))
+        consuming = asyncio.ensure_future(consume(failing))
+        await eventually(consuming.done)
+        with pytest.raises(ConnectionError, match="the worker has lost its server"):
+            await consuming
+        assert not consuming.cancelling(), "it was not cancelled either"
+        (run,) = await client.list(agent="slow")
+        assert run.status in ("cancelled", "terminated"), "it has no id by which the caller could return"
 
 
 @pytest.mark.server

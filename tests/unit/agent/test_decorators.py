@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import inspect
 import threading
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from perdure import Agent, RunContext, Tool, tool
+from perdure import Agent, RunContext, Tool, hook, tool
 from perdure.activities import Agents
 from perdure.agent.decorators import ToolOptions
 from perdure.errors import DefinitionError, InvalidInputError
@@ -173,7 +175,7 @@ def change_all_ways(agent: Agent) -> list[str]:
         lambda: agent.instructions(extra),
         lambda: agent.output_validator(lambda output: output),
         lambda: setattr(agent, "description", "Another."),
-        lambda: setattr(agent, "provider", None),
+        lambda: setattr(agent, "max_iterations", 7),
     ):
         try:
             change()
@@ -190,7 +192,7 @@ def all_refused(name: str, use: str) -> list[str]:
             "the instructions 'extra' cannot be added",
             "the output validator '<lambda>' cannot be added",
             "its description cannot be changed",
-            "its provider cannot be changed",
+            "its max_iterations cannot be changed",
         )
     ]
 
@@ -253,3 +255,80 @@ def test_a_copy_can_be_changed_and_leaves_the_agent_as_it_is() -> None:
     assert change_all_ways(agent.overridden({"max_iterations": 4})) == []
     assert agents.get("a") is agent
     assert len(change_all_ways(agent)) == 5
+
+
+def used(agent: Agent | None = None) -> Agent:
+    agent = agent or Agent("a", MODEL, description="A", settings={"temperature": 0})
+    Agents([agent])
+    return agent
+
+
+def test_what_is_replaced_for_a_test_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, fake = Agent("a", MODEL), ScriptedProvider([])
+    monkeypatch.setattr(agent, "provider", fake)
+    used(agent)
+    assert agent.overridden({"max_iterations": 3}).provider is fake
+    monkeypatch.undo()
+    assert agent.provider is agent.overridden({"max_iterations": 3}).provider is None
+    for name in ("call", "stream"):
+        monkeypatch.setattr(agent, name, lambda *_: "faked")
+        assert getattr(agent, name)("Go.") == "faked"
+        monkeypatch.undo()
+        with mock.patch.object(agent, name):
+            assert isinstance(getattr(agent, name), mock.Mock)
+        assert getattr(agent, name).__self__ is agent
+
+
+def test_the_own_attributes_of_a_subclass_stay_its_own() -> None:
+    class Counting(Agent):
+        calls = 0
+
+        def count(self) -> None:
+            self.calls += 1
+
+    agent = used(Counting("a", MODEL))
+    assert isinstance(agent, Counting)
+    agent.count()
+    del agent.calls
+    assert agent.calls == 0
+
+
+def test_all_that_defines_an_agent_is_frozen_and_the_same_value_is_no_change() -> None:
+    agent = used()
+    names = [name for name in vars(agent) if not name.startswith("_")]
+    assert len(names) > 20
+    for name in names:
+        value = getattr(agent, name)
+        setattr(agent, name, value)
+        with pytest.raises(DefinitionError, match=f"its {name} cannot be changed"):
+            setattr(agent, name, object())
+        with pytest.raises(DefinitionError, match=f"its {name} cannot be changed"):
+            delattr(agent, name)
+        assert getattr(agent, name) is value
+    agent.description = "".join(["A"])
+
+
+def test_the_settings_of_a_used_agent_cannot_be_changed_in_place() -> None:
+    agent = Agent("a", MODEL, settings={"temperature": 0}, provider_options={"user": "ana"})
+    agent.settings["seed"] = 7  # type: ignore[index]  # that it may be changed until then is not promised
+    used(agent)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        agent.settings["temperature"] = 1  # type: ignore[index]
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        agent.provider_options["user"] = "bea"  # type: ignore[index]
+    assert agent.settings == {"temperature": 0, "seed": 7}
+    assert agent.overridden({"settings": {"temperature": 1}}).settings == {"temperature": 1, "seed": 7}
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_copy_shares_nothing_that_can_be_changed(make: Callable[[Agent], Agent], is_used: bool) -> None:
+    agent = Agent("a", MODEL, settings={"temperature": 0}, provider_options={"user": "ana"})
+    if is_used:
+        used(agent)
+    other = make(agent)
+    other.hooks.add(hook("before_llm_call")(lambda: None))
+    other.settings["temperature"] = 1  # type: ignore[index]
+    other.provider_options["user"] = "bea"  # type: ignore[index]
+    assert (len(agent.hooks), agent.settings, agent.provider_options) == (0, {"temperature": 0}, {"user": "ana"})
+    assert (len(other.hooks), other.settings["temperature"]) == (1, 1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NewType, NotRequired, Protocol, TypedDict, TypeVar
 
 import pytest
@@ -30,6 +33,10 @@ class User(BaseModel):
 
 class Admin(User):
     level: int = 0
+
+
+class Manager(User):
+    reports: int = 0
 
 
 class Other(BaseModel):
@@ -271,6 +278,67 @@ def test_a_type_of_the_function_that_defines_the_agent_comes_before_one_of_the_m
     assert Agent("a", MODEL, context=User, tools=[look], instructions=prompt).context is User
 
 
+def import_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence[str], files: int = 1) -> list[Any]:
+    """The class User of a file, or of two of the same text, that is imported under two names."""
+    classes = []
+    for number, name in enumerate(names):
+        file = tmp_path / f"app{number % files}.py"
+        file.write_text("from dataclasses import dataclass\n\n@dataclass\nclass User:\n    name: str = ''\n")
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        classes.append(module.User)
+    return classes
+
+
+@pytest.mark.parametrize("names", [("__main__", "app"), ("app", "__main__"), ("app", "src.app")])
+def test_one_class_that_is_imported_under_two_names_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence[str]
+) -> None:
+    first, second = import_twice(tmp_path, monkeypatch, names)
+    assert first is not second
+
+    def check(output: Any, ctx: Any) -> None: ...
+
+    check.__annotations__ |= {"output": second, "ctx": RunContext[second]}
+    agent = Agent("a", MODEL, context=first, output=first, output_validators=[check])
+    assert [validator.fn for validator in agent.output_validators] == [check]
+
+
+def test_two_classes_of_one_name_are_named_with_their_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = import_twice(tmp_path, monkeypatch, ("app", "lib"), files=2)
+
+    def prompt(ctx: Any) -> str:
+        return ""
+
+    prompt.__annotations__["ctx"] = RunContext[second]
+    with pytest.raises(
+        DefinitionError, match=r"takes RunContext\[lib.User\], and the agent's context is app.User"
+    ) as error:
+        Agent("a", MODEL, context=first, instructions=prompt)
+    assert "or give the agent context=lib.User" in str(error.value.hint)
+
+    def check(output: Any) -> None: ...
+
+    check.__annotations__["output"] = second
+    with pytest.raises(DefinitionError, match=r"an output of type lib\.User, and the agent's output is app\.User"):
+        Agent("a", MODEL, output=first, output_validators=[check])
+
+
+class Scoped(ToolContext[User], Generic[T]):
+    """Whose argument is not the context's type."""
+
+
+def test_the_arguments_of_an_authors_own_context_class_are_its_own() -> None:
+    def prompt(ctx: Scoped[Other]) -> str:
+        return ""
+
+    assert Agent("a", MODEL, context=User, instructions=prompt).instruction_parts == (prompt,)
+
+
 class Strange:
     """A callable that has every attribute: itself."""
 
@@ -292,7 +360,9 @@ def test_a_callable_that_tells_nothing_is_accepted() -> None:
     [
         (User, User, True),
         (Admin, User, True),
-        (User, Admin, False),
+        (User, Admin, True),  # a validator may make one of the other
+        (Admin, Manager, False),
+        (date, datetime, True),
         (User, Any, True),
         (User, object, True),
         (Any, User, True),

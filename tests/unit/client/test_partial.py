@@ -65,3 +65,18 @@ async def test_the_last_piece_gives_all_of_it(value: dict[str, object], cuts: li
 
 def test_what_is_no_json_has_no_partial() -> None:
     assert parse_partial_json("oops") is None
+
+
+async def test_long_arguments_are_parsed_when_they_have_grown_by_a_hundredth() -> None:
+    """The whole of them is parsed each time: with every piece, the cost would grow with the square of their length."""
+    partials, seen = PartialArguments(nothing), list[object]()
+    deltas = pieces(json.dumps({"text": "a" * 100_000}), list(range(0, 100_000, 40)))
+    for delta in deltas:
+        partial = (await partials.fill_partial(delta)).partial
+        if delta.offset:
+            assert len(partial["text"]) >= 0.98 * delta.offset
+        if not seen or partial is not seen[-1]:
+            seen.append(partial)
+    assert 10_000 // 40 < len(seen) < 0.3 * len(deltas)
+    again = ModelDelta(kind="tool_call", text='{"text": "b', name="finish", call_id="c")
+    assert (await partials.fill_partial(again)).partial == {"text": "b"}, "of another attempt"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 import pytest
@@ -14,9 +15,9 @@ from typing_extensions import TypedDict
 
 from perdure.agent.output import OutputType
 from perdure.client.event_reader import PartialArguments
-from perdure.client.streams import LiveOutput, LiveText, OutputForm
+from perdure.client.streams import LiveOutput, LiveText, OutputForm, StreamReader
 from perdure.types.events import CallSaid, Event, ModelCompleted, ModelDelta, ModelRetracted, ModelStarted
-from perdure.types.interface import FinishProtocol
+from perdure.types.interface import FinishProtocol, Response
 
 
 def deltas(*texts: str) -> list[Event]:
@@ -61,6 +62,53 @@ def test_who_comes_in_the_middle_sees_the_rest_and_not_the_beginning_again() -> 
     assert shown([ModelDelta(text="is 7.", offset=3), ModelCompleted(text="It is 7.")]) == "is 7."
 
 
+def test_another_attempt_that_ends_with_what_was_shown_is_shown_whole() -> None:
+    events = [*deltas("42"), ModelRetracted(), ModelStarted(), ModelCompleted(text="No: 42")]
+    assert shown(events) == "42\nNo: 42"
+    middle = [ModelDelta(text="42", offset=4), ModelRetracted(), ModelStarted(), ModelCompleted(text="No: 42")]
+    assert shown(middle) == "42\nNo: 42"
+
+
+class Recorded(StreamReader[Any]):
+    """A run of which these events are recorded."""
+
+    output_form = OutputForm()
+
+    def __init__(self, *events: Event) -> None:
+        self._events = events
+
+    async def warn_without_worker(self) -> None: ...
+
+    async def events(self, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
+        for event in self._events:
+            yield event
+
+    async def result(self) -> Response[Any]:
+        return Response(content="")
+
+
+@pytest.mark.parametrize(
+    ("reason", "task_id", "iteration"), [("Interrupted", "1", 1), ("AuthenticationError", "2", 1), ("", "1", 2)]
+)
+async def test_the_reply_after_one_that_was_not_completed_begins_a_new_line(
+    reason: str, task_id: str, iteration: int
+) -> None:
+    cut: list[Event] = [ModelDelta(task_id="1", text="I am writ")]
+    cut.append(ModelRetracted(task_id="1", reason=reason) if reason else ModelCompleted(task_id="1", text=""))
+    key: Any = {"task_id": task_id, "iteration": iteration}
+    whole = [
+        ModelDelta(text="Stop", **key),
+        ModelDelta(text="ped.", offset=4, **key),
+        ModelCompleted(text="Stopped.", **key),
+    ]
+    assert [piece async for piece in Recorded(*cut, *whole).stream()] == ["I am writ", "\nStop", "ped."]
+    again = [ModelStarted(task_id="1"), ModelDelta(task_id="1", text="I am writing.")]
+    assert [piece async for piece in Recorded(*cut[:1], ModelRetracted(task_id="1"), *again).stream()] == [
+        "I am writ",
+        "ing.",
+    ]
+
+
 @given(st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=4), st.text(alphabet="ab", max_size=8))
 def test_what_is_shown_ends_with_the_whole_reply(attempts: list[str], text: str) -> None:
     events: list[Event] = []
@@ -91,12 +139,12 @@ def form(output: Any, finish: FinishProtocol | None = None) -> OutputForm:
     return OutputForm(OutputType("a test", output), finish)
 
 
-def arguments(*pieces: str, index: int = 0, name: str = "__finish__", inside: str | None = None) -> list[Event]:
+def arguments(*pieces: str, name: str = "__finish__", **fields: Any) -> list[Event]:
     """The arguments of a call, in these pieces."""
     events: list[Event] = []
     for number, piece in enumerate(pieces):
         offset = sum(map(len, pieces[:number]))
-        events.append(ModelDelta(kind="tool_call", text=piece, offset=offset, name=name, index=index, inside=inside))
+        events.append(ModelDelta(kind="tool_call", text=piece, offset=offset, name=name, **fields))
     return events
 
 
@@ -171,7 +219,16 @@ async def test_text_is_the_reply_so_far_and_a_reply_that_calls_tools_is_none() -
     second = [ModelDelta(iteration=2, text="It "), ModelDelta(iteration=2, text="is 7.", offset=3)]
     events = [*first, *second, ModelCompleted(iteration=2, text="It is 7.")]
     assert await outputs(form(str, "text"), *events) == ["It ", "It is 7."]
-    assert await outputs(OutputForm(), *events) == [], "of an agent that may have any type"
+    assert await outputs(OutputForm(), *events) == ["It ", "It is 7."], "of an agent that may have any type"
+    answer = [ModelStarted(iteration=3), *arguments('{"title": "A', iteration=3), ModelDelta(iteration=3, text="So.")]
+    assert await outputs(OutputForm(), *events, *answer) == ["It ", "It is 7.", {"title": "A"}], "it has one"
+
+
+async def test_the_same_answer_in_two_turns_is_two_outputs() -> None:
+    turns = [ModelCompleted(task_id=turn, text="Done.") for turn in ("1", "2")]
+    assert await outputs(form(str, "text"), *turns) == ["Done.", "Done."]
+    written = [arguments('{"value": 1}', inside="value", task_id=turn) for turn in ("1", "2")]
+    assert await outputs(form(int), *written[0], ModelCompleted(task_id="1"), *written[1]) == [1, 1]
 
 
 async def test_a_tagged_answer_is_what_stands_between_the_tags() -> None:

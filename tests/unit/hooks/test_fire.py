@@ -215,6 +215,9 @@ def test_a_hook_is_checked_when_it_is_made() -> None:
         hook("before_lunch")  # type: ignore[arg-type]
     with pytest.raises(DefinitionError, match="on_finish gives no 'answer'"):
         hook("on_finish")(lambda answer: answer)
+    with pytest.raises(DefinitionError, match="'content' is positional-only") as error:
+        hook("on_finish")(lambda content, /: content)
+    assert error.value.hint == "Take the / out of its parameters."
     with pytest.raises(DefinitionError, match="on_error is 'fail' or 'log'"):
         hook("on_finish", on_error="ignore")  # type: ignore[arg-type]
     for unhashable in ([], {}):

@@ -75,3 +75,9 @@ def test_what_is_no_event_is_refused(plain: Any, why: str) -> None:
 def test_input_of_any_shape_gives_an_event_or_one_error(plain: Any) -> None:
     with contextlib.suppress(InvalidInputError):
         parse_event(plain)
+
+
+def test_the_public_module_offers_all_events_and_nothing_else() -> None:
+    others = {"CallSaid", "EVENT_TYPES", "Event", "EventBase", "PathStep", "Span", "parse_event"}
+    assert set(events.__all__) == {kind.__name__ for kind in KINDS} | others
+    assert all(hasattr(events, name) for name in events.__all__)
