@@ -198,10 +198,8 @@ def validate_instruction(name: str, part: Any) -> Instruction:
 def build_instruction_arguments(part: Callable[..., Any], ctx: RunContext[Any]) -> tuple[RunContext[Any], ...]:
     """Return the arguments that a function of the instructions is called with: ``ctx``, or none where its first
     parameter is for something else."""
-    try:
-        first = next(iter(inspect.signature(part).parameters.values()), None)
-    except (TypeError, ValueError, NameError):  # a callable without a signature
-        first = None
+    signature = evaluate_signature("the instructions", part)
+    first = next(iter(signature.parameters.values()), None) if signature is not None else None
     return (ctx,) if first is None or takes_context(part, first) else ()
 
 
