@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +31,8 @@ class Stage:
     name: str
     arguments: tuple[str, ...]
     tries: int
+    shows_late: bool = False
+    """Its output is shown when it has ended: another stage runs beside it."""
     tried_twice: dict[str, str] = field(default_factory=dict)
     """What did not pass at the first try, with the reason."""
 
@@ -50,14 +53,18 @@ class Stage:
         return code
 
     def _try(self, number: int) -> int:
+        title = [f"\n== {self.name}"]
         if number > 1:
-            print(f"\n== second try of what did not pass ({self.name}):", *self.left(), sep="\n", flush=True)
-        else:
-            print(f"\n== {self.name}", flush=True)
+            title = [f"\n== second try of what did not pass ({self.name}):", *self.left()]
+        if not self.shows_late:
+            print(*title, sep="\n", flush=True)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.tries", f"--tried={self.state}"]
-        code = subprocess.run([*command, *self.arguments], check=False).returncode
+        output = (subprocess.PIPE, subprocess.STDOUT) if self.shows_late else (None, None)
+        ended = subprocess.run([*command, *self.arguments], check=False, stdout=output[0], stderr=output[1], text=True)
+        if self.shows_late:
+            print(*title, ended.stdout, sep="\n", flush=True)
         none_expected = number > 1 or self.name == "alone"  # the stage of those marked alone may be empty
-        return 0 if code == NONE_LEFT and none_expected else code
+        return 0 if ended.returncode == NONE_LEFT and none_expected else ended.returncode
 
     def left(self) -> dict[str, str]:
         """What did not pass, with the reason."""
@@ -80,18 +87,26 @@ ALONE = ("tests/acceptance",)
 """Where tests may be marked ``alone``; tests/conftest.py refuses the mark elsewhere. Collecting them all takes 10 s."""
 PROPERTIES = ("tests/unit", "tests/contract", "tests/acceptance/test_control.py")
 """Where property tests stand; ``make test-all`` runs them again with more examples."""
+HALVES = ("1/2", "2/2")
+"""Two processes without xdist take three quarters of the CPU: each collects its own files alone."""
 STAGES = {
     "everyday": (
-        Stage("unit", ("--dist", "worksteal", "-n", "2", "tests/unit", "-m", EVERYDAY), tries=1),
-        Stage("servers", (*BESIDE, "5", "--ignore=tests/unit", "-m", f"{EVERYDAY} and not alone"), tries=2),
-        Stage("alone", (*ALONE, "-m", f"{EVERYDAY} and alone"), tries=2),
+        tuple(
+            Stage(
+                f"unit-{half[0]}", (f"--half={half}", "tests/unit", "-m", EVERYDAY), tries=1, shows_late=half != "1/2"
+            )
+            for half in HALVES
+        ),
+        (Stage("servers", (*BESIDE, "5", "--ignore=tests/unit", "-m", f"{EVERYDAY} and not alone"), tries=2),),
+        (Stage("alone", (*ALONE, "-m", f"{EVERYDAY} and alone"), tries=2),),
     ),
     "rest": (
-        Stage("rest", (*BESIDE, "3", "-m", f"{REST} and not alone"), tries=2),
-        Stage("properties", ("-n", "2", *PROPERTIES, "-m", "hypothesis", "--hypothesis-profile=rest"), tries=1),
-        Stage("rest-alone", (*ALONE, "-m", f"{REST} and alone"), tries=2),
+        (Stage("rest", (*BESIDE, "3", "-m", f"{REST} and not alone"), tries=2),),
+        (Stage("properties", ("-n", "2", *PROPERTIES, "-m", "hypothesis", "--hypothesis-profile=rest"), tries=1),),
+        (Stage("rest-alone", (*ALONE, "-m", f"{REST} and alone"), tries=2),),
     ),
 }
+"""The stages of a group run beside each other."""
 
 
 def _print_reasons(failures: dict[str, str]) -> None:
@@ -111,12 +126,16 @@ def _machine() -> str:
 
 def main() -> int:
     """Exit code of the first stage that failed twice, or 0."""
-    stages = STAGES[sys.argv[1] if sys.argv[1:] else "everyday"]
-    for stage in stages:
-        if code := stage.run():
-            stage.report()
-            return code
-    if twice := {test: reason for stage in stages for test, reason in stage.tried_twice.items()}:
+    groups = STAGES[sys.argv[1] if sys.argv[1:] else "everyday"]
+    for stages in groups:
+        with ThreadPoolExecutor() as pool:
+            codes = list(pool.map(Stage.run, stages))
+        for stage, code in zip(stages, codes, strict=True):
+            if code:
+                stage.report()
+        if any(codes):
+            return max(codes)
+    if twice := {test: reason for stages in groups for stage in stages for test, reason in stage.tried_twice.items()}:
         print(f"\n== passed at the second try alone: {len(twice)}")
         _print_reasons(twice)
     return 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,7 +83,7 @@ def test_the_end_names_what_was_tried_twice(
     codes: list[int], ended: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stages = [Stage(f"stage-{n}", (), tries=1, tried_twice={f"test_{n}": "Busy"}) for n in range(2)]
-    monkeypatch.setattr(run_tests, "STAGES", {"everyday": stages})
+    monkeypatch.setattr(run_tests, "STAGES", {"everyday": [[stage] for stage in stages]})
     monkeypatch.setattr(Stage, "run", lambda stage: codes[stages.index(stage)])
     monkeypatch.setattr("sys.argv", ["run_tests.py"])
     assert run_tests.main() == ended
@@ -100,9 +102,11 @@ def test_every_test_belongs_to_one_stage() -> None:
         marks = {"slow": slow, "node": node, "alone": alone}
         takes = [
             stage.name
-            for stages in run_tests.STAGES.values()
+            for groups in run_tests.STAGES.values()
+            for stages in groups
             for stage in stages
             if stage.name != "properties"  # once more, with more examples
+            if "--half=2/2" not in stage.arguments
             if eval(stage.arguments[stage.arguments.index("-m") + 1], marks)  # noqa: S307  # as pytest does
             and _collects(stage, path)
         ]
@@ -112,6 +116,26 @@ def test_every_test_belongs_to_one_stage() -> None:
 def _collects(stage: Stage, path: str) -> bool:
     folders = [argument for argument in stage.arguments if argument.startswith("tests/")] or [path]
     return path in folders and f"--ignore={path}" not in stage.arguments
+
+
+def test_every_unit_test_is_in_one_half(tmp_path: Path) -> None:
+    for name in ("test_a.py", "test_b.py", "test_c.py", "deeper/test_d.py", "deeper/test_e.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"def test_one():\n    print({name!r})\n")
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "tests.support.tries"]
+    listed = [
+        line
+        for half in run_tests.HALVES
+        for line in subprocess.run(
+            [*command, f"--rootdir={tmp_path}", f"--half={half}", str(tmp_path)],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.splitlines()
+        if "::" in line
+    ]
+    assert sorted(listed) == sorted(set(listed))
+    assert len(listed) == 5
 
 
 def test_the_mark_alone_is_refused_where_its_stage_does_not_look(request: pytest.FixtureRequest) -> None:
