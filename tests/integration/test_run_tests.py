@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from scripts import run_tests
 from scripts.run_tests import Stage
+from tests.support.engine import ROOT
 from tests.support.tries import refuse_alone_elsewhere
 
 SUITE = """
@@ -127,7 +129,9 @@ def test_every_unit_test_is_in_one_half(tmp_path: Path) -> None:
         line
         for half in run_tests.HALVES
         for line in subprocess.run(
-            [*command, f"--rootdir={tmp_path}", f"--half={half}", str(tmp_path)],
+            [*command, "--rootdir=.", f"--half={half}"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             check=True,
             capture_output=True,
             text=True,
