@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from scripts import run_tests
 from scripts.run_tests import Stage
 from tests.support.engine import ROOT
-from tests.support.tries import refuse_alone_elsewhere
+from tests.support.tries import pytest_ignore_collect, refuse_alone_elsewhere
 
 SUITE = """
 import os
@@ -120,26 +119,14 @@ def _collects(stage: Stage, path: str) -> bool:
     return path in folders and f"--ignore={path}" not in stage.arguments
 
 
-def test_every_unit_test_is_in_one_half(tmp_path: Path) -> None:
-    for name in ("test_a.py", "test_b.py", "test_c.py", "deeper/test_d.py", "deeper/test_e.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(f"def test_one():\n    print({name!r})\n")
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "tests.support.tries"]
-    listed = [
-        line
-        for half in run_tests.HALVES
-        for line in subprocess.run(
-            [*command, "--rootdir=.", f"--half={half}"],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout.splitlines()
-        if "::" in line
-    ]
-    assert sorted(listed) == sorted(set(listed))
-    assert len(listed) == 5
+@pytest.mark.parametrize("name", ["test_a.py", "deeper/test_a.py", "test_b.py", "conftest.py", "__init__.py"])
+def test_every_unit_test_is_in_one_half(name: str) -> None:
+    def ignores(half: str) -> bool | None:
+        config: Any = SimpleNamespace(getoption=lambda _: half, rootpath=ROOT)
+        return pytest_ignore_collect(ROOT / "tests/unit" / name, config)
+
+    ignored = [half for half in run_tests.HALVES if ignores(half)]
+    assert len(ignored) == int("test_" in name), "a conftest is in both halves"
 
 
 def test_the_mark_alone_is_refused_where_its_stage_does_not_look(request: pytest.FixtureRequest) -> None:
