@@ -20,6 +20,7 @@ from tests.support import forkserver, npm
 from tests.support.engine import Engine
 from tests.support.in_process import InProcessEngine
 from tests.support.patience import be_patient
+from tests.support.postgres import Databases, open_databases
 from tests.support.tries import refuse_alone_elsewhere
 
 # A suite that everybody runs looks at fewer examples than somebody who has changed what they are about:
@@ -87,6 +88,13 @@ def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             del os.environ["PERDURE_TEMPORAL_CLI"]
         else:
             os.environ["PERDURE_TEMPORAL_CLI"] = before
+
+
+@pytest.fixture(scope="session")
+def postgres_databases() -> Iterator[Databases]:
+    """Makes databases on a PostgreSQL server, for tests that are marked ``postgres``."""
+    with open_databases() as databases:
+        yield databases
 
 
 @pytest.fixture
