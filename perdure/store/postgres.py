@@ -221,8 +221,13 @@ class PostgresStore:
         if self._notifications is not None:
             await self._notifications.close(self._build_closed_error())
             self._notifications = None
+        self.store_id = self._pool.store_id = ""
         await self._pool.close()
         self._home = None
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise self._build_closed_error()
 
     def _build_closed_error(self) -> StoreError:
         return StoreError(f"the store {self.place} is not open", hint="Call open() first.")
@@ -231,9 +236,9 @@ class PostgresStore:
 
     async def _run_at_home(self, work: Coroutine[Any, Any, T], *, opens: bool = True) -> T:
         """Run ``work`` on the event loop of the connections."""
-        if not self._is_open and opens:
+        if opens and not self._is_open:
             work.close()
-            raise self._build_closed_error()
+            self._check_open()
         home = self._get_home()
         if home is asyncio.get_running_loop():
             return await work
@@ -256,17 +261,18 @@ class PostgresStore:
     async def _read(self, statement: str, values: dict[str, Any]) -> list[Any]:
         """Run a read. If there is no store yet, it finds nothing."""
         if not self.store_id:
+            self._check_open()
             await self._open(create=False)
             if not self.store_id:
                 return []
         return await self._pool.fetch(statement, **values)
 
-    async def _write(self, work: Coroutine[Any, Any, T]) -> T:
-        return await self._run_at_home(self._finish_write(work))
+    async def _write(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
+        return await self._run_at_home(self._finish_write(statement, head, events))
 
-    async def _finish_write(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` to its end, also if the caller is cancelled: what was paid must be recorded."""
-        writing = asyncio.create_task(work)
+    async def _finish_write(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
+        """Write, to the end also if the caller is cancelled: what was paid must be recorded."""
+        writing = asyncio.create_task(self._call(statement, head, events))
         self._writes.add(writing)
         writing.add_done_callback(self._forget_write)
         return await asyncio.shield(writing)
@@ -281,13 +287,13 @@ class PostgresStore:
     async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
         """See :class:`perdure.ports.Journal`."""
         head = [key, owner, again, self._now()]
-        row = await self._write(self._call(CLAIM, head, self._encode_batch(events)))
+        row = await self._write(CLAIM, head, self._encode_batch(events))
         return Claim(row["state"], row["recorded"], row["starts_counted"] if row["state"] != "done" else 1)
 
     async def commit(self, commit: Commit) -> bytes | None:
         """See :class:`perdure.ports.Journal`."""
         head = _encode_commit(commit, self._now())
-        row = await self._write(self._call(COMMIT, head, self._encode_batch(commit.events)))
+        row = await self._write(COMMIT, head, self._encode_batch(commit.events))
         recorded: bytes | None = row["recorded"]
         return recorded if recorded is not None or commit.outcome is None else commit.outcome.body
 
@@ -295,7 +301,7 @@ class PostgresStore:
         """See :class:`perdure.ports.EventLog`."""
         encoded = self._encode_batch(batch)
         encoded.head.insert(3, False)
-        row = await self._write(self._call(APPEND, [], encoded))
+        row = await self._write(APPEND, [], encoded)
         return bool(row["written"])
 
     def _encode_batch(self, batch: EventBatch | None) -> _EncodedBatch:
@@ -308,6 +314,7 @@ class PostgresStore:
     async def _call(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
         """Call a function that writes, and notify the followers of its events."""
         if not self.store_id:
+            self._check_open()
             await self._open(create=False)
             if not self.store_id:
                 raise StoreError(

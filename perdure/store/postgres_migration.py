@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from alembic.util import CommandError
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from ..errors import StoreError
+from ..errors import StoreError, StoreVersionError
 from . import migrations
 from .postgres_connection import PostgresAddress, connect_to_postgres, translate_postgres_failure
 from .schema import TABLES
@@ -31,6 +32,10 @@ async def migrate_postgres(address: PostgresAddress, proposed_id: str, now: str)
     try:
         async with engine.begin() as connection:
             await connection.run_sync(_migrate, address.place, proposed_id, now)
+    except CommandError as error:
+        raise StoreVersionError(
+            f"the schema of {address.place} cannot be upgraded: {error}", hint="Install the perdure that made it."
+        ) from error
     except SQLAlchemyError as error:
         original = getattr(error, "orig", None)
         cause = getattr(original, "driver_exception", None) or getattr(original, "__cause__", None) or error

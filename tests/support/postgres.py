@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,6 +64,13 @@ class PostgresServer:
             "initdb", "-D", str(self.data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync", "--locale=C"
         )
 
+        # A user with a password, for tests of both; all others need none.
+        (self.data / "pg_hba.conf").write_text(
+            "local all all trust\n"
+            "host all with_password 127.0.0.1/32 scram-sha-256\n"
+            "host all,replication all 127.0.0.1/32 trust\n"
+        )
+
     def start(self) -> None:
         """Start on a free port, or again on the one before, and wait until it answers."""
         if not self.port:
@@ -82,9 +90,15 @@ class PostgresServer:
         process, self._process = self._process, None
         if process is None:
             return
-        (pid, *_) = (self.data / "postmaster.pid").read_text().splitlines()
+        pid, *_ = (self.data / "postmaster.pid").read_text().splitlines()
         os.kill(int(pid), how)
         process.wait(60)
+
+    def make_standby(self, folder: Path) -> PostgresServer:
+        """Copy this server into ``folder`` as its standby, not started yet."""
+        standby = PostgresServer(folder, self._settings)
+        standby.run("pg_basebackup", "-R", "-X", "stream", "-c", "fast", "-D", str(standby.data), "-d", self.url)
+        return standby
 
     def read_log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")
@@ -125,10 +139,19 @@ async def _wait_for_answer(server: PostgresServer) -> None:
 
 
 @contextmanager
-def run_server(settings: dict[str, str] | None = None) -> Iterator[PostgresServer]:
-    """A server of its own in a temporary directory, stopped and removed behind the block."""
+def make_folder() -> Iterator[Path]:
+    """A folder that the server's user can reach."""
     folder = Path(tempfile.mkdtemp(prefix="perdure-pg-", dir="/var/tmp" if os.geteuid() == 0 else None))
     try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def run_server(settings: dict[str, str] | None = None) -> Iterator[PostgresServer]:
+    """A server of its own in a temporary directory, stopped and removed behind the block."""
+    with make_folder() as folder:
         server = PostgresServer(folder, settings)
         server.create()
         server.start()
@@ -136,15 +159,11 @@ def run_server(settings: dict[str, str] | None = None) -> Iterator[PostgresServe
             yield server
         finally:
             server.stop(signal.SIGQUIT)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_apart(work: Coroutine[Any, Any, Any]) -> Any:
     """Run ``work`` on an event loop of its own, also where one runs."""
     results: list[Any] = []
-    import threading
-
     thread = threading.Thread(target=lambda: results.append(asyncio.run(work)))
     thread.start()
     thread.join()
