@@ -106,11 +106,21 @@ def server_address(request: pytest.FixtureRequest) -> str | None:
 
 
 @pytest.fixture
-async def engine(server_address: str | None, tmp_path: Path) -> AsyncIterator[Engine]:
+def store_kind(request: pytest.FixtureRequest) -> str:
+    """The kind of the engine's store; see ``ON_BOTH_STORES`` of tests/support/engine.py."""
+    return getattr(request, "param", "sqlite")
+
+
+@pytest.fixture
+async def engine(
+    request: pytest.FixtureRequest, server_address: str | None, tmp_path: Path, store_kind: str
+) -> AsyncIterator[Engine]:
     """A task queue and a store of this test's own: ``async with engine.served(agent) as client``.
 
     On a real server for a test that is marked ``server``, else in this process.
     """
     engine = Engine(server_address, tmp_path) if server_address else InProcessEngine(tmp_path)
+    if store_kind == "postgres":
+        engine.keep_stores_in(request.getfixturevalue("postgres_databases"))
     yield engine
     await engine.close()
