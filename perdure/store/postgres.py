@@ -31,7 +31,8 @@ MEMORY_CHANGED, OPEN_DELTAS = "PD001", "PD002"
 """SQLSTATEs that the functions raise."""
 MAX_KEY_BYTES = 500
 """A longer key of an event, or id of a message, is stored by its hash: an entry of an index takes up to 2,700 bytes."""
-MAX_UNCERTAIN_BATCHES = 1000
+MAX_UNCERTAIN_BATCHES = 100
+"""Most batches that are remembered because their answer was lost, until they are appended again."""
 
 
 def _build_call(function: str, count: int) -> str:
@@ -326,7 +327,7 @@ class PostgresStore:
         except StoreError as error:
             if _get_sqlstate(error) == MEMORY_CHANGED:
                 raise _build_memory_error(error, head) from None
-            if events.batch is not None and not isinstance(error.__cause__, asyncpg.PostgresError):
+            if events.batch is not None:  # whether it was written is unknown, or it was not: both may be tried again
                 self._uncertain[id(events.batch)] = events.batch, events.write_id
                 while len(self._uncertain) > MAX_UNCERTAIN_BATCHES:
                     self._uncertain.popitem(last=False)
@@ -461,8 +462,12 @@ class PostgresStore:
 
     def _get_notifications(self) -> EventNotifications:
         if self._notifications is None:
-            self._notifications = EventNotifications(self._address, "perdure_events", self._read_streams)
+            self._notifications = EventNotifications(self._address, self._get_channel, self._read_streams)
         return self._notifications
+
+    def _get_channel(self) -> str:
+        """Return the name of the store's notifications: a database may have several stores, by schema."""
+        return f"perdure_{self.store_id}" if self.store_id else ""
 
     async def _read_streams(self, context_ids: Iterable[str]) -> dict[str, tuple[str, int]]:
         rows = await self._read(event_log.SELECT_LATEST_SEQS, {"keys": list(context_ids)})

@@ -12,7 +12,7 @@ from sqlalchemy.pool import NullPool
 
 from ..errors import StoreError, StoreVersionError
 from . import migrations
-from .postgres_connection import PostgresAddress, connect_to_postgres, translate_postgres_failure
+from .postgres_connection import POSTGRES_FAILURES, PostgresAddress, connect_to_postgres, translate_postgres_failure
 from .schema import TABLES
 
 LOCK_KEY = 0x7065726475726501
@@ -36,6 +36,8 @@ async def migrate_postgres(address: PostgresAddress, proposed_id: str, now: str)
         raise StoreVersionError(
             f"the schema of {address.place} cannot be upgraded: {error}", hint="Install the perdure that made it."
         ) from error
+    except POSTGRES_FAILURES as error:  # one that SQLAlchemy does not wrap
+        raise translate_postgres_failure(error, address) from error
     except SQLAlchemyError as error:
         original = getattr(error, "orig", None)
         cause = getattr(original, "driver_exception", None) or getattr(original, "__cause__", None) or error

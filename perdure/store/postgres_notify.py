@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
@@ -26,6 +27,8 @@ GATHER_SECONDS = 0.02
 """Least time between two notifications of a process."""
 CATCH_UP_SECONDS = 1.0
 """Time between two reads of the last numbers of all awaited conversations."""
+CHECK_SECONDS = 30.0
+"""Time between two checks of the connection that listens."""
 MAX_PAYLOAD_BYTES = 7000
 """PostgreSQL takes 8,000."""
 CHANGED_UNKNOWN = "{}"
@@ -50,15 +53,17 @@ class EventNotifications:
     The connection is opened by the first write of events or the first waiter, and listens from the first waiter on.
     """
 
-    def __init__(self, address: PostgresAddress, channel: str, read_streams: ReadStreams) -> None:
+    def __init__(self, address: PostgresAddress, get_channel: Callable[[], str], read_streams: ReadStreams) -> None:
         self._address = address
-        self._channel = channel
+        self._get_channel = get_channel
+        """Returns the channel; "" as long as there is no store."""
         self._read_streams = read_streams
         self._waiters: defaultdict[str, set[_EventWaiter]] = defaultdict(set)
         """By the conversation and, where that is another one, the stream of its events."""
         self._connection: Any = None
         self._using = asyncio.Lock()
         self._is_listening = False
+        self._checked_at = 0.0
         self._listen_tried = asyncio.Event()
         self._catch_up_now = asyncio.Event()
         self._unsent: dict[str, int] = {}
@@ -89,7 +94,7 @@ class EventNotifications:
         try:
             async with self._using:
                 connection = await self._connect()
-                await connection.execute(notify, self._channel, build_payloads(seqs))
+                await connection.execute(notify, self._get_channel(), build_payloads(seqs))
         except (StoreError, *POSTGRES_FAILURES) as error:
             reason = translate_postgres_failure(error, self._address)
             logger.debug("followers of events in other processes are woken late: %s", reason.message)
@@ -141,8 +146,7 @@ class EventNotifications:
     async def _catch_up_forever(self) -> None:
         """Listen, and read the last numbers of all awaited conversations: at once, and every second."""
         while True:
-            if not self._is_listening:
-                await self._listen()
+            await self._listen()
             self._listen_tried.set()
             waiters = {waiter for waiters in self._waiters.values() for waiter in waiters}
             if waiters:
@@ -152,13 +156,23 @@ class EventNotifications:
             self._catch_up_now.clear()
 
     async def _listen(self) -> None:
-        """Listen, if that is possible: without it, waiters are woken by the reads that catch up."""
+        """Listen, if that is possible: without it, waiters are woken by the reads that catch up.
+
+        A connection that listens is asked now and then whether it is still there: it would not notice by itself.
+        """
+        now = time.monotonic()
+        channel = self._get_channel()
+        if not channel or (self._is_listening and now - self._checked_at < CHECK_SECONDS):
+            return
         try:
             async with self._using:
                 connection = await self._connect()
-                await connection.add_listener(self._channel, self._on_notification)
-                self._is_listening = True
-        except (StoreError, *POSTGRES_FAILURES) as error:
+                if self._is_listening:
+                    await connection.execute("SELECT 1")
+                else:
+                    await connection.add_listener(channel, self._on_notification)
+            self._is_listening, self._checked_at = True, now
+        except Exception as error:  # the reads go on
             reason = translate_postgres_failure(error, self._address)
             logger.debug("events of other processes are seen late: %s", reason.message)
             self._drop_connection()

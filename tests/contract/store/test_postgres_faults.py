@@ -324,7 +324,11 @@ async def test_nul_in_every_text(url: str):
     async with opened(url) as store:
         turn = TurnRow(name, name, "running", messages=[name, "m" * 5000])
         row = RunRow(name, name, name, None, "running")
-        events = [NewEvent(LimitReached(task_id=name), name), NewEvent(LimitReached(), "k" * 5000)]
+        events = [
+            NewEvent(LimitReached(), "first"),
+            NewEvent(LimitReached(task_id=name), name),
+            NewEvent(LimitReached(), "k" * 5000),
+        ]
         commit = Commit(outcome=Outcome(name, "model", b"1"), run=row, turn=turn, events=batch(*events, of=name))
         assert await store.commit(commit) == b"1"
         await store.append(batch(*events, NewEvent(ModelDelta(text=name)), of=name))
@@ -336,7 +340,7 @@ async def test_nul_in_every_text(url: str):
         assert [await store.find_message_turn(name, message) for message in turn.messages] == [name, name]
         assert await store.find_outcomes([name]) == {name: b"1"}
         rows = await store.read_events(name)
-        assert [(event.seq, event.task_id) for event in rows] == [(1, name), (2, None), (3, None)]
+        assert [(event.seq, event.task_id) for event in rows] == [(1, None), (2, name), (3, None), (4, None)]
 
 
 async def test_a_place_beyond_all_numbers(url: str):
@@ -435,6 +439,31 @@ async def test_what_nobody_notified_of_is_seen_all_the_same(url: str, monkeypatc
         monkeypatch.setattr(EventNotifications, "notify_write", lambda *_: None)
         await writer.append(batch())
         assert await waiting == 1
+
+
+async def test_two_stores_of_one_database(url: str):
+    """By their schemas, which their users' settings name."""
+    number = url.rpartition("_")[2]
+    roles = [f"one_{number}", f"two_{number}"]
+    for role in roles:
+        await execute(
+            url,
+            f"CREATE ROLE {role} LOGIN",
+            f"CREATE SCHEMA {role} AUTHORIZATION {role}",
+            f"ALTER ROLE {role} SET search_path = {role}",
+        )
+    one, two = [with_login(url, role) for role in roles]
+    async with opened(one) as first, opened(two) as second:
+        assert first.store_id != second.store_id
+        waiting = asyncio.ensure_future(second.wait_for_event("c", 0, 60))
+        for n in range(1, 4):
+            await first.append(batch())
+            assert await first.wait_for_event("c", n - 1, 0) == n
+        assert not await second.wait_for_event("c", 0, 0)
+        await second.append(batch())
+        assert await waiting == 1
+    for role in roles:
+        await execute(url, f"DROP OWNED BY {role} CASCADE", f"DROP ROLE {role}")
 
 
 # --- the server stops --------------------------------------------------------------------------------------------
