@@ -18,7 +18,7 @@ from ..ports import Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
 from ..ports.store import format_utc_now
 from ..types.events import build_worker_lost_retraction, decode_event, encode_event_body
 from . import event_log, migrations, sql
-from .postgres_connection import PostgresPool, escape_text, parse_postgres_url, unescape_text
+from .postgres_connection import PostgresPool, build_closed_error, escape_text, parse_postgres_url, unescape_text
 from .postgres_notify import EventNotifications
 
 T = TypeVar("T")
@@ -220,7 +220,7 @@ class PostgresStore:
         while self._writes:
             await asyncio.wait(self._writes)
         if self._notifications is not None:
-            await self._notifications.close(self._build_closed_error())
+            await self._notifications.close(build_closed_error(self._address))
             self._notifications = None
         self.store_id = self._pool.store_id = ""
         await self._pool.close()
@@ -228,10 +228,7 @@ class PostgresStore:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise self._build_closed_error()
-
-    def _build_closed_error(self) -> StoreError:
-        return StoreError(f"the store {self.place} is not open", hint="Call open() first.")
+            raise build_closed_error(self._address)
 
     # --- the event loop of the connections
 

@@ -29,6 +29,8 @@ CATCH_UP_SECONDS = 1.0
 """Time between two reads of the last numbers of all awaited conversations."""
 CHECK_SECONDS = 30.0
 """Time between two checks of the connection that listens."""
+MAX_KNOWN_STREAMS = 10_000
+"""Most conversations whose stream and last number are remembered."""
 MAX_PAYLOAD_BYTES = 7000
 """PostgreSQL takes 8,000."""
 CHANGED_UNKNOWN = "{}"
@@ -60,6 +62,10 @@ class EventNotifications:
         self._read_streams = read_streams
         self._waiters: defaultdict[str, set[_EventWaiter]] = defaultdict(set)
         """By the conversation and, where that is another one, the stream of its events."""
+        self._streams: dict[str, str] = {}
+        """The stream of each conversation that was waited for since this process listens."""
+        self._seen: dict[str, int] = {}
+        """The last number that is known of each of these streams."""
         self._connection: Any = None
         self._using = asyncio.Lock()
         self._is_listening = False
@@ -111,12 +117,15 @@ class EventNotifications:
             if self._catcher is None:
                 self._catcher = asyncio.create_task(self._catch_up_forever())
             await self._listen_tried.wait()
-            # After the registration: events committed before this read are seen by it, later ones are notified.
-            stream, latest_seq = await self._read_stream(context_id)
-            if latest_seq <= after and stream != context_id:
-                places.add(stream)
-                self._waiters[stream].add(waiter)
-                _, latest_seq = await self._read_stream(context_id)
+            known_stream = self._streams.get(context_id)
+            if known_stream is not None:
+                places.add(known_stream)
+                self._waiters[known_stream].add(waiter)
+            if known_stream is not None and timeout > CATCH_UP_SECONDS:
+                # Nothing is read: what was committed since was notified, is on its way, or will be caught up with.
+                latest_seq = self._seen[known_stream]
+            else:
+                latest_seq = await self._look_up(waiter, places)
             if latest_seq > after:
                 return latest_seq
             await asyncio.wait([waiter.latest_seq], timeout=timeout)
@@ -124,8 +133,27 @@ class EventNotifications:
         finally:
             self._remove_waiter(waiter, places)
 
-    async def _read_stream(self, context_id: str) -> tuple[str, int]:
-        return (await self._read_streams([context_id])).get(context_id, (context_id, 0))
+    async def _look_up(self, waiter: _EventWaiter, places: set[str]) -> int:
+        """Read the last number. After the registration: events committed before are seen, later ones are notified."""
+        while True:
+            found = (await self._read_streams([waiter.context_id])).get(waiter.context_id)
+            if found is None:
+                return 0
+            stream, latest_seq = found
+            if stream in places:
+                break
+            places.add(stream)
+            self._waiters[stream].add(waiter)
+        if self._is_listening:
+            if len(self._streams) >= MAX_KNOWN_STREAMS:
+                self._forget_streams()
+            self._streams[waiter.context_id] = stream
+            self._seen[stream] = max(latest_seq, self._seen.get(stream, 0))
+        return latest_seq
+
+    def _forget_streams(self) -> None:
+        self._streams.clear()
+        self._seen.clear()
 
     def _remove_waiter(self, waiter: _EventWaiter, places: Iterable[str]) -> None:
         for place in places:
@@ -137,6 +165,8 @@ class EventNotifications:
 
     def _wake_waiters(self, seqs: StreamSeqs) -> None:
         for stream, seq in seqs.items():
+            if seq > self._seen.get(stream, seq):
+                self._seen[stream] = seq
             for waiter in self._waiters.get(stream, ()):
                 if waiter.after < seq and not waiter.latest_seq.done():
                     waiter.latest_seq.set_result(seq)
@@ -200,6 +230,7 @@ class EventNotifications:
         """Return the connection; the caller holds ``_using``."""
         if self._connection is None or self._connection.is_closed():
             self._is_listening = False
+            self._forget_streams()
             self._connection = await connect_to_postgres(self._address, listen=True)
             self._connection.add_termination_listener(self._on_termination)
         return self._connection
@@ -210,6 +241,7 @@ class EventNotifications:
 
     def _drop_connection(self) -> None:
         connection, self._connection, self._is_listening = self._connection, None, False
+        self._forget_streams()
         if connection is not None and not connection.is_closed():
             connection.terminate()
 

@@ -250,6 +250,23 @@ async def test_connections_that_end_are_made_anew(url: str):
         assert await waiting == 1
 
 
+async def test_more_calls_than_connections(url: str):
+    connections = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+    async with opened(f"{url}?pool_size=2") as store:
+        for _ in range(3):
+            works = [asyncio.ensure_future(store.commit(outcome(f"k{n}"))) for n in range(40)]
+            works += [asyncio.ensure_future(store.find_outcomes(["k0"])) for _ in range(40)]
+            await asyncio.sleep(0)
+            for work in works[::3]:  # of those that wait, and those that run
+                work.cancel()
+            await asyncio.gather(*works, return_exceptions=True)
+        assert len(await store.find_outcomes([f"k{n}" for n in range(40)])) == 40
+        other = await asyncpg.connect(url)
+        assert await other.fetchval(connections) <= 3
+        await other.close()
+        assert store._pool._count <= 2
+
+
 async def test_a_cancelled_commit_is_written(url: str):
     async with opened(url) as store:
         commits = [asyncio.ensure_future(store.commit(outcome(f"k{i}"))) for i in range(30)]
