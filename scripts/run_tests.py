@@ -1,7 +1,7 @@
 """``make test`` and ``make test-all``: the test suite in stages, and what did not pass once more.
 
-Without an argument the unit tests, then the others, but none marked ``slow`` or ``node``; with ``rest`` those alone,
-and the property tests again, with more examples.
+Without an argument the unit tests, then the others, but none marked ``slow``, ``node`` or ``postgres``; with ``rest``
+those alone, and the property tests again, with more examples.
 Tests on real servers mostly wait, so more processes than there are cores run them, each with a server of its own; those
 marked ``alone`` come last. A test of real processes and servers that fails gets a second try, in new processes and on
 new servers: the machine may have other things to do. A unit test gets one.
@@ -79,8 +79,8 @@ class Stage:
         print(f"the machine: {_machine()}", flush=True)
 
 
-EVERYDAY = "not slow and not node"
-REST = "(slow or node)"
+EVERYDAY = "not slow and not node and not postgres"
+REST = "(slow or node or postgres)"
 BESIDE = ("--dist", "load", "--maxschedchunk", "1", "-n")
 """Each process is given the next test of the list, which tests/support/tries.py begins with the longest."""
 ALONE = ("tests/acceptance",)

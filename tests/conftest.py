@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support import forkserver, npm
 from tests.support.patience import be_patient
+from tests.support.postgres import Databases, open_databases
 from tests.support.tries import refuse_alone_elsewhere
 
 if TYPE_CHECKING:  # fixtures import it: the process of xdist that runs no test takes a second less
@@ -94,6 +95,13 @@ def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             os.environ["PERDURE_TEMPORAL_CLI"] = before
 
 
+@pytest.fixture(scope="session")
+def postgres_databases() -> Iterator[Databases]:
+    """Makes databases on a PostgreSQL server, for tests that are marked ``postgres``."""
+    with open_databases() as databases:
+        yield databases
+
+
 @pytest.fixture
 def server_address(request: pytest.FixtureRequest) -> str | None:
     """Address of the server, for a test that is marked ``server``; ``TEST_IN_PROCESS=1`` says what needs none."""
@@ -103,7 +111,15 @@ def server_address(request: pytest.FixtureRequest) -> str | None:
 
 
 @pytest.fixture
-async def engine(server_address: str | None, tmp_path: Path) -> AsyncIterator[Engine]:
+def store_kind(request: pytest.FixtureRequest) -> str:
+    """The kind of the engine's store; see ``ON_BOTH_STORES`` of tests/support/engine.py."""
+    return getattr(request, "param", "sqlite")
+
+
+@pytest.fixture
+async def engine(
+    request: pytest.FixtureRequest, server_address: str | None, tmp_path: Path, store_kind: str
+) -> AsyncIterator[Engine]:
     """A task queue and a store of this test's own: ``async with engine.served(agent) as client``.
 
     On a real server for a test that is marked ``server``, else in this process.
@@ -112,5 +128,7 @@ async def engine(server_address: str | None, tmp_path: Path) -> AsyncIterator[En
     from tests.support.in_process import InProcessEngine
 
     engine = Engine(server_address, tmp_path) if server_address else InProcessEngine(tmp_path)
+    if store_kind == "postgres":
+        engine.keep_stores_in(request.getfixturevalue("postgres_databases"))
     yield engine
     await engine.close()

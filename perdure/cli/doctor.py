@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ..errors import RuntimeSetupError
+from ..errors import RuntimeSetupError, StoreError
 from ..terminal import style_text
 from .connection import ServerOptions
 from .output import OutputOptions
@@ -25,6 +25,7 @@ def doctor(server: ServerOptions, output: OutputOptions) -> None:
     from ..embedded import diagnosis
 
     findings = [*diagnosis.check_machine(), *_check_encryption_keys()]
+    findings += asyncio.run(_check_store_server())
     findings += asyncio.run(diagnosis.check_servers(**asdict(server)))
     lines = (line for finding in findings for line in _format_finding(finding))
     output.print_result([asdict(finding) for finding in findings], lines)
@@ -37,6 +38,25 @@ def _format_finding(finding: Finding) -> Iterator[str]:
     yield f"{mark}  {finding.check:<14} {finding.detail}"
     if finding.hint:
         yield f"{'':<20} → {finding.hint}"
+
+
+async def _check_store_server() -> list[Finding]:
+    """Open the store that is named, if it is no file."""
+    from ..config import resolve_store_url
+    from ..embedded.diagnosis import Finding
+    from ..store import open_store
+
+    url = resolve_store_url()
+    if url is None or url.startswith("sqlite:"):
+        return []
+    try:
+        store = open_store(url)
+        await store.open(create=False)
+    except StoreError as error:
+        return [Finding("store", "fail", error.message, error.hint)]
+    detail = f"{store.place}, store {store.store_id}" if store.store_id else f"{store.place} (made when needed)"
+    await store.close()
+    return [Finding("store", "ok", detail)]
 
 
 def _check_encryption_keys() -> Iterator[Finding]:

@@ -33,6 +33,7 @@ _EXTRA_PACKAGES = {
     "encryption": "cryptography",
     "yaml": "pyyaml",
     "mcp": "mcp",
+    "postgres": "asyncpg",
     "otel": "opentelemetry-sdk",
 }
 """A package of each extra that this version uses."""
@@ -62,7 +63,7 @@ def check_machine() -> Iterator[Finding]:
     yield from _check_packages()
     yield from _check_api_keys()
     yield _check_home()
-    yield _check_store_location()
+    yield from _check_store_file()
     yield _check_disk_space()
 
 
@@ -200,14 +201,15 @@ def _check_home() -> Finding:
     return _check_path_writable("home", root, str(root))
 
 
-def _check_store_location() -> Finding:
+def _check_store_file() -> Iterator[Finding]:
+    """Check the file of the store; nothing if the store is none."""
     path = _find_store_file()
     if path is None:
-        parts = urlsplit(named_store() or "")  # without the password
-        return Finding("store", "ok", f"{parts.scheme}://{parts.hostname or ''}{parts.path} (not checked here)")
+        return
     if path.is_file() and path.stat().st_mode & 0o077:
-        return Finding("store", "warn", f"{path} is open to other users", f"chmod 600 {path}")
-    return _check_path_writable("store", path, str(path) if path.exists() else f"{path} (made when needed)")
+        yield Finding("store", "warn", f"{path} is open to other users", f"chmod 600 {path}")
+        return
+    yield _check_path_writable("store", path, str(path) if path.exists() else f"{path} (made when needed)")
 
 
 def _find_store_file() -> Path | None:

@@ -73,6 +73,11 @@ def timestamp(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="microseconds")
 
 
+def format_utc_now() -> str:
+    """Return the current time, formatted by :func:`timestamp`."""
+    return timestamp(datetime.now(UTC))
+
+
 def build_batch_token(asked_at: str, attempt: int | None = None) -> str:
     """Build the token of an attempt of an activity; without ``attempt``, of its outcome, after all its attempts."""
     return f"{asked_at}/{'~' if attempt is None else f'{attempt:06d}'}"

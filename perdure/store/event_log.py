@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -248,7 +248,7 @@ SELECT_EVENTS = """
 IS_CHILD_OR_BELOW = "AND (child = :child OR substr(child, 1, :length) = :prefix)"
 SELECT_FEED_ROOTS = "SELECT context_id, root, path FROM feeds WHERE context_id IN (:keys)"
 SELECT_LATEST_SEQS = """
-    SELECT feeds.context_id, COALESCE(of_root.seq, feeds.seq)
+    SELECT feeds.context_id, COALESCE(of_root.seq, feeds.seq), COALESCE(feeds.root, feeds.context_id)
     FROM feeds LEFT JOIN feeds AS of_root ON of_root.context_id = feeds.root
     WHERE feeds.context_id IN (:keys)"""
 
@@ -266,7 +266,7 @@ def read_events(
     ``page_bytes``."""
     page = {"after": after, "limit": limit}
     select = SELECT_EVENTS.format(scope="" if children else "AND child IS NULL")
-    rows = _parse_event_rows(database.run(select, stream=context_id, **page), page_bytes)
+    rows = parse_event_rows(database.run(select, stream=context_id, **page), page_bytes)
     depth = 0
     if not rows:  # it may be in another run's stream: then it has no rows under its own id
         root, history = _read_feed_roots(database, [context_id]).get(context_id, (None, None))
@@ -274,17 +274,19 @@ def read_events(
             return []
         select = SELECT_EVENTS.format(scope=IS_CHILD_OR_BELOW if children else "AND child = :child")
         run = {"child": context_id, "prefix": f"{context_id}/", "length": len(context_id) + 1}
-        rows = _parse_event_rows(database.run(select, stream=root, **run, **page), page_bytes)
+        rows = parse_event_rows(database.run(select, stream=root, **run, **page), page_bytes)
         depth = len(history.last_path)
-    return _add_run_paths(database, rows, context_id, depth)
+    histories = _read_feed_roots(database, find_runs_below(rows, context_id))
+    return add_run_paths(rows, context_id, depth, histories)
 
 
 def read_latest_seqs(database: Database, context_ids: Iterable[str]) -> dict[str, int]:
     """Read the last number in the stream of each conversation that has an event."""
-    return dict(run_for_keys(database, SELECT_LATEST_SEQS, context_ids))
+    return {context_id: seq for context_id, seq, _ in run_for_keys(database, SELECT_LATEST_SEQS, context_ids)}
 
 
-def _parse_event_rows(rows: Iterable[Any], page_bytes: int) -> list[EventRow]:
+def parse_event_rows(rows: Iterable[Any], page_bytes: int) -> list[EventRow]:
+    """Return the events of ``rows``, until they exceed ``page_bytes``."""
     events: list[EventRow] = []
     size = 0
     for seq, task_id, type_, body, spans, child in rows:
@@ -297,16 +299,23 @@ def _parse_event_rows(rows: Iterable[Any], page_bytes: int) -> list[EventRow]:
     return events
 
 
-def _add_run_paths(database: Database, rows: list[EventRow], context_id: str, depth: int) -> list[EventRow]:
-    """Add to ``rows`` their paths relative to the conversation, which is ``depth`` steps below the stream's root."""
-    runs_below = {row.child for row in rows if row.child is not None and row.child != context_id}
-    histories = {run: history for run, (_, history) in _read_feed_roots(database, runs_below).items()}
+def find_runs_below(rows: Iterable[EventRow], context_id: str) -> set[str]:
+    """Return the runs below the conversation whose events are in ``rows``."""
+    return {row.child for row in rows if row.child is not None and row.child != context_id}
+
+
+def add_run_paths(
+    rows: list[EventRow], context_id: str, depth: int, histories: Mapping[str, tuple[str | None, PathHistory]]
+) -> list[EventRow]:
+    """Add to ``rows`` their paths relative to the conversation, which is ``depth`` steps below the stream's root.
+    ``histories`` are of the runs below it."""
 
     def add_path(row: EventRow) -> EventRow:
         if row.child is None:
             return row
-        history = histories.get(row.child)
-        return replace(row, child=None) if history is None else replace(row, path=history.get_path(row.seq)[depth:])
+        if row.child == context_id or row.child not in histories:
+            return replace(row, child=None)
+        return replace(row, path=histories[row.child][1].get_path(row.seq)[depth:])
 
     return [add_path(row) for row in rows]
 

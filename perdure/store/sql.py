@@ -6,8 +6,9 @@ An adapter opens the transaction and runs one function in it; every function her
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from ..errors import MemoryChangedError, TranscriptCorruptedError
 from ..ports import Claim, Commit, EventBatch, MemoryWrite, Node, RunRow, TurnRow
@@ -59,10 +60,17 @@ def recall(database: Database, namespace: str, key: str) -> bytes | None:
 
 def recall_all(database: Database, namespace: str, prefix: str, limit: int) -> dict[str, bytes]:
     """Return the values whose key begins with ``prefix``; a range query, since it needs no escaping of patterns."""
-    prefix_end = _find_prefix_end(prefix)
-    select = SELECT_MEMORY_VALUES.format(before_end="" if prefix_end is None else "AND key < :prefix_end")
-    rows = database.run(select, namespace=namespace, prefix=prefix, prefix_end=prefix_end, limit=limit)
+    select, values = build_memory_select(prefix)
+    rows = database.run(select, namespace=namespace, limit=limit, **values)
     return {key: as_bytes(value) for key, value in rows}
+
+
+def build_memory_select(prefix: str) -> tuple[str, dict[str, str]]:
+    """Return the statement that reads the values whose key begins with ``prefix``, and the values of its range."""
+    prefix_end = _find_prefix_end(prefix)
+    if prefix_end is None:
+        return SELECT_MEMORY_VALUES.format(before_end=""), {"prefix": prefix}
+    return SELECT_MEMORY_VALUES.format(before_end="AND key < :prefix_end"), {"prefix": prefix, "prefix_end": prefix_end}
 
 
 def _find_prefix_end(prefix: str) -> str | None:
@@ -109,6 +117,7 @@ SELECT_RUNS = """
     SELECT runs.context_id, agent, scope, head, status, iterations, {result}, asked_at, created_at, updated_at,
         feeds.root
     FROM runs LEFT JOIN feeds ON feeds.context_id = runs.context_id"""
+SELECT_RUN = f"{SELECT_RUNS.format(result='result')} WHERE runs.context_id = :context_id"
 NEWEST_RUNS_FIRST = "ORDER BY created_at DESC, runs.context_id DESC LIMIT :limit"
 SELECT_TURN = """
     SELECT status, head, result, asked_at FROM turns WHERE context_id = :context_id AND task_id = :task_id"""
@@ -195,13 +204,17 @@ def _write_turn(database: Database, turn: TurnRow, now: str) -> None:
 
 def read_nodes(database: Database, head: str, until: Sequence[str]) -> list[Node]:
     """Return the chain that ends in ``head``, root first; see :meth:`perdure.ports.Transcripts.read_nodes`."""
-    known_nodes = set(until)
-    if head in known_nodes:
+    if head in until:
         return []
     select, values = bind_keys(SELECT_CHAIN, until[:MAX_KEYS])
-    nodes = {
-        name: Node(name, parent, as_bytes(body)) for name, parent, body in database.run(select, head=head, **values)
-    }
+    return order_chain(database.run(select, head=head, **values), head, until)
+
+
+def order_chain(rows: Iterable[Any], head: str, until: Sequence[str]) -> list[Node]:
+    """Return the nodes of ``rows`` (hash, parent, body; in any order) that lead to ``head``, root first, without those
+    of ``until`` and before. Raises ``TranscriptCorruptedError`` when one is missing."""
+    known_nodes = set(until)
+    nodes = {name: Node(name, parent, as_bytes(body)) for name, parent, body in rows}
     chain: list[Node] = []
     name: str | None = head
     while name is not None and name not in known_nodes:
@@ -223,19 +236,22 @@ def read_blobs(database: Database, hashes: Sequence[str]) -> dict[str, bytes]:
 
 def read_run(database: Database, context_id: str) -> RunRow | None:
     """Return one row of the runs, or None."""
-    select = f"{SELECT_RUNS.format(result='result')} WHERE runs.context_id = :context_id"
-    row = database.run(select, context_id=context_id).fetchone()
+    row = database.run(SELECT_RUN, context_id=context_id).fetchone()
     return None if row is None else RunRow(*row)
 
 
 def read_runs(database: Database, agent: str | None, status: str | None, roots: bool, limit: int) -> list[RunRow]:
     """Return rows of the runs, the newest first, without their results."""
+    rows = database.run(build_runs_select(agent, status, roots=roots), agent=agent, status=status, limit=limit)
+    return [RunRow(*row) for row in rows]
+
+
+def build_runs_select(agent: str | None, status: str | None, *, roots: bool) -> str:
+    """Build the statement that reads runs of that agent and status, the newest first, without their results."""
     conditions = [f"{name} = :{name}" for name, value in (("agent", agent), ("status", status)) if value is not None]
     conditions += ["feeds.root IS NULL"] if roots else []
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-    select = f"{SELECT_RUNS.format(result='NULL')} {where} {NEWEST_RUNS_FIRST}"
-    rows = database.run(select, agent=agent, status=status, limit=limit)
-    return [RunRow(*row) for row in rows]
+    return f"{SELECT_RUNS.format(result='NULL')} {where} {NEWEST_RUNS_FIRST}"
 
 
 def read_turn(database: Database, context_id: str, task_id: str) -> TurnRow | None:

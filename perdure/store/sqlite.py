@@ -6,14 +6,14 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import StoreError, StoreLocationError, StoreVersionError
-from ..ports import Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow, timestamp
+from ..ports import Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
+from ..ports.store import format_utc_now
 from . import event_log, migrations, sql
 from .sqlite_connection import SqliteDatabase, SqliteSession, StoreFile, StoreThread
 from .sqlite_notify import EventWatcher
@@ -22,11 +22,6 @@ T = TypeVar("T")
 
 _QUICK_KEYS = 8  # keys read on the event loop: each needs a page or two, nearly always in memory
 _QUICK_EVENTS, _QUICK_BYTES = 64, 64 * 1024  # likewise: the events of a follower that is woken
-
-
-def format_utc_now() -> str:
-    """Return the current time, formatted by :func:`~perdure.ports.timestamp`."""
-    return timestamp(datetime.now(UTC))
 
 
 class _Threads(NamedTuple):

@@ -16,7 +16,7 @@ import pytest
 from perdure import Client, Message, Run, Turn
 from tests.servers.model_server import Call, OpenAIServer, Reply
 from tests.support.checks import assert_closed, users
-from tests.support.engine import Engine, WorkerProcess
+from tests.support.engine import ON_BOTH_STORES, Engine, WorkerProcess
 from tests.support.histories import weights
 from tests.support.wait import eventually
 
@@ -152,6 +152,7 @@ async def wait_for_answer(turn: Turn) -> str:
     return waited["response"]["content"]
 
 
+@ON_BOTH_STORES
 async def test_six_users_chat_while_a_worker_is_killed(engine: Engine) -> None:
     await chat_under_kills(engine, Size(users=6, turns=6, kills=1, kill_every=LONGEST, max_events=40))
 

@@ -15,7 +15,7 @@ import pytest
 from perdure import Run
 from perdure.types.events import Event, ModelCompleted, ModelDelta, ModelRetracted, ToolCompleted
 from tests.servers.model_server import Call, OpenAIServer, Reply
-from tests.support.engine import Engine, WorkerProcess
+from tests.support.engine import ON_BOTH_STORES, Engine, WorkerProcess
 from tests.support.following import all_of, assert_whole
 from tests.support.histories import kinds
 from tests.support.wait import eventually
@@ -161,6 +161,7 @@ class Model:
         return reply
 
 
+@ON_BOTH_STORES
 async def test_a_killed_follower_misses_nothing_while_three_workers_write_and_one_is_killed(engine: Engine) -> None:
     model = Model()
     async with OpenAIServer(model) as server:

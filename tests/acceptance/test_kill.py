@@ -20,7 +20,7 @@ from perdure.ports.test_seams import POINTS
 from tests.servers.model_server import Call, OpenAIServer, Reply
 from tests.support import faults
 from tests.support.checks import assert_closed, results
-from tests.support.engine import Engine, side_by_side
+from tests.support.engine import ON_BOTH_STORES, Engine, side_by_side
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.server
@@ -43,6 +43,7 @@ KILLED_AT = [
 ]
 
 
+@ON_BOTH_STORES
 async def test_a_kill_at_each_point(engine: Engine) -> None:
     """``work`` must not run twice, ``look`` may. Whatever was recorded is neither paid nor done again."""
     scenarios = {f"{tool} {point}": partial(_killed_at, tool=tool, point=point) for tool, point in KILLED_AT}

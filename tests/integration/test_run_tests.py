@@ -95,12 +95,12 @@ def test_the_end_names_what_was_tried_twice(
 
 def test_every_test_belongs_to_one_stage() -> None:
     """However it is marked, and wherever it stands: of the everyday ones or of the rest."""
-    for path, slow, node, alone in itertools.product(
-        ("tests/unit", "tests/integration", *run_tests.ALONE), *[(False, True)] * 3
+    for path, slow, node, postgres, alone in itertools.product(
+        ("tests/unit", "tests/integration", *run_tests.ALONE), *[(False, True)] * 4
     ):
         if alone and path not in run_tests.ALONE:
             continue  # tests/conftest.py refuses it
-        marks = {"slow": slow, "node": node, "alone": alone}
+        marks = {"slow": slow, "node": node, "postgres": postgres, "alone": alone}
         takes = [
             stage.name
             for groups in run_tests.STAGES.values()

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowHistory
 
@@ -23,7 +24,13 @@ from perdure.worker.replay import fetch_run_histories, list_run_ids, replay_hist
 from tests.support import forkserver
 from tests.support.histories import idle_tasks
 from tests.support.ledger import Ledger
+from tests.support.postgres import Databases
 from tests.support.wait import eventually
+
+ON_BOTH_STORES = pytest.mark.parametrize(
+    "store_kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True
+)
+"""Mark of a test of an ``engine`` that runs once on each kind of store."""
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -79,10 +86,18 @@ class Engine:
         self.task_queue = f"test-{uuid.uuid4().hex[:8]}"
         self.store_path = folder / "store.db"
         self.store_url: str | None = f"sqlite:///{self.store_path}"
+        self.databases: Databases | None = None
+        """Where stores are made instead of in files (``keep_stores_in``)."""
         self.ledger = Ledger(folder / "ledger.jsonl")
         self._clients: list[Client] = []
         self._processes: list[WorkerProcess] = []
         self._temporal: TemporalClient | None = None
+
+    def keep_stores_in(self, databases: Databases | None) -> None:
+        """Keep the store in a new database of a PostgreSQL server, and so those of engines beside this one."""
+        self.databases = databases
+        if databases is not None:
+            self.store_url = databases.make()
 
     async def temporal(self) -> TemporalClient:
         """A plain Temporal client, one per test."""
@@ -162,6 +177,7 @@ async def side_by_side(engine: Engine, scenarios: Mapping[str, Callable[[Engine]
         folder = engine.folder / re.sub(r"\W+", "-", name)
         folder.mkdir()
         own = Engine(engine.address, folder)
+        own.keep_stores_in(engine.databases)
         try:
             try:
                 await scenario(own)

@@ -35,7 +35,11 @@ def is_current(database: Database, tables: Sequence[str]) -> bool:
             )
         return False
     row = database.run(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()  # noqa: S608  # a constant
-    version = "" if row is None else str(row[0])
+    return is_current_version("" if row is None else str(row[0]))
+
+
+def is_current_version(version: str) -> bool:
+    """Whether a schema of ``version`` needs no migration. Raises ``StoreVersionError`` for a newer one."""
     if version > CURRENT_VERSION:
         raise StoreVersionError(
             f"the store has schema {version}, this perdure knows up to {CURRENT_VERSION}",

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from perdure.ports import Store
+from perdure.store.postgres import PostgresStore
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.store import MemoryStore
+from tests.support.postgres import Databases
 
 
 def clock() -> Callable[[], str]:
@@ -40,19 +42,28 @@ class Database:
         return self.url
 
 
-def memory(_: str) -> Database:
+def memory(_: pytest.FixtureRequest) -> Database:
     store = MemoryStore(now=clock())
     return Database(lambda: store)
 
 
-def sqlite(folder: str) -> Database:
-    url, now = f"sqlite:///{folder}/store.db", clock()
+def sqlite(request: pytest.FixtureRequest) -> Database:
+    url, now = f"sqlite:///{request.getfixturevalue('tmp_path')}/store.db", clock()
     return Database(lambda: SqliteStore(url, now=now), url)
 
 
-@pytest.fixture(params=[memory, sqlite], ids=lambda make: make.__name__)
-async def database(request: pytest.FixtureRequest, tmp_path: object) -> AsyncIterator[Database]:
-    database = request.param(str(tmp_path))
+def postgres(request: pytest.FixtureRequest) -> Database:
+    databases: Databases = request.getfixturevalue("postgres_databases")
+    url, now = databases.make(), clock()
+    return Database(lambda: PostgresStore(url, now=now), url)
+
+
+ADAPTERS = [memory, sqlite, pytest.param(postgres, marks=pytest.mark.postgres)]
+
+
+@pytest.fixture(params=ADAPTERS, ids=lambda make: make.__name__)
+async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
+    database = request.param(request)
     async with contextlib.AsyncExitStack() as stack:
         yield database
         for store in database.opened:
@@ -62,3 +73,8 @@ async def database(request: pytest.FixtureRequest, tmp_path: object) -> AsyncIte
 @pytest.fixture
 async def store(database: Database) -> Store:
     return await database.open()
+
+
+@pytest.fixture(scope="module")
+def postgres_url(postgres_databases: Databases) -> str:
+    return postgres_databases.make()

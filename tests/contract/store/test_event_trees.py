@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.ports import Commit, EventBatch, EventRow, NewEvent, Outcome, Store, build_batch_token
+from perdure.store.postgres import PostgresStore
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.store import MemoryStore
 from perdure.types.events import (
@@ -266,3 +267,13 @@ def test_sqlite_and_memory_agree(
     stores = MemoryStore(now=lambda: T2), SqliteStore(url, now=lambda: T2)
     memory, sqlite = (asyncio.run(play(store, name, writes)) for store in stores)
     assert sqlite == memory
+
+
+@pytest.mark.postgres
+@settings(max_examples=100, deadline=None)
+@given(st.lists(WRITES, max_size=25))
+def test_postgres_and_memory_agree(postgres_url: str, names: Iterator[str], writes: list[tuple[str, EventBatch, str]]):
+    name = next(names)
+    stores = MemoryStore(now=lambda: T2), PostgresStore(postgres_url, now=lambda: T2)
+    memory, postgres = (asyncio.run(play(store, name, writes)) for store in stores)
+    assert postgres == memory

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from perdure.errors import StoreError
 from perdure.ports import Commit, EventBatch, EventRow, NewEvent, Outcome, Store, build_batch_token
+from perdure.store.postgres import PostgresStore
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.store import MemoryStore
 from perdure.types.events import (
@@ -397,6 +398,16 @@ def test_sqlite_and_memory_agree(
     stores = MemoryStore(now=lambda: T3), SqliteStore(url, now=lambda: T3)
     memory, sqlite = (asyncio.run(play(store, name, writes)) for store in stores)
     assert sqlite == memory
+
+
+@pytest.mark.postgres
+@settings(max_examples=100, deadline=None)
+@given(st.lists(WRITES, max_size=25))
+def test_postgres_and_memory_agree(postgres_url: str, names: Iterator[str], writes: list[tuple[str, EventBatch]]):
+    name = next(names)
+    stores = MemoryStore(now=lambda: T3), PostgresStore(postgres_url, now=lambda: T3)
+    memory, postgres = (asyncio.run(play(store, name, writes)) for store in stores)
+    assert postgres == memory
 
 
 def numbered(rows: list[EventRow], gone: set[int]) -> None:

@@ -432,8 +432,7 @@ async def test_event_loops_that_read_at_once(store: SqliteStore):
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("postgresql://ana:secret@db/perdure", r"perdure\[postgres\]"),
-        ("postgresql+asyncpg://db", r"perdure\[postgres\]"),
+        ("postgresql+asyncpg://db", "names no host or no database"),
         ("mysql://ana:secret@db", "mysql"),
         ("store.db", "sqlite:///"),
         ("", "sqlite:///"),

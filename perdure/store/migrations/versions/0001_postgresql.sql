@@ -1,0 +1,260 @@
+-- The writing operations on PostgreSQL: one call, so one round trip and one transaction, for each.
+--
+-- Functions, and not one statement with data-modifying CTEs: all parts of one statement read the snapshot of its
+-- beginning. A writer that has waited for the lock of a feed would not see the deltas that were committed meanwhile,
+-- and would neither retract nor replace them. In a VOLATILE function each statement sees what is committed by then.
+--
+-- The number in a name is that of its first schema. A later schema adds functions under other names and keeps these
+-- while old workers run. The operations are those of sql.py and event_log.py; the contract suite compares them.
+--
+-- Locks are taken in one order by all: blobs, nodes, journal, run, turn, messages, memory (each sorted by the caller),
+-- own feed, the root's feed. SQLSTATEs of these functions: PD001 memory was changed, PD002 open deltas (see below).
+
+
+-- Appends a batch to the events of a conversation; see perdure.ports.EventBatch.
+--
+-- p_marked: the index of an event without a stored key; it gets p_write as its key, so that a batch whose answer was
+-- lost is recognised when it is appended again (p_again), and refused by the unique index if both are on their way.
+-- p_lost_*: the retraction to write if the first open delta is p_lost_seq. Its body is built by the caller, from a row
+-- that only the database knows: PD002 names the stream and the number, and the caller calls again with it.
+CREATE FUNCTION perdure_append_0001(
+    p_context_id text, p_token text, p_advances boolean, p_recorded boolean, p_root text, p_path text,
+    p_types text[], p_task_ids text[], p_keys text[], p_bodies bytea[],
+    p_marked integer, p_write text, p_again boolean, p_lost_seq bigint, p_lost_task_id text, p_lost_body bytea,
+    OUT written boolean, OUT stream text, OUT last_seq bigint
+) LANGUAGE plpgsql AS $$
+DECLARE
+    v_feed feeds;
+    v_new feeds;
+    v_child text;
+    v_first_seq bigint;
+    v_key text;
+    v_spans text;
+    v_tail text := ', ' || p_path || ']]';
+BEGIN
+    SELECT * INTO v_feed FROM feeds WHERE context_id = p_context_id FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        INSERT INTO feeds (context_id, seq, token, open, first_delta, root, path)
+        VALUES (p_context_id, 0, '', 0, 0, p_root, p_path)
+        ON CONFLICT (context_id) DO UPDATE SET seq = feeds.seq RETURNING * INTO v_feed;
+    END IF;
+    written := true;
+    stream := coalesce(v_feed.root, p_context_id);
+    last_seq := v_feed.seq;
+    IF p_again AND EXISTS (SELECT FROM events WHERE context_id = stream AND key = p_write) THEN
+        RETURN;
+    END IF;
+    IF p_token <> '' AND p_token COLLATE "C" < v_feed.token COLLATE "C" AND NOT p_recorded THEN
+        written := false;
+        RETURN;
+    END IF;
+    IF v_feed.root IS NOT NULL THEN
+        v_child := p_context_id;
+        SELECT seq INTO last_seq FROM feeds WHERE context_id = stream FOR NO KEY UPDATE;
+        IF NOT FOUND THEN
+            INSERT INTO feeds (context_id, seq, token, open, first_delta) VALUES (stream, 0, '', 0, 0)
+            ON CONFLICT (context_id) DO UPDATE SET seq = feeds.seq RETURNING seq INTO last_seq;
+        END IF;
+    END IF;
+    v_first_seq := last_seq;
+    v_new := v_feed;
+
+    -- The paths are the JSON of event_log.PathHistory: '[steps]', or '[[0, [steps]], [number, [steps]]]'.
+    IF p_path IS NOT NULL AND p_root = v_feed.root AND p_path <> v_feed.path
+       AND right(v_feed.path, length(v_tail)) <> v_tail THEN
+        v_new.path := CASE WHEN v_feed.path LIKE '[[%' THEN left(v_feed.path, -1)
+                           ELSE '[[0, ' || v_feed.path || ']' END
+                      || ', [' || last_seq + 1 || v_tail;
+    END IF;
+
+    IF p_token COLLATE "C" > v_feed.token COLLATE "C" THEN
+        IF v_feed.open <> 0 AND NOT (p_recorded AND p_types && '{model.completed,model.retracted}') THEN
+            IF p_lost_seq IS DISTINCT FROM v_feed.open THEN
+                RAISE EXCEPTION 'deltas of a lost worker are open'
+                    USING ERRCODE = 'PD002', DETAIL = v_feed.open || ' ' || stream;
+            END IF;
+            p_types := 'model.retracted'::text || p_types;
+            p_task_ids := p_lost_task_id || p_task_ids;
+            p_keys := NULL::text || p_keys;
+            p_bodies := p_lost_body || p_bodies;
+            p_marked := p_marked + 1;
+        END IF;
+        IF p_advances THEN
+            v_new.token := p_token;
+        END IF;
+    END IF;
+
+    FOR i IN 1 .. cardinality(p_types) LOOP
+        v_key := coalesce(v_child || E'\n', '') || p_keys[i];
+        CONTINUE WHEN v_key IS NOT NULL AND EXISTS (SELECT FROM events WHERE context_id = stream AND key = v_key);
+        v_spans := NULL;
+        IF p_types[i] = 'model.retracted' THEN
+            CONTINUE WHEN v_new.open = 0;
+            SELECT json_agg(json_build_array(first, last) ORDER BY first) INTO v_spans FROM (
+                SELECT min(seq) AS first, max(seq) AS last FROM (
+                    SELECT seq, seq - row_number() OVER (ORDER BY seq) AS span FROM events
+                    WHERE context_id = stream AND seq >= v_new.open AND type = 'model.delta'
+                      AND child IS NOT DISTINCT FROM v_child
+                ) AS deltas GROUP BY span
+            ) AS spans;
+            v_new.open := 0;
+            CONTINUE WHEN v_spans IS NULL;
+        ELSIF p_types[i] = 'model.completed' THEN
+            IF v_new.first_delta <> 0 THEN
+                WITH deltas AS (
+                    DELETE FROM events
+                    WHERE context_id = stream AND seq >= v_new.first_delta AND type = 'model.delta'
+                      AND child IS NOT DISTINCT FROM v_child
+                    RETURNING seq
+                )
+                SELECT json_agg(json_build_array(first, last) ORDER BY first) INTO v_spans FROM (
+                    SELECT min(seq) AS first, max(seq) AS last FROM (
+                        SELECT seq, seq - row_number() OVER (ORDER BY seq) AS span FROM deltas
+                    ) AS numbered GROUP BY span
+                ) AS spans;
+            END IF;
+            v_new.open := 0;
+            v_new.first_delta := 0;
+        END IF;
+        IF v_key IS NULL OR p_types[i] = 'model.delta' THEN
+            v_key := CASE WHEN i = p_marked THEN p_write END;
+        END IF;
+        last_seq := last_seq + 1;
+        INSERT INTO events (context_id, seq, task_id, type, key, body, spans, child)
+        VALUES (stream, last_seq, p_task_ids[i], p_types[i], v_key, p_bodies[i], v_spans, v_child);
+        IF p_types[i] = 'model.delta' THEN
+            v_new.open := coalesce(nullif(v_new.open, 0), last_seq);
+            v_new.first_delta := coalesce(nullif(v_new.first_delta, 0), last_seq);
+        END IF;
+    END LOOP;
+
+    IF v_feed.root IS NULL THEN
+        v_new.seq := last_seq;
+    ELSIF last_seq <> v_first_seq THEN
+        UPDATE feeds SET seq = last_seq WHERE context_id = stream;
+    END IF;
+    IF v_new IS DISTINCT FROM v_feed THEN
+        UPDATE feeds SET seq = v_new.seq, token = v_new.token, open = v_new.open, first_delta = v_new.first_delta,
+                         path = v_new.path
+        WHERE context_id = p_context_id;
+    END IF;
+END $$;
+
+
+-- Records the intent to act; see perdure.ports.Journal.claim. p_context_id is NULL without events.
+CREATE FUNCTION perdure_claim_0001(
+    p_key text, p_owner text, p_take_over boolean, p_now text,
+    p_context_id text, p_token text, p_advances boolean, p_root text, p_path text,
+    p_types text[], p_task_ids text[], p_keys text[], p_bodies bytea[],
+    p_marked integer, p_write text, p_again boolean, p_lost_seq bigint, p_lost_task_id text, p_lost_body bytea,
+    OUT state text, OUT recorded bytea, OUT starts_counted integer, OUT stream text, OUT last_seq bigint
+) LANGUAGE plpgsql AS $$
+DECLARE
+    v_owner text := p_owner;
+BEGIN
+    state := 'new';
+    starts_counted := 1;
+    INSERT INTO journal (key, owner, starts, claimed_at) VALUES (p_key, p_owner, 1, p_now) ON CONFLICT (key) DO NOTHING;
+    IF NOT FOUND THEN
+        SELECT owner, starts, outcome INTO v_owner, starts_counted, recorded FROM journal WHERE key = p_key FOR UPDATE;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'the journal entry was deleted meanwhile' USING ERRCODE = 'serialization_failure';
+        ELSIF recorded IS NOT NULL THEN
+            state := 'done';
+            RETURN;
+        ELSIF v_owner IS DISTINCT FROM p_owner THEN
+            IF NOT p_take_over THEN
+                state := 'begun';
+                RETURN;
+            END IF;
+            starts_counted := starts_counted + 1;
+            UPDATE journal SET owner = p_owner, starts = starts_counted, claimed_at = p_now WHERE key = p_key;
+        END IF;
+    END IF;
+    IF p_context_id IS NOT NULL THEN
+        SELECT appended.stream, appended.last_seq INTO stream, last_seq FROM perdure_append_0001(
+            p_context_id, p_token, p_advances, false, p_root, p_path, p_types, p_task_ids, p_keys, p_bodies,
+            p_marked, p_write, p_again, p_lost_seq, p_lost_task_id, p_lost_body) AS appended;
+    END IF;
+END $$;
+
+
+-- Writes a perdure.ports.Commit. Returns in recorded the outcome of an earlier writer, if there is one: then nothing but
+-- nodes and blobs is written. Without a run, turn or batch its context_id is NULL.
+CREATE FUNCTION perdure_commit_0001(
+    p_now text, p_blob_hashes text[], p_blobs bytea[], p_node_hashes text[], p_node_parents text[], p_nodes bytea[],
+    p_key text, p_kind text, p_outcome bytea,
+    p_run_id text, p_agent text, p_scope text, p_run_head text, p_run_status text, p_iterations integer,
+    p_run_result bytea, p_run_asked_at text,
+    p_turn_context_id text, p_task_id text, p_turn_status text, p_turn_head text, p_turn_result bytea,
+    p_turn_asked_at text, p_message_ids text[],
+    p_namespaces text[], p_names text[], p_values bytea[], p_checked boolean[], p_before bytea[],
+    p_context_id text, p_token text, p_advances boolean, p_root text, p_path text,
+    p_types text[], p_task_ids text[], p_keys text[], p_bodies bytea[],
+    p_marked integer, p_write text, p_again boolean, p_lost_seq bigint, p_lost_task_id text, p_lost_body bytea,
+    OUT recorded bytea, OUT stream text, OUT last_seq bigint
+) LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO blobs (hash, body) SELECT * FROM unnest(p_blob_hashes, p_blobs) ON CONFLICT (hash) DO NOTHING;
+    INSERT INTO nodes (hash, parent, body) SELECT * FROM unnest(p_node_hashes, p_node_parents, p_nodes)
+    ON CONFLICT (hash) DO NOTHING;
+    IF p_key IS NOT NULL THEN
+        INSERT INTO journal (key, kind, starts, outcome, done_at) VALUES (p_key, p_kind, 0, p_outcome, p_now)
+        ON CONFLICT (key) DO UPDATE
+            SET kind = excluded.kind, outcome = excluded.outcome, done_at = excluded.done_at
+            WHERE journal.outcome IS NULL;
+        IF NOT FOUND THEN
+            SELECT outcome INTO recorded FROM journal WHERE key = p_key;
+            RETURN;
+        END IF;
+    END IF;
+    IF p_run_id IS NOT NULL THEN
+        INSERT INTO runs (context_id, agent, scope, head, status, iterations, result, asked_at, created_at, updated_at)
+        VALUES (p_run_id, p_agent, p_scope, p_run_head, p_run_status, p_iterations, p_run_result, p_run_asked_at,
+                p_now, p_now)
+        ON CONFLICT (context_id) DO UPDATE
+            SET agent = excluded.agent, scope = excluded.scope, head = excluded.head, status = excluded.status,
+                iterations = excluded.iterations, result = excluded.result, asked_at = excluded.asked_at,
+                updated_at = excluded.updated_at
+            WHERE excluded.asked_at >= runs.asked_at;
+    END IF;
+    IF p_turn_context_id IS NOT NULL THEN
+        INSERT INTO turns (context_id, task_id, status, head, result, asked_at, created_at, updated_at)
+        VALUES (p_turn_context_id, p_task_id, p_turn_status, p_turn_head, p_turn_result, p_turn_asked_at, p_now, p_now)
+        ON CONFLICT (context_id, task_id) DO UPDATE
+            SET status = excluded.status, head = excluded.head, result = excluded.result, asked_at = excluded.asked_at,
+                updated_at = excluded.updated_at
+            WHERE excluded.asked_at >= turns.asked_at;
+        IF FOUND AND p_message_ids <> '{}' THEN
+            INSERT INTO sent (context_id, message_id, task_id)
+            SELECT p_turn_context_id, message_id, p_task_id FROM unnest(p_message_ids) AS message_id
+            ON CONFLICT (context_id, message_id) DO NOTHING;
+        END IF;
+    END IF;
+    FOR i IN 1 .. cardinality(p_names) LOOP
+        IF p_checked[i] THEN
+            IF p_before[i] IS NULL THEN
+                INSERT INTO memory (namespace, key, value, updated_at) VALUES (p_namespaces[i], p_names[i], '', p_now)
+                ON CONFLICT (namespace, key) DO NOTHING;
+            ELSE
+                PERFORM FROM memory WHERE namespace = p_namespaces[i] AND key = p_names[i] AND value = p_before[i]
+                FOR UPDATE;
+            END IF;
+            IF NOT FOUND THEN
+                RAISE EXCEPTION 'the memory was changed' USING ERRCODE = 'PD001', DETAIL = i;
+            END IF;
+        END IF;
+        IF p_values[i] IS NULL THEN
+            DELETE FROM memory WHERE namespace = p_namespaces[i] AND key = p_names[i];
+        ELSE
+            INSERT INTO memory (namespace, key, value, updated_at)
+            VALUES (p_namespaces[i], p_names[i], p_values[i], p_now)
+            ON CONFLICT (namespace, key) DO UPDATE SET value = excluded.value, updated_at = excluded.updated_at;
+        END IF;
+    END LOOP;
+    IF p_context_id IS NOT NULL THEN
+        SELECT appended.stream, appended.last_seq INTO stream, last_seq FROM perdure_append_0001(
+            p_context_id, p_token, p_advances, true, p_root, p_path, p_types, p_task_ids, p_keys, p_bodies,
+            p_marked, p_write, p_again, p_lost_seq, p_lost_task_id, p_lost_body) AS appended;
+    END IF;
+END $$;

