@@ -17,7 +17,7 @@ const chat = await startWorkflowOperation.workflowHandle();
 await chat.signal('inject_user_message', 'Be brief, please.'); // joins the turn at its next model call
 const status: any = await chat.query('status');
 console.log(`${status.context_id} is ${status.state}, at: ${status.doing}`);
-let turn: any; // { task_id, state, response: { content, usage, … }, error_type, error }
-while ((turn = await chat.executeUpdate<any, [string]>('wait_for_turn', { args: [task_id] })).state === 'running'); // up to 20 s
+let turn: any = { state: 'running' }; // { task_id, state, response: { content, usage, … }, error_type, error }
+while (turn.state === 'running') turn = await chat.executeUpdate<any, [string]>('wait_for_turn', { args: [task_id] });
 console.log(turn.response?.content ?? turn.error);
 await chat.signal('close');
