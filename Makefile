@@ -4,6 +4,7 @@
 LOCK   := requirements/dev.txt
 EVALS  := requirements/evals.txt
 TYPES  := requirements/types.txt
+OBJECTS := requirements/objects.txt
 VENV   := .venv
 # Of a PYTHON that is named, .venv where that is its version or there is none; another version has a folder of its own.
 ifneq ($(origin PYTHON), undefined)
@@ -63,8 +64,15 @@ else
 	@$(VENV)/bin/pytest $(ARGS)
 endif
 
+# An environment of its own: the server that speaks S3 needs other versions of what the lock has.
+$(VENV)/.objects: $(OBJECTS) $(VENV)/.lock
+	@echo "installing $(OBJECTS) into $(VENV)/objects"
+	@$(PY) -m venv --clear $(VENV)/objects
+	@$(VENV)/objects/bin/python -m pip install --quiet --require-hashes -r $(OBJECTS)
+	@touch $@
+
 # `make test test-all` runs no test twice: make makes a target once.
-test-all: test ## all of them: large sizes, chaos, benchmarks, Node
+test-all: test $(VENV)/.objects ## all of them: large sizes, chaos, benchmarks, Node
 ifeq ($(strip $(ARGS)),)
 	@$(PY) scripts/run_tests.py rest
 endif
@@ -114,6 +122,8 @@ lock: venv ## resolve requirements/*.txt anew (ARGS=--upgrade to raise versions)
 		--python-version 3.11 --generate-hashes --no-emit-index-url --extra dev pyproject.toml -o $(LOCK) $(ARGS)
 	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:types -o $(TYPES) $(ARGS)
+	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:objects -o $(OBJECTS) $(ARGS)
 
 clean: ## remove .venv, caches and build output
 	rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from perdure.ports import Store
+from perdure.store.objects import add_object_store
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.store import MemoryStore
 
@@ -50,7 +51,13 @@ def sqlite(folder: str) -> Database:
     return Database(lambda: SqliteStore(url, now=now), url)
 
 
-@pytest.fixture(params=[memory, sqlite], ids=lambda make: make.__name__)
+def objects(folder: str) -> Database:
+    """SQLite, and every blob that has its own hash as its name is an object."""
+    url, blobs, now = f"sqlite:///{folder}/store.db", f"file://{folder}/objects", clock()
+    return Database(lambda: add_object_store(SqliteStore(url, now=now), blobs, 0))
+
+
+@pytest.fixture(params=[memory, sqlite, objects], ids=lambda make: make.__name__)
 async def database(request: pytest.FixtureRequest, tmp_path: object) -> AsyncIterator[Database]:
     database = request.param(str(tmp_path))
     async with contextlib.AsyncExitStack() as stack:
