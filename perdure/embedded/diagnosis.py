@@ -33,6 +33,7 @@ _EXTRA_PACKAGES = {
     "encryption": "cryptography",
     "yaml": "pyyaml",
     "mcp": "mcp",
+    "objects": "obstore",
     "otel": "opentelemetry-sdk",
 }
 """A package of each extra that this version uses."""

@@ -130,6 +130,15 @@ class ObjectLocation:
         except OSError as error:
             self._raise_error(error, "made", "")
 
+    def check_folder_writable(self) -> bool:
+        """Whether it is a folder that does not exist yet, and can be made. Raises ``StoreError`` if it cannot."""
+        if self._folder is None or self._folder.is_dir():
+            return False
+        parent = next(place for place in self._folder.parents if place.exists())
+        if not (parent.is_dir() and os.access(parent, os.W_OK)):
+            raise StoreError(f"{self.url} cannot be made: {parent} cannot be written", hint=_BUCKET_HINT)
+        return True
+
     async def read(self, name: str, size: int | None = None) -> bytes | None:
         """Return the bytes of an object, None if it does not exist. One that does not have ``size`` bytes is not
         read: ``TranscriptCorruptedError``."""
@@ -453,9 +462,11 @@ async def check_blob_location(store: Store) -> None:
 async def probe_location(url: str) -> str | None:
     """Write, read and delete an object at ``url``. Return the ``store_id`` whose objects are there, if any.
 
-    Raises ``StoreError``.
+    The first worker makes the folder of a ``file:`` URL. Raises ``StoreError``.
     """
     location = ObjectLocation(url)
+    if location.check_folder_writable():
+        return None
     content = os.urandom(16)
     await location.write(_PROBE, content)
     if await location.read(_PROBE) is None:
