@@ -254,6 +254,28 @@ async def test_a_volume_that_is_unmounted_is_not_written_to(stores: Stores, tmp_
     assert await store.read_blobs([LARGE.hash]) == {LARGE.hash: LARGE.body}
 
 
+@pytest.mark.parametrize(("folder", "url"), [("a b", "a%20b"), ("zürich", "zürich"), ("x", "x///")])
+async def test_the_path_of_a_folder_may_have_any_characters(
+    stores: Stores, tmp_path: Path, folder: str, url: str
+) -> None:
+    store = await stores.open(f"file://{tmp_path}/{url}")
+    for _ in range(2):
+        await store.commit(Commit(blobs=[LARGE]))
+        assert await store.read_blobs([LARGE.hash]) == {LARGE.hash: LARGE.body}
+        await check_blob_location(store)
+    assert len(Folder(tmp_path / folder).names()) == 2
+
+
+@pytest.mark.parametrize(
+    "fields", [b"", b"[]", b"{}", b"null", b'{"size": 1e999, "url": ""}', b'{"size": "x"}', b"\xff"]
+)
+async def test_an_altered_pointer_is_an_altered_blob(stores: Stores, tmp_path: Path, fields: bytes) -> None:
+    store = await stores.open(f"file://{tmp_path / 'objects'}")
+    await (await stores.open(None)).commit(Commit(blobs=[Blob(LARGE.hash, objects.POINTER_PREFIX + fields)]))
+    with pytest.raises(TranscriptCorruptedError, match=LARGE.hash):
+        await Chain(store).resolve_blob(LARGE.ref)
+
+
 async def test_files_are_their_owners(stores: Stores, tmp_path: Path) -> None:
     folder = Folder(tmp_path / "deep" / "objects")
     await (await stores.open(folder.url)).commit(Commit(blobs=[LARGE]))
