@@ -1,11 +1,12 @@
 # Needs Python 3.11 or newer and make; everything else is installed into .venv.
 # CI runs `make lint types test test-all`. Extra arguments: make test ARGS="tests/unit -k loop"
 
-LOCK   := requirements/dev.txt
-EVALS  := requirements/evals.txt
-TYPES  := requirements/types.txt
+LOCK     := requirements/dev.txt
+EVALS    := requirements/evals.txt
+TYPES    := requirements/types.txt
 POSTGRES := requirements/postgres.txt
-VENV   := .venv
+OBJECTS  := requirements/objects.txt
+VENV     := .venv
 # Of a PYTHON that is named, .venv where that is its version or there is none; another version has a folder of its own.
 ifneq ($(origin PYTHON), undefined)
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
@@ -70,8 +71,15 @@ $(VENV)/.postgres: $(POSTGRES) $(VENV)/.lock
 	@$(PY) -m pip install --quiet --require-hashes -r $(POSTGRES)
 	@touch $@
 
+# An environment of its own: the server that speaks S3 needs other versions of what the lock has.
+$(VENV)/.objects: $(OBJECTS) $(VENV)/.lock
+	@echo "installing $(OBJECTS) into $(VENV)/objects"
+	@$(PY) -m venv --clear $(VENV)/objects
+	@$(VENV)/objects/bin/python -m pip install --quiet --require-hashes -r $(OBJECTS)
+	@touch $@
+
 # `make test test-all` runs no test twice: make makes a target once.
-test-all: test $(VENV)/.postgres ## all of them: large sizes, chaos, benchmarks, Node, PostgreSQL
+test-all: test $(VENV)/.postgres $(VENV)/.objects ## all of them: large sizes, chaos, benchmarks, Node, PostgreSQL, S3
 ifeq ($(strip $(ARGS)),)
 	@$(PY) scripts/run_tests.py rest
 endif
@@ -123,6 +131,8 @@ lock: venv ## resolve requirements/*.txt anew (ARGS=--upgrade to raise versions)
 		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:types -o $(TYPES) $(ARGS)
 	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:postgres -c $(LOCK) -o $(POSTGRES) $(ARGS)
+	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:objects -o $(OBJECTS) $(ARGS)
 
 clean: ## remove .venv, caches and build output
 	rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -8,6 +8,7 @@ import re
 import uuid
 
 from .embedded.home import current_home, named_store
+from .errors import RuntimeSetupError
 
 DEFAULT_TASK_QUEUE = "perdure"
 _PRIVATE_SUFFIX = re.compile("-call-[0-9a-f]{8}$")
@@ -37,6 +38,24 @@ def get_shared_task_queue(queue: str) -> str:
 def resolve_store_url(given: str | None = None) -> str | None:
     """Return the argument, then ``PERDURE_STORE_URL``; None if neither names a store."""
     return given or named_store()
+
+
+def get_blob_url() -> str | None:
+    """Return ``PERDURE_BLOB_URL``, where large blobs are; None for the database."""
+    return os.environ.get("PERDURE_BLOB_URL") or None
+
+
+def get_blob_bytes() -> int | None:
+    """Return ``PERDURE_BLOB_BYTES``, above which a blob is large; None for the default.
+
+    Raises ``RuntimeSetupError`` for a value that is not a number of bytes.
+    """
+    value = os.environ.get("PERDURE_BLOB_BYTES", "")
+    if value and not (value.isascii() and value.isdigit()):
+        raise RuntimeSetupError(
+            f"PERDURE_BLOB_BYTES is {value[:40]!r}, which is not a number of bytes", hint="Set it to 65536, or to none."
+        )
+    return int(value) if value else None
 
 
 def is_new_store_allowed() -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ..errors import RuntimeSetupError, StoreError
+from ..errors import PerdureError, RuntimeSetupError, StoreError
 from ..terminal import style_text
 from .connection import ServerOptions
 from .output import OutputOptions
@@ -21,11 +21,15 @@ _STATUS_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def doctor(server: ServerOptions, output: OutputOptions) -> None:
-    """Check this machine's setup; exit code 1 when something is broken. Starts and fetches nothing."""
+    """Check this machine's setup; exit code 1 when something is broken. Starts and fetches nothing.
+
+    Where PERDURE_BLOB_URL is set, an object is written there, read and deleted.
+    """
     from ..embedded import diagnosis
 
     findings = [*diagnosis.check_machine(), *_check_encryption_keys()]
     findings += asyncio.run(_check_store_server())
+    findings += asyncio.run(_check_blob_location())
     findings += asyncio.run(diagnosis.check_servers(**asdict(server)))
     lines = (line for finding in findings for line in _format_finding(finding))
     output.print_result([asdict(finding) for finding in findings], lines)
@@ -72,3 +76,21 @@ def _check_encryption_keys() -> Iterator[Finding]:
     if ids:
         others = f"; decrypts also: {', '.join(ids[1:])}" if ids[1:] else ""
         yield Finding("encryption", "ok", f"{KEYS_VARIABLE}: {ids[0]} encrypts{others}")
+
+
+async def _check_blob_location() -> list[Finding]:
+    """Whether the location of large objects can be read and written; nothing where none is set."""
+    from ..config import get_blob_bytes, get_blob_url
+    from ..embedded.diagnosis import Finding
+    from ..store.objects import parse_blob_url, probe_location
+
+    url = get_blob_url()
+    try:
+        get_blob_bytes()
+        if url is None:
+            return []
+        owner = await probe_location(url)
+    except PerdureError as error:
+        return [Finding("large objects", "fail", error.message, error.hint)]
+    objects = "no objects yet" if owner is None else f"the objects of store {owner}"
+    return [Finding("large objects", "ok", f"{parse_blob_url(url)}: can be read and written; {objects}")]

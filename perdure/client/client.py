@@ -440,7 +440,9 @@ class Client:
                 "this client has no store, so it cannot read transcripts or send long messages", hint=STORE_HINT
             )
         async with self._opening:
-            store = self._store or open_store(self.store_url)
+            store = self._store or open_store(
+                self.store_url, blob_url=config.get_blob_url(), blob_bytes=config.get_blob_bytes()
+            )
             if not store.store_id:
                 await store.open(create=False)
                 self._store = store

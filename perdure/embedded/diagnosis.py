@@ -34,6 +34,7 @@ _EXTRA_PACKAGES = {
     "yaml": "pyyaml",
     "mcp": "mcp",
     "postgres": "asyncpg",
+    "objects": "obstore",
     "otel": "opentelemetry-sdk",
 }
 """A package of each extra that this version uses."""

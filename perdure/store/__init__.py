@@ -14,12 +14,24 @@ if TYPE_CHECKING:
 __all__ = ["Chain", "open_store"]
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str, *, blob_url: str | None = None, blob_bytes: int | None = None) -> Store:
     """Create the store at ``url``, not opened yet: ``sqlite:///relative/path``, ``sqlite:////absolute/path`` or
     ``postgresql://user:password@host:port/database``.
 
-    Raises ``StoreLocationError`` for a URL of another scheme or form, and if the driver is not installed.
+    With ``blob_url``, blobs of more than ``blob_bytes`` bytes (64 KiB) are objects there: ``s3://bucket/prefix``,
+    ``gs://``, ``az://`` or ``file:///absolute/path``.
+
+    Raises ``StoreLocationError`` for a URL of another scheme or form, and if the driver or obstore is not installed.
     """
+    store = _create_database_store(url)
+    if blob_url is None:
+        return store
+    from .objects import add_object_store
+
+    return add_object_store(store, blob_url, blob_bytes)
+
+
+def _create_database_store(url: str) -> Store:
     scheme = url.partition(":")[0].partition("+")[0]
     if scheme == "sqlite":
         from .sqlite import SqliteStore

@@ -51,6 +51,7 @@ from ..stages.tool_hooks import ToolHookStage
 from ..stages.transcript import TranscriptStage
 from ..store import Chain, open_store
 from ..store.cache import CACHE_BYTES, ByteLRU, CacheBudget, CachedJournal
+from ..store.objects import check_blob_location
 from ..temporal_service import get_search_attributes
 from ..tools import Tool, format_error
 from ..tools.context import AuthFunction
@@ -308,7 +309,11 @@ class Engine:
         self.agents = Agents(agents if isinstance(agents, Agent) else [*agents, *hook_agents], tools)
         self._provider_limits = check_provider_limits(provider_limits, self.agents)
         self._throttles: dict[str, Throttle] = {}
-        self.store = store or open_store(config.resolve_store_url(store_url) or config.get_home_store_url())
+        self.store = store or open_store(
+            config.resolve_store_url(store_url) or config.get_home_store_url(),
+            blob_url=config.get_blob_url(),
+            blob_bytes=config.get_blob_bytes(),
+        )
         self.author = AuthorLoop()
         self._resources = LifespanResources(lifespan, self.author)
         self._authorise = AuthResolver(KeyRing.from_environment(), self.author, resolve_auth, self._get_resources)
@@ -364,6 +369,7 @@ class Engine:
             stack.push_async_callback(self.store.close)
             if temporal is not None and not self.store.store_id:
                 await create_store(self.store, temporal, task_queue)
+            await check_blob_location(self.store)
             await stack.enter_async_context(keep_providers_open())
             self.author.start()
             stack.callback(self.author.stop)

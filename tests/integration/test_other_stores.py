@@ -155,8 +155,8 @@ async def _paused(run: Run) -> Any:
 async def test_twenty_calls_open_one_store(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Store] = []
 
-    def opening(url: str) -> Store:
-        opened.append(open_store(url))
+    def opening(url: str, **options: Any) -> Store:
+        opened.append(open_store(url, **options))
         return opened[-1]
 
     monkeypatch.setattr("perdure.client.client.open_store", opening)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from perdure.ports import Store
+from perdure.store.objects import add_object_store
 from perdure.store.postgres import PostgresStore
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.store import MemoryStore
@@ -52,13 +53,20 @@ def sqlite(request: pytest.FixtureRequest) -> Database:
     return Database(lambda: SqliteStore(url, now=now), url)
 
 
+def objects(request: pytest.FixtureRequest) -> Database:
+    """SQLite, and every blob that has its own hash as its name is an object."""
+    folder, now = request.getfixturevalue("tmp_path"), clock()
+    url = f"sqlite:///{folder}/store.db"
+    return Database(lambda: add_object_store(SqliteStore(url, now=now), f"file://{folder}/objects", 0))
+
+
 def postgres(request: pytest.FixtureRequest) -> Database:
     databases: Databases = request.getfixturevalue("postgres_databases")
     url, now = databases.make(), clock()
     return Database(lambda: PostgresStore(url, now=now), url)
 
 
-ADAPTERS = [memory, sqlite, pytest.param(postgres, marks=pytest.mark.postgres)]
+ADAPTERS = [memory, sqlite, objects, pytest.param(postgres, marks=pytest.mark.postgres)]
 
 
 @pytest.fixture(params=ADAPTERS, ids=lambda make: make.__name__)
