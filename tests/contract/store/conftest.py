@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,7 +14,7 @@ from perdure.store.objects import add_object_store
 from perdure.store.postgres import PostgresStore
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.store import MemoryStore
-from tests.support.postgres import Databases
+from tests.support.postgres import Databases, build_pooled_url, run_pgbouncer
 
 
 def clock() -> Callable[[], str]:
@@ -66,7 +66,25 @@ def postgres(request: pytest.FixtureRequest) -> Database:
     return Database(lambda: PostgresStore(url, now=now), url)
 
 
-ADAPTERS = [memory, sqlite, objects, pytest.param(postgres, marks=pytest.mark.postgres)]
+def pgbouncer(request: pytest.FixtureRequest) -> Database:
+    """PostgreSQL behind a proxy that pools by transaction."""
+    databases: Databases = request.getfixturevalue("postgres_databases")
+    url, now = build_pooled_url(databases.make(), request.getfixturevalue("pgbouncer_port")), clock()
+    return Database(lambda: PostgresStore(url, now=now), url)
+
+
+ADAPTERS = [
+    memory,
+    sqlite,
+    objects,
+    *(pytest.param(make, marks=pytest.mark.postgres) for make in (postgres, pgbouncer)),
+]
+
+
+@pytest.fixture(scope="session")
+def pgbouncer_port(postgres_databases: Databases) -> Iterator[int]:
+    with run_pgbouncer(postgres_databases.server_url) as port:
+        yield port
 
 
 @pytest.fixture(params=ADAPTERS, ids=lambda make: make.__name__)

@@ -190,6 +190,14 @@ async def test_a_dropped_table(url: str):
         assert [row.seq for row in await store.read_events("c")] == [1, 2]
 
 
+async def test_deltas_that_were_removed_by_hand(url: str):
+    async with opened(url) as store:
+        await store.append(batch(NewEvent(ModelDelta(text="a")), at=build_batch_token("2026", 1)))
+        await execute(url, "DELETE FROM events")
+        assert await store.append(batch(at=build_batch_token("2026", 2)))
+        assert [(row.seq, row.type) for row in await store.read_events("c")] == [(2, "limit")]
+
+
 async def test_a_store_that_can_only_be_read(url: str):
     name = url.rpartition("/")[2]
     async with opened(url) as store:
