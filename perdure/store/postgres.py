@@ -141,7 +141,9 @@ def _encode_commit(commit: Commit, now: str) -> list[Any]:
 # The store.
 
 
-SELECT_IDENTITY = f"SELECT version_num, store_id FROM {migrations.VERSION_TABLE} LEFT JOIN meta ON true"  # noqa: S608  # a constant
+SELECT_IDENTITY = f"""
+    SELECT version_num, store_id, current_setting('transaction_isolation')
+    FROM {migrations.VERSION_TABLE} LEFT JOIN meta ON true"""  # noqa: S608  # a constant
 # A page ends after the event with which it exceeds the bytes; the server sends no more than that.
 SELECT_PAGE = """
     SELECT seq, task_id, type, body, spans, child FROM (
@@ -205,7 +207,12 @@ class PostgresStore:
             if isinstance(error.__cause__, asyncpg.UndefinedTableError):
                 return ""
             raise
-        version, store_id = rows[0] if rows else ("", None)
+        version, store_id, isolation = rows[0] if rows else ("", None, "read committed")
+        if isolation != "read committed":  # the functions that write see what others have committed meanwhile
+            raise StoreError(
+                f"the store {self.place} has transaction isolation {isolation!r}, and perdure needs 'read committed'",
+                hint="Set default_transaction_isolation of the database, or of perdure's user, to 'read committed'.",
+            )
         return str(store_id or "") if migrations.is_current_version(version) else ""
 
     async def close(self) -> None:

@@ -285,6 +285,8 @@ class PostgresPool:
         self._is_closed = True
         idle, self._idle = self._idle, []
         self._count -= len(idle)
+        while self._waiters:  # they find it closed
+            self._wake_waiter()
         for connection, _ in idle:
             with suppress(*POSTGRES_FAILURES):
                 await connection.close(timeout=1)

@@ -19,6 +19,7 @@ from ..hooks.hook import evaluate_signature
 from ..types.approvals import ApprovalTerms, OnExpiry, hash_arguments
 from ..types.limits import Definition, Duration, parse_seconds
 from ..types.plain_json import EXACT_INTEGERS
+from .context_type import takes_context
 
 RuleAction = Literal["allow", "ask", "deny"]
 
@@ -62,12 +63,14 @@ def takes_call_and_context(policy: Callable[..., Any]) -> bool:
     """Whether ``policy`` accepts a call and a context. Checked at definition, since a failure in a run would ask a
     person instead. Raises ``DefinitionError`` for an annotation that cannot be resolved."""
     signature = evaluate_signature(f"needs_approval={policy!r:.100}", policy)
+    if signature is None:
+        return True
     try:
-        if signature is not None:
-            signature.bind(None, None)
+        signature.bind(None, None)
     except TypeError:
         return False
-    return True
+    second = list(signature.parameters.values())[1:2]
+    return all(takes_context(policy, parameter) for parameter in second)  # not for a default of the author's
 
 
 def combine_approvals(first: Approval | None, second: Approval) -> Approval:

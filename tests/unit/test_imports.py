@@ -1,30 +1,14 @@
-"""What importing costs: no SDK or driver, and for the package alone nothing else either."""
+"""The public names of the package."""
 
 from __future__ import annotations
 
 import ast
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import perdure
 
-HEAVY = (
-    "openai",
-    "anthropic",
-    "google.genai",
-    "pydantic_ai",
-    "mcp",
-    "sqlalchemy",
-    "alembic",
-    "aiosqlite",
-    "asyncpg",
-    "genai_prices",
-)
-PARTS = ("client", "workflows", "agent", "worker", "tools", "mcp", "toolsets")
 PUBLIC = [
     "Abort",
     "Agent",
@@ -66,28 +50,6 @@ PUBLIC = [
     "remote_tool",
     "tool",
 ]
-
-
-def test_no_sdk_and_no_driver_is_loaded() -> None:
-    """By no import, nor by an agent of a known provider: a worker that never calls it need not have it, and a client's
-    process starts quickly. One process for all of them: what one has loaded is still there behind the next. The first
-    import loads no module but its own and those of Python.
-    """
-    steps = [f"import {name}" for name in ("perdure", *(f"perdure.{part}" for part in PARTS))]
-    steps.append("perdure.Agent('a', 'openai:gpt-5', settings={'temperature': 0})")
-    code = (
-        "import sys, json\n"
-        "before = set(sys.modules)\n"
-        "import perdure\n"
-        "print(json.dumps([name for name in sys.modules if name not in before"
-        " and name.partition('.')[0] not in sys.stdlib_module_names]))\n"
-        f"print(json.dumps([[step, exec(step, globals()) or [one for one in {HEAVY!r} if one in sys.modules]]"
-        f" for step in {steps!r}]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    own, loaded = map(json.loads, done.stdout.splitlines())
-    assert own == ["perdure"]
-    assert loaded == [[step, []] for step in steps]
 
 
 def test_the_public_names_are_these() -> None:

@@ -76,7 +76,7 @@ def pgbouncer(request: pytest.FixtureRequest) -> Database:
 ADAPTERS = [
     memory,
     sqlite,
-    objects,
+    pytest.param(objects, marks=pytest.mark.slow),  # only blobs differ: test_objects.py
     *(pytest.param(make, marks=pytest.mark.postgres) for make in (postgres, pgbouncer)),
 ]
 

@@ -231,6 +231,32 @@ async def test_a_lock_that_is_held(url: str, setting: str, says: str):
         assert [row.seq for row in await store.read_events("c")] == [1, 2]
 
 
+async def test_another_isolation_is_refused(url: str):
+    """A writer that has waited for a lock would not see what was committed meanwhile."""
+    async with opened(url):
+        pass
+    await execute(
+        url, f"ALTER DATABASE \"{url.rpartition('/')[2]}\" SET default_transaction_isolation = 'serializable'"
+    )
+    store = PostgresStore(url)
+    with pytest.raises(StoreError, match="needs 'read committed'"):
+        await store.open()
+
+
+async def test_those_who_wait_for_a_connection_are_told_that_the_store_is_closed(url: str):
+    async with opened(f"{url}?pool_size=1") as store:
+        other = await asyncpg.connect(url)
+        async with other.transaction():
+            await other.execute("LOCK TABLE runs")
+            reads = [asyncio.create_task(store.get_run("c")) for _ in range(4)]
+            await eventually(lambda: other.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"))
+            closing = asyncio.create_task(store.close())
+            ended = await asyncio.gather(*reads[1:], return_exceptions=True)
+            assert [getattr(error, "message", error) for error in ended] == [f"the store {store.place} is not open"] * 3
+        await asyncio.gather(closing, reads[0], return_exceptions=True)
+        await other.close()
+
+
 async def test_a_server_that_does_not_answer(url: str):
     async with opened(f"{url}?command_timeout=1") as store:
         await store.append(batch())

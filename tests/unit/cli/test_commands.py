@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -107,11 +105,6 @@ def test_whatever_prints_an_answer_prints_it_as_json_too() -> None:
             if not {"-o", "--json"} <= options:
                 exports.add(name)
     assert exports == serve
-
-
-def test_prompt_toolkit_is_loaded_by_a_chat_alone() -> None:
-    code = "import sys, perdure.cli; print([name for name in ('prompt_toolkit', 'temporalio') if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
 def test_a_password_is_not_shown() -> None:

@@ -163,7 +163,9 @@ async def test_another_question_than_before_is_refused(monkeypatch: pytest.Monke
             await ran(recorded("z"), policy)
 
 
-async def test_the_order_may_be_another_where_they_are_asked_in_parallel() -> None:
+async def test_the_order_may_be_another_where_they_are_asked_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REPEAT_REQUEST_SECONDS", 0.5)  # it asks within some turns of the event loop
+
     async def policy(ask: Any) -> Any:
         async def slow() -> Any:
             for _ in range(2 * module.LOOP_PASSES):

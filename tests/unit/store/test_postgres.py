@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import asyncpg
 import pytest
 from hypothesis import given
@@ -73,24 +70,6 @@ def test_urls_that_name_no_store(url: str, says: str):
         open_store(url)
     assert "secret" not in str(caught.value)
     assert "word" not in str(caught.value).replace("PASSWORD", "")
-
-
-WITHOUT_DRIVER = """
-import sys
-sys.modules["asyncpg"] = None
-from perdure.errors import StoreLocationError
-from perdure.store import open_store
-try:
-    open_store("postgresql://ana:secret@db/perdure")
-except StoreLocationError as error:
-    print(error.message, error.hint)
-"""
-
-
-def test_without_the_driver_the_extra_is_named():
-    said = subprocess.check_output([sys.executable, "-c", WITHOUT_DRIVER], text=True)
-    assert "needs the package asyncpg" in said
-    assert 'pip install "perdure[postgres]"' in said
 
 
 async def test_a_store_that_is_not_open():

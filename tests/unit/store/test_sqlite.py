@@ -458,26 +458,3 @@ async def test_strange_paths(tmp_path: Path):
     async with opened(folder / "100%.db") as store:
         await store.commit(outcome("a"))
     assert (folder / "100%.db").exists()
-
-
-IMPORTS = """
-import asyncio, sys
-import perdure.store
-assert not {"sqlalchemy", "alembic", "sqlite3", "aiosqlite"} & set(sys.modules), "too early"
-
-async def main():
-    store = perdure.store.open_store(sys.argv[1])
-    await store.open()
-    print({"sqlalchemy", "alembic"} & set(sys.modules))
-    await store.close()
-
-asyncio.run(main())
-"""
-
-
-async def test_imports_what_it_needs(tmp_path: Path):
-    async with opened(tmp_path / "store.db"):
-        pass
-    assert "alembic" in sys.modules, "a new store needs it"
-    command = [sys.executable, "-c", IMPORTS, f"sqlite:///{tmp_path}/store.db"]
-    assert subprocess.check_output(command, text=True) == "set()\n"

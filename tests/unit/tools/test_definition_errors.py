@@ -214,7 +214,14 @@ def test_a_policy_takes_a_call_and_a_context() -> None:
 
     for fits in (lambda call, ctx: call is ctx, lambda *both: bool(both), Policy(), functools.partial(Policy(), None)):
         assert tool(pay, needs_approval=fits).needs_approval is fits
-    for wrong in (lambda: True, lambda call: bool(call), lambda a, b, c: a is b is c, lambda a, *, b: a is b):
+    no_context: Any = lambda call, limit=100: call.arguments["amount"] > limit  # noqa: E731  # it would get the context
+    for wrong in (
+        lambda: True,
+        lambda call: bool(call),
+        lambda a, b, c: a is b is c,
+        lambda a, *, b: a is b,
+        no_context,
+    ):
         with pytest.raises(DefinitionError, match="cannot be called with a call and a context"):
             tool(pay, needs_approval=wrong)
 
