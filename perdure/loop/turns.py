@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..types.interface import LastingOverrides, TurnStatus
+from ..types.messages import NAME_CHARS
 from ..types.state import RunState, TurnState
 from ..types.wire import NewMessage
 from .finish import REMINDER_ID, build_response
@@ -65,7 +66,7 @@ def build_turn_status(state: RunState, task_id: str | None = None) -> TurnStatus
     for past in state.past:
         if past.task_id == task_id:
             return past
-    return TurnStatus(task_id=task_id or "", state="unknown")
+    return TurnStatus(task_id=(task_id or "")[:NAME_CHARS], state="unknown")  # a client may have sent any text
 
 
 def is_turn_running(state: RunState, task_id: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import reprlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ from ..loop.messages import accept_message, check_message, receive_message, reco
 from ..loop.status import build_status
 from ..loop.turns import build_turn_status, is_turn_running
 from ..types.interface import READ_ERROR_TYPE
-from ..types.messages import clean_text
+from ..types.messages import NAME_CHARS, clean_text
 from ..types.state import RunState
 from .guard import Guard
 from .host import TaskProgress, get_host
@@ -40,6 +41,7 @@ MAX_WAITS = 3
 MAX_WAITS_OF_EXECUTION = 500
 """``wait_for_turn`` in one execution, of the 2,000 updates that Temporal lets it have."""
 WAIT_REFUSED_TYPE = "TooManyWaits"
+"""Type of the error of a ``wait_for_turn`` too many."""
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
@@ -240,7 +242,7 @@ class WorkflowHandlers:
     @wait_for_turn.validator
     @accept_raw_argument
     def _check_wait(self, wanted: Any = None, *_: Any) -> None:
-        """Refuse an invalid argument, and a client too many; a refused update adds nothing to history."""
+        """Refuse an invalid argument, and a wait above the limits; a refused update adds nothing to history."""
         with translate_input_errors("the argument"):
             _read_task_id(decode_argument(wanted))
         if self._open_waits >= MAX_WAITS or self._accepted_waits >= MAX_WAITS_OF_EXECUTION:
@@ -326,12 +328,13 @@ class WorkflowHandlers:
 
 
 def _read_task_id(value: Any) -> str | None:
-    """Read the argument of ``wait_for_turn``. Raises ``InvalidInputError``."""
-    task_id = value.get("task_id") if isinstance(value, dict) else value
-    if task_id in (None, "") or isinstance(task_id, str):
+    """Read the argument of ``wait_for_turn``. Raises ``InvalidInputError``, also for what is larger than any id: the
+    result repeats the id, and one that is too large for Temporal would fail the workflow task again and again."""
+    task_id = value.get("task_id") if isinstance(value, dict) and value.keys() <= {"task_id"} else value
+    if task_id is None or (isinstance(task_id, str) and len(task_id) <= NAME_CHARS):
         return task_id or None
     raise InvalidInputError(
-        f"the turn must be named by its task_id, a text, not {task_id!r:.100}",
+        f"the turn must be named by its task_id, a text of up to {NAME_CHARS} characters, not {reprlib.repr(task_id)}",
         hint='Send {"task_id": "…"}, or nothing for the present turn.',
     )
 

@@ -188,7 +188,14 @@ for _ in range(100):
     NESTED = [NESTED]
 
 
-@pytest.mark.parametrize("argument", [5, True, ["a"], {"task_id": 7}, {"task_id": {"a": 1}}, {"task_id": NESTED}, 1.5])
+@pytest.mark.parametrize(
+    "argument",
+    [
+        *(5, True, 1.5, ["a"], {"task_id": 7}, {"task_id": {"a": 1}}, {"task_id": NESTED}),
+        *({"task_id": "a", "more": "x"}, "x" * 201, {"task_id": "ж" * 300_000}),
+    ],
+    ids=lambda argument: str(argument)[:30],
+)
 async def test_what_names_no_turn_is_refused(engine: Engine, argument: Any) -> None:
     async with engine.served(Agent("clerk", ScriptedProvider(["One."]))) as client:
         turn = await client.send("clerk", "Go", id=engine.task_queue)
@@ -196,6 +203,16 @@ async def test_what_names_no_turn_is_refused(engine: Engine, argument: Any) -> N
         error = await refusal(client.run(engine.task_queue).handle, argument)
         assert error.type == "InvalidInputError"
         assert "task_id" in error.message
+
+
+async def test_a_long_id_that_is_read_comes_back_short(engine: Engine) -> None:
+    """Its answer would be larger than what Temporal takes."""
+    async with engine.served(Agent("clerk", ScriptedProvider(["One."]))) as client:
+        turn = await client.send("clerk", "Go", id=engine.task_queue)
+        await turn.result()
+        handle = client.run(engine.task_queue).handle
+        long = "ж" * 300_000
+        assert await handle.query("turn", long) == {"task_id": long[:200], "state": "unknown"}
 
 
 @pytest.mark.server
