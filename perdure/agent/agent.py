@@ -516,7 +516,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         waits for a decision; ``"approve"`` approves; a function takes the call and returns True, False, or None to
         leave the decision to another approver.
 
-        Cancelling the call (Ctrl-C), or an error of that function, cancels the run, unless it has an ``id``: then the run
+        Cancelling the call (Ctrl-C), or an error of that function, cancels the run, unless it has an ``id``: then it
         stays, and the same call continues it. Raises the run's error, and that of the function; ``InvalidInputError``
         and ``DefinitionError`` for wrong arguments; ``NoWorkerError`` if no worker of ``client`` takes it for 10 s.
         """
