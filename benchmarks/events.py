@@ -20,7 +20,7 @@ _SHARES = {"p50": 0.5, "p95": 0.95, "max": 1.0}
 
 def following(who: Sequence[Contestant]) -> list[Contestant]:
     """Those of whom this is measured: a floor has no events, and an inline tool changes nothing of them."""
-    return [one for one in who if one.name == "perdure"]
+    return [one for one in who if one.name in ("perdure", "perdure-pg")]
 
 
 async def events(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
@@ -51,12 +51,13 @@ def _order(scale: Scale) -> str:
 
 
 async def streaming(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
-    """A worker that writes replies while they come, by one that writes them when they are whole, in the same rounds.
+    """A worker that writes replies while they come, by one that writes them when they are whole, in the same rounds; on
+    SQLite.
 
     One run and many, as elsewhere, with replies that are whole at once; and replies that take a while, many at once.
     """
     figures: Figures = {}
-    for one in following(who):
+    for one in [one for one in following(who) if not one.postgres]:
         if UNSTREAMED.name not in lab.workers:
             await (await lab.start_worker(UNSTREAMED)).ready()
         pair = (one, UNSTREAMED)
