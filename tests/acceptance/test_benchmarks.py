@@ -77,6 +77,7 @@ def test_one_measure_of_one_contestant_beside_the_floor(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1000)
 def test_every_measure(tmp_path: Path) -> None:
     measured = measure(TINY, tmp_path)
     heads, *lines = measured["table"]
