@@ -16,6 +16,7 @@ from typing import Any
 
 import benchmarks
 from benchmarks.contestants import CONTESTANTS, HOOKED
+from benchmarks.conversations import conversations
 from benchmarks.database import database, scaling
 from benchmarks.events import events, following, streaming
 from benchmarks.hooks import hooks
@@ -37,8 +38,9 @@ MEASURES = {
     "database": database,
     "scaling": scaling,
     "parked": parked,
+    "conversations": conversations,
 }
-APART = ("parked",)
+APART = ("parked", "conversations")
 """Only where they are named: they compare nothing with a floor."""
 
 
@@ -59,7 +61,8 @@ async def measure(scale: Scale, only: Sequence[str]) -> dict[str, Figures]:
             raise SystemExit("PostgreSQL and asyncpg are not installed: make bench installs requirements/postgres.txt")
         print("not measured: PostgreSQL, whose packages (requirements/postgres.txt) are not installed", file=sys.stderr)
     results: dict[str, Figures] = {}
-    async with open_lab([one.name for one in who]) as lab:
+    with_postgres = is_installed() and bool(set(measures) & set(APART))
+    async with open_lab([one.name for one in who], with_postgres=with_postgres) as lab:
         for name in measures:
             began = time.perf_counter()
             results[name] = await MEASURES[name](lab, who, scale)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.contestants import Contestant
+from benchmarks.events import reply
 from benchmarks.lab import Lab
 from benchmarks.measures import TINY, Figures, Scale
 
@@ -43,6 +44,23 @@ async def scaling(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
         for mine in figures[one.name].values():
             mine["times"] = mine["iterations_s"] / first
     return figures
+
+
+async def _stream(lab: Lab, one: Contestant, scale: Scale) -> dict[str, float]:
+    """Replies that are streamed at once, by piece; each is a run of its own."""
+    assert lab.postgres is not None
+    pieces = scale.streams * scale.pieces
+    before = await lab.postgres.count(one.name)
+    cpu = await lab.workers[one.name].cpu()
+    await asyncio.gather(*(reply(lab, one, scale) for _ in range(scale.streams)))
+    cpu = await lab.workers[one.name].cpu() - cpu
+    counted = (await lab.postgres.count(one.name)).per(before, pieces)
+    return {
+        "piece_transactions": counted["transactions"],
+        "piece_cpu_ms": counted["server_cpu_ms"],
+        "piece_wal": counted["wal_bytes"],
+        "piece_worker_cpu_ms": cpu * 1000 / pieces,
+    }
 
 
 async def _measure_workers(lab: Lab, one: Contestant, count: int, scale: Scale) -> dict[str, Any]:

@@ -49,6 +49,11 @@ class WorkerProcess:
         self._process.stdin.write(b"\n")
         return float(await self._process.stdout.readline())
 
+    def memory_kb(self) -> int:
+        """Memory that it has, in KB."""
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("VmRSS")))
+
     async def kill(self) -> None:
         """SIGKILL."""
         if self._process.returncode is None:
@@ -160,8 +165,9 @@ class Lab:
 
 
 @asynccontextmanager
-async def open_lab(names: Sequence[str]) -> AsyncIterator[Lab]:
-    """Everything up, with a worker for each of ``names``, for the length of the block."""
+async def open_lab(names: Sequence[str], *, with_postgres: bool = False) -> AsyncIterator[Lab]:
+    """Everything up, with a worker for each of ``names``, for the length of the block; PostgreSQL also where one of
+    them has it as its store."""
     binary = await ensure_binary(current_home().create())
     os.environ["PERDURE_TEMPORAL_CLI"] = str(binary.path)  # the server below gets a home without a cache
     async with AsyncExitStack() as stack:
@@ -177,7 +183,7 @@ async def open_lab(names: Sequence[str]) -> AsyncIterator[Lab]:
         stack.push_async_callback(WorkerProcess(model).kill)
         assert model.stdout is not None
         url = (await model.stdout.readline()).decode().strip()
-        with_postgres = any(CONTESTANTS[name].postgres for name in names)
+        with_postgres = with_postgres or any(CONTESTANTS[name].postgres for name in names)
         postgres = stack.enter_context(open_postgres()) if with_postgres else None
         lab = Lab(await Client.connect(server.address), server.address, url, root, postgres)
         stack.push_async_callback(_stop_workers, lab)

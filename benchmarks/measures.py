@@ -49,6 +49,12 @@ class Scale:
     """On each event, where their cost is measured."""
     parked: int = 1000
     """Runs that wait for approval at once."""
+    conversations: int = 1000
+    """That are open at once."""
+    turns: int = 3
+    """Of each of them."""
+    talking: int = 50
+    """Conversations that wait for an answer at once."""
     workers: tuple[int, ...] = (1, 2, 4)
     """On one queue, where it is measured how they add up."""
     slots: int = 8
@@ -67,6 +73,7 @@ QUICK = Scale(
     kills=1,
     stream_rounds=1,
     parked=100,
+    conversations=100,
     workers=(1, 2),
 )
 

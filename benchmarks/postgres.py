@@ -21,6 +21,7 @@ _COUNTS = """
     SELECT xact_commit AS transactions, pg_database_size(datname) AS bytes, pg_current_wal_lsn() - '0/0' AS wal
     FROM pg_stat_database WHERE datname = current_database()"""
 _WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = $1"
+_CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND datname = $1"
 _LOOK = 0.01
 _REPORTED = 1.5  # a connection reports its counts at most once a second
 
@@ -76,6 +77,17 @@ class BenchPostgres:
             row = await connection.fetchrow(_COUNTS)
         return Counts(row["transactions"], row["bytes"], int(row["wal"]), self._cpu())
 
+    async def size(self, name: str) -> dict[str, int]:
+        """Of one database: its bytes, and the connections to it; memory of the whole server, in KB."""
+        url = self.url(name)
+        async with _connected(self._server.url) as connection:
+            database = url.rpartition("/")[2]
+            return {
+                "bytes": await connection.fetchval("SELECT pg_database_size($1)", database),
+                "connections": await connection.fetchval(_CONNECTIONS, database),
+                "server_kb": sum(_read_memory_kb(path.parent) for path in self._processes()),
+            }
+
     @asynccontextmanager
     async def watch_locks(self, name: str) -> AsyncIterator[list[int]]:
         """Look every 10 ms, within the block, how many connections wait for a lock."""
@@ -97,13 +109,19 @@ class BenchPostgres:
 
     def _cpu(self) -> float:
         """CPU seconds of the server's processes, also of those that have ended."""
+        first, *others = self._processes()
+        ticks = sum(_read_ticks(first)) + sum(sum(_read_ticks(path)[:2]) for path in others)
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def _processes(self) -> list[Path]:
+        """``/proc/…/stat`` of the server's processes, the first one's first."""
         pid = (self._server.data / "postmaster.pid").read_text().split("\n")[0]
-        ticks = sum(_read_ticks(Path("/proc", pid, "stat")))
+        found = [Path("/proc", pid, "stat")]
         for path in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):  # it has ended
                 if _read_fields(path)[1] == pid:
-                    ticks += sum(_read_ticks(path)[:2])
-        return ticks / os.sysconf("SC_CLK_TCK")
+                    found.append(path)
+        return found
 
 
 @contextmanager
@@ -133,4 +151,15 @@ def _read_fields(stat: Path) -> list[str]:
 
 def _read_ticks(stat: Path) -> list[int]:
     """User and system time, its own and that of its children that have ended."""
-    return [int(ticks) for ticks in _read_fields(stat)[11:15]]
+    try:
+        return [int(ticks) for ticks in _read_fields(stat)[11:15]]
+    except OSError:  # it has ended: its parent has its time
+        return [0, 0, 0, 0]
+
+
+def _read_memory_kb(process: Path) -> int:
+    """What it shares with others counts in parts."""
+    with suppress(OSError):
+        lines = (process / "smaps_rollup").read_text().splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("Pss:")))
+    return 0

@@ -69,6 +69,8 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
         lines += _scaling(results["scaling"], names)
     if "parked" in results:
         lines += _parked(results["parked"], names)
+    if "conversations" in results:
+        lines += _conversations(results["conversations"], names)
     settings = next((mine["settings"] for mine in results.get("database", {}).values()), {})
     about = "".join(f"\n{name}: {value}" for name, value in settings.items())
     return _aligned(lines) + about + "\n\n(ratio to floor2 in brackets; ✓ and ✗: perdure's target)"
@@ -131,6 +133,18 @@ def _hooks(figures: Figures, names: Sequence[str], runs: int) -> Iterable[list[s
         yield [f"{count} hooks on each event / none, {title}: wall, CPU", *cells]
 
 
+def _conversations(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
+    for title, form in (
+        ("conversations that are open, that wait for an answer", "{count}, {talking}"),
+        ("turns per second", "{turns_s:.1f}"),
+        ("a turn: p50 / p95 / max", "{p50:.0f} / {p95:.0f} / {max:.0f} ms"),
+        ("workers' CPU per turn", "{cpu_ms:.1f} ms"),
+        ("both workers' memory before / with them", "{before_kb} / {after_kb} KB"),
+        ("PostgreSQL, bytes per turn, connections, memory", "{bytes:.0f}, {connections}, {server_kb} KB"),
+    ):
+        yield [title, *(form.format(**figures[name]) if name in figures else "-" for name in names)]
+
+
 def _compared(mine: Mapping[str, Any]) -> str:
     if "store_cpu_ratio" not in mine:
         return "-"
@@ -143,6 +157,10 @@ def _database(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
         ("PostgreSQL, transactions per iteration", "{transactions:.1f}"),
         ("PostgreSQL, CPU of the server per iteration", "{server_cpu_ms:.2f} ms"),
         ("PostgreSQL, bytes per iteration: log, database", "{wal_bytes:.0f}, {bytes:.0f}"),
+        (
+            "PostgreSQL, per piece of a slow reply: transactions, CPU, log",
+            "{piece_transactions:.2f}, {piece_cpu_ms:.2f} ms, {piece_wal:.0f}",
+        ),
     ):
         yield [title, *(form.format(**figures[name]) if name in figures else "-" for name in names)]
 
@@ -160,9 +178,10 @@ def _scaled(count: str, mine: Mapping[str, float]) -> str:
 
 def _parked(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
     for title, form in (
-        ("runs that wait for approval, cache of the worker", "{count}, {cache}"),
-        ("worker's memory before / with them / after", "{before_kb} / {after_kb} / {end_kb} KB"),
+        ("runs that wait for approval, workers, cache of each", "{count}, {workers}, {cache}"),
+        ("workers' memory before / with them / after", "{before_kb} / {after_kb} / {end_kb} KB"),
         ("memory per parked run", "{kb_per_run:.1f} KB"),
+        ("bytes of the store per parked run", "{store_bytes:.0f}"),
         ("started and waiting", "{park_s:.1f} s"),
         ("inbox of all, for one approver", "{inbox_s:.1f} s"),
         ("approved by two who race, each call", "{burst_s:.1f} s"),
