@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -255,6 +254,8 @@ def _escape_value(value: Any) -> Any:
 
 IDLE_SECONDS = 300.0
 """Time after which an unused connection is closed."""
+CANCEL_SECONDS = 2.0
+"""Time that the server has to cancel a statement whose caller waits no longer."""
 
 
 class PostgresPool:
@@ -270,12 +271,14 @@ class PostgresPool:
         self._address = address
         self._idle: list[tuple[Any, float]] = []
         """Unused connections with the time of their last use, the latest last."""
-        self._count = 0
-        """Number of connections, unused, used and being made."""
+        self._slots = asyncio.Semaphore(address.pool_size)
+        """One for each connection that is used, being made or being ended. Callers get them in their order."""
+        self._waiting = 0
+        """Number of callers that wait for a slot."""
+        self._used: set[Any] = set()
         self._stale: set[Any] = set()
         """Used connections that are not used again: they lead to a server that has stopped."""
-        self._used: set[Any] = set()
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._ending: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self.store_id = ""
         """Once set, another store at the same address is refused."""
@@ -283,79 +286,90 @@ class PostgresPool:
     async def close(self) -> None:
         """Close the connections: those in use when they are released. Nothing more can be run."""
         self._is_closed = True
+        for _ in range(self._waiting):  # they find it closed
+            self._slots.release()
         idle, self._idle = self._idle, []
-        self._count -= len(idle)
-        while self._waiters:  # they find it closed
-            self._wake_waiter()
         for connection, _ in idle:
             with suppress(*POSTGRES_FAILURES):
                 await connection.close(timeout=1)
+        if self._ending:
+            await asyncio.wait(self._ending)
 
     async def _acquire(self) -> Any:
-        while True:
-            if self._is_closed:
-                raise build_closed_error(self._address)
-            while self._idle:
-                connection, used_at = self._idle.pop()
-                if not connection.is_closed() and time.monotonic() - used_at < IDLE_SECONDS:
-                    self._used.add(connection)
-                    return connection
-                self._drop(connection)
-            if self._count < self._address.pool_size:
-                return await self._connect()
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(turn)
+        """Return a connection; its slot is the caller's until ``_release``."""
+        if self._slots.locked():
+            self._waiting += 1
             try:
                 async with asyncio.timeout(self._address.connect_timeout + self._address.command_timeout):
-                    await turn
-            except BaseException:
-                if turn.done() and not turn.cancelled():
-                    self._wake_waiter()  # the turn is another one's
-                raise
-
-    async def _connect(self) -> Any:
-        self._count += 1
-        connection = None
+                    await self._slots.acquire()
+            finally:
+                self._waiting -= 1
+        else:
+            await self._slots.acquire()
         try:
-            connection = await asyncpg.connect(**build_connect_options(self._address))
-            await self._check_same_store(connection)
+            if self._is_closed:
+                raise build_closed_error(self._address)
+            connection = self._pop_idle() or await self._connect()
         except BaseException:
-            self._drop(connection)
+            self._slots.release()
             raise
         self._used.add(connection)
         return connection
 
-    def _release(self, connection: Any, *, broken: bool) -> None:
+    def _pop_idle(self) -> Any:
+        while self._idle:
+            connection, used_at = self._idle.pop()
+            if not connection.is_closed() and time.monotonic() - used_at < IDLE_SECONDS:
+                return connection
+            connection.terminate()
+        return None
+
+    async def _connect(self) -> Any:
+        connection = await asyncpg.connect(**build_connect_options(self._address))
+        try:
+            await self._check_same_store(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    def _release(self, connection: Any, *, is_running: bool) -> None:
+        """Take the connection back; ``is_running``: the server may still run its statement."""
+        is_stale = connection in self._stale
         self._used.discard(connection)
-        if broken or self._is_closed or connection.is_closed() or connection in self._stale:
-            self._drop(connection)
+        self._stale.discard(connection)
+        if is_running and not connection.is_closed():
+            ending = asyncio.create_task(self._end(connection))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+            return
+        self._slots.release()
+        if is_stale or self._is_closed or connection.is_closed():
+            connection.terminate()
             return
         self._idle.append((connection, time.monotonic()))
-        self._wake_waiter()
         if time.monotonic() - self._idle[0][1] > IDLE_SECONDS:
-            self._drop(self._idle.pop(0)[0])
+            self._idle.pop(0)[0].terminate()
 
-    def _drop(self, connection: Any) -> None:
-        """Close a connection at once, or forget one that was not made."""
-        self._count -= 1
-        self._stale.discard(connection)
-        if connection is not None and not connection.is_closed():
+    async def _end(self, connection: Any) -> None:
+        """Close a connection whose caller has left it, once the server has cancelled the statement.
+
+        Without that the server would go on, and keep its locks: statements that wait for a lock would pile up there.
+        """
+        try:
+            with suppress(*POSTGRES_FAILURES):
+                async with asyncio.timeout(CANCEL_SECONDS):
+                    await connection.close()
+        finally:
             connection.terminate()
-        self._wake_waiter()
+            self._slots.release()
 
     def _drop_all(self) -> None:
         """Use no connection again that there is now."""
         idle, self._idle = self._idle, []
         self._stale |= self._used
         for connection, _ in idle:
-            self._drop(connection)
-
-    def _wake_waiter(self) -> None:
-        while self._waiters:
-            turn = self._waiters.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
+            connection.terminate()
 
     async def fetch(self, sql: str, **values: Any) -> list[Any]:
         """Run ``sql``, whose parameters are named, and return its rows."""
@@ -385,16 +399,16 @@ class PostgresPool:
     async def _try(self, work: Callable[[Any, bool], Awaitable[T]], is_repeated: bool) -> T:
         try:
             connection = await self._acquire()
-            broken = True
+            is_running = True
             try:
                 result = await work(connection, is_repeated)
-                broken = False
+                is_running = False
                 return result
             except asyncpg.PostgresError:
-                broken = False  # the server has refused the statement, and takes others
+                is_running = False  # the server has refused the statement, and takes others
                 raise
             finally:
-                self._release(connection, broken=broken)
+                self._release(connection, is_running=is_running)
         except POSTGRES_FAILURES as error:
             if _is_of_the_server(error):
                 self._drop_all()

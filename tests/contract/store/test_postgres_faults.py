@@ -298,7 +298,42 @@ async def test_more_calls_than_connections(url: str):
         other = await asyncpg.connect(url)
         assert await other.fetchval(connections) <= 3
         await other.close()
-        assert store._pool._count <= 2
+
+
+async def test_those_who_wait_for_a_connection_get_it_in_their_order(url: str):
+    async with opened(f"{url}?pool_size=1") as store:
+        waiting = [asyncio.ensure_future(store.get_run("c")) for _ in range(2)]
+        reads = 0
+        while not all(read.done() for read in waiting) and reads < 1000:  # a caller that asks again at once
+            await store.find_outcomes(["a"])
+            reads += 1
+        assert reads < 10
+
+
+async def test_the_server_ends_statements_that_are_waited_for_no_longer(url: str):
+    """They would pile up there as long as the lock is held, each in a connection of its own."""
+    blocked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    async with opened(f"{url}?command_timeout=1&pool_size=2") as store:
+        await store.append(batch())
+        other = await asyncpg.connect(url)
+        async with other.transaction():
+            await other.execute("LOCK TABLE feeds")
+            with pytest.raises(StoreError, match="did not answer in time"):
+                await store.append(batch())
+            reading = asyncio.create_task(store.get_run("c"))
+
+            async def is_blocked() -> bool:
+                return await other.fetchval(blocked) == 1
+
+            await eventually(is_blocked)
+            reading.cancel()
+
+            async def is_ended() -> bool:
+                return await other.fetchval(blocked) == 0
+
+            await eventually(is_ended)
+        await other.close()
+        assert [row.seq for row in await store.read_events("c")] == [1]
 
 
 async def test_a_cancelled_commit_is_written(url: str):
