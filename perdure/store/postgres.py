@@ -18,7 +18,7 @@ from ..ports import Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
 from ..ports.store import format_utc_now
 from ..types.events import ModelRetracted, build_worker_lost_retraction, decode_event, encode_event_body
 from . import event_log, migrations, sql
-from .postgres_connection import PostgresPool, build_closed_error, escape_text, parse_postgres_url, unescape_text
+from .postgres_connection import PostgresPool, build_closed_error, parse_postgres_url, unescape_text
 from .postgres_notify import EventNotifications
 
 T = TypeVar("T")
@@ -93,7 +93,10 @@ def _choose_marked_event(batch: EventBatch) -> int:
 
 def shorten_key(key: str | None) -> str | None:
     """Return the key, or its hash if it is too long for an index."""
-    if key is None or len(key) * 4 <= MAX_KEY_BYTES or len(encoded := key.encode()) <= MAX_KEY_BYTES:
+    if key is None or len(key) * 4 <= MAX_KEY_BYTES:
+        return key
+    encoded = key.encode(errors="surrogatepass")
+    if len(encoded) <= MAX_KEY_BYTES:
         return key
     return f"sha256/{hashlib.sha256(encoded).hexdigest()}"
 
@@ -434,9 +437,7 @@ class PostgresStore:
             if root is None or history is None:
                 return []
             scope = event_log.IS_CHILD_OR_BELOW if children else "AND child = :child"
-            prefix = f"{context_id}/"
-            run = {"child": context_id, "prefix": prefix, "length": len(escape_text(prefix))}
-            rows = await self._read_page(scope, root, after, limit, **run)
+            rows = await self._read_page(scope, root, after, limit, **event_log.build_child_scope(context_id))
             depth = len(history.last_path)
         histories = await self._read_feed_roots(event_log.find_runs_below(rows, context_id))
         return event_log.add_run_paths(rows, context_id, depth, histories)

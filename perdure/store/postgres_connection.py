@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -123,6 +124,18 @@ _TIMEOUT_ERROR = (
     "the store {place} did not answer in time",
     "Check the server's load and pg_stat_activity for locks; the work is tried again (?command_timeout=SECONDS).",
 )
+_SETTING_ERROR = (
+    "a parameter in the URL of the store {place} is wrong",
+    "See docs/how-to/postgresql.md for those that perdure knows; others must be settings of the server.",
+)
+_TLS_ERROR = (
+    "the store {place} has no TLS connection for this process",
+    "Correct sslmode and sslrootcert in PERDURE_STORE_URL, or the server's certificate; the work is tried again.",
+)
+_FILE_ERROR = (
+    "a file that the URL of the store {place} names is not there",
+    "Check sslrootcert, sslcert and sslkey, or that the server of that socket runs; the work is tried again.",
+)
 _LOGIN_ERROR = (
     "the store {place} refuses the user or the password",
     "Correct them in PERDURE_STORE_URL (special characters as %XX), or the server's pg_hba.conf.",
@@ -154,7 +167,10 @@ _STATEMENT_ERROR = (
     "the server of the store {place} cancelled a statement",
     "Raise statement_timeout of its user, or look for locks in pg_stat_activity; the work is tried again.",
 )
-_TOO_LARGE_ERROR = ("a value is too large for the store {place}", "PostgreSQL takes up to 1 GB in one statement.")
+_TOO_LARGE_ERROR = (
+    "a value is too large for the store {place}",
+    "An id, key or name has up to 2,700 bytes there, a statement up to 1 GB.",
+)
 _VALUE_ERROR = (
     "the store {place} cannot take a value",
     "A text with a lone surrogate, or a number out of range? Nothing of it was written.",
@@ -162,6 +178,7 @@ _VALUE_ERROR = (
 _UNKNOWN_ERROR = ("the store {place} fails", "See the server's log; `perdure doctor` checks the connection.")
 
 _ERRORS = {
+    ("42704",): _SETTING_ERROR,
     ("28",): _LOGIN_ERROR,
     ("3D",): _DATABASE_ERROR,
     ("42501",): _PRIVILEGE_ERROR,
@@ -204,6 +221,12 @@ def _select_error_texts(error: Exception) -> tuple[str, str]:
             return texts
     if isinstance(error, TimeoutError):
         return _TIMEOUT_ERROR
+    if isinstance(error, ssl.SSLError) or "rejected SSL upgrade" in str(error):
+        return _TLS_ERROR
+    if isinstance(error, asyncpg.ClientConfigurationError):
+        return _SETTING_ERROR
+    if isinstance(error, FileNotFoundError):
+        return _FILE_ERROR
     if "TargetServerAttributeNotMatched" in type(error).__name__:
         return _READ_ONLY_ERROR
     return _UNREACHABLE_ERROR if isinstance(error, CONNECTION_FAILURES) else _UNKNOWN_ERROR

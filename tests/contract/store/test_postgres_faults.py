@@ -527,6 +527,23 @@ async def test_what_nobody_notified_of_is_seen_all_the_same(url: str, monkeypatc
         assert await waiting == 1
 
 
+async def test_a_server_for_notifications_that_does_not_answer(url: str):
+    """As behind a firewall that drops packets: events are seen by the reads that catch up."""
+
+    async def read_only(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(read_only, "127.0.0.1", 0) as silent:
+        port = silent.sockets[0].getsockname()[1]
+        async with opened(f"{url}?listen=127.0.0.1:{port}&connect_timeout=3600") as follower, opened(url) as writer:
+            for n in range(2):
+                assert await follower.wait_for_event("c", n, 0) == 0
+                waiting = asyncio.ensure_future(follower.wait_for_event("c", n, 60))
+                await writer.append(batch())
+                assert await waiting == n + 1
+
+
 async def test_two_stores_of_one_database(url: str):
     """By their schemas, which their users' settings name."""
     number = url.rpartition("_")[2]
