@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import threading
 import uuid
 from collections import OrderedDict
@@ -171,6 +172,7 @@ class PostgresStore:
         self._now = now
         self._is_open = False
         self._home: asyncio.AbstractEventLoop | None = None
+        self._home_process = os.getpid()
         self._binding = threading.Lock()
         self._pool = PostgresPool(self._address)
         self._opening = asyncio.Lock()
@@ -220,7 +222,7 @@ class PostgresStore:
 
     async def close(self) -> None:
         """Finish the writes that have begun, and close the connections. ``open`` may follow."""
-        if self._home is not None and self._home.is_running():
+        if self._find_home() is not None:
             await self._run_at_home(self._close(), opens=False)
         self._is_open = False
         self.store_id = self._pool.store_id = ""
@@ -252,12 +254,18 @@ class PostgresStore:
             return await work
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, home))
 
+    def _find_home(self) -> asyncio.AbstractEventLoop | None:
+        """Return the event loop of the connections, if it runs. In a forked process it only seems to."""
+        home = self._home
+        return home if home is not None and home.is_running() and self._home_process == os.getpid() else None
+
     def _get_home(self) -> asyncio.AbstractEventLoop:
         with self._binding:
-            home = self._home
-            if home is None or not home.is_running():
+            home = self._find_home()
+            if home is None:
                 # None yet, or its program has ended: connections cannot move to another event loop.
                 home = self._home = asyncio.get_running_loop()
+                self._home_process = os.getpid()
                 self._opening, self._writes = asyncio.Lock(), set()
                 self._pool, self._notifications = PostgresPool(self._address), None
                 self._pool.store_id = self.store_id

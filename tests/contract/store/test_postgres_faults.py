@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import multiprocessing
 import signal
 import warnings
 from collections.abc import AsyncIterator, Iterator
@@ -380,6 +381,24 @@ async def test_several_event_loops_share_it(url: str):
 
         answers = await asyncio.gather(asyncio.to_thread(elsewhere), store.commit(outcome("here")))
         assert answers == [b"1", b"1"]
+
+
+async def test_a_forked_process_has_connections_of_its_own(url: str):
+    async with opened(url) as store:
+        await store.commit(outcome("parent"))
+
+        def use() -> None:
+            assert asyncio.run(store.commit(outcome("child"))) == b"1"
+            asyncio.run(store.close())
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # what Python says of threads and fork
+            child = multiprocessing.get_context("fork").Process(target=use)
+            child.start()
+        await asyncio.to_thread(child.join, 60)
+        child.kill()
+        assert child.exitcode == 0
+        assert await store.find_outcomes(["parent", "child"]) == {"parent": b"1", "child": b"1"}
 
 
 def test_a_program_may_run_one_event_loop_after_the_other(url: str):
