@@ -291,7 +291,11 @@ class PostgresStore:
         writing = asyncio.create_task(self._call(statement, head, events))
         self._writes.add(writing)
         writing.add_done_callback(self._forget_write)
-        return await asyncio.shield(writing)
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            self._note_uncertain(events)
+            raise
 
     def _forget_write(self, writing: asyncio.Task[Any]) -> None:
         self._writes.discard(writing)
@@ -342,15 +346,19 @@ class PostgresStore:
         except StoreError as error:
             if _get_sqlstate(error) == MEMORY_CHANGED:
                 raise _build_memory_error(error, head) from None
-            if events.batch is not None:  # whether it was written is unknown, or it was not: both may be tried again
-                self._uncertain[id(events.batch)] = events.batch, events.write_id
-                while len(self._uncertain) > MAX_UNCERTAIN_BATCHES:
-                    self._uncertain.popitem(last=False)
+            self._note_uncertain(events)
             raise
         if events.batch is not None and row["stream"] is not None:
             seq = row["last_seq"]
             self._get_notifications().notify_write({unescape_text(row["stream"]): seq, events.batch.context_id: seq})
         return row
+
+    def _note_uncertain(self, events: _EncodedBatch) -> None:
+        """Note that whether the batch is written is unknown to its caller, who may append it again."""
+        if events.batch is not None:
+            self._uncertain[id(events.batch)] = events.batch, events.write_id
+            while len(self._uncertain) > MAX_UNCERTAIN_BATCHES:
+                self._uncertain.popitem(last=False)
 
     async def _call_despite_open_deltas(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
         def build_arguments(is_repeated: bool) -> list[Any]:

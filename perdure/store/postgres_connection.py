@@ -223,6 +223,8 @@ def _select_error_texts(error: Exception) -> tuple[str, str]:
         return _TIMEOUT_ERROR
     if isinstance(error, ssl.SSLError) or "rejected SSL upgrade" in str(error):
         return _TLS_ERROR
+    if isinstance(error, UnicodeError):
+        return _VALUE_ERROR
     if isinstance(error, asyncpg.ClientConfigurationError):
         return _SETTING_ERROR
     if isinstance(error, FileNotFoundError):

@@ -111,6 +111,10 @@ class EventNotifications:
 
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
         """See :class:`perdure.ports.EventLog`."""
+        try:
+            context_id.encode()
+        except UnicodeEncodeError as error:  # the read for all waiters would fail
+            raise translate_postgres_failure(error, self._address) from None
         waiter = _EventWaiter(context_id, after, asyncio.get_running_loop().create_future())
         places = {context_id}
         self._waiters[context_id].add(waiter)

@@ -352,6 +352,19 @@ async def test_a_cancelled_commit_is_written(url: str):
         await eventually(are_written)
 
 
+async def test_a_cancelled_batch_that_is_appended_again_is_written_once(url: str):
+    async with opened(url) as store:
+        for _ in range(10):
+            written = batch()
+            appending = asyncio.ensure_future(store.append(written))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            appending.cancel()
+            await asyncio.gather(appending, return_exceptions=True)
+            assert await store.append(written)
+        assert [row.seq for row in await store.read_events("c")] == list(range(1, 11))
+
+
 async def test_close_waits_for_writes_and_open_may_follow(url: str):
     async with opened(url) as store:
         commits = [asyncio.ensure_future(store.commit(outcome(f"k{i}"))) for i in range(30)]
@@ -446,6 +459,16 @@ async def test_nul_in_every_text(url: str):
         assert await store.find_outcomes([name]) == {name: b"1"}
         rows = await store.read_events(name)
         assert [(event.seq, event.task_id) for event in rows] == [(1, None), (2, name), (3, None), (4, None)]
+
+
+async def test_an_id_that_is_no_text_fails_no_other_follower(url: str):
+    async with opened(url) as store:
+        hostile = asyncio.ensure_future(store.wait_for_event("\ud800", 0, 60))
+        waiting = asyncio.ensure_future(store.wait_for_event("c", 0, 60))
+        with pytest.raises(StoreError, match="cannot take a value"):
+            await hostile
+        await store.append(batch())
+        assert await waiting == 1
 
 
 async def test_a_place_beyond_all_numbers(url: str):

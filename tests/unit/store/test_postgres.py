@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 import asyncpg
 import pytest
 from hypothesis import given
@@ -130,6 +132,11 @@ def test_every_class_of_the_driver_and_every_sqlstate():
         (ConnectionRefusedError("no"), "cannot be reached"),
         (TimeoutError(), "did not answer in time"),
         (asyncpg.DataError("no"), "cannot take a value"),
+        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no"), "cannot take a value"),
+        (asyncpg.ClientConfigurationError("no"), "a parameter in the URL"),
+        (asyncpg.UndefinedObjectError("no"), "a parameter in the URL"),
+        (FileNotFoundError("no"), "a file that the URL"),
+        (ssl.SSLCertVerificationError("no"), "no TLS connection"),
         (asyncpg.InternalServerError("no"), "fails"),
     ],
 )
