@@ -34,7 +34,6 @@ from ..loop.turns import merge_overrides
 from ..ports import Blob, Commit, timestamp
 from ..ports.store import add_blob, record_file
 from ..temporal_service import (
-    MEMO_AGENT,
     TASK_TIMEOUT,
     build_start_attributes,
     build_unreachable_error,
@@ -42,7 +41,17 @@ from ..temporal_service import (
     is_missing_attribute,
     start_run_workflow,
 )
-from ..types.interface import FIRST_MESSAGE_MEMO, WORKFLOW_TYPE, Override, Start, Status, UserMessage
+from ..types.interface import (
+    FIRST_MESSAGE_MEMO,
+    LABELS,
+    WORKFLOW_TYPE,
+    Override,
+    Start,
+    Status,
+    UserMessage,
+    build_run_memo,
+    check_run_labels,
+)
 from ..types.messages import (
     BlobRef,
     Content,
@@ -103,8 +112,9 @@ async def deliver_message(
         start, task_queue = await build_reopen_start(run), get_shared_task_queue(description.task_queue)
         if build_closed_status(description) is None:  # once it closes, its first message is in the transcript
             start.pop("message", None)
-        memo = await _read_first_message_memo(description)
+        memo = await _read_conversation_memo(description)
     else:
+        user_message = user_message.model_copy(update={name: start[name] for name in LABELS if name in start})
         memo, start = await _carry_first_message(run, start)
     async with background_task(run.warn_without_worker()):
         task_id = await _send_message_with_start(run, user_message, start, task_queue, memo)
@@ -126,7 +136,7 @@ async def _send_message_with_start(
     message_id = str(message.id)
     fields = message.model_dump(mode="json")
     payload = {name: value for name, value in fields.items() if value is not None or name == "content"}
-    attributes = await build_start_attributes(temporal, start["agent"])
+    attributes = await build_start_attributes(temporal, start)
     no_answer = build_unreachable_error(temporal, "no answer to a message; sent again, its id counts once")
     for attempt in range(_MAX_DELIVERIES):
         # It may have been taken by the execution that just closed, before that could reply.
@@ -140,7 +150,7 @@ async def _send_message_with_start(
             task_timeout=TASK_TIMEOUT,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            memo={MEMO_AGENT: start["agent"], **memo},
+            memo={**build_run_memo(start), **memo},
             search_attributes=attributes,
         )
         # The SDK keeps the error of a failed start in a future: the task reads it, whether or not it is needed below.
@@ -219,6 +229,9 @@ async def build_reopen_start(run: RunHandle) -> dict[str, Any]:
         asked_at = row.asked_at if row is not None and row.scope.startswith(started.first_execution_run_id) else ""
         if store.store_id:
             start.setdefault("store_id", store.store_id)
+        for name in LABELS if row is not None else ():
+            if (value := getattr(row, name)) is not None:
+                start[name] = value
     if "message" in start and await _is_first_message_recorded(run, start["message"], events, asked_at):
         start.pop("message")
     parent_id = started.parent_workflow_execution.workflow_id
@@ -287,7 +300,7 @@ async def reopen_run(run: RunHandle, override: dict[str, Any], *, by: str | None
         start["override"] = merge_overrides(start.get("override") or {}, override)
     description = await run.describe()
     task_queue = get_shared_task_queue(description.task_queue)
-    memo = await _read_first_message_memo(description)
+    memo = await _read_conversation_memo(description)
     only_failed = WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY
     try:
         return await start_run_workflow(temporal, run.id, start, task_queue=task_queue, reuse=only_failed, memo=memo)
@@ -297,12 +310,18 @@ async def reopen_run(run: RunHandle, override: dict[str, Any], *, by: str | None
 
 async def _carry_first_message(run: RunHandle, start: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the memo for the next execution of a run that may have closed, and ``start`` with the first message of
-    the last one, if nothing has recorded that."""
+    the last one, if nothing has recorded that, and with its tenant and user.
+
+    Raises ``InvalidInputError`` if ``start`` has others.
+    """
     try:
         description = await run.describe()
     except RunNotFoundError:
         return {}, start
-    memo = await _read_first_message_memo(description)
+    memo = await _read_conversation_memo(description)
+    labels = {name: memo[name] for name in LABELS if name in memo}
+    check_run_labels(run.id, labels, **{name: start.get(name) for name in labels})
+    start = start | labels
     if build_closed_status(description) is None or description.status is WorkflowExecutionStatus.COMPLETED:
         return memo, start
     with suppress(RunNotFoundError, InvalidInputError):  # its history is deleted, or it is not one of a conversation
@@ -310,14 +329,15 @@ async def _carry_first_message(run: RunHandle, start: dict[str, Any]) -> tuple[d
     return memo, start
 
 
-async def _read_first_message_memo(execution: WorkflowExecutionDescription) -> dict[str, Any]:
-    """Read the hash of the conversation's first message, for the memo of its next execution; empty where it has
-    none."""
+async def _read_conversation_memo(execution: WorkflowExecutionDescription) -> dict[str, Any]:
+    """Read what the memo of the conversation's next execution has of this one's: the hash of its first message, its
+    tenant and its user; empty where it has none."""
     try:
         memo = await execution.memo()
     except Exception:  # written with another codec
         return {}
-    return {name: value for name, value in memo.items() if name == FIRST_MESSAGE_MEMO}
+    kept = (FIRST_MESSAGE_MEMO, *LABELS)
+    return {name: value for name, value in memo.items() if name in kept and isinstance(value, str)}
 
 
 # ---

@@ -362,8 +362,8 @@ class Journal(Protocol):
         """Write everything in one transaction; existing nodes and blobs count as written.
 
         Returns the recorded outcome: the given one, or the one that an earlier writer recorded under the same key; then
-        nothing of this commit's run row, turn, memory, events and usage is written. None without an outcome. A run row or turn
-        with an earlier ``asked_at`` than the recorded one is dropped; the rest is written.
+        nothing of this commit's run row, turn, memory, events and usage is written. None without an outcome. A run row
+        or turn with an earlier ``asked_at`` than the recorded one is dropped; the rest is written.
         """
 
 

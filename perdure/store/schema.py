@@ -94,7 +94,9 @@ def build_upsert(table: str, *key: str, kept: Collection[str] = ()) -> str:
     row with a later ``asked_at``."""
     columns = TABLES[table]
     new_values = [
-        f"{column} = coalesce({table}.{column}, excluded.{column})" if column in kept else f"{column} = excluded.{column}"
+        f"{column} = coalesce({table}.{column}, excluded.{column})"
+        if column in kept
+        else f"{column} = excluded.{column}"
         for column in columns
         if column not in (*key, "created_at")
     ]

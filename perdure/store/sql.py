@@ -290,9 +290,7 @@ UPSERT_AGENT = build_insert("agents", "(hash) DO UPDATE SET seen_at = excluded.s
 SELECT_AGENTS = "SELECT hash, name, body, created_at, seen_at FROM agents ORDER BY name, seen_at DESC, hash"
 
 
-def read_usage(
-    database: Database, filters: Mapping[str, str | None], since: str, limit: int
-) -> list[UsageRow]:
+def read_usage(database: Database, filters: Mapping[str, str | None], since: str, limit: int) -> list[UsageRow]:
     """Return rows of the usage, the newest first. ``filters``: values of columns, None for any."""
     rows = database.run(build_usage_select(filters), **filters, since=since, limit=limit)
     return [UsageRow(*row) for row in rows]

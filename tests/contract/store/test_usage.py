@@ -77,9 +77,20 @@ async def test_labels_of_any_characters(store: Store):
 async def test_the_usage_of_an_outcome_is_recorded_once(store: Store):
     full = usage(
         "c",
-        **{"purpose": "compact", "status": "rejected", "requests": 3, "input_tokens": 2**40, "output_tokens": 5},
-        **{"cached_tokens": 7, "cache_write_tokens": 2, "reasoning_tokens": 4, "cost_usd": 0.1, "milliseconds": 1500},
-        **{"task_id": "t", "root": "top", "tenant": "acme", "user": "ann"},
+        purpose="compact",
+        status="rejected",
+        requests=3,
+        input_tokens=2**40,
+        output_tokens=5,
+        cached_tokens=7,
+        cache_write_tokens=2,
+        reasoning_tokens=4,
+        cost_usd=0.1,
+        milliseconds=1500,
+        task_id="t",
+        root="top",
+        tenant="acme",
+        user="ann",
     )
     assert await pay(store, "k", full, b"first") == b"first"
     assert await pay(store, "k", usage("c", input_tokens=9), b"second") == b"first"

@@ -79,9 +79,7 @@ def _create_transcripts() -> None:
 def _create_index_of_given(table: str, column: str) -> None:
     """Create an index for lists by an optional column; rows without a value are not in it, and cost nothing."""
     given = sa.text(f"{column} IS NOT NULL")
-    op.create_index(
-        f"{table}_{column}", table, [column, "created_at"], sqlite_where=given, postgresql_where=given
-    )
+    op.create_index(f"{table}_{column}", table, [column, "created_at"], sqlite_where=given, postgresql_where=given)
 
 
 def _create_turns() -> None:
