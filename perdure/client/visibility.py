@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -162,7 +162,8 @@ class RunSummary:
     started: datetime | None = None
     closed: datetime | None = None
     tenant: str | None = None
-    """Whose run it is, as far as Temporal or the store says; ``user``, too."""
+    """Whose run it is, and ``user``; None also for a run that a plain client has started, and that has ended at once,
+    unless the list is one of its tenant or user."""
     user: str | None = None
 
 
@@ -198,6 +199,8 @@ async def list_runs(
             if roots and (execution.parent_id or await _has_recorded_parent(client, execution.id)):
                 continue
             summary = await _build_run_summary(client, execution)
+            if any(value is not None and getattr(summary, name) is None for name, value in labels.items()):
+                summary = await _add_recorded_labels(client, summary)
             if _has_agent_and_status(summary, agent, status) and _has_labels(summary, labels):
                 summaries[execution.id] = summary
                 matches += 1
@@ -460,6 +463,13 @@ async def find_agent_name(client: ClientHandle, execution: WorkflowExecution) ->
     except StoreError:
         return ""
     return row.agent if row is not None else ""
+
+
+async def _add_recorded_labels(client: ClientHandle, run: RunSummary) -> RunSummary:
+    """Return ``run`` with the tenant and the user that the store has: Temporal lacks those of a run that a plain client
+    has started, and that has ended at once, and the namespace may lack the attributes."""
+    row = None if client.store_url is None else await (await client.store()).get_run(run.id)
+    return run if row is None else replace(run, tenant=run.tenant or row.tenant, user=run.user or row.user)
 
 
 def _has_labels(run: RunSummary, labels: Mapping[str, str | None]) -> bool:
