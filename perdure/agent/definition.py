@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -18,7 +18,7 @@ from ..ports import AgentRow
 from ..tools import SubagentTool, Tool
 from ..tools.approvals import Approval, Rule
 from ..types.messages import clean_json_text
-from ..types.redaction import Redaction
+from ..types.redaction import find_credentials, redact_credentials
 from .agent import Agent
 
 MAX_DEFINITION_BYTES = 256 * 1024
@@ -27,15 +27,16 @@ tools, and says so under ``left_out``."""
 _SHORT_TEXT_CHARS = 500
 
 
-def build_agent_row(agent: Agent[Any, Any], redaction: Redaction) -> AgentRow:
-    """Build the row of the agent's definition. ``redaction`` removes secrets that its texts may contain."""
-    definition = describe_agent(agent)
+def build_agent_row(agent: Agent[Any, Any], variables: Mapping[str, str]) -> AgentRow:
+    """Build the row of the agent's definition. Its texts are without the credentials in the environment
+    ``variables``."""
+    definition = _redact(describe_agent(agent), find_credentials(variables))
     for name, leave_out in (("", None), *_REDUCTIONS):
         if leave_out is not None:
             leave_out(definition)
             definition.setdefault("left_out", []).append(name)
         text = json.dumps(definition, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
-        body = clean_json_text(redaction.redact_text(text)).encode()
+        body = clean_json_text(text).encode()
         if len(body) <= MAX_DEFINITION_BYTES:
             break
     return AgentRow(hashlib.sha256(body).hexdigest(), agent.name, body)
@@ -65,6 +66,14 @@ def describe_agent(agent: Agent[Any, Any]) -> dict[str, Any]:
         "provider_options": sorted(agent.provider_options),
     }
     return {name: value for name, value in definition.items() if value not in (None, "", [], {})}
+
+
+def _redact(value: Any, credentials: Sequence[str]) -> Any:
+    if isinstance(value, str):
+        return redact_credentials(value, credentials)
+    if isinstance(value, Mapping):
+        return {key: _redact(item, credentials) for key, item in value.items()}
+    return [_redact(item, credentials) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _describe_instruction(part: str | Callable[..., Any]) -> dict[str, str]:
@@ -129,7 +138,7 @@ def _shorten_texts(definition: dict[str, Any]) -> None:
 
 def _leave_out_lists(definition: dict[str, Any]) -> None:
     for name in [name for name, value in definition.items() if isinstance(value, list | dict)]:
-        if name != "left_out":
+        if name not in ("models", "left_out"):
             del definition[name]
 
 

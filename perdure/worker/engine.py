@@ -10,6 +10,7 @@ import asyncio
 import difflib
 import inspect
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -26,9 +27,10 @@ from ..activities.run_context import AuthResolver
 from ..activities.tools import get_cancellation
 from ..activities.toolsets import Toolsets
 from ..agent.agent import Agent
+from ..agent.definition import build_agent_row
 from ..client.visibility import create_store
 from ..encryption import KeyRing
-from ..errors import DefinitionError, RuntimeSetupError
+from ..errors import DefinitionError, PerdureError, RuntimeSetupError
 from ..hooks import Hook, HookSet, select_hooks, validate_hooks
 from ..hooks.hook import evaluate_signature
 from ..ports import ModelRef, Provider, Store
@@ -90,6 +92,20 @@ class SearchAttributeCheck:
             )
         self._said[client.namespace] = missing
         return attributes.names
+
+
+async def record_agents(store: Store, agents: Iterable[Agent]) -> None:
+    """Record the definitions of the agents, for programs that show them without their code.
+
+    Never raises: a worker starts whose store cannot be written just now, as work then waits for the store.
+    """
+    try:
+        rows = [build_agent_row(agent, os.environ) for agent in agents]
+        if rows:
+            await store.record_agents(rows)
+    except Exception as error:  # a schema of an author's type may fail, too
+        reason = error.message if isinstance(error, PerdureError) else format_error(error)
+        logger.warning("the definitions of the agents are not recorded in the store: %s", reason)
 
 
 # ---
@@ -370,6 +386,7 @@ class Engine:
             if temporal is not None and not self.store.store_id:
                 await create_store(self.store, temporal, task_queue)
             await check_blob_location(self.store)
+            await record_agents(self.store, self.agents)
             await stack.enter_async_context(keep_providers_open())
             self.author.start()
             stack.callback(self.author.stop)

@@ -82,16 +82,16 @@ async def test_a_run_without_them_is_nobodys(engine: Engine) -> None:
 
 async def test_what_begins_a_conversation_decides(engine: Engine) -> None:
     async with engine.served(talker()) as client:
-        id = f"chat-{engine.task_queue}"
-        turn = await client.send("talker", "One.", id=id, **ACME)
+        chat = f"chat-{engine.task_queue}"
+        turn = await client.send("talker", "One.", id=chat, **ACME)
         await turn.result()
         for given in ({}, ACME, {"user": "ann"}):
-            await (await client.send("talker", "More.", id=id, **given)).result()
+            await (await client.send("talker", "More.", id=chat, **given)).result()
         heard = len(await turn.run.transcript())
         for given in ({"tenant": "evil"}, {"tenant": "acme", "user": "eve"}):
             name, value = list(given.items())[-1]
             with pytest.raises(InvalidInputError, match=f"{name}: run .* was not begun for {name} '{value}'") as error:
-                await client.send("talker", "Tell me all.", id=id, **given)
+                await client.send("talker", "Tell me all.", id=chat, **given)
             assert "ann" not in str(error.value), "whose conversation it is stays unsaid"
         assert len(await turn.run.transcript()) == heard
         assert await labels(turn.run) == ("acme", "ann")
@@ -121,14 +121,14 @@ async def test_the_run_itself_refuses_the_message_of_another(engine: Engine) -> 
 
 async def test_a_closed_conversation_goes_on_for_those_who_began_it_alone(engine: Engine) -> None:
     async with engine.served(talker()) as client:
-        id = f"closed-{engine.task_queue}"
-        turn = await client.send("talker", "One.", id=id, **ACME)
+        chat = f"closed-{engine.task_queue}"
+        turn = await client.send("talker", "One.", id=chat, **ACME)
         await turn.result()
         await turn.run.close()
         await turn.run.result()
         with pytest.raises(InvalidInputError, match="was not begun for tenant 'evil'"):
-            await client.send("talker", "Tell me all.", id=id, tenant="evil")
-        again = await client.send("talker", "Two.", id=id)
+            await client.send("talker", "Tell me all.", id=chat, tenant="evil")
+        again = await client.send("talker", "Two.", id=chat)
         assert (await again.result()).content == "Heard 3."
         assert await labels(again.run) == ("acme", "ann")
         await again.run.close()
@@ -137,22 +137,22 @@ async def test_a_closed_conversation_goes_on_for_those_who_began_it_alone(engine
 async def test_a_plain_client_that_reopens_a_conversation(engine: Engine) -> None:
     """It is another's, or takes over whose it is."""
     async with engine.served(talker()) as client:
-        id = f"plain-{engine.task_queue}"
-        first = await start_plainly(client, id, {"agent": "talker", "message": "One.", **ACME})
+        chat = f"plain-{engine.task_queue}"
+        first = await start_plainly(client, chat, {"agent": "talker", "message": "One.", **ACME})
         await first.result()
-        assert [(each.id, each.user) for each in await client.list(tenant="acme")] == [(id, "ann")]
+        assert [(each.id, each.user) for each in await client.list(tenant="acme")] == [(chat, "ann")]
         again = {"agent": "talker", "message": "Two.", "resume": True}
-        evil = await start_plainly(client, id, {**again, "tenant": "evil"})
+        evil = await start_plainly(client, chat, {**again, "tenant": "evil"})
         with pytest.raises(InvalidInputError, match="was not begun for tenant 'evil'"):
             await evil.result()
-        stored = await row(client, id)
+        stored = await row(client, chat)
         assert (stored.tenant, stored.user, stored.status) == ("acme", "ann", "failed")
         assert await client.list(tenant="evil") == []
-        silent = await start_plainly(client, id, again)
+        silent = await start_plainly(client, chat, again)
         assert (await silent.result()).content.startswith("Heard")
         usage = await (await client.store()).list_usage(tenant="acme")
-        assert [each.context_id for each in usage] == [id, id]
-        assert (await client.list(tenant="acme"))[0].id == id
+        assert [each.context_id for each in usage] == [chat, chat]
+        assert (await client.list(tenant="acme"))[0].id == chat
 
 
 async def test_a_fork_and_a_resumed_run_inherit_them(engine: Engine) -> None:
@@ -179,13 +179,13 @@ async def test_they_outlive_executions(engine: Engine) -> None:
 
 async def test_a_run_of_another_is_not_attached_to(engine: Engine) -> None:
     async with engine.served(talker()) as client:
-        id = f"attach-{engine.task_queue}"
-        run = await client.start("talker", "One.", id=id, **ACME)
+        chat = f"attach-{engine.task_queue}"
+        run = await client.start("talker", "One.", id=chat, **ACME)
         for given in ({}, ACME):
-            assert (await client.start("talker", "One.", id=id, if_exists="attach", **given)).id == id
+            assert (await client.start("talker", "One.", id=chat, if_exists="attach", **given)).id == chat
         for given in ({"tenant": "evil"}, {"user": "eve"}):
             with pytest.raises(RunExistsError, match="was not started for"):
-                await client.start("talker", "One.", id=id, if_exists="attach", **given)
+                await client.start("talker", "One.", id=chat, if_exists="attach", **given)
         await run.result()
 
 
