@@ -30,10 +30,10 @@ from ..agent.agent import Agent
 from ..agent.definition import build_agent_row
 from ..client.visibility import create_store
 from ..encryption import KeyRing
-from ..errors import DefinitionError, PerdureError, RuntimeSetupError
+from ..errors import DefinitionError, RuntimeSetupError, StoreError
 from ..hooks import Hook, HookSet, select_hooks, validate_hooks
 from ..hooks.hook import evaluate_signature
-from ..ports import ModelRef, Provider, Store
+from ..ports import AgentRow, ModelRef, Provider, Store
 from ..ports.test_seams import find_fake_model
 from ..providers.fallback import ModelChain, Throttle
 from ..providers.pricing import calculate_cost_usd
@@ -85,8 +85,8 @@ class SearchAttributeCheck:
             return None
         if (missing := str(attributes)) and self._said.get(client.namespace) != missing:
             logger.warning(
-                "search attributes of namespace %s: %s. Runs are served all the same; pending approvals are "
-                "found by querying every open run. `perdure server setup` registers them.",
+                "search attributes of namespace %s: %s. Runs are served all the same; lists and pending approvals are "
+                "found without them, by reading every run. `perdure server setup` registers them.",
                 client.namespace,
                 missing,
             )
@@ -97,15 +97,19 @@ class SearchAttributeCheck:
 async def record_agents(store: Store, agents: Iterable[Agent]) -> None:
     """Record the definitions of the agents, for programs that show them without their code.
 
-    Never raises: a worker starts whose store cannot be written just now, as work then waits for the store.
+    Raises no error of the store: a worker starts whose store cannot be written just now, as work then waits for it.
     """
+    rows: list[AgentRow] = []
+    for agent in agents:
+        try:
+            rows.append(build_agent_row(agent, os.environ))
+        except Exception as error:  # of the schema of an author's type
+            logger.warning("the definition of agent %s is not recorded: %s", agent.name, format_error(error))
     try:
-        rows = [build_agent_row(agent, os.environ) for agent in agents]
         if rows:
             await store.record_agents(rows)
-    except Exception as error:  # a schema of an author's type may fail, too
-        reason = error.message if isinstance(error, PerdureError) else format_error(error)
-        logger.warning("the definitions of the agents are not recorded in the store: %s", reason)
+    except StoreError as error:
+        logger.warning("the definitions of the agents are not recorded in the store: %s", error.message)
 
 
 # ---
