@@ -221,14 +221,11 @@ class Client:
         ``history`` is the conversation to continue (messages, a session in the flat form of ``types.session_form``, or
         a run, a response, a head); ``override`` changes the agent for this run. ``output`` is the type that outputs
         are read as, for an ``agent`` that is given by its name: plain JSON by default. ``tenant`` and ``user`` say
-        whose run it is, for lists, quotas and audit (:meth:`list`); its subagents, forks and continuations have them
-        too. They are labels, readable in Temporal, and authorise nothing: that is what ``auth_context`` is for.
+        whose run it is, and its subagents' and forks': labels for :meth:`list`, which authorise nothing.
 
         Raises ``RunExistsError`` for an existing id, unless ``if_exists="attach"`` returns that run, which must have
-        been started with the same message (text and files; typed inputs are not compared), and for ``tenant`` and
-        ``user``, where they are given;
-        ``InvalidInputError`` or ``DefinitionError`` for invalid arguments, ``AuthContextUnavailableError`` if there is
-        no encryption for ``auth_context``.
+        been started with the same message (text and files; typed inputs are not compared), for no other tenant or user;
+        ``InvalidInputError`` or ``DefinitionError``; ``AuthContextUnavailableError`` without an encryption.
         """
         context_id = check_run_id(id) or f"{get_agent_name(agent)}-{uuid.uuid4().hex[:12]}"
         run = Run(self, self.temporal.get_workflow_handle(context_id), agent, output=output)
@@ -248,7 +245,7 @@ class Client:
         )
         start |= seal_auth(self.temporal, context_id, auth_context, auth_ref)
         message_hash = hash_first_message(context_id, start)
-        memo, queue = {FIRST_MESSAGE_MEMO: message_hash} if message_hash else {}, self.task_queue
+        queue, memo = self.task_queue, {FIRST_MESSAGE_MEMO: message_hash} if message_hash else {}
         try:
             run.handle = await start_run_workflow(self.temporal, context_id, start, task_queue=queue, memo=memo)
         except WorkflowAlreadyStartedError:

@@ -53,8 +53,9 @@ class _RunOptions(TypedDict, total=False):
     by: str | None
     """Who does this; by default the client's ``actor``."""
     tenant: str | None
-    """Whose run it is, for lists, quotas and audit: 1 to 200 characters each. They authorise nothing."""
+    """The tenant whose run it is: a label of 1 to 200 characters for lists, quotas and audit. It authorises nothing."""
     user: str | None
+    """The user whose run it is, likewise; ``by`` is who acts."""
 
 
 class StartOptions(_RunOptions, total=False):
