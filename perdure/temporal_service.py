@@ -52,7 +52,14 @@ from .errors import (
     ServerUnreachableError,
     build_error,
 )
-from .types.interface import AGENT_ATTRIBUTE, SEARCH_ATTRIBUTES, WORKFLOW_TYPE
+from .types.interface import (
+    AGENT_ATTRIBUTE,
+    SEARCH_ATTRIBUTES,
+    TENANT_ATTRIBUTE,
+    USER_ATTRIBUTE,
+    WORKFLOW_TYPE,
+    build_run_memo,
+)
 
 RECHECK_SECONDS = 60.0
 """Seconds after which a namespace's attributes are queried again: the delay until ``perdure server setup`` takes
@@ -178,12 +185,14 @@ def forget_search_attributes(temporal: TemporalClient) -> None:
     _attributes_cache.pop(temporal, None)
 
 
-async def build_start_attributes(temporal: TemporalClient, agent: str) -> TypedSearchAttributes:
-    """Return the attributes of a new run of ``agent``: its name, if the namespace has an attribute for it."""
+async def build_start_attributes(temporal: TemporalClient, start: Mapping[str, Any]) -> TypedSearchAttributes:
+    """Return the attributes of a new run with the input ``start``: its agent, tenant and user, if the namespace has
+    attributes for them."""
     attributes = await get_search_attributes(temporal)
-    if attributes is None or AGENT_ATTRIBUTE not in attributes.names:
-        return TypedSearchAttributes.empty
-    return build_search_attributes({AGENT_ATTRIBUTE: agent})
+    known = () if attributes is None else attributes.names
+    fields = {AGENT_ATTRIBUTE: "agent", TENANT_ATTRIBUTE: "tenant", USER_ATTRIBUTE: "user"}
+    wanted = {name: start[field] for name, field in fields.items() if start.get(field) is not None and name in known}
+    return build_search_attributes(wanted) if wanted else TypedSearchAttributes.empty
 
 
 def build_search_attributes(values: Mapping[str, object]) -> TypedSearchAttributes:
@@ -296,8 +305,6 @@ def build_run_error(id: str, error: WorkflowFailureError) -> PerdureError:
 TASK_TIMEOUT = timedelta(seconds=5)
 """Timeout of one workflow task: the time that a run stands still after its worker was killed in a task. Temporal's
 default is 10 s; a task here takes milliseconds, and a replay of the longest history about two seconds."""
-MEMO_AGENT = "agent"
-"""Key of the memo with the agent's name, so that a list of runs needs no store."""
 
 
 async def start_run_workflow(
@@ -309,13 +316,13 @@ async def start_run_workflow(
     reuse: WorkflowIDReusePolicy = WorkflowIDReusePolicy.REJECT_DUPLICATE,
     memo: dict[str, Any] | None = None,
 ) -> WorkflowHandle[Any, Any]:
-    """Start a run with the input ``start``. ``memo`` is added to the agent's name.
+    """Start a run with the input ``start``. ``memo`` is added to that of every run.
 
     Raises the SDK's ``WorkflowAlreadyStartedError``, which has a different meaning for each caller; else a
     ``PerdureError``.
     """
 
-    attributes = await build_start_attributes(temporal, start["agent"])
+    attributes = await build_start_attributes(temporal, start)
     while True:
         try:
             return await temporal.start_workflow(
@@ -325,7 +332,7 @@ async def start_run_workflow(
                 task_queue=task_queue,
                 task_timeout=TASK_TIMEOUT,
                 id_reuse_policy=reuse,
-                memo={MEMO_AGENT: start["agent"], **(memo or {})},
+                memo={**build_run_memo(start), **(memo or {})},
                 search_attributes=attributes,
             )
         except RPCError as error:
@@ -341,7 +348,7 @@ def build_schedule_action(id: str, start: dict[str, Any], *, task_queue: str) ->
     It has no search attributes, which the run sets itself: in a namespace that has lost one, no run would start.
     """
     return ScheduleActionStartWorkflow(
-        WORKFLOW_TYPE, start, id=id, task_queue=task_queue, task_timeout=TASK_TIMEOUT, memo={MEMO_AGENT: start["agent"]}
+        WORKFLOW_TYPE, start, id=id, task_queue=task_queue, task_timeout=TASK_TIMEOUT, memo=build_run_memo(start)
     )
 
 

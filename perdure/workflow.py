@@ -14,7 +14,7 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from .errors import InvalidInputError, ParseError
-from .types.interface import WORKFLOW_TYPE, OutputT, Response
+from .types.interface import WORKFLOW_TYPE, OutputT, Response, build_run_memo
 
 if TYPE_CHECKING:
     from .agent.agent import Agent
@@ -29,6 +29,8 @@ async def run_agent(
     context: Mapping[str, Any] | None = None,
     auth_ref: str | None = None,
     override: Mapping[str, Any] | None = None,
+    tenant: str | None = None,
+    user: str | None = None,
     task_queue: str | None = None,
     **options: Any,
 ) -> Response[OutputT]: ...
@@ -41,6 +43,8 @@ async def run_agent(
     context: Mapping[str, Any] | None = None,
     auth_ref: str | None = None,
     override: Mapping[str, Any] | None = None,
+    tenant: str | None = None,
+    user: str | None = None,
     task_queue: str | None = None,
     **options: Any,
 ) -> Response[Any]: ...
@@ -52,6 +56,8 @@ async def run_agent(
     context: Mapping[str, Any] | None = None,
     auth_ref: str | None = None,
     override: Mapping[str, Any] | None = None,
+    tenant: str | None = None,
+    user: str | None = None,
     task_queue: str | None = None,
     **options: Any,
 ) -> Response[Any]:
@@ -59,8 +65,8 @@ async def run_agent(
 
     ``message`` is text, or the fields of an agent's input type. ``id`` is the run's id, by default the workflow's with
     the agent's name and a number; ``task_queue`` is that of a worker which serves the agent, by default the workflow's
-    own. ``context``, ``auth_ref`` and ``override`` are as in ``Client.start``, as plain JSON; ``options`` are
-    Temporal's for a child workflow. If the workflow is cancelled, the run closes its transcript first.
+    own. ``context``, ``auth_ref``, ``override``, ``tenant`` and ``user`` are as in ``Client.start``, as plain JSON;
+    ``options`` are Temporal's for a child workflow. If the workflow is cancelled, the run closes its transcript first.
 
     The ``output`` of an agent that is given as an object has the agent's output type, whose validators run here, in the
     workflow (``ApplicationError`` of type ``ParseError`` if it does not fit); by the name it is plain JSON. A validator
@@ -82,11 +88,13 @@ async def run_agent(
         "context": None if context is None else dict(context),
         "auth_ref": auth_ref,
         "override": None if override is None else dict(override),
+        "tenant": tenant,
+        "user": user,
     }
     child_options: dict[str, Any] = {
         "cancellation_type": workflow.ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
         "parent_close_policy": workflow.ParentClosePolicy.REQUEST_CANCEL,
-        "memo": {"agent": name},
+        "memo": build_run_memo(start),
         **options,
     }
     raw = await workflow.execute_child_workflow(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 from temporalio import activity
@@ -14,7 +15,7 @@ from ..errors import ContentFilterError, MalformedReplyError, ProviderError, Tru
 from ..loop.refused_content import ContentWithholder, filter_present_withheld, find_last_withheld
 from ..loop.transcript import sanitize_parts
 from ..ports import Completed, ModelRequest, Provider, Restarted, StreamEvent, ToolCallDelta
-from ..stages.stage import ModelReply, RequestCall
+from ..stages.stage import ModelReply, PaidRequest, RequestCall
 from ..types.messages import Message, Part, ToolCallPart, Usage, Withheld, clean_text
 from ..types.wire import MODEL_ACTIVITY, ModelOutput
 
@@ -38,7 +39,7 @@ class ModelActivity:
 
     async def call(self, call: RequestCall) -> ModelReply:
         """Send ``call.request`` to the model. Raises ``ProviderError``."""
-        agent, request = call.agent, call.request
+        agent, request, began = call.agent, call.request, monotonic()
         completed, withheld = await self._call_with_containment(agent, call, request)
         provider = completed.provider or agent.provider_name  # of a chain, the one that answered
         parts = call.call_ids.assign_reply_ids(
@@ -47,6 +48,7 @@ class ModelActivity:
         # The API may return another name of the model than the one with a price.
         model, requested = completed.model or agent.model_name, _find_requested_model(agent, provider)
         cost = self._compute_cost(provider, model, completed.usage, requested)
+        call.paid.append(PaidRequest(provider, model, completed.usage, cost, monotonic() - began))
         message = Message(
             role="assistant",
             parts=sanitize_parts(parts),

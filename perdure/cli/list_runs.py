@@ -20,6 +20,8 @@ RunStatus = Literal["running", "waiting", "paused", "completed", "failed", "canc
 def list_runs(
     agent: Annotated[str | None, typer.Option(help="Only runs of this agent.")] = None,
     status: Annotated[RunStatus | None, typer.Option(help="Only runs of this status.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only runs of this tenant.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only runs of this user.")] = None,
     roots: Annotated[bool, typer.Option("--roots", help="Only runs that no other run has started.")] = False,
     query: Annotated[
         str | None,
@@ -34,7 +36,8 @@ def list_runs(
     """List runs, the newest first."""
 
     async def list_matching(client: Client) -> list[RunSummary]:
-        return await client.list(agent=agent, status=status, roots=roots, query=query, limit=limit)
+        labels = {"tenant": tenant, "user": user}
+        return await client.list(agent=agent, status=status, **labels, roots=roots, query=query, limit=limit)
 
     runs = call_client(server, list_matching)
     output.print_list(runs, ("ID", "AGENT", "STATUS", "STARTED", "TOOK"), _format_row, quiet=quiet, empty="no runs")

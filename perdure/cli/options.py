@@ -141,6 +141,8 @@ InputOption = Annotated[
     typer.Option(help="For an agent with an input type, instead of the message: a JSON object; - reads stdin."),
 ]
 ContextOption = Annotated[str | None, typer.Option(help="The run's context: a JSON object.")]
+TenantOption = Annotated[str | None, typer.Option(help="The tenant whose run it is: a label for lists and usage.")]
+UserOption = Annotated[str | None, typer.Option(help="The user whose run it is; --by and PERDURE_USER are who acts.")]
 IdleOption = Annotated[
     str | None, typer.Option(help="Close the session after this time without a message: 90, 30s, 15m, 1h.")
 ]

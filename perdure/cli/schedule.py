@@ -19,6 +19,8 @@ from .options import (
     InputOption,
     MessageArgument,
     TaskQueueOption,
+    TenantOption,
+    UserOption,
     parse_json_object,
     read_run_input,
 )
@@ -55,6 +57,8 @@ def create(
     idle_timeout: IdleOption = None,
     context: ContextOption = None,
     auth_ref: AuthRefOption = None,
+    tenant: TenantOption = None,
+    user: UserOption = None,
     task_queue: TaskQueueOption = None,
     *,
     server: ActorStoreOptions,
@@ -79,6 +83,8 @@ def create(
             idle_timeout=idle_timeout,
             context=parse_json_object(context),
             auth_ref=auth_ref,
+            tenant=tenant,
+            user=user,
         )
         return await schedule.describe()
 

@@ -208,6 +208,8 @@ class Client:
         idle_timeout: float | str | None = None,
         max_history_events: int | None = None,
         by: str | None = None,
+        tenant: str | None = None,
+        user: str | None = None,
     ) -> Run[Any]:
         """Start a run. ``id`` is its ``context_id``, generated if omitted. ``message`` is text, or a list of texts and
         ``File``, or for an agent with an input type an instance of it or a mapping.
@@ -218,12 +220,12 @@ class Client:
         a token; plain JSON) and is sent encrypted; ``auth_ref``, in its place, is a reference that the worker resolves;
         ``history`` is the conversation to continue (messages, a session in the flat form of ``types.session_form``, or
         a run, a response, a head); ``override`` changes the agent for this run. ``output`` is the type that outputs
-        are read as, for an ``agent`` that is given by its name: plain JSON by default.
+        are read as, for an ``agent`` that is given by its name: plain JSON by default. ``tenant`` and ``user`` say
+        whose run it is, and its subagents' and forks': labels for :meth:`list`, which authorise nothing.
 
         Raises ``RunExistsError`` for an existing id, unless ``if_exists="attach"`` returns that run, which must have
-        been started with the same message (text and files; typed inputs are not compared);
-        ``InvalidInputError`` or ``DefinitionError`` for invalid arguments, ``AuthContextUnavailableError`` if there is
-        no encryption for ``auth_context``.
+        been started with the same message (text and files; typed inputs are not compared), for no other tenant or user;
+        ``InvalidInputError`` or ``DefinitionError``; ``AuthContextUnavailableError`` without an encryption.
         """
         context_id = check_run_id(id) or f"{get_agent_name(agent)}-{uuid.uuid4().hex[:12]}"
         run = Run(self, self.temporal.get_workflow_handle(context_id), agent, output=output)
@@ -238,14 +240,16 @@ class Client:
             override=override,
             idle_timeout=idle_timeout,
             max_history_events=max_history_events,
+            tenant=tenant,
+            user=user,
         )
         start |= seal_auth(self.temporal, context_id, auth_context, auth_ref)
         message_hash = hash_first_message(context_id, start)
-        memo, queue = {FIRST_MESSAGE_MEMO: message_hash} if message_hash else {}, self.task_queue
+        queue, memo = self.task_queue, {FIRST_MESSAGE_MEMO: message_hash} if message_hash else {}
         try:
             run.handle = await start_run_workflow(self.temporal, context_id, start, task_queue=queue, memo=memo)
         except WorkflowAlreadyStartedError:
-            return await attach_to_run(run, message_hash, if_exists)
+            return await attach_to_run(run, start, message_hash, if_exists)
         return run
 
     @overload
@@ -293,6 +297,8 @@ class Client:
         override: Override | Mapping[str, Any] | None = None,
         idle_timeout: float | str | None = None,
         by: str | None = None,
+        tenant: str | None = None,
+        user: str | None = None,
     ) -> Turn[Any]:
         """Send a message to the conversation ``id``, and return the turn that it joins or opens.
 
@@ -300,7 +306,9 @@ class Client:
         ``history`` and ``idle_timeout`` apply when it is opened. The same ``message_id`` twice counts once; concurrent
         senders are safe. ``override`` changes the agent for this turn; ``task_id`` names the turn. With
         ``auth_context`` or ``auth_ref`` the conversation acts on that behalf from the step that takes the message. A
-        message of None opens a turn without a message. ``output`` is as of :meth:`start`.
+        message of None opens a turn without a message. ``output`` is as of :meth:`start`. ``tenant`` and ``user`` are
+        those of the message that begins the conversation; later ones need not repeat them, and are refused with others
+        (``InvalidInputError``).
 
         Returns when the workflow has accepted the message, which needs a worker. Raises as :meth:`start`.
         """
@@ -317,6 +325,8 @@ class Client:
             history=history,
             idle_timeout=idle_timeout,
             resume=True,
+            tenant=tenant,
+            user=user,
         )
         if self.store_url is not None and (store_id := (await self.store()).store_id):
             start.setdefault("store_id", store_id)
@@ -365,6 +375,8 @@ class Client:
         idle_timeout: float | str | None = None,
         max_history_events: int | None = None,
         by: str | None = None,
+        tenant: str | None = None,
+        user: str | None = None,
     ) -> Schedule:
         """Start a run at certain times, by a schedule in Temporal: ``cron`` (one expression or several, in
         ``timezone``, else in UTC), ``every`` (seconds, or text like ``"1h"``), or both.
@@ -390,6 +402,8 @@ class Client:
             max_history_events=max_history_events,
             # A time that is backfilled twice, or triggered twice within its second, has the same id.
             resume=True,
+            tenant=tenant,
+            user=user,
         )
         start |= seal_auth(self.temporal, id, None, auth_ref)
         action = build_schedule_action(id, start, task_queue=self.task_queue)
@@ -410,19 +424,24 @@ class Client:
         *,
         agent: str | None = None,
         status: str | None = None,
+        tenant: str | None = None,
+        user: str | None = None,
         roots: bool = False,
         query: str | None = None,
         limit: int = 50,
     ) -> list[RunSummary]:
         """List runs, the newest first: from Temporal, and from the store those that Temporal no longer has.
 
+        ``tenant`` and ``user`` leave out all runs of others, and all without one. A run that a plain client or a
+        schedule has started is among those of its tenant from its first reply on.
         ``roots`` leaves out runs that another run, or another workflow, has started: of runs that Temporal no longer
         has, those whose events the store has below another run's. ``query`` is a filter of
         Temporal's visibility (``StartTime > '2026-01-31T00:00:00Z'``); runs that only the store has are left out then.
         Both combine with the others. Raises ``InvalidInputError`` for a query that Temporal refuses, and for a
         ``status`` that needs search attributes that the namespace does not have.
         """
-        return await list_runs(self, agent=agent, status=status, roots=roots, query=query, limit=limit)
+        labels = {"tenant": tenant, "user": user}
+        return await list_runs(self, agent=agent, status=status, roots=roots, query=query, limit=limit, **labels)
 
     async def approvals(self, *, agent: str | None = None) -> Sequence[PendingCall]:
         """List the pending calls (approvals, questions and callbacks) of all runs, or of those of ``agent``; the

@@ -22,14 +22,14 @@ from ..ports import Commit, Store
 from ..store import Chain
 from ..store.transcripts import ForkPoint, find_fork_point
 from ..temporal_service import start_run_workflow
-from ..types.interface import Override
+from ..types.interface import LABELS, Override
 from ..types.messages import Message, MessageInput, clean_text
 from .handles import RunHandle
 from .messages import build_user_message, decode_start
 
 MEMO_FORK = "forked_from"
 """Memo of a fork: the run, the iteration after which it branches off, and its author."""
-_INHERITED_START_FIELDS = ("agent", "mode", "context", "override", "idle_timeout", "max_history_events")
+_INHERITED_START_FIELDS = ("agent", "mode", "context", "override", "idle_timeout", "max_history_events", *LABELS)
 """Fields that a fork takes from the run's start. The auth context is not among them: the caller of the fork gives
 it."""
 
@@ -143,11 +143,14 @@ async def _read_fork_start(run: RunHandle, store: Store) -> tuple[dict[str, Any]
         row = await store.get_run(run.id)
         if row is None:
             raise
-        return {"agent": row.agent}, run.client.task_queue
+        return {"agent": row.agent, "tenant": row.tenant, "user": row.user}, run.client.task_queue
     raw = {} if first_event is None else await decode_start(run, first_event)
     if first_event is None or not isinstance(raw.get("agent"), str):
         raise InvalidInputError(f"run {run.id!r} was not started as a conversation", hint="Fork another one.")
     start = {name: raw[name] for name in _INHERITED_START_FIELDS if raw.get(name) is not None}
+    row = await store.get_run(run.id)
+    if row is not None:  # its execution may have found them there, too: a later one of the conversation
+        start |= {name: value for name in LABELS if (value := getattr(row, name)) is not None}
     queue = first_event.workflow_execution_started_event_attributes.task_queue.name
     return start, get_shared_task_queue(queue)
 

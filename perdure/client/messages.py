@@ -36,7 +36,6 @@ from ..loop.turns import merge_overrides
 from ..ports import Blob, Commit, timestamp
 from ..ports.store import add_blob, record_file
 from ..temporal_service import (
-    MEMO_AGENT,
     TASK_TIMEOUT,
     build_start_attributes,
     build_unreachable_error,
@@ -44,7 +43,17 @@ from ..temporal_service import (
     is_missing_attribute,
     start_run_workflow,
 )
-from ..types.interface import FIRST_MESSAGE_MEMO, WORKFLOW_TYPE, Override, Start, Status, UserMessage
+from ..types.interface import (
+    FIRST_MESSAGE_MEMO,
+    LABELS,
+    WORKFLOW_TYPE,
+    Override,
+    Start,
+    Status,
+    UserMessage,
+    build_run_memo,
+    check_run_labels,
+)
 from ..types.messages import (
     BlobRef,
     Content,
@@ -98,6 +107,8 @@ async def deliver_message(
         client, message, id=message_id or uuid.uuid4().hex, by=by, task_id=task_id, override=override
     )
     user_message = user_message.model_copy(update=dict(auth or {}))
+    if start is not None:
+        user_message = user_message.model_copy(update={name: start[name] for name in LABELS if name in start})
     async with background_task(run.warn_without_worker()):
         task_id = await _send_until_taken(run, user_message, start)
     run.handle = client.temporal.get_workflow_handle(run.id)  # the message may have opened another execution
@@ -150,8 +161,11 @@ class _Opening:
 
 
 async def _build_opening(run: RunHandle, start: dict[str, Any] | None) -> _Opening | None:
-    """Build what a message opens, with the first message of the last execution, if nothing has recorded that; None for
-    an open conversation without ``start``. Raises ``RunNotFoundError`` without ``start``."""
+    """Build what a message opens, with the first message of the last execution, if nothing has recorded that, and with
+    its tenant and user; None for an open conversation without ``start``.
+
+    Raises ``RunNotFoundError`` without ``start``, ``InvalidInputError`` if ``start`` has another tenant or user.
+    """
     task_queue = run.client.task_queue
     try:
         description = await run.describe()
@@ -161,10 +175,14 @@ async def _build_opening(run: RunHandle, start: dict[str, Any] | None) -> _Openi
         return _Opening(start, task_queue)
     if build_closed_status(description) is None:
         return None if start is None else _Opening(start, task_queue)
-    memo = await _read_first_message_memo(description)
+    memo = await _read_conversation_memo(description)
     if start is None:
         start, task_queue = await build_reopen_start(run), get_shared_task_queue(description.task_queue)
-    elif description.status is not WorkflowExecutionStatus.COMPLETED:
+        return _Opening(start, task_queue, memo, WorkflowIDReusePolicy.ALLOW_DUPLICATE)
+    labels = {name: memo[name] for name in LABELS if name in memo}
+    check_run_labels(run.id, labels, **{name: start.get(name) for name in labels})
+    start = start | labels
+    if description.status is not WorkflowExecutionStatus.COMPLETED:
         with suppress(RunNotFoundError, InvalidInputError):  # its history is deleted, or it is not a conversation's
             last_start = await build_reopen_start(run)
             start = start | {name: value for name, value in last_start.items() if name == "message"}
@@ -195,7 +213,7 @@ async def _send_with_start(run: RunHandle, payload: dict[str, Any], message_id: 
     """Send the message to the conversation, which it opens if none is open, and return the result; None if that closes
     meanwhile, or may not be opened."""
     temporal, start = run.client.temporal, opening.start
-    attributes = await build_start_attributes(temporal, start["agent"]) if opening.has_attributes else None
+    attributes = await build_start_attributes(temporal, start) if opening.has_attributes else None
     operation: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
         WORKFLOW_TYPE,
         start,
@@ -204,7 +222,7 @@ async def _send_with_start(run: RunHandle, payload: dict[str, Any], message_id: 
         task_timeout=TASK_TIMEOUT,
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
         id_reuse_policy=opening.reuse,
-        memo={MEMO_AGENT: start["agent"], **opening.memo},
+        memo={**build_run_memo(start), **opening.memo},
         search_attributes=attributes,
     )
     # The SDK keeps the error of a failed start in a future: the task reads it, whether or not it is needed below.
@@ -290,6 +308,9 @@ async def build_reopen_start(run: RunHandle) -> dict[str, Any]:
         asked_at = row.asked_at if row is not None and row.scope.startswith(started.first_execution_run_id) else ""
         if store.store_id:
             start.setdefault("store_id", store.store_id)
+        for name in LABELS if row is not None else ():
+            if (value := getattr(row, name)) is not None:
+                start[name] = value
     if "message" in start and await _is_first_message_recorded(run, start["message"], events, asked_at):
         start.pop("message")
     parent_id = started.parent_workflow_execution.workflow_id
@@ -358,7 +379,7 @@ async def reopen_run(run: RunHandle, override: dict[str, Any], *, by: str | None
         start["override"] = merge_overrides(start.get("override") or {}, override)
     description = await run.describe()
     task_queue = get_shared_task_queue(description.task_queue)
-    memo = await _read_first_message_memo(description)
+    memo = await _read_conversation_memo(description)
     only_failed = WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY
     try:
         return await start_run_workflow(temporal, run.id, start, task_queue=task_queue, reuse=only_failed, memo=memo)
@@ -366,14 +387,15 @@ async def reopen_run(run: RunHandle, override: dict[str, Any], *, by: str | None
         return temporal.get_workflow_handle(run.id)
 
 
-async def _read_first_message_memo(execution: WorkflowExecutionDescription) -> dict[str, Any]:
-    """Read the hash of the conversation's first message, for the memo of its next execution; empty where it has
-    none."""
+async def _read_conversation_memo(execution: WorkflowExecutionDescription) -> dict[str, Any]:
+    """Read what the memo of the conversation's next execution has of this one's: the hash of its first message, its
+    tenant and its user; empty where it has none."""
     try:
         memo = await execution.memo()
     except Exception:  # written with another codec
         return {}
-    return {name: value for name, value in memo.items() if name == FIRST_MESSAGE_MEMO}
+    kept = (FIRST_MESSAGE_MEMO, *LABELS)
+    return {name: value for name, value in memo.items() if name in kept and isinstance(value, str)}
 
 
 # ---

@@ -20,7 +20,7 @@ from ..loop.transcript import list_open_calls
 from ..ports import Commit
 from ..store import Chain
 from ..tools.context_type import validate_plain_context
-from ..types.interface import FIRST_MESSAGE_MEMO, Mode, Override, Response
+from ..types.interface import FIRST_MESSAGE_MEMO, LABELS, Mode, Override, Response
 from ..types.messages import Dataclass, File, Message, MessageInput, clean_text, find_file_flaw, iter_file_parts
 from ..types.session_form import from_session
 from .handles import ClientHandle
@@ -52,6 +52,10 @@ class _RunOptions(TypedDict, total=False):
     """How long a session waits for a message until it ends: seconds, or text like ``"1h"``; None waits without end."""
     by: str | None
     """Who does this; by default the client's ``actor``."""
+    tenant: str | None
+    """The tenant whose run it is: a label of 1 to 200 characters for lists, quotas and audit. It authorises nothing."""
+    user: str | None
+    """The user whose run it is, likewise; ``by`` is who acts."""
 
 
 class StartOptions(_RunOptions, total=False):
@@ -95,6 +99,8 @@ async def build_start_input(
     idle_timeout: float | str | None = None,
     resume: bool = False,
     max_history_events: int | None = None,
+    tenant: str | None = None,
+    user: str | None = None,
 ) -> dict[str, Any]:
     """Build a ``Start`` as plain JSON. Arguments are checked against the agent's code where the client has it.
 
@@ -117,6 +123,8 @@ async def build_start_input(
         "override": encode_override(agent, override),
         "store_id": (user_message.store_id if user_message else None) or store_id,
         "max_history_events": max_history_events,
+        "tenant": tenant,
+        "user": user,
     }
     plain = parse_start(start).model_dump(mode="json", exclude_defaults=True)
     # The type of a part is a default, and must be included.
@@ -137,10 +145,10 @@ def hash_first_message(context_id: str, start: Mapping[str, Any]) -> str | None:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-async def attach_to_run(run: Run[Any], message_hash: str | None, if_exists: str) -> Run[Any]:
-    """Return the existing ``run`` for a start whose message has that hash; None for a typed input. Raises
+async def attach_to_run(run: Run[Any], start: Mapping[str, Any], message_hash: str | None, if_exists: str) -> Run[Any]:
+    """Return the existing ``run`` for the input ``start`` whose message has that hash; None for a typed input. Raises
     ``RunExistsError``, unless ``if_exists`` is "attach" and the run was started with the same message, or is not known
-    to have another.
+    to have another; and for the tenant and the user of ``start``, where that has any.
     """
     memo: Mapping[str, Any] = {}
     try:
@@ -155,6 +163,12 @@ async def attach_to_run(run: Run[Any], message_hash: str | None, if_exists: str)
             hint="Give this one another id. To send it into that conversation: client.send(…, id=…); "
             "for that run's answer: client.run(id).result().",
         )
+    for name in LABELS:
+        if start.get(name) is not None and memo.get(name) != start[name]:
+            raise RunExistsError(
+                f"there is a run {run.id!r} already, which was not started for {name} {start[name]!r}",
+                hint=f"Give this one another id. To attach to that run whatever its {name}: leave {name} out.",
+            )
     if if_exists == "attach":
         return run
     hint = 'Give it another id, or attach to it with if_exists="attach".'

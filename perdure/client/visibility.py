@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -37,7 +37,16 @@ from ..errors import InvalidInputError, StoreError
 from ..ports import RunRow, Store
 from ..temporal_service import find_failing_task, is_missing_attribute, translate_service_error
 from ..types.approvals import PendingApproval
-from ..types.interface import AGENT_ATTRIBUTE, PENDING_ATTRIBUTE, STATUS_ATTRIBUTE, WAITING_MEMO, WORKFLOW_TYPE, Status
+from ..types.interface import (
+    AGENT_ATTRIBUTE,
+    PENDING_ATTRIBUTE,
+    STATUS_ATTRIBUTE,
+    TENANT_ATTRIBUTE,
+    USER_ATTRIBUTE,
+    WAITING_MEMO,
+    WORKFLOW_TYPE,
+    Status,
+)
 from ..types.messages import clean_text
 from .handles import ClientHandle
 
@@ -85,6 +94,13 @@ def build_agent_filter(agent: str) -> str:
     return f"({AGENT_ATTRIBUTE} = {quote_literal(agent)} OR {AGENT_ATTRIBUTE} IS NULL)"
 
 
+def _build_label_filters(labels: Mapping[str, str | None]) -> list[str]:
+    """Build the filters for the runs of a tenant and a user. Unlike with agents, runs without the attribute are left
+    out: they may be many, and the store has those whose tenant it knows."""
+    attributes = {"tenant": TENANT_ATTRIBUTE, "user": USER_ATTRIBUTE}
+    return [f"{attributes[name]} = {quote_literal(value)}" for name, value in labels.items() if value is not None]
+
+
 def quote_literal(text: str) -> str:
     """Quote a text for a query."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
@@ -100,20 +116,23 @@ async def list_executions(
     attribute.
     """
     if status is not None:
-        filters = (*filters, f"{STATUS_ATTRIBUTE} = {quote_literal(status)}")
+        query = f"{query} AND {STATUS_ATTRIBUTE} = {quote_literal(status)}"
     executions = client.temporal.list_workflows(" AND ".join((query, *filters)))
     try:
         first = await anext(executions, None)
     except RPCError as error:
-        if not filters or not is_missing_attribute(error):
+        if not (filters or status) or not is_missing_attribute(error):
             raise translate_service_error(client.temporal, error) from error
-        if status is not None:
+        executions = client.temporal.list_workflows(query)
+        try:
+            first = await anext(executions, None)
+        except RPCError as missing:
+            if status is None or not is_missing_attribute(missing):
+                raise translate_service_error(client.temporal, missing) from missing
             raise InvalidInputError(
                 f"the namespace has no search attribute {STATUS_ATTRIBUTE}, so it cannot tell which runs are {status}",
                 hint="`perdure server setup` registers it. Without it, `perdure approvals` asks every open run.",
             ) from None
-        executions = client.temporal.list_workflows(query)
-        first = await anext(executions, None)
     if first is not None:
         yield first
         try:
@@ -142,6 +161,10 @@ class RunSummary:
     status: str
     started: datetime | None = None
     closed: datetime | None = None
+    tenant: str | None = None
+    """Whose run it is, and ``user``; None also for a run that a plain client has started, and that has ended at once,
+    unless the list is one of its tenant or user."""
+    user: str | None = None
 
 
 async def list_runs(
@@ -149,6 +172,8 @@ async def list_runs(
     *,
     agent: str | None = None,
     status: str | None = None,
+    tenant: str | None = None,
+    user: str | None = None,
     roots: bool = False,
     query: str | None = None,
     limit: int = 50,
@@ -163,7 +188,9 @@ async def list_runs(
     summaries: dict[str, RunSummary] = {}
     seen_ids: set[str] = set()
     # Temporal lists all open runs before any closed one, and takes no other order.
-    for executions in _build_run_listings(client, agent, status, roots=roots, query=query):
+    labels = {"tenant": tenant, "user": user}
+    filters = [*_build_label_filters(labels), *([_ROOTS_FILTER] if roots else [])]
+    for executions in _build_run_listings(client, agent, status, filters, query=query):
         matches = 0
         async for execution in executions:
             if execution.id in seen_ids:
@@ -172,7 +199,9 @@ async def list_runs(
             if roots and (execution.parent_id or await _has_recorded_parent(client, execution.id)):
                 continue
             summary = await _build_run_summary(client, execution)
-            if _has_agent_and_status(summary, agent, status):
+            if any(value is not None and getattr(summary, name) is None for name, value in labels.items()):
+                summary = await _add_recorded_labels(client, summary)
+            if _has_agent_and_status(summary, agent, status) and _has_labels(summary, labels):
                 summaries[execution.id] = summary
                 matches += 1
             if matches >= limit:
@@ -180,7 +209,8 @@ async def list_runs(
     asks_temporal_alone = query is not None or status in _OPEN_STATUSES
     if client.store_url is not None and len(summaries) < limit and not asks_temporal_alone:
         most = limit + len(seen_ids) + _FOREIGN_CHILDREN if roots else limit
-        rows = await (await client.store()).list_runs(agent=agent, status=status, roots=roots, limit=most)
+        store = await client.store()
+        rows = await store.list_runs(agent=agent, status=status, **labels, roots=roots, limit=most)
         rows = [row for row in rows if row.context_id not in seen_ids]  # a terminated run does not write to the store
         if roots:
             rows = await _select_roots(client, rows, limit)
@@ -188,7 +218,9 @@ async def list_runs(
         for row in rows:
             started = datetime.fromisoformat(row.created_at)
             if row.context_id not in elsewhere:
-                summaries[row.context_id] = RunSummary(row.context_id, row.agent, row.status, started)
+                summaries[row.context_id] = RunSummary(
+                    row.context_id, row.agent, row.status, started, tenant=row.tenant, user=row.user
+                )
     newest = sorted(summaries.values(), key=lambda run: run.started or datetime.min.replace(tzinfo=UTC), reverse=True)
     return newest[:limit]
 
@@ -329,10 +361,9 @@ async def list_runs_of_schedule(client: ClientHandle, id: str, limit: int) -> li
 
 
 def _build_run_listings(
-    client: ClientHandle, agent: str | None, status: str | None, *, roots: bool, query: str | None
+    client: ClientHandle, agent: str | None, status: str | None, filters: Sequence[str], *, query: str | None
 ) -> list[AsyncGenerator[WorkflowExecution]]:
     ours = f"{_RUNS_QUERY} AND ({query})" if query is not None else _RUNS_QUERY
-    filters = (_ROOTS_FILTER,) if roots else ()
     if status in _OPEN_STATUSES:
         return [list_executions(client, f"{ours} AND ExecutionStatus = 'Running'", *filters, status=status)]
     if agent is not None:
@@ -398,7 +429,20 @@ async def _build_run_summary(client: ClientHandle, execution: WorkflowExecution)
     if status == "running" and indexed_status in _OPEN_STATUSES:
         status = indexed_status
     name = await find_agent_name(client, execution)
-    return RunSummary(execution.id, name, status, execution.start_time, execution.close_time)
+    labels = await _read_labels(execution)
+    return RunSummary(execution.id, name, status, execution.start_time, execution.close_time, **labels)
+
+
+async def _read_labels(execution: WorkflowExecution) -> dict[str, str]:
+    """Return the tenant and the user of a run, as far as Temporal has them."""
+    attributes = {"tenant": TENANT_ATTRIBUTE, "user": USER_ATTRIBUTE}
+    labels = {name: attribute_of(execution, attribute) for name, attribute in attributes.items()}
+    in_memo = execution.raw_info.memo.fields
+    if any(value is None and name in in_memo for name, value in labels.items()):  # the namespace lacks the attribute
+        with suppress(Exception):  # written with another codec
+            memo = await execution.memo()
+            labels = {name: value or memo.get(name) for name, value in labels.items()}
+    return {name: value for name, value in labels.items() if isinstance(value, str)}
 
 
 async def find_agent_name(client: ClientHandle, execution: WorkflowExecution) -> str:
@@ -419,6 +463,17 @@ async def find_agent_name(client: ClientHandle, execution: WorkflowExecution) ->
     except StoreError:
         return ""
     return row.agent if row is not None else ""
+
+
+async def _add_recorded_labels(client: ClientHandle, run: RunSummary) -> RunSummary:
+    """Return ``run`` with the tenant and the user that the store has: Temporal lacks those of a run that a plain client
+    has started, and that has ended at once, and the namespace may lack the attributes."""
+    row = None if client.store_url is None else await (await client.store()).get_run(run.id)
+    return run if row is None else replace(run, tenant=run.tenant or row.tenant, user=run.user or row.user)
+
+
+def _has_labels(run: RunSummary, labels: Mapping[str, str | None]) -> bool:
+    return all(value in (None, getattr(run, name)) for name, value in labels.items())
 
 
 def _has_agent_and_status(run: RunSummary, agent: str | None, status: str | None) -> bool:

@@ -26,7 +26,14 @@ def open_branches(state: RunState, taken: int, output: ModelOutput) -> None:
     state.op = first_op + len(opened)
     state.store_id = output.store_id
     state.pinned = output.pinned or state.pinned
+    apply_reopening(state, output)
+
+
+def apply_reopening(state: RunState, output: ModelOutput) -> None:
+    """Apply what the first call of an execution has found out about its conversation: an earlier execution has begun
+    it, and for whom."""
     state.reopened = output.reopened or state.reopened
+    state.tenant, state.user = output.tenant or state.tenant, output.user or state.user
 
 
 def list_running_branches(state: RunState) -> tuple[PendingBranch, ...]:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from ..errors import InvalidInputError, RunClosedError
 from ..types.approvals import hash_name
-from ..types.interface import MAX_SENDERS, Override, Start, UserMessage
+from ..types.interface import MAX_SENDERS, Override, Start, UserMessage, check_run_labels
 from ..types.messages import BlobRef, ContentPart, FilePart, TextPart, clean_text, copy_shared, find_file_flaw
 from ..types.plain_json import measure_json
 from ..types.state import MAX_NAMED_TURNS, MAX_SEEN_IDS, RunState, TurnState
@@ -130,6 +130,7 @@ def receive_message(state: RunState, raw: Any) -> bool:
     try:
         message = parse_message(raw)
         _check_message_store(state, message)
+        _check_message_labels(state, message)
         if _find_known_turn(state, message):
             return False
         _check_message_sender(state, message)
@@ -164,6 +165,7 @@ def check_message(state: RunState | None, raw: Any) -> UserMessage:
     if state is None:
         return message
     _check_message_store(state, message)
+    _check_message_labels(state, message)
     if _find_known_turn(state, message):
         return message
     if state.cancelled or (state.turn is not None and state.turn.failure is not None):
@@ -216,6 +218,12 @@ def _check_message_store(state: RunState, message: UserMessage) -> None:
         raise InvalidInputError(
             f"message: its content is in store {message.store_id}, and the run is kept in store {state.store_id}"
         )
+
+
+def _check_message_labels(state: RunState, message: UserMessage) -> None:
+    """Refuse a message to the conversation of another tenant or user."""
+    own = {"tenant": state.tenant, "user": state.user}
+    check_run_labels(state.context_id, own, tenant=message.tenant, user=message.user)
 
 
 def _check_message_sender(state: RunState, message: UserMessage) -> None:

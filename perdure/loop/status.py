@@ -9,6 +9,8 @@ from ..types.interface import (
     AGENT_ATTRIBUTE,
     PENDING_ATTRIBUTE,
     STATUS_ATTRIBUTE,
+    TENANT_ATTRIBUTE,
+    USER_ATTRIBUTE,
     WAITING_MEMO_BYTES,
     WAITING_MEMO_CALLS,
     ChildStatus,
@@ -40,19 +42,27 @@ def list_changed_search_attributes(
     """List the search attributes to change during ``step``; ``shown`` is what visibility has.
 
     A run that never waits for a person or a message gets none, which saves the event; from its first wait on they are
-    kept up to date, except for whether a session is in a turn. Only attributes that the namespace is known to have.
+    kept up to date, except for whether a session is in a turn. A tenant and a user are set at once, unless the client
+    that started the run has done so: lists have no other way to find them. Only attributes that the namespace is known
+    to have.
     """
     pending = len(pending_waits(state))
     idle = isinstance(step, decide.Wait) and step.until != "child"
-    if not pending and not idle and PENDING_ATTRIBUTE not in shown and STATUS_ATTRIBUTE not in shown:
-        return {}
-    status: IndexedStatus = "waiting" if pending else "running"
-    wanted: dict[str, SearchAttributeValue] = {
-        AGENT_ATTRIBUTE: state.agent,
-        STATUS_ATTRIBUTE: "paused" if step == decide.Wait("resumed") else status,
-        PENDING_ATTRIBUTE: pending,
-    }
+    wanted = build_label_attributes(state)
+    if pending or idle or PENDING_ATTRIBUTE in shown or STATUS_ATTRIBUTE in shown:
+        status: IndexedStatus = "waiting" if pending else "running"
+        wanted |= {
+            AGENT_ATTRIBUTE: state.agent,
+            STATUS_ATTRIBUTE: "paused" if step == decide.Wait("resumed") else status,
+            PENDING_ATTRIBUTE: pending,
+        }
     return {name: value for name, value in wanted.items() if name in (state.indexed or ()) and shown.get(name) != value}
+
+
+def build_label_attributes(state: RunState) -> dict[str, SearchAttributeValue]:
+    """Build the search attributes of the run's tenant and user, if it has them."""
+    labels = {TENANT_ATTRIBUTE: state.tenant, USER_ATTRIBUTE: state.user}
+    return {name: value for name, value in labels.items() if value is not None}
 
 
 def build_waiting_key(state: RunState) -> tuple[Hashable, ...] | None:

@@ -80,6 +80,8 @@ def build_child_start(state: RunState, pending: ToolCallState) -> dict[str, Any]
         "context": state.context,
         "auth_context": state.auth_context,
         "auth_ref": state.auth_ref,
+        "tenant": state.tenant,
+        "user": state.user,
         "max_history_events": state.max_history_events,
         "parent": parent.model_dump(mode="json", exclude_none=True),
     }

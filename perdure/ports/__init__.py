@@ -13,6 +13,7 @@ from .model import TextDelta as TextDelta
 from .model import ThinkingDelta as ThinkingDelta
 from .model import ToolCallDelta as ToolCallDelta
 from .model import ToolSpec as ToolSpec
+from .store import AgentRow as AgentRow
 from .store import Blob as Blob
 from .store import Cache as Cache
 from .store import Claim as Claim
@@ -33,6 +34,7 @@ from .store import TranscriptChain as TranscriptChain
 from .store import Transcripts as Transcripts
 from .store import TurnRow as TurnRow
 from .store import Turns as Turns
+from .store import UsageRow as UsageRow
 from .store import build_batch_token as build_batch_token
 from .store import timestamp as timestamp
 from .toolset import ListedTool as ListedTool

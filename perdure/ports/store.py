@@ -228,6 +228,9 @@ class RunRow:
     root: str | None = None
     """For a run that another run has started: the root of its tree, whose stream has its events. Read from the events
     (``EventBatch.lineage``); not written."""
+    tenant: str | None = None
+    """The tenant and the user whose run it is. Once recorded, later rows do not change them."""
+    user: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +264,58 @@ class MemoryWrite:
 
 
 @dataclass(frozen=True, slots=True)
+class UsageRow:
+    """What a model call has used, as the provider reported it; a summary of a long conversation may take several
+    requests, which are one row."""
+
+    context_id: str
+    agent: str
+    purpose: str
+    """``ModelInput.purpose``: call, force_finish or compact."""
+    provider: str
+    """Of a chain of models, the provider that answered last; ``model`` is the model's name, as the provider gave it."""
+    model: str
+    status: str
+    """completed; rejected, for an answer that does not fit the output type; failed, for a reply that ends the run."""
+    requests: int = 1
+    """Requests that were answered."""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    """Part of the input, as are ``cache_write_tokens``; ``reasoning_tokens`` are part of the output."""
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost_usd: float | None = None
+    """None if a price is unknown."""
+    milliseconds: int = 0
+    """From the first request to the last reply, with waits for a provider's limits; without hooks."""
+    task_id: str | None = None
+    root: str | None = None
+    """As in :class:`RunRow`."""
+    tenant: str | None = None
+    user: str | None = None
+    key: str = ""
+    """The journal key of the outcome; set by the store."""
+    created_at: str = ""
+    """When the outcome was recorded; set by the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRow:
+    """The definition of an agent, as workers have served it: what can be shown without its code."""
+
+    hash: str
+    """SHA-256 of ``body``, hexadecimal."""
+    name: str
+    body: bytes
+    """JSON; see ``agent.definition``."""
+    created_at: str = ""
+    """ISO 8601, UTC; set by the store at the first write."""
+    seen_at: str = ""
+    """When a worker that serves it has last started; set by the store."""
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """Everything that is written in one transaction."""
 
@@ -274,6 +329,8 @@ class Commit:
     events: EventBatch | None = None
     """Written with the first outcome, whatever its token, because a recorded effect has happened. See
     :class:`EventBatch`."""
+    usage: UsageRow | None = None
+    """Written with the first ``outcome``, which must be given; once for a journal key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,8 +362,8 @@ class Journal(Protocol):
         """Write everything in one transaction; existing nodes and blobs count as written.
 
         Returns the recorded outcome: the given one, or the one that an earlier writer recorded under the same key; then
-        nothing of this commit's run row, turn, memory and events is written. None without an outcome. A run row or turn
-        with an earlier ``asked_at`` than the recorded one is dropped; the rest is written.
+        nothing of this commit's run row, turn, memory, events and usage is written. None without an outcome. A run row
+        or turn with an earlier ``asked_at`` than the recorded one is dropped; the rest is written.
         """
 
 
@@ -365,7 +422,14 @@ class Runs(Protocol):
         """Return one row, or None."""
 
     async def list_runs(
-        self, *, agent: str | None = None, status: str | None = None, roots: bool = False, limit: int = 100
+        self,
+        *,
+        agent: str | None = None,
+        status: str | None = None,
+        tenant: str | None = None,
+        user: str | None = None,
+        roots: bool = False,
+        limit: int = 100,
     ) -> list[RunRow]:
         """List rows, the newest first, without ``result``; with ``roots`` only those without a ``root``."""
 
@@ -390,7 +454,26 @@ class SharedMemory(Protocol):
         """Return the values whose key begins with ``prefix``, in the order of their keys (by code points)."""
 
 
-class Store(Journal, Transcripts, Runs, Turns, SharedMemory, EventLog, Protocol):
+class UsageLog(Protocol):
+    """The ``usage`` table. Its rows are part of a :class:`Commit`."""
+
+    async def list_usage(
+        self, *, tenant: str | None = None, agent: str | None = None, since: str = "", limit: int = 1000
+    ) -> list[UsageRow]:
+        """List rows, the newest first. ``since``: only those recorded then or later (:func:`timestamp`)."""
+
+
+class AgentRegistry(Protocol):
+    """The ``agents`` table."""
+
+    async def record_agents(self, agents: Sequence[AgentRow]) -> None:
+        """Record the definitions in one transaction. Of one that is known ``seen_at`` is renewed."""
+
+    async def list_agents(self) -> list[AgentRow]:
+        """List all definitions by name, those of one name the latest seen first."""
+
+
+class Store(Journal, Transcripts, Runs, Turns, SharedMemory, EventLog, UsageLog, AgentRegistry, Protocol):
     """All store protocols, in one database. ``store_id`` identifies the database permanently; it is known once the
     store is open."""
 

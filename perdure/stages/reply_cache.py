@@ -23,10 +23,10 @@ from ..agent.agent import Agent
 from ..errors import StoreError
 from ..hooks import HookEvent, HookSet, select_hooks
 from ..ports import Commit, MemoryWrite, ModelRequest
-from ..types.messages import Data, Message
+from ..types.messages import Data, Message, Usage
 from ..types.wire import ModelOutput
 from .journal_keys import build_model_key
-from .stage import ModelReply, NextRequest, RequestCall
+from .stage import ModelReply, NextRequest, PaidRequest, RequestCall
 
 logger = logging.getLogger("perdure.worker")
 
@@ -58,6 +58,9 @@ class CachedReply(Data):
     request: str
     """What was asked (:func:`hash_request`)."""
     message: Message
+    provider: str = ""
+    """The provider that answered, and in how many seconds, for the table of usage."""
+    seconds: float = 0.0
 
 
 def build_reply_namespace(run_id: str) -> str:
@@ -85,10 +88,13 @@ class ReplyCacheStage:
         for cached in filter(None, map(_parse_cached_reply, values.values())):
             if cached.request == request_hash or (cached.call == key and not is_summary):
                 call.report_model(agent.model)
+                call.paid.append(_build_paid_request(cached))
                 return ModelReply(ModelOutput(), cached.message)
         reply = await next(call)
         if reply.message is not None:
             new = CachedReply(call=key, request=request_hash, message=reply.message)
+            if call.paid:
+                new = new.model_copy(update={"provider": call.paid[-1].provider, "seconds": call.paid[-1].seconds})
             name = f"{key[:32]}:{request_hash[:16]}"
             await self._save_reply(MemoryWrite(place, name, new.model_dump_json(exclude_none=True).encode()))
             call.memory_writes.append(MemoryWrite(place, name, None))
@@ -107,6 +113,13 @@ class ReplyCacheStage:
             await self._store.commit(Commit(memory=(write,)))
         except StoreError as error:
             logger.warning("a reply is not kept before its hooks run: %s", error)
+
+
+def _build_paid_request(cached: CachedReply) -> PaidRequest:
+    """Build the request that an earlier attempt has paid for, and has recorded no usage of."""
+    message = cached.message
+    usage = message.usage or Usage()
+    return PaidRequest(cached.provider, message.model or "", usage, message.cost_usd, cached.seconds)
 
 
 def _parse_cached_reply(body: bytes) -> CachedReply | None:

@@ -21,7 +21,7 @@ from ..ports import Blob, Commit, MemoryWrite, ModelRequest, NewEvent, StreamEve
 from ..tools import ArgumentsError, RunContext, format_error
 from ..tools.context import AuthContext
 from ..types.events import MessageInjected, StepTaken
-from ..types.messages import Message, Withheld
+from ..types.messages import Message, Usage, Withheld
 from ..types.subagents import BranchOutcome
 from ..types.wire import ModelInput, ModelOutput, ToolInput, ToolOutput
 from .journal_keys import build_tool_key
@@ -51,11 +51,24 @@ class Attempt:
     """Events of this attempt that are not recorded yet; the next write of events includes them."""
 
 
+@dataclass(frozen=True, slots=True)
+class PaidRequest:
+    """A request that a model has answered, for the table of usage."""
+
+    provider: str
+    model: str
+    usage: Usage
+    cost_usd: float | None
+    seconds: float
+
+
 @dataclass(slots=True)
 class ModelCall(Attempt):
     """An attempt of a model call."""
 
     input: ModelInput
+    paid: list[PaidRequest] = field(default_factory=list)
+    """Requests of the call that a model has answered, also those whose reply an earlier attempt has kept."""
     scheduled: float = field(default_factory=monotonic)
     """``asked_at`` on this process's monotonic clock, independent of this machine's wall clock."""
     report_model: Callable[[str], None] = _ignore

@@ -19,10 +19,20 @@ from ..errors import StoreMismatchError, TranscriptCorruptedError
 from ..loop.finish import REMINDER_ID, build_output
 from ..loop.refused_content import find_last_withheld
 from ..loop.transcript import build_closing_messages
-from ..ports import Blob, Commit, Journal, Node, RunRow, Runs, TranscriptChain, TurnRow
+from ..ports import Blob, Commit, Journal, Node, RunRow, Runs, TranscriptChain, TurnRow, UsageRow
 from ..ports.store import add_blob, move_file_to_blob, move_text_to_blob
-from ..types.interface import Response, parse_output
-from ..types.messages import BlobRef, ContentPart, FilePart, Message, TextPart, ToolResultPart, Withheld
+from ..types.interface import Response, check_run_labels, parse_output
+from ..types.messages import (
+    BlobRef,
+    ContentPart,
+    FilePart,
+    Message,
+    TextPart,
+    ToolResultPart,
+    Usage,
+    Withheld,
+    clean_text,
+)
 from ..types.plain_json import measure_json
 from ..types.subagents import BranchOutcome, TellCall
 from ..types.tool_calls import AnsweredCall, Call, CallbackCall, RefusedCall, RemoteCall, SubagentCall
@@ -103,7 +113,36 @@ def build_run_row(call: ModelCall, output: ModelOutput) -> RunRow:
     elif output.finish is not None:
         status = "waiting" if task.mode == "session" else "completed"
     result = _encode_response(task, output)
-    return RunRow(task.context_id, task.agent, task.scope, output.head, status, task.iteration, result, call.asked_at)
+    return RunRow(
+        *(task.context_id, task.agent, task.scope, output.head, status, task.iteration, result, call.asked_at),
+        tenant=task.tenant,
+        user=task.user,
+    )
+
+
+def build_usage_row(call: ModelCall, output: ModelOutput) -> UsageRow | None:
+    """Build the row of what the call has used; None if no model has answered."""
+    if not call.paid:
+        return None
+    task, last = call.input, call.paid[-1]
+    usage = sum((request.usage for request in call.paid), Usage())
+    costs = [request.cost_usd for request in call.paid]
+    return UsageRow(
+        task.context_id,
+        task.agent,
+        task.purpose,
+        last.provider,
+        clean_text(last.model),
+        "failed" if output.failed is not None else "rejected" if output.rejected else "completed",
+        requests=len(call.paid),
+        **dict(usage),
+        cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
+        milliseconds=round(sum(request.seconds for request in call.paid) * 1000),
+        task_id=task.task_id or None,
+        root=task.lineage.root if task.lineage is not None and task.is_child else None,
+        tenant=task.tenant,
+        user=task.user,
+    )
 
 
 def build_turn_row(call: ModelCall, output: ModelOutput) -> TurnRow | None:
@@ -268,7 +307,7 @@ class TranscriptStage:
 
         Raises ``StoreMismatchError``, ``TranscriptCorruptedError``.
         """
-        task = call.input
+        task = given = call.input
         check_store_id(task, self._store_id)
         if task.purpose == "remind":
             return await self._run_without_node(call, next)
@@ -276,10 +315,14 @@ class TranscriptStage:
         render = None if task.purpose == "close" else self._render
         incoming = IncomingMessages(self._chain, self._store_id, task.agent, render)
         earlier_run = await self._runs.get_run(task.context_id) if task.resume else None
+        if earlier_run is not None:
+            task = call.input = adopt_run_labels(task, earlier_run)
         conversation = await self._load_conversation(call, incoming, earlier_run)
         reply = await next(conversation)
         if earlier_run is not None and (earlier_run.head is not None or earlier_run.scope != task.scope):
             reply.output = reply.output.model_copy(update={"reopened": True})
+        if task is not given:  # the run goes on with them
+            reply.output = reply.output.model_copy(update={"tenant": task.tenant, "user": task.user})
         if reply.output.branches:
             return build_branches_reply(self._chain, self._store_id, conversation, reply, incoming.blobs)
         reply.new_withheld = _find_new_withheld(conversation, reply)
@@ -301,7 +344,7 @@ class TranscriptStage:
         update = {"head": head, "store_id": self._store_id, "compact": reply.compaction_due or None}
         reply.output = _move_large_output_to_blobs(reply.output, blobs, update)
         run, turn = build_run_row(call, reply.output), build_turn_row(call, reply.output)
-        reply.commit = Commit(nodes, blobs, run=run, turn=turn)
+        reply.commit = Commit(nodes, blobs, run=run, turn=turn, usage=build_usage_row(call, reply.output))
         return reply
 
     async def _run_without_node(self, call: ModelCall, next: NextConversation) -> ModelReply:
@@ -449,6 +492,19 @@ def _drop_recorded_messages(before: Sequence[Message], new_messages: Sequence[Me
 def format_unreadable_result(error: TranscriptCorruptedError) -> str:
     """Format the text that the model gets in the place of a result that cannot be read."""
     return f"[the result could not be read: {error.message}]"
+
+
+def adopt_run_labels(task: ModelInput, earlier_run: RunRow) -> ModelInput:
+    """Return ``task`` with the tenant and the user of its conversation, which an earlier execution has begun.
+
+    Raises ``InvalidInputError`` for a run that was started for others; its ending is recorded all the same.
+    """
+    own = {"tenant": earlier_run.tenant, "user": earlier_run.user}
+    if own == {"tenant": task.tenant, "user": task.user}:
+        return task
+    if task.purpose != "close":
+        check_run_labels(task.context_id, own, tenant=task.tenant, user=task.user)
+    return task.model_copy(update=own)
 
 
 def check_store_id(task: CallFacts, store_id: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import asyncpg
 
 from ..errors import MemoryChangedError, StoreError
-from ..ports import Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
+from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow, UsageRow
 from ..ports.store import format_utc_now
 from ..types.events import ModelRetracted, build_worker_lost_retraction, decode_event, encode_event_body
 from . import event_log, migrations, sql
@@ -42,7 +42,12 @@ def _build_call(function: str, count: int) -> str:
 
 APPEND = _build_call("perdure_append_0001", 16)
 CLAIM = _build_call("perdure_claim_0001", 19)
-COMMIT = _build_call("perdure_commit_0001", 44)
+COMMIT = _build_call("perdure_commit_0001", 64)
+
+RECORD_AGENTS = """
+    INSERT INTO agents (hash, name, body, created_at, seen_at)
+    SELECT hash, name, body, $1, $1 FROM unnest($2::text[], $3::text[], $4::bytea[]) AS given (hash, name, body)
+    ON CONFLICT (hash) DO UPDATE SET seen_at = excluded.seen_at"""
 
 LostDelta = tuple[int | None, str | None, bytes | None]
 """The retraction of the deltas of a lost worker: the number of the first, its turn, and the body of the event."""
@@ -118,11 +123,11 @@ def _encode_commit(commit: Commit, now: str) -> list[Any]:
         [node.body for node in nodes],
         *((None,) * 3 if outcome is None else (outcome.key, outcome.kind, outcome.body)),
         *(
-            (None,) * 8
+            (None,) * 10
             if run is None
             else (
                 *(run.context_id, run.agent, run.scope, run.head, run.status, run.iterations, run.result),
-                run.asked_at,
+                *(run.asked_at, run.tenant, run.user),
             )
         ),
         *(
@@ -133,6 +138,7 @@ def _encode_commit(commit: Commit, now: str) -> list[Any]:
                 sorted({shorten_key(message_id) or "" for message_id in turn.messages}),
             )
         ),
+        *((None,) * 18 if commit.usage is None else sql.read_usage_values(commit.usage)),
         [write.namespace for write in memory],
         [write.key for write in memory],
         [write.value for write in memory],
@@ -333,14 +339,7 @@ class PostgresStore:
 
     async def _call(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
         """Call a function that writes, and notify the followers of its events."""
-        if not self.store_id:
-            self._check_open()
-            await self._open(create=False)
-            if not self.store_id:
-                raise StoreError(
-                    f"there is no store at {self.place} yet",
-                    hint="Workers make it when they start; or restore its database.",
-                )
+        await self._require_store()
         try:
             row = await self._call_despite_open_deltas(statement, head, events)
         except StoreError as error:
@@ -359,6 +358,26 @@ class PostgresStore:
             self._uncertain[id(events.batch)] = events.batch, events.write_id
             while len(self._uncertain) > MAX_UNCERTAIN_BATCHES:
                 self._uncertain.popitem(last=False)
+
+    async def _require_store(self) -> None:
+        if not self.store_id:
+            self._check_open()
+            await self._open(create=False)
+            if not self.store_id:
+                raise StoreError(
+                    f"there is no store at {self.place} yet",
+                    hint="Workers make it when they start; or restore its database.",
+                )
+
+    async def record_agents(self, agents: Sequence[AgentRow]) -> None:
+        """See :class:`perdure.ports.store.AgentRegistry`."""
+        await self._run_at_home(self._record_agents({agent.hash: agent for agent in agents}))
+
+    async def _record_agents(self, agents: dict[str, AgentRow]) -> None:
+        await self._require_store()
+        rows = [agents[name] for name in sorted(agents)]
+        columns = [row.hash for row in rows], [row.name for row in rows], [row.body for row in rows]
+        await self._pool.call(RECORD_AGENTS, lambda _: [self._now(), *columns])
 
     async def _call_despite_open_deltas(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
         def build_arguments(is_repeated: bool) -> list[Any]:
@@ -408,12 +427,31 @@ class PostgresStore:
         return RunRow(*map(_unescape_value, rows[0])) if rows else None
 
     async def list_runs(
-        self, *, agent: str | None = None, status: str | None = None, roots: bool = False, limit: int = 100
+        self,
+        *,
+        agent: str | None = None,
+        status: str | None = None,
+        tenant: str | None = None,
+        user: str | None = None,
+        roots: bool = False,
+        limit: int = 100,
     ) -> list[RunRow]:
         """See :class:`perdure.ports.Runs`."""
-        select = sql.build_runs_select(agent, status, roots=roots)
-        rows = await self._fetch(select, agent=agent, status=status, limit=limit)
+        filters = {"agent": agent, "status": status, "tenant": tenant, "user_id": user}
+        rows = await self._fetch(sql.build_runs_select(filters, roots=roots), **filters, limit=limit)
         return [RunRow(*map(_unescape_value, row)) for row in rows]
+
+    async def list_usage(
+        self, *, tenant: str | None = None, agent: str | None = None, since: str = "", limit: int = 1000
+    ) -> list[UsageRow]:
+        """See :class:`perdure.ports.store.UsageLog`."""
+        filters = {"tenant": tenant, "agent": agent}
+        rows = await self._fetch(sql.build_usage_select(filters), **filters, since=since, limit=limit)
+        return [UsageRow(*map(_unescape_value, row)) for row in rows]
+
+    async def list_agents(self) -> list[AgentRow]:
+        """See :class:`perdure.ports.store.AgentRegistry`."""
+        return [AgentRow(*map(_unescape_value, row)) for row in await self._fetch(sql.SELECT_AGENTS)]
 
     async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
         """See :class:`perdure.ports.Turns`."""

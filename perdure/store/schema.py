@@ -6,7 +6,7 @@ and they run in every iteration. It is used for migrations only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 TABLES = {
@@ -16,13 +16,19 @@ TABLES = {
     "journal": ("key", "kind", "owner", "starts", "outcome", "claimed_at", "done_at"),
     "runs": (
         *("context_id", "agent", "scope", "head", "status", "iterations", "result", "asked_at"),
-        *("created_at", "updated_at"),
+        *("created_at", "updated_at", "tenant", "user_id"),
     ),
     "turns": ("context_id", "task_id", "status", "head", "result", "asked_at", "created_at", "updated_at"),
     "sent": ("context_id", "message_id", "task_id"),
     "memory": ("namespace", "key", "value", "updated_at"),
     "events": ("context_id", "seq", "task_id", "type", "key", "body", "spans", "child"),
     "feeds": ("context_id", "seq", "token", "open", "first_delta", "root", "path"),
+    "usage": (  # in the order of the fields of UsageRow
+        *("context_id", "agent", "purpose", "provider", "model", "status", "requests", "input_tokens", "output_tokens"),
+        *("cached_tokens", "cache_write_tokens", "reasoning_tokens", "cost_usd", "milliseconds", "task_id", "root"),
+        *("tenant", "user_id", "key", "created_at"),
+    ),
+    "agents": ("hash", "name", "body", "created_at", "seen_at"),
 }
 """The tables and columns of the newest schema, which ``migrations/`` creates and describes."""
 
@@ -83,10 +89,17 @@ def build_insert(table: str, on_conflict: str = "DO NOTHING") -> str:
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({values}) ON CONFLICT {on_conflict}"  # noqa: S608  # names of the schema
 
 
-def build_upsert(table: str, *key: str) -> str:
-    """Build an upsert by primary key that keeps ``created_at``, and a row with a later ``asked_at``."""
+def build_upsert(table: str, *key: str, kept: Collection[str] = ()) -> str:
+    """Build an upsert by primary key that keeps ``created_at``, values of ``kept`` columns once there are any, and a
+    row with a later ``asked_at``."""
     columns = TABLES[table]
-    new_values = [f"{column} = excluded.{column}" for column in columns if column not in (*key, "created_at")]
+    new_values = [
+        f"{column} = coalesce({table}.{column}, excluded.{column})"
+        if column in kept
+        else f"{column} = excluded.{column}"
+        for column in columns
+        if column not in (*key, "created_at")
+    ]
     not_older = f" WHERE excluded.asked_at >= {table}.asked_at" if "asked_at" in columns else ""
     return build_insert(table, f"({', '.join(key)}) DO UPDATE SET {', '.join(new_values)}{not_older}")
 

@@ -6,14 +6,15 @@ An adapter opens the transaction and runs one function in it; every function her
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from operator import attrgetter
 from typing import Any
 
 from ..errors import MemoryChangedError, TranscriptCorruptedError
-from ..ports import Claim, Commit, EventBatch, MemoryWrite, Node, RunRow, TurnRow
+from ..ports import AgentRow, Claim, Commit, EventBatch, MemoryWrite, Node, RunRow, TurnRow, UsageRow
 from . import event_log
-from .schema import MAX_KEYS, Database, as_bytes, bind_keys, build_insert, build_upsert, run_for_keys
+from .schema import MAX_KEYS, TABLES, Database, as_bytes, bind_keys, build_insert, build_upsert, run_for_keys
 
 # ---
 # Operations on the memory that conversations share.
@@ -99,7 +100,7 @@ RECORD_OUTCOME = build_insert(
 )
 INSERT_NODE = build_insert("nodes")
 INSERT_BLOB = build_insert("blobs")
-UPSERT_RUN = build_upsert("runs", "context_id")
+UPSERT_RUN = build_upsert("runs", "context_id", kept=("tenant", "user_id"))
 UPSERT_TURN = build_upsert("turns", "context_id", "task_id")
 INSERT_SENT_MESSAGE = build_insert("sent")
 # From ``head`` towards the root, in any order. UNION, not UNION ALL, over hashes alone: it terminates even if altered
@@ -115,7 +116,7 @@ SELECT_CHAIN = """
 SELECT_BLOBS = "SELECT hash, body FROM blobs WHERE hash IN (:keys)"
 SELECT_RUNS = """
     SELECT runs.context_id, agent, scope, head, status, iterations, {result}, asked_at, created_at, updated_at,
-        feeds.root
+        feeds.root, tenant, user_id
     FROM runs LEFT JOIN feeds ON feeds.context_id = runs.context_id"""
 SELECT_RUN = f"{SELECT_RUNS.format(result='result')} WHERE runs.context_id = :context_id"
 NEWEST_RUNS_FIRST = "ORDER BY created_at DESC, runs.context_id DESC LIMIT :limit"
@@ -182,6 +183,7 @@ def write_commit(database: Database, commit: Commit, now: str) -> bytes | None:
     if commit.run is not None:
         row = asdict(replace(commit.run, created_at=now, updated_at=now))
         del row["root"]
+        row["user_id"] = row.pop("user")
         database.run(UPSERT_RUN, **row)
     if commit.turn is not None:
         _write_turn(database, commit.turn, now)
@@ -189,6 +191,10 @@ def write_commit(database: Database, commit: Commit, now: str) -> bytes | None:
         write_memory(database, commit.memory, now)
     if commit.events is not None:
         event_log.append_batch(database, commit.events, now, recorded=True)
+    if commit.usage is not None and outcome is not None:
+        values = read_usage_values(commit.usage)
+        row = dict(zip(TABLES["usage"], (*values, outcome.key, now), strict=True))
+        database.run(INSERT_USAGE, **row)
     return outcome.body if outcome is not None else None
 
 
@@ -240,15 +246,16 @@ def read_run(database: Database, context_id: str) -> RunRow | None:
     return None if row is None else RunRow(*row)
 
 
-def read_runs(database: Database, agent: str | None, status: str | None, roots: bool, limit: int) -> list[RunRow]:
-    """Return rows of the runs, the newest first, without their results."""
-    rows = database.run(build_runs_select(agent, status, roots=roots), agent=agent, status=status, limit=limit)
+def read_runs(database: Database, filters: Mapping[str, str | None], roots: bool, limit: int) -> list[RunRow]:
+    """Return rows of the runs, the newest first, without their results. ``filters``: values of columns, None for
+    any."""
+    rows = database.run(build_runs_select(filters, roots=roots), **filters, limit=limit)
     return [RunRow(*row) for row in rows]
 
 
-def build_runs_select(agent: str | None, status: str | None, *, roots: bool) -> str:
-    """Build the statement that reads runs of that agent and status, the newest first, without their results."""
-    conditions = [f"{name} = :{name}" for name, value in (("agent", agent), ("status", status)) if value is not None]
+def build_runs_select(filters: Mapping[str, str | None], *, roots: bool) -> str:
+    """Build the statement that reads the runs with those values, the newest first, without their results."""
+    conditions = [f"{name} = :{name}" for name, value in filters.items() if value is not None]
     conditions += ["feeds.root IS NULL"] if roots else []
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     return f"{SELECT_RUNS.format(result='NULL')} {where} {NEWEST_RUNS_FIRST}"
@@ -267,3 +274,44 @@ def find_turn_of_message(database: Database, context_id: str, message_id: str) -
     """Return the ``task_id`` of the first turn that took a message."""
     row = database.run(SELECT_TURN_OF_MESSAGE, context_id=context_id, message_id=message_id).fetchone()
     return None if row is None else str(row[0])
+
+
+# ---
+# Operations on the usage of model calls, and on the definitions of agents.
+
+
+read_usage_values = attrgetter(*(field.name for field in fields(UsageRow) if field.name not in ("key", "created_at")))
+"""Returns the values of a :class:`UsageRow` in the order of the columns, without those that the store sets."""
+INSERT_USAGE = build_insert("usage")
+SELECT_USAGE = f"""
+    SELECT {", ".join(TABLES["usage"])} FROM usage WHERE created_at >= :since {{filters}}
+    ORDER BY created_at DESC, key LIMIT :limit"""  # noqa: S608  # names of the schema
+UPSERT_AGENT = build_insert("agents", "(hash) DO UPDATE SET seen_at = excluded.seen_at")
+SELECT_AGENTS = "SELECT hash, name, body, created_at, seen_at FROM agents ORDER BY name, seen_at DESC, hash"
+
+
+def read_usage(database: Database, filters: Mapping[str, str | None], since: str, limit: int) -> list[UsageRow]:
+    """Return rows of the usage, the newest first. ``filters``: values of columns, None for any."""
+    rows = database.run(build_usage_select(filters), **filters, since=since, limit=limit)
+    return [UsageRow(*row) for row in rows]
+
+
+def build_usage_select(filters: Mapping[str, str | None]) -> str:
+    """Build the statement that reads the usage with those values, the newest first."""
+    conditions = [f"AND {name} = :{name}" for name, value in filters.items() if value is not None]
+    return SELECT_USAGE.format(filters=" ".join(conditions))
+
+
+def write_agents(database: Database, agents: Sequence[AgentRow], now: str) -> None:
+    """Record the definitions, or that they were seen."""
+    for agent in sorted(agents, key=attrgetter("hash")):
+        row = {"hash": agent.hash, "name": agent.name, "body": agent.body}
+        database.run(UPSERT_AGENT, **row, created_at=now, seen_at=now)
+
+
+def read_agents(database: Database) -> list[AgentRow]:
+    """Return all definitions by name, those of one name the latest seen first."""
+    return [
+        AgentRow(name_hash, name, as_bytes(body), created_at, seen_at)
+        for name_hash, name, body, created_at, seen_at in database.run(SELECT_AGENTS)
+    ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import StoreError, StoreLocationError, StoreVersionError
-from ..ports import Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
+from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow, UsageRow
 from ..ports.store import format_utc_now
 from . import event_log, migrations, sql
 from .sqlite_connection import SqliteDatabase, SqliteSession, StoreFile, StoreThread
@@ -188,10 +188,18 @@ class SqliteStore:
         return await self._run_read(sql.read_run, context_id)
 
     async def list_runs(
-        self, *, agent: str | None = None, status: str | None = None, roots: bool = False, limit: int = 100
+        self,
+        *,
+        agent: str | None = None,
+        status: str | None = None,
+        tenant: str | None = None,
+        user: str | None = None,
+        roots: bool = False,
+        limit: int = 100,
     ) -> list[RunRow]:
         """See :class:`perdure.ports.Runs`."""
-        return await self._run_read(sql.read_runs, agent, status, roots, limit)
+        filters = {"agent": agent, "status": status, "tenant": tenant, "user_id": user}
+        return await self._run_read(sql.read_runs, filters, roots, limit)
 
     async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
         """See :class:`perdure.ports.Turns`."""
@@ -208,6 +216,20 @@ class SqliteStore:
     async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
         """See :class:`perdure.ports.SharedMemory`."""
         return await self._run_read(sql.recall_all, namespace, prefix, limit)
+
+    async def list_usage(
+        self, *, tenant: str | None = None, agent: str | None = None, since: str = "", limit: int = 1000
+    ) -> list[UsageRow]:
+        """See :class:`perdure.ports.store.UsageLog`."""
+        return await self._run_read(sql.read_usage, {"tenant": tenant, "agent": agent}, since, limit)
+
+    async def record_agents(self, agents: Sequence[AgentRow]) -> None:
+        """See :class:`perdure.ports.store.AgentRegistry`."""
+        await self._run_write(sql.write_agents, agents, self._now())
+
+    async def list_agents(self) -> list[AgentRow]:
+        """See :class:`perdure.ports.store.AgentRegistry`."""
+        return await self._run_read(sql.read_agents)
 
     async def append(self, batch: EventBatch) -> bool:
         """See :class:`perdure.ports.EventLog`."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from ..errors import MemoryChangedError, StoreError, TranscriptCorruptedError
-from ..ports import Claim, Commit, EventBatch, EventRow, NewEvent, Node, RunRow, TurnRow, timestamp
+from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, NewEvent, Node, RunRow, TurnRow, UsageRow, timestamp
 from ..ports.store import build_spans
 from ..types.events import Span, build_worker_lost_retraction, decode_event, encode_event_body
 from ..types.subagents import PathStep
@@ -139,6 +139,8 @@ class MemoryStore:
         self.memory: dict[tuple[str, str], bytes] = {}
         self.commits: list[Commit] = []
         self.feeds: dict[str, MemoryFeed] = {}
+        self.all_usage: dict[str, UsageRow] = {}
+        self.all_agents: dict[str, AgentRow] = {}
         self._waiting: set[tuple[str, int, asyncio.Future[int]]] = set()
         """Conversation, number after which an event is awaited, and the future to resolve, on any event loop."""
         self._now = now or (lambda: timestamp(datetime.now(UTC)))
@@ -193,6 +195,8 @@ class MemoryStore:
         if commit.run is not None:
             now, old_row = self._now(), self.all_runs.get(commit.run.context_id)
             row = replace(commit.run, created_at=old_row.created_at if old_row else now, updated_at=now)
+            if old_row is not None:
+                row = replace(row, tenant=old_row.tenant or row.tenant, user=old_row.user or row.user)
             if old_row is None or row.asked_at >= old_row.asked_at:
                 self.all_runs[row.context_id] = row
         if commit.turn is not None:
@@ -204,6 +208,9 @@ class MemoryStore:
                 self.memory[write.namespace, write.key] = write.value
         if commit.events is not None:
             self._write_events(commit.events, recorded=True)
+        if commit.usage is not None and commit.outcome is not None:
+            usage = replace(commit.usage, key=commit.outcome.key, created_at=self._now())
+            self.all_usage.setdefault(usage.key, usage)
         return commit.outcome.body if commit.outcome is not None else None
 
     def _check_memory(self, commit: Commit) -> None:
@@ -243,12 +250,26 @@ class MemoryStore:
         return None if row is None else replace(row, root=self._find_root(context_id))
 
     async def list_runs(
-        self, *, agent: str | None = None, status: str | None = None, roots: bool = False, limit: int = 100
+        self,
+        *,
+        agent: str | None = None,
+        status: str | None = None,
+        tenant: str | None = None,
+        user: str | None = None,
+        roots: bool = False,
+        limit: int = 100,
     ) -> list[RunRow]:
         """Rows, the newest first, without ``result``; with ``roots`` only those without a ``root``."""
         self._raise_failure()
         runs = (replace(row, result=None, root=self._find_root(name)) for name, row in self.all_runs.items())
-        rows = [row for row in runs if agent in (None, row.agent) and status in (None, row.status)]
+        rows = [
+            row
+            for row in runs
+            if agent in (None, row.agent)
+            and status in (None, row.status)
+            and tenant in (None, row.tenant)
+            and user in (None, row.user)
+        ]
         newest = sorted(rows, key=lambda row: (row.created_at, row.context_id), reverse=True)
         return [row for row in newest if not roots or row.root is None][:limit]
 
@@ -276,6 +297,31 @@ class MemoryStore:
         self._raise_failure()
         keys = sorted(key for space, key in self.memory if space == namespace and key.startswith(prefix))
         return {key: self.memory[namespace, key] for key in keys[:limit]}
+
+    async def list_usage(
+        self, *, tenant: str | None = None, agent: str | None = None, since: str = "", limit: int = 1000
+    ) -> list[UsageRow]:
+        """Rows, the newest first, recorded at ``since`` or later."""
+        self._raise_failure()
+        rows = [
+            row
+            for _, row in sorted(self.all_usage.items())
+            if tenant in (None, row.tenant) and agent in (None, row.agent) and row.created_at >= since
+        ]
+        return sorted(rows, key=lambda row: row.created_at, reverse=True)[:limit]
+
+    async def record_agents(self, agents: Sequence[AgentRow]) -> None:
+        """Record the definitions, or that they were seen."""
+        self._raise_failure()
+        for agent in agents:
+            old, now = self.all_agents.get(agent.hash), self._now()
+            self.all_agents[agent.hash] = replace(old or agent, created_at=old.created_at if old else now, seen_at=now)
+
+    async def list_agents(self) -> list[AgentRow]:
+        """All definitions by name, those of one name the latest seen first."""
+        self._raise_failure()
+        rows = sorted(self.all_agents.values(), key=lambda row: (row.seen_at, row.hash), reverse=True)
+        return sorted(rows, key=lambda row: row.name)
 
     async def append(self, batch: EventBatch) -> bool:
         """Record ``batch``. False if it is too late."""

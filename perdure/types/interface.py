@@ -9,13 +9,25 @@ import operator
 from collections.abc import Mapping
 from typing import Annotated, Any, Generic, Literal, cast
 
-from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeVar
 
+from ..errors import InvalidInputError
 from .approvals import DecidedApproval, PendingApproval, StandingApproval
 from .limits import Bounds, Count, LimitUse, RunLimits, Seconds
-from .messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS, BlobRef, ContentPart, Data, FinishReason, Message, Usage
+from .messages import (
+    CALL_ID_CHARS,
+    NAME_CHARS,
+    RUN_ID_CHARS,
+    BlobRef,
+    ContentPart,
+    Data,
+    FinishReason,
+    Message,
+    Usage,
+    clean_text,
+)
 from .plain_json import JsonObject, is_none, parse_json
 from .subagents import BackgroundStatus, Lineage
 
@@ -60,6 +72,37 @@ def _check_single_auth(raw: Any) -> Any:
 
 
 # ---
+# The tenant and the user whose run it is: labels for lists, quotas and audit. They authorise nothing.
+
+
+def _require_storable_text(text: str) -> str:
+    if text != clean_text(text):
+        raise PydanticCustomError("unstorable_label", "it must be text without NUL and lone surrogates")
+    return text
+
+
+RunLabel = Annotated[str, Field(min_length=1, max_length=NAME_CHARS), AfterValidator(_require_storable_text)] | None
+"""A tenant or a user: 1 to 200 characters, which name the same tenant only if they are the same characters."""
+
+
+LABELS = ("tenant", "user")
+"""Names of a run's labels, in its ``Start``, in messages to it, and in its memo."""
+
+
+def check_run_labels(context_id: str, own: Mapping[str, str | None], **given: str | None) -> None:
+    """Raise ``InvalidInputError`` for a ``tenant`` or ``user`` that is given, and is not the run's ``own``.
+
+    The error does not say what the run's own are: its reader may be of another tenant.
+    """
+    for name, value in given.items():
+        if value is not None and value != own.get(name):
+            raise InvalidInputError(
+                f"{name}: run {context_id!r:.200} was not begun for {name} {value!r}",
+                hint=f"What begins a conversation decides: leave {name} out, or use another id.",
+            )
+
+
+# ---
 # Search attributes and memo: what Temporal stores about runs, besides their ids and times.
 
 
@@ -69,13 +112,26 @@ STATUS_ATTRIBUTE = "PerdureStatus"
 """An :data:`IndexedStatus`."""
 PENDING_ATTRIBUTE = "PerdurePendingApprovals"
 """Number of pending decisions and answers of the run: the length of ``Status.approvals``."""
+TENANT_ATTRIBUTE, USER_ATTRIBUTE = "PerdureTenant", "PerdureUser"
+"""``Start.tenant`` and ``Start.user``, of a run that has them: set as the agent's name is, else by the run itself."""
 
 SEARCH_ATTRIBUTES: dict[str, Literal["Keyword", "Int"]] = {
     AGENT_ATTRIBUTE: "Keyword",
     STATUS_ATTRIBUTE: "Keyword",
     PENDING_ATTRIBUTE: "Int",
+    TENANT_ATTRIBUTE: "Keyword",
+    USER_ATTRIBUTE: "Keyword",
 }
 """Their types, in Temporal's terms."""
+
+RUN_MEMO = ("agent", *LABELS)
+"""Keys of the memo with those fields of a run's ``Start``, so that a list of runs needs no store."""
+
+
+def build_run_memo(start: Mapping[str, Any]) -> dict[str, Any]:
+    """Build the memo of a run from its input."""
+    return {name: start[name] for name in RUN_MEMO if start.get(name) is not None}
+
 
 WAITING_MEMO = "PerdureWaiting"
 """Key of the memo with the run's pending calls: a list like ``Status.approvals``, without the number of reminders. It
@@ -171,6 +227,9 @@ class UserMessage(StrictInput):
     """Identity on whose behalf the run acts from this message on: encrypted by perdure's client."""
     auth_ref: AuthRef = None
     """The same as a reference, for any client: the worker resolves it."""
+    tenant: RunLabel = None
+    """The tenant for which the conversation was begun, and its ``user``: the message to another's is refused."""
+    user: RunLabel = None
 
     @model_validator(mode="before")
     @classmethod
@@ -237,6 +296,9 @@ class Start(StrictInput):
     """The same as a reference, for any client: the worker resolves it."""
     parent: Parent | None = None
     """For a subagent's run."""
+    tenant: RunLabel = None
+    """The tenant and the user whose run it is, for lists, quotas and audit. They authorise nothing."""
+    user: RunLabel = None
 
     _check_auth = model_validator(mode="before")(_check_single_auth)
 

@@ -129,6 +129,23 @@ def find_variable_secrets(variables: Mapping[str, str]) -> Iterator[str]:
             yield from find_address_secrets(value)
 
 
+def find_credentials(variables: Mapping[str, str]) -> list[str]:
+    """Find the values of the environment ``variables`` whose names say that they hold a credential, the longest
+    first."""
+    values = {value.strip() for name, value in variables.items() if _CREDENTIAL_NAME.search(name)}
+    return sorted(
+        (value for value in values if len(value) >= MIN_SUBSTRING_CHARS), key=lambda value: (-len(value), value)
+    )
+
+
+def redact_credentials(text: str, credentials: Iterable[str]) -> str:
+    """Return the whole of ``text`` without these values and the keys of known vendors: for texts that authors have
+    written, and that are kept."""
+    for value in credentials:
+        text = text.replace(value, REDACTION_MARK)
+    return _VENDOR_KEY.sub(REDACTION_MARK, text)
+
+
 def _split_secret(secret: Any) -> Iterator[str]:
     """Iterate over ``secret`` and its parts that are secrets by themselves."""
     if isinstance(secret, bytes):  # the value of a header

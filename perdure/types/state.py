@@ -178,6 +178,9 @@ class RunState(StatePart):
     auth_ref: str | None = None
     parent: Parent | None = None
     """For a subagent's run."""
+    tenant: str | None = Field(default=None, exclude_if=is_none)
+    """The tenant and the user whose run it is."""
+    user: str | None = Field(default=None, exclude_if=is_none)
     is_child: bool = Field(default=False, exclude_if=operator.not_)
     """Temporal confirms that the parent has started the run. If a client opens a subagent's run again, it only repeats
     who the parent was: then the restrictions of the run apply, and it gets no access to data of the parent."""

@@ -137,6 +137,9 @@ class ModelInput(CallFacts):
     """``head`` is not known yet: the conversation's last one in the store, if there is one."""
     reopened: bool = Field(default=False, exclude_if=operator.not_)
     """An earlier execution of this id has begun the conversation, as an earlier call has found out."""
+    tenant: str | None = Field(default=None, exclude_if=is_none)
+    """The tenant and the user whose run it is."""
+    user: str | None = Field(default=None, exclude_if=is_none)
     resend: bool = Field(default=False, exclude_if=operator.not_)
     """Content that was withheld because a model's API refused it is sent once more."""
     used: Usage = Usage()
@@ -257,6 +260,9 @@ class ModelOutput(Data):
     """Reported with ``indexed``: the pending calls are to be kept in the memo, too."""
     reopened: bool = Field(default=False, exclude_if=operator.not_)
     """An earlier execution of this id has begun the conversation: subagents of this one get ids that it cannot have."""
+    tenant: str | None = Field(default=None, exclude_if=is_none)
+    """The tenant of that conversation, and its ``user``, if the run was started without them."""
+    user: str | None = Field(default=None, exclude_if=is_none)
 
     @property
     def answer_blob(self) -> BlobRef | None:

@@ -10,6 +10,7 @@ import asyncio
 import difflib
 import inspect
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -26,12 +27,13 @@ from ..activities.run_context import AuthResolver
 from ..activities.tools import get_cancellation
 from ..activities.toolsets import Toolsets
 from ..agent.agent import Agent
+from ..agent.definition import build_agent_row
 from ..client.visibility import create_store
 from ..encryption import KeyRing
-from ..errors import DefinitionError, RuntimeSetupError
+from ..errors import DefinitionError, RuntimeSetupError, StoreError
 from ..hooks import Hook, HookSet, select_hooks, validate_hooks
 from ..hooks.hook import evaluate_signature
-from ..ports import ModelRef, Provider, Store
+from ..ports import AgentRow, ModelRef, Provider, Store
 from ..ports.test_seams import find_fake_model
 from ..providers.fallback import ModelChain, Throttle
 from ..providers.pricing import calculate_cost_usd
@@ -83,13 +85,31 @@ class SearchAttributeCheck:
             return None
         if (missing := str(attributes)) and self._said.get(client.namespace) != missing:
             logger.warning(
-                "search attributes of namespace %s: %s. Runs are served all the same; pending approvals are "
-                "found by querying every open run. `perdure server setup` registers them.",
+                "search attributes of namespace %s: %s. Runs are served all the same; lists and pending approvals are "
+                "found without them, by reading every run. `perdure server setup` registers them.",
                 client.namespace,
                 missing,
             )
         self._said[client.namespace] = missing
         return attributes.names
+
+
+async def record_agents(store: Store, agents: Iterable[Agent]) -> None:
+    """Record the definitions of the agents, for programs that show them without their code.
+
+    Raises no error of the store: a worker starts whose store cannot be written just now, as work then waits for it.
+    """
+    rows: list[AgentRow] = []
+    for agent in agents:
+        try:
+            rows.append(build_agent_row(agent, os.environ))
+        except Exception as error:  # of the schema of an author's type
+            logger.warning("the definition of agent %s is not recorded: %s", agent.name, format_error(error))
+    try:
+        if rows:
+            await store.record_agents(rows)
+    except StoreError as error:
+        logger.warning("the definitions of the agents are not recorded in the store: %s", error.message)
 
 
 # ---
@@ -370,6 +390,7 @@ class Engine:
             if temporal is not None and not self.store.store_id:
                 await create_store(self.store, temporal, task_queue)
             await check_blob_location(self.store)
+            await record_agents(self.store, self.agents)
             await stack.enter_async_context(keep_providers_open())
             self.author.start()
             stack.callback(self.author.stop)

@@ -30,7 +30,7 @@ from ..loop.apply import fail_call, finish_call
 from ..loop.children import build_child_run_id, list_active_background_runs, list_awaited_background_runs
 from ..loop.decide import CallModel, NextStep, ReportToParent, Wait
 from ..loop.lifecycle import fail_run
-from ..types.interface import WORKFLOW_TYPE, Response
+from ..types.interface import WORKFLOW_TYPE, Response, build_run_memo
 from ..types.state import PendingBranch, RunState, ToolCallState
 from ..types.subagents import BackgroundRun, BranchOutcome, TellCall
 from ..types.tool_calls import SubagentCall
@@ -85,8 +85,8 @@ async def run_child(state: RunState, id: str, start: dict[str, Any]) -> subagent
 async def _start_child_workflow(state: RunState, id: str, start: dict[str, Any], **options: Any) -> asyncio.Task[Any]:
     """Start a child run, also through a cancellation, which would leave a child that nothing waits for. Raises
     ``FailureError``."""
-    agent = start["agent"]
-    options |= {"memo": {"agent": agent}, "search_attributes": build_child_search_attributes(state, agent)}
+    attributes = build_child_search_attributes(state, start["agent"])
+    options |= {"memo": build_run_memo(start), "search_attributes": attributes}
     starting = get_host().start_child_workflow(WORKFLOW_TYPE, start, id=id, task_timeout=CHILD_TASK_TIMEOUT, **options)
     return await _run_shielded(starting)
 

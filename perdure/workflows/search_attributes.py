@@ -10,7 +10,7 @@ from typing import Any
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
 from ..loop.decide import NextStep
-from ..loop.status import build_waiting_key, build_waiting_memo, list_changed_search_attributes
+from ..loop.status import build_label_attributes, build_waiting_key, build_waiting_memo, list_changed_search_attributes
 from ..types.interface import AGENT_ATTRIBUTE, WAITING_MEMO
 from ..types.state import RunState
 from .guard import is_condition_met
@@ -58,6 +58,10 @@ async def _run_visibility_sync(state: RunState, step: Callable[[], NextStep | No
 
 def build_child_search_attributes(state: RunState, agent: str) -> TypedSearchAttributes | None:
     """Build the search attributes that a child is started with; None if the namespace is not known to have them."""
-    if AGENT_ATTRIBUTE not in (state.indexed or ()):
-        return None
-    return TypedSearchAttributes([SearchAttributePair(SearchAttributeKey.for_keyword(AGENT_ATTRIBUTE), agent)])
+    wanted = {AGENT_ATTRIBUTE: agent, **build_label_attributes(state)}
+    pairs = [
+        SearchAttributePair(SearchAttributeKey.for_keyword(name), str(value))
+        for name, value in wanted.items()
+        if name in (state.indexed or ())
+    ]
+    return TypedSearchAttributes(pairs) if pairs else None

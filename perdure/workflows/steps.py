@@ -12,7 +12,7 @@ from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 from ..loop.apply import apply_abort, apply_closing, apply_model, fail_call
 from ..loop.approvals import drop_recorded_revocations, update_approval_waits
-from ..loop.children import list_branch_outcomes
+from ..loop.children import apply_reopening, list_branch_outcomes
 from ..loop.compaction import CompactConversation, apply_compaction, describe_shortening, try_shorten_conversation
 from ..loop.decide import CallModel, RecordClosing, select_joining_calls
 from ..loop.external_calls import get_final_arguments
@@ -56,6 +56,8 @@ def _build_model_input(
         mode=state.mode if state.mode != "run" else None,
         resume=state.resume or None,
         reopened=state.reopened,
+        tenant=state.tenant,
+        user=state.user,
         **fields,
     )
     return task.model_dump(mode="json", exclude_none=True)
@@ -252,7 +254,7 @@ def _apply_close_output(state: RunState, step: RecordClosing, revoked: Sequence[
     # Also if the ending could not be recorded: it is not tried again.
     drop_recorded_revocations(state, revoked)
     output = ModelOutput.model_validate(raw)
-    state.reopened = output.reopened or state.reopened
+    apply_reopening(state, output)
     apply_closing(state, step, output.head)
 
 

@@ -93,12 +93,15 @@ async def test_a_conversation_that_gets_long_is_summed_up_and_goes_on(engine: En
         response = await run.result()
         present, full = await run.transcript(), await run.transcript(full=True)
         events = [event async for event in run.events(wait=False)]
+        rows = await (await client.store()).list_usage()
     assert response.content.startswith("All 30 pages")
     assert response.iterations == 31, "summaries are no iterations"
     assert len(reader.summaries) >= 2
     paid = [estimate_tokens(request.messages) for request in reader.provider.requests]
     assert max(paid) < 4500
     assert response.usage.input_tokens == sum(paid), "summaries are paid by the turn"
+    assert response.usage.input_tokens == sum(row.input_tokens for row in rows), "and have rows of their usage"
+    assert [row.requests for row in rows if row.purpose == "compact"] == [1] * len(reader.summaries)
     # the present chain
     assert present == list(response.messages)
     assert (present[0].role, present[0].id, present[0].by) == ("user", SUMMARY_ID, "perdure")

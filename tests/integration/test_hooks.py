@@ -277,6 +277,8 @@ async def test_a_hook_that_fails_behind_a_paid_reply_does_not_cost_it(engine: En
         assert (response.content, len(provider.requests), runs) == ("The first.", 1, ["asked", "asked"])
         assert response.usage.output_tokens
         assert await client.memory.list(f"paid:{run.id}") == {}
+        [row] = await (await client.store()).list_usage()
+        assert (row.output_tokens, row.provider) == (response.usage.output_tokens, "ScriptedProvider")
 
 
 async def test_one_that_only_logs_lets_the_call_go_on(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:

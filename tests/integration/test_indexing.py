@@ -16,7 +16,14 @@ from perdure import Agent, Client, Limits, Run, Worker, temporal_service, tool
 from perdure.errors import InvalidInputError, RuntimeSetupError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
-from perdure.types.interface import AGENT_ATTRIBUTE, PENDING_ATTRIBUTE, SEARCH_ATTRIBUTES, STATUS_ATTRIBUTE
+from perdure.types.interface import (
+    AGENT_ATTRIBUTE,
+    PENDING_ATTRIBUTE,
+    SEARCH_ATTRIBUTES,
+    STATUS_ATTRIBUTE,
+    TENANT_ATTRIBUTE,
+    USER_ATTRIBUTE,
+)
 from tests.support.engine import Engine
 from tests.support.namespaces import a_namespace
 from tests.support.scripts import Gate
@@ -192,6 +199,40 @@ async def test_a_subagent_is_indexed_for_itself(engine: Engine) -> None:
         await run.result()
 
 
+async def test_runs_are_found_by_their_tenant_and_user(engine: Engine) -> None:
+    """Those of a program without perdure, too, which the runs index themselves, and subagents'."""
+    tenant = f"tenant-{engine.task_queue}"
+    labels = {TENANT_ATTRIBUTE: tenant, USER_ATTRIBUTE: "ann"}
+    helper = Agent(f"helper-{engine.task_queue}", ScriptedProvider(["Helped."]), description="Helps.")
+    replies = [call(f"call_{helper.name}", task="Help."), "Done.", call("look"), "Done.", "Session."]
+    async with engine.served(agent(engine, *replies, subagents=[helper])) as client:
+        run = await client.start(name_of(engine), "Go.", tenant=tenant, user="ann")
+        await run.result()
+        child = client.run(f"{run.id}/1")
+        assert await told(run) == {AGENT_ATTRIBUTE: name_of(engine), **labels}
+        assert await told(child) == {AGENT_ATTRIBUTE: helper.name, **labels}
+        assert await upserts(run) == await upserts(child) == 0, "they were given at the starts"
+
+        start = {"agent": name_of(engine), "message": "Go.", "tenant": tenant, "user": "ann"}
+        plain = client.run(f"plain-{engine.task_queue}")
+        await client.temporal.start_workflow("AgentWorkflow", start, id=plain.id, task_queue=engine.task_queue)
+        await plain.result()
+        assert await told(plain) == labels
+        assert await upserts(plain) == 1
+        turn = await client.send(name_of(engine), "Go.", id=f"session-{engine.task_queue}", tenant=tenant, user="bob")
+        await turn.result()
+        await until_found(client, f"{USER_ATTRIBUTE} = 'bob' AND {TENANT_ATTRIBUTE} = '{tenant}'", [turn.run.id])
+
+        async def listed(**filters: Any) -> list[str]:
+            return [each.id for each in await client.list(tenant=tenant, **filters)]
+
+        assert sorted(await listed()) == sorted([run.id, child.id, plain.id, turn.run.id])
+        assert sorted(await listed(user="ann", roots=True)) == sorted([run.id, plain.id])
+        assert await listed(agent=helper.name) == [child.id]
+        await turn.run.close()
+        await turn.run.result()
+
+
 # --- a namespace of one's own
 
 
@@ -227,7 +268,7 @@ async def test_without_attributes_everything_works_and_setup_takes_effect_withou
     desk = Agent("desk", ScriptedProvider(reply), tools=[refund])
     with caplog.at_level(logging.WARNING, "perdure.worker"):
         async with Worker(client, [desk], drain=1.0):
-            first = await client.start("desk", "Go.")
+            first = await client.start("desk", "Go.", tenant="acme", user="ann")
             await eventually(lambda: _doing(first, "approval"))
             await until_found(client, "ExecutionStatus = 'Running'", [first.id])
             (asked,) = await client.approvals(agent="desk")
@@ -235,6 +276,10 @@ async def test_without_attributes_everything_works_and_setup_takes_effect_withou
             assert [one.id for one in await client.list(agent="desk")] == [first.id]
             with pytest.raises(InvalidInputError, match=f"no search attribute {STATUS_ATTRIBUTE}"):
                 await client.list(status="waiting")
+            with pytest.raises(InvalidInputError, match=f"no search attribute {STATUS_ATTRIBUTE}"):
+                await client.list(status="waiting", tenant="acme")
+            assert [one.id for one in await client.list(tenant="acme")] == [first.id], "the memo says so"
+            assert await client.list(tenant="other") == await client.list(user="bob") == []
             assert await upserts(first) == 0
 
             assert await temporal_service.register_search_attributes(bare.service_client, bare.namespace) == tuple(

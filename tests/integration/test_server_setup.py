@@ -10,7 +10,14 @@ from temporalio.client import Client
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
 from perdure.temporal_service import find_search_attributes
-from perdure.types.interface import AGENT_ATTRIBUTE, PENDING_ATTRIBUTE, SEARCH_ATTRIBUTES, STATUS_ATTRIBUTE
+from perdure.types.interface import (
+    AGENT_ATTRIBUTE,
+    PENDING_ATTRIBUTE,
+    SEARCH_ATTRIBUTES,
+    STATUS_ATTRIBUTE,
+    TENANT_ATTRIBUTE,
+    USER_ATTRIBUTE,
+)
 from tests.integration.test_embedded_server import home  # noqa: F401 - a fixture
 from tests.support.commands import Commands
 from tests.support.engine import Engine
@@ -56,6 +63,8 @@ async def test_setup_says_what_it_did_and_may_be_repeated(engine: Engine, cli: C
         f"added  {AGENT_ATTRIBUTE} (Keyword)",
         f"added  {STATUS_ATTRIBUTE} (Keyword)",
         f"added  {PENDING_ATTRIBUTE} (Int)",
+        f"added  {TENANT_ATTRIBUTE} (Keyword)",
+        f"added  {USER_ATTRIBUTE} (Keyword)",
     ]
     again = (await cli("server", "setup", "-n", name, "--json")).json
     assert again == {"address": engine.address, "namespace": name, "added": [], "there": list(SEARCH_ATTRIBUTES)}

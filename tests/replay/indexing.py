@@ -91,3 +91,25 @@ async def indexed_subagent(engine: Engine) -> Run:
         run = await client.start("recorded", "Go.")
         await _end(run)
     return run
+
+
+@scenario
+async def labelled_subagent(engine: Engine) -> Run:
+    """The run has a tenant and a user, and so has its child; it continues as new, and its start indexes neither."""
+    helper = Agent("helper", ScriptedProvider(["Helped."]), description="Helps.")
+    lead = Agent(
+        "recorded",
+        ScriptedProvider([call("call_helper", task="Help."), "Done.", "One.", "Two."]),
+        subagents=[helper],
+    )
+    start = {"agent": "recorded", "message": "Go.", "mode": "session", "max_history_events": 30}
+    async with engine.served(lead, helper) as client:
+        run = client.run(f"labelled-{engine.task_queue}")
+        labelled = {**start, "tenant": "acme", "user": "ann"}
+        await client.temporal.start_workflow("AgentWorkflow", labelled, id=run.id, task_queue=engine.task_queue)
+        await run.turn().result()
+        for text in ("More.", "Still more."):
+            await (await client.send("recorded", text, id=run.id, tenant="acme", user="ann")).result()
+        await run.close()
+        await _end(run)
+    return run

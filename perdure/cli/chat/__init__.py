@@ -23,6 +23,8 @@ from ..options import (
     FileOption,
     IdleOption,
     TaskQueueOption,
+    TenantOption,
+    UserOption,
     complete_runs,
     parse_json_object,
     read_attachments,
@@ -51,6 +53,8 @@ def chat(
     attach: AttachOption = None,
     idle_timeout: IdleOption = None,
     context: ContextOption = None,
+    tenant: TenantOption = None,
+    user: UserOption = None,
     task_queue: TaskQueueOption = None,
     *,
     server: ActorStoreOptions,
@@ -64,7 +68,7 @@ def chat(
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and message != "-"
     if terminal and output.format != "text":
         raise InvalidInputError(f"-o {output.format} is for messages from a pipe", hint='echo "Hi" | perdure chat …')
-    opening = {"context": parse_json_object(context), "idle_timeout": idle_timeout}
+    opening = {"context": parse_json_object(context), "idle_timeout": idle_timeout, "tenant": tenant, "user": user}
     files = read_attachments(attach)
     chat_id = id or f"{agent}-{uuid.uuid4().hex[:12]}"
     session: ChatSession | None = None

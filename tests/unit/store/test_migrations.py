@@ -8,7 +8,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from alembic.script import ScriptDirectory
 
-from perdure.ports import RunRow
+from perdure.ports import RunRow, UsageRow
 from perdure.store import migrations
 from perdure.store.schema import TABLES
 
@@ -45,4 +45,11 @@ def test_a_failure_leaves_no_half_schema(tmp_path: Path, monkeypatch):
 
 
 def test_a_row_of_runs_is_read_by_position():
-    assert [field.name for field in fields(RunRow)] == [*TABLES["runs"], "root"], "the root is of the run's events"
+    *columns, tenant, user = TABLES["runs"]
+    names = [field.name for field in fields(RunRow)]
+    assert names == [*columns, "root", tenant, user.removesuffix("_id")], "the root is of the run's events"
+
+
+def test_a_row_of_usage_is_read_by_position():
+    names = [field.name for field in fields(UsageRow)]
+    assert [name.removesuffix("_id") for name in TABLES["usage"]] == [name.removesuffix("_id") for name in names]

@@ -19,6 +19,7 @@ def upgrade() -> None:
     _create_transcripts()
     _create_turns()
     _create_events()
+    _create_usage()
     if op.get_context().dialect.name == "postgresql":
         functions = Path(__file__).with_name("0001_postgresql.sql").read_text(encoding="utf-8")
         for function in functions.split("\n\n\n")[1:]:
@@ -65,10 +66,20 @@ def _create_transcripts() -> None:
         sa.Column("asked_at", TEXT, nullable=False),
         sa.Column("created_at", TEXT, nullable=False),
         sa.Column("updated_at", TEXT, nullable=False),
+        sa.Column("tenant", TEXT),
+        sa.Column("user_id", TEXT),  # in PostgreSQL, `user` is the user of the connection
     )
     op.create_index("runs_created_at", "runs", ["created_at"])
     op.create_index("runs_agent", "runs", ["agent", "created_at"])
     op.create_index("runs_status", "runs", ["status", "created_at"])
+    _create_index_of_given("runs", "tenant")
+    _create_index_of_given("runs", "user_id")
+
+
+def _create_index_of_given(table: str, column: str) -> None:
+    """Create an index for lists by an optional column; rows without a value are not in it, and cost nothing."""
+    given = sa.text(f"{column} IS NOT NULL")
+    op.create_index(f"{table}_{column}", table, [column, "created_at"], sqlite_where=given, postgresql_where=given)
 
 
 def _create_turns() -> None:
@@ -132,3 +143,43 @@ def _create_events() -> None:
         sa.Column("root", TEXT),
         sa.Column("path", TEXT),
     )
+
+
+def _create_usage() -> None:
+    op.create_table(
+        "usage",
+        sa.Column("context_id", TEXT, nullable=False),
+        sa.Column("agent", TEXT, nullable=False),
+        sa.Column("purpose", TEXT, nullable=False),
+        sa.Column("provider", TEXT, nullable=False),
+        sa.Column("model", TEXT, nullable=False),
+        sa.Column("status", TEXT, nullable=False),
+        sa.Column("requests", sa.Integer, nullable=False),
+        sa.Column("input_tokens", NUMBER, nullable=False),
+        sa.Column("output_tokens", NUMBER, nullable=False),
+        sa.Column("cached_tokens", NUMBER, nullable=False),
+        sa.Column("cache_write_tokens", NUMBER, nullable=False),
+        sa.Column("reasoning_tokens", NUMBER, nullable=False),
+        sa.Column("cost_usd", sa.Float(53)),
+        sa.Column("milliseconds", NUMBER, nullable=False),
+        sa.Column("task_id", TEXT),
+        # The root run of a subagent's run; NULL for a root's own.
+        sa.Column("root", TEXT),
+        sa.Column("tenant", TEXT),
+        sa.Column("user_id", TEXT),
+        # That of the call in the journal, whose row may be deleted before this one.
+        sa.Column("key", TEXT, primary_key=True),
+        sa.Column("created_at", TEXT, nullable=False),
+    )
+    op.create_index("usage_created_at", "usage", ["created_at"])
+    op.create_index("usage_agent", "usage", ["agent", "created_at"])
+    _create_index_of_given("usage", "tenant")
+    op.create_table(
+        "agents",
+        sa.Column("hash", TEXT, primary_key=True),
+        sa.Column("name", TEXT, nullable=False),
+        sa.Column("body", sa.LargeBinary, nullable=False),
+        sa.Column("created_at", TEXT, nullable=False),
+        sa.Column("seen_at", TEXT, nullable=False),
+    )
+    op.create_index("agents_name", "agents", ["name", "seen_at"])

@@ -7,8 +7,8 @@
 -- The number in a name is that of its first schema. A later schema adds functions under other names and keeps these
 -- while old workers run. The operations are those of sql.py and event_log.py; the contract suite compares them.
 --
--- Locks are taken in one order by all: blobs, nodes, journal, run, turn, messages, memory (each sorted by the caller),
--- own feed, the root's feed. SQLSTATEs of these functions: PD001 memory was changed, PD002 open deltas (see below).
+-- Locks are taken in one order by all: blobs, nodes, journal, run, turn, messages, usage, memory (each sorted by the
+-- caller), own feed, the root's feed. SQLSTATEs of these functions: PD001 memory was changed, PD002 open deltas (see below).
 
 
 -- Appends a batch to the events of a conversation; see perdure.ports.EventBatch.
@@ -180,14 +180,18 @@ END $$;
 
 
 -- Writes a perdure.ports.Commit. Returns in recorded the outcome of an earlier writer, if there is one: then nothing but
--- nodes and blobs is written. Without a run, turn or batch its context_id is NULL.
+-- nodes and blobs is written. Without a run, turn, usage or batch its context_id is NULL.
 CREATE FUNCTION perdure_commit_0001(
     p_now text, p_blob_hashes text[], p_blobs bytea[], p_node_hashes text[], p_node_parents text[], p_nodes bytea[],
     p_key text, p_kind text, p_outcome bytea,
     p_run_id text, p_agent text, p_scope text, p_run_head text, p_run_status text, p_iterations integer,
-    p_run_result bytea, p_run_asked_at text,
+    p_run_result bytea, p_run_asked_at text, p_run_tenant text, p_run_user_id text,
     p_turn_context_id text, p_task_id text, p_turn_status text, p_turn_head text, p_turn_result bytea,
     p_turn_asked_at text, p_message_ids text[],
+    p_usage_context_id text, p_usage_agent text, p_purpose text, p_provider text, p_model text, p_usage_status text,
+    p_requests integer, p_input_tokens bigint, p_output_tokens bigint, p_cached_tokens bigint,
+    p_cache_write_tokens bigint, p_reasoning_tokens bigint, p_cost_usd double precision, p_milliseconds bigint,
+    p_usage_task_id text, p_usage_root text, p_usage_tenant text, p_usage_user_id text,
     p_namespaces text[], p_names text[], p_values bytea[], p_checked boolean[], p_before bytea[],
     p_context_id text, p_token text, p_advances boolean, p_root text, p_path text,
     p_types text[], p_task_ids text[], p_keys text[], p_bodies bytea[],
@@ -209,13 +213,15 @@ BEGIN
         END IF;
     END IF;
     IF p_run_id IS NOT NULL THEN
-        INSERT INTO runs (context_id, agent, scope, head, status, iterations, result, asked_at, created_at, updated_at)
+        INSERT INTO runs (context_id, agent, scope, head, status, iterations, result, asked_at, created_at, updated_at,
+                          tenant, user_id)
         VALUES (p_run_id, p_agent, p_scope, p_run_head, p_run_status, p_iterations, p_run_result, p_run_asked_at,
-                p_now, p_now)
+                p_now, p_now, p_run_tenant, p_run_user_id)
         ON CONFLICT (context_id) DO UPDATE
             SET agent = excluded.agent, scope = excluded.scope, head = excluded.head, status = excluded.status,
                 iterations = excluded.iterations, result = excluded.result, asked_at = excluded.asked_at,
-                updated_at = excluded.updated_at
+                updated_at = excluded.updated_at, tenant = coalesce(runs.tenant, excluded.tenant),
+                user_id = coalesce(runs.user_id, excluded.user_id)
             WHERE excluded.asked_at >= runs.asked_at;
     END IF;
     IF p_turn_context_id IS NOT NULL THEN
@@ -230,6 +236,15 @@ BEGIN
             SELECT p_turn_context_id, message_id, p_task_id FROM unnest(p_message_ids) AS message_id
             ON CONFLICT (context_id, message_id) DO NOTHING;
         END IF;
+    END IF;
+    IF p_usage_context_id IS NOT NULL AND p_key IS NOT NULL THEN
+        INSERT INTO usage (context_id, agent, purpose, provider, model, status, requests, input_tokens, output_tokens,
+                           cached_tokens, cache_write_tokens, reasoning_tokens, cost_usd, milliseconds, task_id, root,
+                           tenant, user_id, key, created_at)
+        VALUES (p_usage_context_id, p_usage_agent, p_purpose, p_provider, p_model, p_usage_status, p_requests,
+                p_input_tokens, p_output_tokens, p_cached_tokens, p_cache_write_tokens, p_reasoning_tokens, p_cost_usd,
+                p_milliseconds, p_usage_task_id, p_usage_root, p_usage_tenant, p_usage_user_id, p_key, p_now)
+        ON CONFLICT (key) DO NOTHING;
     END IF;
     FOR i IN 1 .. cardinality(p_names) LOOP
         IF p_checked[i] THEN
