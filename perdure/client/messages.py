@@ -58,6 +58,7 @@ from ..types.messages import (
 from ..types.plain_json import to_plain_json
 from ..types.validation_errors import describe_validation_error
 from ..types.wire import MODEL_ACTIVITY
+from .audit import audit_steering
 from .follow import CATCH_UP_SECONDS
 from .handles import ClientHandle, RunHandle
 from .tasks import background_task
@@ -106,7 +107,10 @@ async def deliver_message(
         memo = await _read_first_message_memo(description)
     else:
         memo, start = await _carry_first_message(run, start)
-    async with background_task(run.warn_without_worker()):
+    async with (
+        audit_steering(client, "send", run.id, by=by, detail=f"message {user_message.id}"),
+        background_task(run.warn_without_worker()),
+    ):
         task_id = await _send_message_with_start(run, user_message, start, task_queue, memo)
     run.handle = client.temporal.get_workflow_handle(run.id)  # the message may have opened another execution
     return task_id
