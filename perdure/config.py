@@ -6,9 +6,11 @@ import getpass
 import os
 import re
 import uuid
+from fnmatch import fnmatchcase
 
 from .embedded.home import current_home, named_store
 from .errors import RuntimeSetupError
+from .types.events import EVENT_TYPES
 
 DEFAULT_TASK_QUEUE = "perdure"
 _PRIVATE_SUFFIX = re.compile("-call-[0-9a-f]{8}$")
@@ -56,6 +58,31 @@ def get_blob_bytes() -> int | None:
             f"PERDURE_BLOB_BYTES is {value[:40]!r}, which is not a number of bytes", hint="Set it to 65536, or to none."
         )
     return int(value) if value else None
+
+
+def get_outbox() -> dict[str, list[str]]:
+    """Return which events get an outbox row, by target: ``PERDURE_OUTBOX``, for instance
+    ``webhooks=approval.*,question.*,run;mail=approval.requested``. By default none.
+
+    Raises ``RuntimeSetupError`` for a value of another form, or a pattern that no type of event matches.
+    """
+    rules: dict[str, list[str]] = {}
+    for rule in filter(None, map(str.strip, os.environ.get("PERDURE_OUTBOX", "").split(";"))):
+        target, _, listed = rule.partition("=")
+        patterns = [pattern.strip() for pattern in listed.split(",") if pattern.strip()]
+        if not target.strip() or not patterns or target.strip() in rules:
+            raise RuntimeSetupError(
+                f"PERDURE_OUTBOX has {rule[:80]!r}, which is not the form target=types, each target once",
+                hint="For instance PERDURE_OUTBOX='webhooks=approval.*,question.*,run,turn'.",
+            )
+        for pattern in patterns:
+            if not any(fnmatchcase(known, pattern) for known in EVENT_TYPES - {"model.delta"}):
+                raise RuntimeSetupError(
+                    f"PERDURE_OUTBOX: no event that is kept has the type {pattern[:80]!r}",
+                    hint=f"Types: {', '.join(sorted(EVENT_TYPES - {'model.delta'}))}; * stands for any characters.",
+                )
+        rules[target.strip()] = patterns
+    return rules
 
 
 def is_new_store_allowed() -> bool:

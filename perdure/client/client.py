@@ -36,6 +36,7 @@ from ..tools.memory import (
 )
 from ..types.interface import FIRST_MESSAGE_MEMO, Mode, OutputT, Override
 from ..types.messages import FilePart, Message, MessageInput, clean_text, decode_file_data
+from .audit import audit_steering
 from .inbox import PendingCall, list_pending_calls
 from .messages import STORE_HINT, deliver_message
 from .run import Run
@@ -409,7 +410,8 @@ class Client:
         action = build_schedule_action(id, start, task_queue=self.task_queue)
         state = api.ScheduleState(note=None if note is None else clean_text(note), paused=paused)
         wanted = api.Schedule(action=action, spec=spec, policy=policy, state=state)
-        return Schedule(self, await create_schedule(self.temporal, id, wanted, if_exists))
+        async with audit_steering(self, "schedule.create", id, by=by, detail=get_agent_name(agent)):
+            return Schedule(self, await create_schedule(self.temporal, id, wanted, if_exists))
 
     def get_schedule(self, id: str) -> Schedule:
         """Return a handle of the schedule; sends no request."""
@@ -460,7 +462,10 @@ class Client:
             )
         async with self._opening:
             store = self._store or open_store(
-                self.store_url, blob_url=config.get_blob_url(), blob_bytes=config.get_blob_bytes()
+                self.store_url,
+                blob_url=config.get_blob_url(),
+                blob_bytes=config.get_blob_bytes(),
+                outbox=config.get_outbox(),
             )
             if not store.store_id:
                 await store.open(create=False)

@@ -24,6 +24,7 @@ from ..types.events import ApprovalDecided, ApprovalRequested, Event, QuestionAn
 from ..types.interface import Status
 from ..types.plain_json import to_plain_json
 from ..types.tool_calls import CallAnswer
+from .audit import SteeringAudit, audit_steering, write_despite_failure
 from .follow import WorkflowBehind, follow_run, is_workflow_behind, retry_while_behind
 from .handles import RunHandle
 from .messages import MAX_INLINE_BYTES, upload_content
@@ -89,7 +90,10 @@ async def answer_pending_call(
 async def revoke_approval(run: RunHandle, tool: str, by: str | None) -> list[StandingApproval]:
     """See ``Run.revoke``."""
     payload = {"tool": tool, "by": by or run.client.actor}
-    result = await _send_update_once(run, "revoke_approval", payload, "no answer; status has the standing approvals")
+    async with audit_steering(run.client, "revoke", run.id, by=by, detail=tool):
+        result = await _send_update_once(
+            run, "revoke_approval", payload, "no answer; status has the standing approvals"
+        )
     return [StandingApproval.model_validate(revoked) for revoked in result["revoked"]]
 
 
@@ -99,12 +103,14 @@ async def _resolve(run: RunHandle, wait: WaitRef, fields: dict[str, Any]) -> Dec
     approval = "decision" in fields
     update, sent = ("decide_approval", "decision") if approval else ("answer_call", "answer")
     needs_lookup = wait.call_id is None or (wait.hash is None and fields.get("decision") == "approve")
+    verb = str(fields.get("decision", "answer"))
 
-    async def attempt() -> DecidedApproval:
+    async def attempt(audit: SteeringAudit) -> DecidedApproval:
         found = await _find_wait(run, wait, approval=approval) if needs_lookup else wait
         payload = fields | {"call_id": found.call_id} | ({"hash": found.hash} if found.hash is not None else {})
         decision: ApprovalDecision | CallAnswer
         decision = read_decision(payload, "Nothing was decided.") if approval else read_answer(payload, None)
+        await audit.record(found.call_id)
         try:
             result = await _send_update_once(
                 run, update, payload, f"no reply to the {sent}; send it again", found.since
@@ -116,9 +122,27 @@ async def _resolve(run: RunHandle, wait: WaitRef, fields: dict[str, Any]) -> Dec
             if unhashed and (await _find_wait(run, WaitRef(wait.call_id), approval=approval)).hash is not None:
                 raise WorkflowBehind(refused) from None  # it began to wait in between
             raise
-        return DecidedApproval.model_validate(result)
+        decided = DecidedApproval.model_validate(result)
+        await _remove_wait(run, decided, decision.hash)
+        return decided
 
-    return await retry_while_behind(attempt)
+    detail = "with other arguments" if fields.get("arguments") else "always" if fields.get("always") else None
+    async with audit_steering(run.client, verb, run.id, by=fields.get("by"), detail=detail, at_once=False) as audit:
+        return await retry_while_behind(lambda: attempt(audit))
+
+
+async def _remove_wait(run: RunHandle, decided: DecidedApproval, hash: str | None) -> None:
+    """Remove the wait that has ended from the store's inbox: its event may come much later. Only the wait of that hash:
+    a call that asks again waits anew."""
+    decided_hash = hash
+    if hash is None and decided.state in ("approved", "denied") and not decided.changed:
+        decided_hash = decided.hash
+    if decided_hash is not None:
+        await write_despite_failure(
+            run.client,
+            lambda store: store.remove_wait(run.id, decided.call_id, decided_hash),
+            f"the end of the wait of call {decided.call_id}",
+        )
 
 
 async def _find_wait(run: RunHandle, wanted: WaitRef, *, approval: bool) -> WaitRef:

@@ -241,6 +241,14 @@ async def _record_run_end(run: RunHandle, store: Store, end: RunEnd) -> bool:
     return True
 
 
+async def record_run_end(run: RunHandle, store: Store) -> None:
+    """Record the end of the run, if it has ended and the store does not have it. Raises ``RunNotFoundError``,
+    ``ServerUnreachableError``, ``StoreMismatchError``."""
+    end = await _find_run_end(run, await run.describe(), store, retry_seconds=0.0)
+    if end is not None:
+        await _record_run_end(run, store, end)
+
+
 async def _check_run_store(run: RunHandle, store: Store, retry_seconds: float = STORE_RETRY_SECONDS) -> None:
     """Raise ``StoreMismatchError`` if the store does not have the run because it is kept in another one."""
     if await retry_store_read(lambda: store.get_run(run.id), retry_seconds) is None:

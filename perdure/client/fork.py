@@ -24,6 +24,7 @@ from ..store.transcripts import ForkPoint, find_fork_point
 from ..temporal_service import start_run_workflow
 from ..types.interface import LABELS, Override
 from ..types.messages import Message, MessageInput, clean_text
+from .audit import audit_steering
 from .handles import RunHandle
 from .messages import build_user_message, decode_start
 
@@ -110,10 +111,11 @@ async def start_fork(
     start |= seal_auth(client.temporal, fork_id, *auth)
     start = {name: value for name, value in start.items() if value is not None}
     memo = {MEMO_FORK: {"run": run.id, "at": point.iteration, "by": by}}
-    try:
-        await start_run_workflow(client.temporal, fork_id, start, task_queue=task_queue, memo=memo)
-    except WorkflowAlreadyStartedError:
-        raise RunExistsError(f"there is a run {fork_id!r} already", hint="Give the fork another id.") from None
+    async with audit_steering(client, "fork", run.id, by=by, detail=f"{fork_id}, after iteration {point.iteration}"):
+        try:
+            await start_run_workflow(client.temporal, fork_id, start, task_queue=task_queue, memo=memo)
+        except WorkflowAlreadyStartedError:
+            raise RunExistsError(f"there is a run {fork_id!r} already", hint="Give the fork another id.") from None
     return fork_id
 
 

@@ -69,6 +69,7 @@ from ..types.messages import (
 from ..types.plain_json import to_plain_json
 from ..types.validation_errors import describe_validation_error
 from ..types.wire import MODEL_ACTIVITY
+from .audit import audit_steering
 from .follow import CATCH_UP_SECONDS
 from .handles import ClientHandle, RunHandle
 from .tasks import background_task
@@ -109,7 +110,10 @@ async def deliver_message(
     user_message = user_message.model_copy(update=dict(auth or {}))
     if start is not None:
         user_message = user_message.model_copy(update={name: start[name] for name in LABELS if name in start})
-    async with background_task(run.warn_without_worker()):
+    async with (
+        audit_steering(client, "send", run.id, by=by, detail=f"message {user_message.id}"),
+        background_task(run.warn_without_worker()),
+    ):
         task_id = await _send_until_taken(run, user_message, start)
     run.handle = client.temporal.get_workflow_handle(run.id)  # the message may have opened another execution
     return task_id

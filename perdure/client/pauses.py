@@ -1,8 +1,9 @@
-"""Pauses runs, and resumes them: from a pause, or after they failed, were cancelled, were terminated or timed out."""
+"""Pauses, resumes, cancels and terminates runs. A run is resumed from a pause, or after it has ended."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -10,11 +11,13 @@ from typing import Any
 
 from ..errors import PerdureError, RunClosedError, RunNotFoundError, RunStuckError
 from ..loop.lifecycle import parse_pause_request, parse_run_limits
-from ..temporal_service import find_failing_task
+from ..temporal_service import build_closed_error, find_failing_task
 from ..types.interface import Status
+from .audit import audit_steering
 from .follow import WorkflowBehind, read_event_log_state, retry_while_behind
 from .handles import RunHandle
 from .messages import reopen_run, wait_for_closed_status
+from .visibility import build_closed_status
 
 _CHILD_START_SECONDS = 2.0
 """Seconds in which a subagent in progress begins; after that it counts as one that waits for its parent to be
@@ -26,8 +29,9 @@ async def pause_run(run: RunHandle, *, reason: str | None, children: bool, by: s
     """See :meth:`perdure.client.run.Run.pause`."""
     request = {"by": by, "reason": reason}
     parse_pause_request(request)
-    with run.temporal_errors():
-        await run.handle.signal("pause", request)
+    async with audit_steering(run.client, "pause", run.id, by=by, detail=reason):
+        with run.temporal_errors():
+            await run.handle.signal("pause", request)
     if children:  # none can begin any more
         await _for_each_child(run, lambda child: pause_run(child, reason=reason, children=True, by=by))
 
@@ -37,22 +41,48 @@ async def resume_run(
 ) -> None:
     """See :meth:`perdure.client.run.Run.resume`. Without ``reopen``, a run that has ended is left as it is."""
     raised = parse_run_limits(limits).model_dump(mode="json", exclude_none=True) if limits else {}
-    override = {"limits": raised} if raised else {}
+    async with audit_steering(run.client, "resume", run.id, by=by, detail=json.dumps(raised) if raised else None):
+        is_open = await _resume_run_itself(run, {"limits": raised} if raised else {}, by=by, reopen=reopen)
+    if children and is_open:  # of a subagent that has ended, the parent has the outcome
+        await _for_each_child(run, lambda child: resume_run(child, limits=None, children=True, by=by, reopen=False))
+
+
+async def _resume_run_itself(run: RunHandle, override: dict[str, Any], *, by: str, reopen: bool) -> bool:
+    """Resume the run without its subagents; return whether it is the same execution that goes on."""
     closed = await wait_for_closed_status(run)
     if closed is not None and not reopen:
-        return
+        return False
     if closed is not None and closed.state == "completed":
         raise RunClosedError(f"run {run.id!r} has completed", hint="Send it a message, and it continues.")
     if closed is not None:
         run.handle = await reopen_run(run, override, by=by)
-        return
+        return False
     if (failing := await find_failing_task(run.client.temporal, await run.describe())) is not None:
         raise RunStuckError(f"run {run.id!r} is not paused: {failing}", hint=failing.way_out)
     await wait_for_pause(run)
     with run.temporal_errors():
         await run.handle.signal("resume", {**override, "by": by})
-    if children:  # of a subagent that has ended, the parent has the outcome
-        await _for_each_child(run, lambda child: resume_run(child, limits=None, children=True, by=by, reopen=False))
+    return True
+
+
+async def cancel_run(run: RunHandle, *, by: str) -> None:
+    """See :meth:`perdure.client.run.Run.cancel`."""
+    async with audit_steering(run.client, "cancel", run.id, by=by):
+        # Temporal accepts the cancellation of a closed run without an error.
+        if build_closed_status(await run.describe()) is not None:
+            raise build_closed_error(run.id)
+        # The handle may be of an execution that has failed since, while another client has reopened the run.
+        latest = run.client.temporal.get_workflow_handle(run.id)
+        with run.temporal_errors():
+            await latest.cancel(reason=f"by {by}")
+
+
+async def terminate_run(run: RunHandle, reason: str | None, *, by: str) -> None:
+    """See :meth:`perdure.client.run.Run.terminate`."""
+    text = f"by {by}{f': {reason}' if reason else ''}"
+    async with audit_steering(run.client, "terminate", run.id, by=by, detail=reason):
+        with run.temporal_errors():
+            await run.client.temporal.get_workflow_handle(run.id).terminate(reason=text)
 
 
 async def wait_for_pause(run: RunHandle) -> None:

@@ -46,11 +46,12 @@ from ..types.approvals import DecidedApproval, StandingApproval
 from ..types.events import Event
 from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, OutputT, Override, Response, Status, parse_output
 from ..types.messages import FilePart, Message, MessageInput
+from .audit import audit_steering
 from .decisions import WaitRef, answer_pending_call, decide_pending_call, revoke_approval
 from .follow import follow_run, list_child_runs
 from .fork import Difference, compare_transcripts, start_fork
 from .messages import build_user_message, deliver_message
-from .pauses import pause_run, resume_run
+from .pauses import cancel_run, pause_run, resume_run, terminate_run
 from .streams import StreamReader, build_output_form
 from .tasks import background_task
 from .turn import ANSWER_TIMEOUT, Turn
@@ -472,20 +473,12 @@ class Run(StreamReader[OutputT]):
         """Cancel the run: calls in progress are stopped, finished work is kept, the transcript is closed.
 
         Raises ``RunClosedError``, ``RunNotFoundError``."""
-        # Temporal accepts the cancellation of a closed run without an error.
-        if build_closed_status(await self.describe()) is not None:
-            raise build_closed_error(self.id)
-        # The handle may be of an execution that has failed since, while another client has reopened the run.
-        latest = self.client.temporal.get_workflow_handle(self.id)
-        with self.temporal_errors():
-            await latest.cancel(reason=f"by {by or self.client.actor}")
+        await cancel_run(self, by=by or self.client.actor)
 
     async def terminate(self, reason: str | None = None, *, by: str | None = None) -> None:
         """End the run at once, also without a worker, where :meth:`cancel` needs one. Calls in progress are closed as
         lost when the conversation continues. Raises ``RunClosedError``, ``RunNotFoundError``."""
-        text = f"by {by or self.client.actor}{f': {reason}' if reason else ''}"
-        with self.temporal_errors():
-            await self.client.temporal.get_workflow_handle(self.id).terminate(reason=text)
+        await terminate_run(self, reason, by=by or self.client.actor)
 
     async def fork(
         self,
@@ -596,5 +589,7 @@ class Run(StreamReader[OutputT]):
         await self._signal(name, sent.model_dump(mode="json", exclude_none=True))
 
     async def _signal(self, name: str, arg: dict[str, Any]) -> None:
-        with self.temporal_errors():
-            await self.handle.signal(name, arg)
+        verb = "inject" if name == "inject_user_message" else name
+        async with audit_steering(self.client, verb, self.id, by=arg.get("by"), detail=arg.get("id")):
+            with self.temporal_errors():
+                await self.handle.signal(name, arg)

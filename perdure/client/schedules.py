@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, get_args
@@ -25,6 +25,7 @@ from ..types.interface import WORKFLOW_TYPE
 from ..types.limits import parse_seconds
 from ..types.messages import MessageInput, clean_text
 from ..types.plain_json import find_json_flaw
+from .audit import audit_steering
 from .handles import ClientHandle
 from .visibility import RunSummary, list_runs_of_schedule
 
@@ -172,18 +173,18 @@ class Schedule:
 
     async def pause(self, *, note: str | None = None, by: str | None = None) -> None:
         """Pause the schedule: it starts no run until it is resumed, unless it is triggered. ``note`` says why."""
-        with self._temporal_errors():
+        async with self._steer("pause", by, note):
             await self.handle.pause(note=self._build_note("paused", note, by))
 
     async def resume(self, *, note: str | None = None, by: str | None = None) -> None:
         """Resume the schedule. Runs that were due meanwhile are not started: see :meth:`backfill`."""
-        with self._temporal_errors():
+        async with self._steer("resume", by, note):
             await self.handle.unpause(note=self._build_note("resumed", note, by))
 
     async def trigger(self, *, overlap: Overlap | None = None) -> None:
         """Start a run now, also while paused. With the overlap policy "skip", while the last run is open, no run
         starts: give another ``overlap`` for this time."""
-        with self._temporal_errors():
+        async with self._steer("trigger"):
             await self.handle.trigger(overlap=None if overlap is None else get_overlap_policy(overlap))
 
     async def backfill(self, start: datetime, end: datetime, *, overlap: Overlap = "buffer_all") -> None:
@@ -194,12 +195,12 @@ class Schedule:
             )
         if start >= end:
             raise InvalidInputError(f"the start of a backfill must be before its end: {start}, {end}")
-        with self._temporal_errors():
+        async with self._steer("backfill", detail=f"{start} to {end}"):
             await self.handle.backfill(api.ScheduleBackfill(start, end, get_overlap_policy(overlap)))
 
     async def delete(self) -> None:
         """Delete the schedule. Runs that it has started continue."""
-        with self._temporal_errors():
+        async with self._steer("delete"):
             await self.handle.delete()
 
     async def runs(self, *, limit: int = 50) -> list[RunSummary]:
@@ -210,6 +211,13 @@ class Schedule:
 
     def _build_note(self, verb: str, note: str | None, by: str | None) -> str:
         return clean_text(f"{verb} by {by or self.client.actor}{f': {note}' if note else ''}")
+
+    @asynccontextmanager
+    async def _steer(self, verb: str, by: str | None = None, detail: str | None = None) -> AsyncGenerator[None]:
+        """Record the request of the block in the audit trail, and translate its errors."""
+        async with audit_steering(self.client, f"schedule.{verb}", self.id, by=by, detail=detail):
+            with self._temporal_errors():
+                yield
 
     def _temporal_errors(self) -> AbstractContextManager[None]:
         return _temporal_errors(self.client.temporal, self.id)

@@ -37,5 +37,11 @@ from .store import Turns as Turns
 from .store import UsageRow as UsageRow
 from .store import build_batch_token as build_batch_token
 from .store import timestamp as timestamp
+from .surfaces import AuditRow as AuditRow
+from .surfaces import IdempotencyClaim as IdempotencyClaim
+from .surfaces import OutboxRow as OutboxRow
+from .surfaces import WaitCursor as WaitCursor
+from .surfaces import WaitRow as WaitRow
+from .surfaces import WriteOptions as WriteOptions
 from .toolset import ListedTool as ListedTool
 from .toolset import Toolset as Toolset

@@ -13,6 +13,7 @@ from ..types.events import Event, Span
 from ..types.messages import BlobRef, Data, File, FilePart, Message, decode_file_data
 from ..types.subagents import Lineage, PathStep
 from ..types.wire import is_large_text
+from .surfaces import Surfaces, WriteOptions
 
 V = TypeVar("V")
 DataT = TypeVar("DataT", bound=Data)
@@ -66,6 +67,11 @@ class EventBatch:
     token: str = ""
     advances: bool = False
     lineage: Lineage | None = None
+    agent: str = ""
+    """The run's agent, for its waits (:class:`~.surfaces.Waits`)."""
+    scheduled: str = ""
+    """For a batch without ``token``: the token of the writer's activity. A batch that was scheduled before the feed's
+    token, from a worker that was considered lost, changes no waits, although its events are written."""
 
 
 def timestamp(at: datetime) -> str:
@@ -473,7 +479,7 @@ class AgentRegistry(Protocol):
         """List all definitions by name, those of one name the latest seen first."""
 
 
-class Store(Journal, Transcripts, Runs, Turns, SharedMemory, EventLog, UsageLog, AgentRegistry, Protocol):
+class Store(Journal, Transcripts, Runs, Turns, SharedMemory, EventLog, UsageLog, AgentRegistry, Surfaces, Protocol):
     """All store protocols, in one database. ``store_id`` identifies the database permanently; it is known once the
     store is open."""
 
@@ -481,6 +487,8 @@ class Store(Journal, Transcripts, Runs, Turns, SharedMemory, EventLog, UsageLog,
     """Location of the store, for errors."""
     store_id: str
     """"" where the store was opened, and there is none yet."""
+    write_options: WriteOptions
+    """What this process writes beside what it is given; settable."""
 
     async def open(self, *, create: bool = True) -> None:
         """Connect, and read the ``store_id``. Raises ``StoreError``.

@@ -16,7 +16,7 @@ from ..loop.finish import REMINDER_ID
 from ..loop.lifecycle import PAUSING_ERRORS
 from ..ports import NewEvent, timestamp
 from ..ports.store import move_file_to_blob
-from ..types.approvals import ApprovalOutcome
+from ..types.approvals import ApprovalOutcome, hash_arguments
 from ..types.events import (
     ApprovalDecided,
     ApprovalReminded,
@@ -238,7 +238,9 @@ def build_external_call_events(
         )
         yield NewEvent(started, key=f"tool/{owner}/{call.id}")
         if isinstance(disposition := call.disposition, CallbackCall):
-            yield NewEvent(_build_question_asked(fields, call.id, call.name, disposition, arguments=call.arguments))
+            shown = hash_arguments(call.id, call.name, call.arguments)
+            asked = _build_question_asked(fields, call.id, call.name, disposition, shown, arguments=call.arguments)
+            yield NewEvent(asked)
 
 
 def select_immediate_external_calls(task: ModelInput, output: ModelOutput) -> Iterator[Call]:
@@ -266,11 +268,14 @@ def _build_question_asked(
     call_id: str,
     name: str,
     terms: Question | CallbackCall | BeforeExternalCall,
+    hash: str,
     *,
     arguments: dict[str, Any] | None = None,
 ) -> QuestionAsked:
+    """Build the event; ``hash`` is that of ``PendingWait``, which the answer names."""
     details = {"question": terms.text} if isinstance(terms, Question) else {"kind": "callback", "arguments": arguments}
-    return QuestionAsked(**fields, call_id=call_id, name=name, form=terms.form, expires_in=terms.expires, **details)
+    fields = {**fields, "form": terms.form, "expires_in": terms.expires, "hash": hash}
+    return QuestionAsked(**fields, call_id=call_id, name=name, **details)
 
 
 def _omit_large_event_arguments(arguments: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -305,13 +310,17 @@ def build_tool_end_events(call: ToolCall, output: ToolOutput) -> list[NewEvent]:
     """Build the event of the call's end: its result, its question, or the handover to a client."""
     task, fields = call.input, build_event_fields(call)
     if output.question is not None:
-        question = _build_question_asked(fields, task.call_id, task.name, output.question)
+        shown = {"question": output.question.text, "answers": len(task.answers)}
+        asked = hash_arguments(task.call_id, task.name, shown)
+        question = _build_question_asked(fields, task.call_id, task.name, output.question, asked)
         return [NewEvent(question, key=f"asked/{call.key}")]
     if output.cleared is not None:
         if not (isinstance(task.side, BeforeExternalCall) and task.side.client):
             return []
         arguments = dict(call.arguments) if output.cleared.arguments is None else output.cleared.arguments
-        callback = _build_question_asked(fields, task.call_id, task.name, task.side, arguments=arguments)
+        changed = output.cleared.arguments
+        cleared = hash_arguments(task.call_id, task.name, task.arguments if changed is None else changed)
+        callback = _build_question_asked(fields, task.call_id, task.name, task.side, cleared, arguments=arguments)
         return [NewEvent(callback, key=f"asked/{call.key}")]
     event = ToolCompleted(
         **fields,

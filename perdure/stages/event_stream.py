@@ -57,9 +57,10 @@ def build_event_batch(
     call: ModelCall | ToolCall, events: Sequence[NewEvent], token: str = "", *, advances: bool = False
 ) -> EventBatch:
     """Build a batch for the conversation of ``call``. See ``EventBatch`` for ``token`` and ``advances``."""
-    return EventBatch(
-        call.input.context_id, events, token, advances, call.input.lineage if call.input.is_child else None
-    )
+    task = call.input
+    lineage = task.lineage if task.is_child else None
+    scheduled = "" if token or not call.asked_at else build_batch_token(call.asked_at)
+    return EventBatch(task.context_id, events, token, advances, lineage, task.agent, scheduled)
 
 
 # ---

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import StoreLocationError
+from ..ports import WriteOptions
 from .chain import Chain
 
 if TYPE_CHECKING:
@@ -14,16 +16,26 @@ if TYPE_CHECKING:
 __all__ = ["Chain", "open_store"]
 
 
-def open_store(url: str, *, blob_url: str | None = None, blob_bytes: int | None = None) -> Store:
+def open_store(
+    url: str,
+    *,
+    blob_url: str | None = None,
+    blob_bytes: int | None = None,
+    outbox: Mapping[str, Sequence[str]] | None = None,
+) -> Store:
     """Create the store at ``url``, not opened yet: ``sqlite:///relative/path``, ``sqlite:////absolute/path`` or
     ``postgresql://user:password@host:port/database``.
 
     With ``blob_url``, blobs of more than ``blob_bytes`` bytes (64 KiB) are objects there: ``s3://bucket/prefix``,
     ``gs://``, ``az://`` or ``file:///absolute/path``.
 
+    ``outbox`` says which events get an outbox row: by target, types of events (``approval.*``).
+
     Raises ``StoreLocationError`` for a URL of another scheme or form, and if the driver or obstore is not installed.
     """
     store = _create_database_store(url)
+    if outbox:
+        store.write_options = WriteOptions(outbox=outbox)
     if blob_url is None:
         return store
     from .objects import add_object_store

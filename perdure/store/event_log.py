@@ -15,9 +15,10 @@ from typing import Any
 
 from ..ports import EventBatch, EventRow, NewEvent
 from ..ports.store import build_spans
+from ..ports.surfaces import WaitChange, WriteOptions, find_wait_changes
 from ..types.events import Span, build_worker_lost_retraction, decode_event, encode_event_body
 from ..types.subagents import Lineage, PathStep
-from .schema import Database, Rows, as_bytes, build_insert, run_for_keys
+from .schema import Database, Rows, as_bytes, build_insert, build_upsert, run_for_keys
 
 # ---
 # The stored paths to a run: one that is started again, by another call under its id, then has another path.
@@ -84,6 +85,10 @@ SELECT_DELTAS = """
     SELECT seq FROM events WHERE context_id = :stream AND seq >= :first AND type = 'model.delta' AND {of_run}
     ORDER BY seq"""
 DELETE_DELTAS = "DELETE FROM events WHERE context_id = :stream AND seq >= :first AND type = 'model.delta' AND {of_run}"
+INSERT_WAIT = build_upsert("waits", "context_id", "call_id", keep_created=False)
+DELETE_WAIT = "DELETE FROM waits WHERE context_id = :context_id AND call_id = :call_id"
+DELETE_WAITS = "DELETE FROM waits WHERE context_id = :context_id"
+INSERT_OUTBOX = build_insert("outbox")
 SELECT_EVENT = "SELECT task_id, type, body FROM events WHERE context_id = :stream AND seq = :seq"
 
 
@@ -124,7 +129,9 @@ class _Feed:
         return key if key is None or self.child is None else f"{self.child}\n{key}"
 
 
-def append_batch(database: Database, batch: EventBatch, now: str, *, recorded: bool = False) -> bool:
+def append_batch(
+    database: Database, batch: EventBatch, now: str, options: WriteOptions, *, recorded: bool = False
+) -> bool:
     """Write ``batch``; False if it is too late, which a batch of a ``recorded`` outcome never is."""
     feed = _lock_feed(database, batch.context_id, batch.lineage)
     if batch.token and batch.token < feed.token and not recorded:
@@ -134,17 +141,27 @@ def append_batch(database: Database, batch: EventBatch, now: str, *, recorded: b
         feed.seq = _lock_feed(database, feed.root).seq
     old_state, old_seq = feed.state, feed.seq
     _set_path(feed, batch.lineage)
+    is_of_lost_worker = "" != (batch.token or batch.scheduled) < feed.token
     if batch.token > feed.token:
         ends_deltas = any(new.event.type in ("model.completed", "model.retracted") for new in batch.events)
         if feed.open and not (recorded and ends_deltas):
-            _insert_event(database, feed, _build_lost_retraction(database, feed, now), None)
+            _insert_event(database, feed, _build_lost_retraction(database, feed, now), None, options.key_id)
         if batch.advances:
             feed.token = batch.token
     known_keys = _read_known_keys(database, feed, batch)
-    for new in batch.events:
+    events = [new.event for new in batch.events]
+    changes = [] if is_of_lost_worker else find_wait_changes(batch.context_id, events, batch.lineage)
+    targets = options.find_targets(events)
+    for index, new in enumerate(batch.events):
         key = feed.qualify_key(new.key)
-        if key in known_keys or not _insert_event(database, feed, new, key):
+        if key in known_keys or not _insert_event(database, feed, new, key, options.key_id):
             continue
+        if changes:
+            _change_waits(database, feed, batch.agent, [change for change in changes if change.position == index])
+        for target in [target for position, target in targets if position == index]:
+            row = {"stream": feed.stream, "seq": feed.seq, "target": target, "context_id": feed.context_id}
+            lease = {"taken": 0, "owner": "", "leased_until": ""}
+            database.run(INSERT_OUTBOX, **row, type=new.event.type, created_at=now, **lease)
         if key is not None and new.event.type != "model.delta":
             known_keys.add(key)
     if feed.state != old_state:
@@ -183,7 +200,21 @@ def _read_known_keys(database: Database, feed: _Feed, batch: EventBatch) -> set[
     return {key for (key,) in run_for_keys(database, SELECT_EVENT_KEYS, keys, stream=feed.stream)}
 
 
-def _insert_event(database: Database, feed: _Feed, new: NewEvent, key: str | None) -> bool:
+def _change_waits(database: Database, feed: _Feed, agent: str, changes: Iterable[WaitChange]) -> None:
+    """Change the waits for the last event of the feed. The feed's lock orders the changes of a run."""
+    for change in changes:
+        row = {"context_id": change.context_id, "call_id": change.call_id}
+        if change.call_id is None:
+            database.run(DELETE_WAITS, context_id=change.context_id)
+        elif change.kind is None:
+            database.run(DELETE_WAIT, **row)
+        else:
+            row |= {"root": feed.stream, "agent": agent, "kind": change.kind, "tool": change.tool, "hash": change.hash}
+            times = {"created_at": change.created_at, "expires_at": change.expires_at}
+            database.run(INSERT_WAIT, **row, **times, seq=feed.seq)
+
+
+def _insert_event(database: Database, feed: _Feed, new: NewEvent, key: str | None, key_id: str | None) -> bool:
     """Insert the event with its number and spans; false if it would retract nothing, or its ``key`` exists."""
     event = new.event
     spans: tuple[Span, ...] = ()
@@ -206,6 +237,7 @@ def _insert_event(database: Database, feed: _Feed, new: NewEvent, key: str | Non
         body=encode_event_body(event),
         spans=json.dumps(spans) if spans else None,
         child=feed.child,
+        key_id=key_id,
     )
     if inserted.rowcount == 0:
         return False

@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from ..errors import StoreError, StoreLocationError, StoreMismatchError, TranscriptCorruptedError
-from ..ports import Blob, Commit, MemoryWrite, Store
+from ..ports import Blob, Commit, MemoryWrite, Store, WriteOptions
 from ..types.redaction import Redaction, find_variable_secrets
 
 T = TypeVar("T")
@@ -326,6 +326,15 @@ class LargeBlobStore:
     def __getattr__(self, name: str) -> Any:
         """Everything but blobs is the store's own."""
         return getattr(self._store, name)
+
+    @property
+    def write_options(self) -> WriteOptions:
+        """See :class:`perdure.ports.Store`."""
+        return self._store.write_options
+
+    @write_options.setter
+    def write_options(self, options: WriteOptions) -> None:
+        self._store.write_options = options
 
     async def commit(self, commit: Commit) -> bytes | None:
         """See :class:`perdure.ports.Journal`. Large blobs are uploaded first."""

@@ -17,10 +17,12 @@ import asyncpg
 from ..errors import MemoryChangedError, StoreError
 from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow, UsageRow
 from ..ports.store import format_utc_now
-from ..types.events import ModelRetracted, build_worker_lost_retraction, decode_event, encode_event_body
+from ..ports.surfaces import WriteOptions, find_wait_changes
+from ..types.events import Event, ModelRetracted, build_worker_lost_retraction, decode_event, encode_event_body
 from . import event_log, migrations, sql
 from .postgres_connection import PostgresPool, build_closed_error, parse_postgres_url, unescape_text
 from .postgres_notify import EventNotifications
+from .surfaces import SurfaceTables
 
 T = TypeVar("T")
 
@@ -40,9 +42,9 @@ def _build_call(function: str, count: int) -> str:
     return f"SELECT * FROM {function}({', '.join(f'${n}' for n in range(1, count + 1))})"  # noqa: S608  # constants
 
 
-APPEND = _build_call("perdure_append_0001", 16)
-CLAIM = _build_call("perdure_claim_0001", 19)
-COMMIT = _build_call("perdure_commit_0001", 64)
+APPEND = _build_call("perdure_append_0001", 20)
+CLAIM = _build_call("perdure_claim_0001", 22)
+COMMIT = _build_call("perdure_commit_0001", 67)
 
 RECORD_AGENTS = """
     INSERT INTO agents (hash, name, body, created_at, seen_at)
@@ -56,14 +58,14 @@ LostDelta = tuple[int | None, str | None, bytes | None]
 class _EncodedBatch:
     """A batch of events as arguments. ``again``: it was appended before, and the answer was lost."""
 
-    def __init__(self, batch: EventBatch | None, write_id: str, again: bool = False) -> None:
+    def __init__(self, batch: EventBatch | None, options: WriteOptions, write_id: str, again: bool = False) -> None:
         self.batch = batch
         self.write_id = write_id
         self._again = again
         self.lost: LostDelta = (None, None, None)
         if batch is None:
             self.head: list[Any] = [None] * 5
-            self._events: list[Any] = [None] * 5
+            self._events: list[Any] = [None] * 4 + [None, None, options.key_id, None]
             return
         lineage = batch.lineage
         path = (None, None) if lineage is None else (lineage.root, event_log.encode_path(lineage.path))
@@ -74,12 +76,27 @@ class _EncodedBatch:
             [event.task_id for event in events],
             [shorten_key(new.key) for new in batch.events],
             [encode_event_body(event) for event in events],
+            _encode_wait_changes(batch, events),
+            [str(value) for pair in options.find_targets(events) for value in pair],
+            options.key_id,
             _choose_marked_event(batch),
         ]
 
     def build_tail(self, is_repeated: bool) -> list[Any]:
         """Return the arguments after those of ``head``."""
         return [*self._events, self.write_id, is_repeated or self._again, *self.lost]
+
+
+def _encode_wait_changes(batch: EventBatch, events: Sequence[Event]) -> list[str | None]:
+    """Return the token of the writer's activity, and after it the fields of each change, the position from 1; empty
+    without a change."""
+    changes = find_wait_changes(batch.context_id, events, batch.lineage)
+    if not changes:
+        return []
+    encoded: list[str | None] = [batch.token or batch.scheduled, batch.agent]
+    for position, *values in changes:
+        encoded += [str(position + 1), *values]
+    return encoded
 
 
 def _choose_marked_event(batch: EventBatch) -> int:
@@ -163,7 +180,7 @@ SELECT_PAGE = """
 MAX_SEQ = 2**63 - 1
 
 
-class PostgresStore:
+class PostgresStore(SurfaceTables):
     """A ``Store`` in a PostgreSQL database; see :func:`.postgres_connection.parse_postgres_url` for the URL.
 
     Every write is one statement, so one round trip. Writes that have begun are completed, also when their caller is
@@ -171,10 +188,13 @@ class PostgresStore:
     event loops are run there.
     """
 
+    skip_locked = "FOR UPDATE SKIP LOCKED"
+
     def __init__(self, url: str, *, now: Callable[[], str] = format_utc_now) -> None:
         self._address = parse_postgres_url(url)
         self.place = self._address.place
         self.store_id = ""
+        self.write_options = WriteOptions()
         self._now = now
         self._is_open = False
         self._home: asyncio.AbstractEventLoop | None = None
@@ -327,19 +347,42 @@ class PostgresStore:
         """See :class:`perdure.ports.EventLog`."""
         encoded = self._encode_batch(batch)
         encoded.head.insert(3, False)
-        row = await self._write(APPEND, [], encoded)
+        row = await self._write(APPEND, [self._now()], encoded)
         return bool(row["written"])
 
     def _encode_batch(self, batch: EventBatch | None) -> _EncodedBatch:
         """Encode ``batch``, under the id of its last try if the answer to that was lost."""
         uncertain = self._uncertain.pop(id(batch), None)
         if uncertain is not None and uncertain[0] is batch:
-            return _EncodedBatch(batch, uncertain[1], again=True)
-        return _EncodedBatch(batch, f"\n{uuid.uuid4().hex}")
+            return _EncodedBatch(batch, self.write_options, uncertain[1], again=True)
+        return _EncodedBatch(batch, self.write_options, f"\n{uuid.uuid4().hex}")
+
+    async def _select_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
+        return [tuple(map(_unescape_value, row)) for row in await self._fetch(statement, **values)]
+
+    async def _change_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
+        rows = await self._run_at_home(self._change(statement, values))
+        return [tuple(map(_unescape_value, row)) for row in rows]
+
+    async def _change(self, statement: str, values: dict[str, Any]) -> list[Any]:
+        await self._check_made()
+        return await self._pool.fetch(statement, **values)
+
+    async def _check_made(self) -> None:
+        """Raise ``StoreError`` if there is no store yet."""
+        if self.store_id:
+            return
+        self._check_open()
+        await self._open(create=False)
+        if not self.store_id:
+            raise StoreError(
+                f"there is no store at {self.place} yet",
+                hint="Workers make it when they start; or restore its database.",
+            )
 
     async def _call(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
         """Call a function that writes, and notify the followers of its events."""
-        await self._require_store()
+        await self._check_made()
         try:
             row = await self._call_despite_open_deltas(statement, head, events)
         except StoreError as error:
@@ -359,22 +402,12 @@ class PostgresStore:
             while len(self._uncertain) > MAX_UNCERTAIN_BATCHES:
                 self._uncertain.popitem(last=False)
 
-    async def _require_store(self) -> None:
-        if not self.store_id:
-            self._check_open()
-            await self._open(create=False)
-            if not self.store_id:
-                raise StoreError(
-                    f"there is no store at {self.place} yet",
-                    hint="Workers make it when they start; or restore its database.",
-                )
-
     async def record_agents(self, agents: Sequence[AgentRow]) -> None:
         """See :class:`perdure.ports.store.AgentRegistry`."""
         await self._run_at_home(self._record_agents({agent.hash: agent for agent in agents}))
 
     async def _record_agents(self, agents: dict[str, AgentRow]) -> None:
-        await self._require_store()
+        await self._check_made()
         rows = [agents[name] for name in sorted(agents)]
         columns = [row.hash for row in rows], [row.name for row in rows], [row.body for row in rows]
         await self._pool.call(RECORD_AGENTS, lambda _: [self._now(), *columns])

@@ -11,17 +11,17 @@ from typing import Any, Protocol
 
 TABLES = {
     "meta": ("id", "store_id", "created_at"),
-    "nodes": ("hash", "parent", "body"),
-    "blobs": ("hash", "body"),
-    "journal": ("key", "kind", "owner", "starts", "outcome", "claimed_at", "done_at"),
+    "nodes": ("hash", "parent", "body", "key_id"),
+    "blobs": ("hash", "body", "key_id"),
+    "journal": ("key", "kind", "owner", "starts", "outcome", "claimed_at", "done_at", "key_id"),
     "runs": (
         *("context_id", "agent", "scope", "head", "status", "iterations", "result", "asked_at"),
-        *("created_at", "updated_at", "tenant", "user_id"),
+        *("created_at", "updated_at", "tenant", "user_id", "key_id"),
     ),
-    "turns": ("context_id", "task_id", "status", "head", "result", "asked_at", "created_at", "updated_at"),
+    "turns": ("context_id", "task_id", "status", "head", "result", "asked_at", "created_at", "updated_at", "key_id"),
     "sent": ("context_id", "message_id", "task_id"),
-    "memory": ("namespace", "key", "value", "updated_at"),
-    "events": ("context_id", "seq", "task_id", "type", "key", "body", "spans", "child"),
+    "memory": ("namespace", "key", "value", "updated_at", "key_id"),
+    "events": ("context_id", "seq", "task_id", "type", "key", "body", "spans", "child", "key_id"),
     "feeds": ("context_id", "seq", "token", "open", "first_delta", "root", "path"),
     "usage": (  # in the order of the fields of UsageRow
         *("context_id", "agent", "purpose", "provider", "model", "status", "requests", "input_tokens", "output_tokens"),
@@ -29,6 +29,10 @@ TABLES = {
         *("tenant", "user_id", "key", "created_at"),
     ),
     "agents": ("hash", "name", "body", "created_at", "seen_at"),
+    "waits": ("context_id", "call_id", "root", "seq", "kind", "agent", "tool", "hash", "created_at", "expires_at"),
+    "outbox": ("stream", "seq", "target", "context_id", "type", "created_at", "taken", "owner", "leased_until"),
+    "audit": ("id", "at", "by", "auth", "origin", "subject", "verb", "call_id", "detail", "refused"),
+    "idempotency": ("key", "request_hash", "owner", "leased_until", "answer", "created_at", "expires_at"),
 }
 """The tables and columns of the newest schema, which ``migrations/`` creates and describes."""
 
@@ -89,16 +93,17 @@ def build_insert(table: str, on_conflict: str = "DO NOTHING") -> str:
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({values}) ON CONFLICT {on_conflict}"  # noqa: S608  # names of the schema
 
 
-def build_upsert(table: str, *key: str, kept: Collection[str] = ()) -> str:
+def build_upsert(table: str, *key: str, kept: Collection[str] = (), keep_created: bool = True) -> str:
     """Build an upsert by primary key that keeps ``created_at``, values of ``kept`` columns once there are any, and a
     row with a later ``asked_at``."""
+    unchanged = (*key, "created_at") if keep_created else key
     columns = TABLES[table]
     new_values = [
         f"{column} = coalesce({table}.{column}, excluded.{column})"
         if column in kept
         else f"{column} = excluded.{column}"
         for column in columns
-        if column not in (*key, "created_at")
+        if column not in unchanged
     ]
     not_older = f" WHERE excluded.asked_at >= {table}.asked_at" if "asked_at" in columns else ""
     return build_insert(table, f"({', '.join(key)}) DO UPDATE SET {', '.join(new_values)}{not_older}")

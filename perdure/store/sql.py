@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import MemoryChangedError, TranscriptCorruptedError
 from ..ports import AgentRow, Claim, Commit, EventBatch, MemoryWrite, Node, RunRow, TurnRow, UsageRow
+from ..ports.surfaces import WriteOptions
 from . import event_log
 from .schema import MAX_KEYS, TABLES, Database, as_bytes, bind_keys, build_insert, build_upsert, run_for_keys
 
@@ -31,7 +32,7 @@ SELECT_MEMORY_VALUES = """
     ORDER BY key LIMIT :limit"""
 
 
-def write_memory(database: Database, writes: Sequence[MemoryWrite], now: str) -> None:
+def write_memory(database: Database, writes: Sequence[MemoryWrite], now: str, key_id: str | None) -> None:
     """Write the memory changes; the last one of a key counts. Raises ``MemoryChangedError``; the caller rolls the
     transaction back."""
     last_writes = {(write.namespace, write.key): write for write in writes}
@@ -43,13 +44,13 @@ def write_memory(database: Database, writes: Sequence[MemoryWrite], now: str) ->
         if write.value is None:
             database.run(DELETE_MEMORY, **name)
         else:
-            database.run(UPSERT_MEMORY, **name, value=write.value, updated_at=now)
+            database.run(UPSERT_MEMORY, **name, value=write.value, updated_at=now, key_id=key_id)
 
 
 def _lock_memory(database: Database, name: dict[str, str], before: bytes | None, now: str) -> bool:
     """Lock the row of a value until the transaction ends; false if the value is not ``before`` (None: no value)."""
     if before is None:
-        return database.run(INSERT_MEMORY, **name, value=b"", updated_at=now).rowcount == 1
+        return database.run(INSERT_MEMORY, **name, value=b"", updated_at=now, key_id=None).rowcount == 1
     return database.run(LOCK_MEMORY, **name, before=before, now=now).rowcount == 1
 
 
@@ -95,7 +96,8 @@ INSERT_OR_LOCK_CLAIM = build_insert(
 TAKE_OVER_CLAIM = "UPDATE journal SET owner = :owner, starts = :starts, claimed_at = :now WHERE key = :key"
 RECORD_OUTCOME = build_insert(
     "journal",
-    """(key) DO UPDATE SET kind = excluded.kind, outcome = excluded.outcome, done_at = excluded.done_at
+    """(key) DO UPDATE SET kind = excluded.kind, outcome = excluded.outcome, done_at = excluded.done_at,
+        key_id = excluded.key_id
     WHERE journal.outcome IS NULL""",
 )
 INSERT_NODE = build_insert("nodes")
@@ -146,17 +148,17 @@ def read_outcomes(database: Database, keys: Sequence[str]) -> dict[str, bytes]:
 
 
 def claim_call(
-    database: Database, key: str, owner: str, again: bool, now: str, events: EventBatch | None = None
+    database: Database, key: str, owner: str, again: bool, now: str, events: EventBatch | None, options: WriteOptions
 ) -> Claim:
     """Record the intent to act; see :meth:`perdure.ports.Journal.claim`."""
     claim = _claim_journal_key(database, key, owner, again, now)
     if events is not None and claim.state == "new":
-        event_log.append_batch(database, events, now)
+        event_log.append_batch(database, events, now, options)
     return claim
 
 
 def _claim_journal_key(database: Database, key: str, owner: str, again: bool, now: str) -> Claim:
-    entry = {"key": key, "kind": None, "owner": owner, "starts": 1, "outcome": None}
+    entry = {"key": key, "kind": None, "owner": owner, "starts": 1, "outcome": None, "key_id": None}
     [(claimed_by, starts, outcome)] = database.run(INSERT_OR_LOCK_CLAIM, **entry, claimed_at=now, done_at=None)
     if outcome is not None:
         return Claim("done", as_bytes(outcome))
@@ -168,29 +170,30 @@ def _claim_journal_key(database: Database, key: str, owner: str, again: bool, no
     return Claim("new", starts=starts + 1)
 
 
-def write_commit(database: Database, commit: Commit, now: str) -> bytes | None:
+def write_commit(database: Database, commit: Commit, now: str, options: WriteOptions) -> bytes | None:
     """Write all of ``commit``; see :meth:`perdure.ports.Journal.commit`."""
+    key_id = options.key_id
     # In the same order everywhere, so that two transactions on PostgreSQL never deadlock.
     for blob in sorted(commit.blobs, key=lambda blob: blob.hash):
-        database.run(INSERT_BLOB, hash=blob.hash, body=blob.body)
+        database.run(INSERT_BLOB, hash=blob.hash, body=blob.body, key_id=key_id)
     for node in sorted(commit.nodes, key=lambda node: node.hash):
-        database.run(INSERT_NODE, hash=node.hash, parent=node.parent, body=node.body)
+        database.run(INSERT_NODE, hash=node.hash, parent=node.parent, body=node.body, key_id=key_id)
     outcome = commit.outcome
     if outcome is not None:
-        entry = {"key": outcome.key, "kind": outcome.kind, "outcome": outcome.body, "done_at": now}
+        entry = {"key": outcome.key, "kind": outcome.kind, "outcome": outcome.body, "done_at": now, "key_id": key_id}
         if database.run(RECORD_OUTCOME, **entry, owner=None, starts=0, claimed_at=None).rowcount == 0:
             return read_outcomes(database, [outcome.key])[outcome.key]
     if commit.run is not None:
         row = asdict(replace(commit.run, created_at=now, updated_at=now))
         del row["root"]
         row["user_id"] = row.pop("user")
-        database.run(UPSERT_RUN, **row)
+        database.run(UPSERT_RUN, **row, key_id=key_id)
     if commit.turn is not None:
-        _write_turn(database, commit.turn, now)
+        _write_turn(database, commit.turn, now, key_id)
     if commit.memory:
-        write_memory(database, commit.memory, now)
+        write_memory(database, commit.memory, now, key_id)
     if commit.events is not None:
-        event_log.append_batch(database, commit.events, now, recorded=True)
+        event_log.append_batch(database, commit.events, now, options, recorded=True)
     if commit.usage is not None and outcome is not None:
         values = read_usage_values(commit.usage)
         row = dict(zip(TABLES["usage"], (*values, outcome.key, now), strict=True))
@@ -198,11 +201,11 @@ def write_commit(database: Database, commit: Commit, now: str) -> bytes | None:
     return outcome.body if outcome is not None else None
 
 
-def _write_turn(database: Database, turn: TurnRow, now: str) -> None:
+def _write_turn(database: Database, turn: TurnRow, now: str, key_id: str | None) -> None:
     """Write the turn and its messages. A row that is too late leaves no messages either."""
     names = {"context_id": turn.context_id, "task_id": turn.task_id}
     row = {"status": turn.status, "head": turn.head, "result": turn.result, "asked_at": turn.asked_at}
-    if database.run(UPSERT_TURN, **names, **row, created_at=now, updated_at=now).rowcount == 0:
+    if database.run(UPSERT_TURN, **names, **row, created_at=now, updated_at=now, key_id=key_id).rowcount == 0:
         return
     for message_id in sorted(set(turn.messages)):
         database.run(INSERT_SENT_MESSAGE, **names, message_id=message_id)

@@ -14,9 +14,11 @@ from typing import Any, NamedTuple, TypeVar
 from ..errors import StoreError, StoreLocationError, StoreVersionError
 from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow, UsageRow
 from ..ports.store import format_utc_now
+from ..ports.surfaces import WriteOptions
 from . import event_log, migrations, sql
 from .sqlite_connection import SqliteDatabase, SqliteSession, StoreFile, StoreThread
 from .sqlite_notify import EventWatcher
+from .surfaces import SurfaceTables
 
 T = TypeVar("T")
 
@@ -30,7 +32,7 @@ class _Threads(NamedTuple):
     watcher: EventWatcher
 
 
-class SqliteStore:
+class SqliteStore(SurfaceTables):
     """A ``Store`` in one file (``sqlite:///relative/path`` or ``sqlite:////absolute/path``).
 
     One thread writes and one reads (a few keys are read on the event loop), and one polls for events while a caller
@@ -50,6 +52,7 @@ class SqliteStore:
         self.path = parse_sqlite_url(url)
         self.place = str(self.path)
         self.store_id = ""
+        self.write_options = WriteOptions()
         self._now = now
         self._busy_timeout = busy_timeout
         self._file = StoreFile(self.path)
@@ -165,13 +168,13 @@ class SqliteStore:
 
     async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
         """See :class:`perdure.ports.Journal`."""
-        claim = await self._run_write(sql.claim_call, key, owner, again, self._now(), events)
+        claim = await self._run_write(sql.claim_call, key, owner, again, self._now(), events, self.write_options)
         self._notify_watcher(events)
         return claim
 
     async def commit(self, commit: Commit) -> bytes | None:
         """See :class:`perdure.ports.Journal`."""
-        recorded = await self._run_write(sql.write_commit, commit, self._now())
+        recorded = await self._run_write(sql.write_commit, commit, self._now(), self.write_options)
         self._notify_watcher(commit.events)
         return recorded
 
@@ -233,7 +236,7 @@ class SqliteStore:
 
     async def append(self, batch: EventBatch) -> bool:
         """See :class:`perdure.ports.EventLog`."""
-        written = await self._run_write(event_log.append_batch, batch, self._now())
+        written = await self._run_write(event_log.append_batch, batch, self._now(), self.write_options)
         self._notify_watcher(batch)
         return written
 
@@ -252,9 +255,19 @@ class SqliteStore:
         """See :class:`perdure.ports.EventLog`."""
         return await self._threads.watcher.wait_for_event(context_id, after, timeout)
 
+    async def _select_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
+        return await self._run_read(_run_statement, statement, values)
+
+    async def _change_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
+        return await self._run_write(_run_statement, statement, values)
+
     async def _read_latest_seq(self, context_id: str) -> int:
         seqs = await self._run_quick_read(event_log.read_latest_seqs, [context_id])
         return seqs.get(context_id, 0)
+
+
+def _run_statement(database: SqliteDatabase, statement: str, values: dict[str, Any]) -> list[Sequence[Any]]:
+    return list(database.run(statement, **values))
 
 
 def _is_current(database: SqliteDatabase) -> bool:

@@ -11,8 +11,10 @@ from datetime import UTC, datetime
 from ..errors import MemoryChangedError, StoreError, TranscriptCorruptedError
 from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, NewEvent, Node, RunRow, TurnRow, UsageRow, timestamp
 from ..ports.store import build_spans
+from ..ports.surfaces import find_wait_changes
 from ..types.events import Span, build_worker_lost_retraction, decode_event, encode_event_body
 from ..types.subagents import PathStep
+from .surfaces import MemorySurfaces
 
 # ---
 # The events of conversations in memory, with the semantics of the real stores.
@@ -51,9 +53,11 @@ class MemoryFeed:
         """The events of this conversation alone."""
         return [row for row in self.stream.rows if row.child == self.context_id]
 
-    def write(self, batch: EventBatch, now: str, *, recorded: bool = False) -> bool:
+    def write(
+        self, batch: EventBatch, now: str, on_written: Callable[[int, int], None], *, recorded: bool = False
+    ) -> bool:
         """Write ``batch``, see :class:`perdure.ports.EventBatch`; ``recorded`` for a batch of a recorded outcome. False
-        if it is too late."""
+        if it is too late. ``on_written`` is called with the index and the number of each event that is written."""
         if batch.token and batch.token < self.token and not recorded:
             return False
         if batch.lineage is not None and batch.lineage.root == self.root:
@@ -67,8 +71,9 @@ class MemoryFeed:
                 self._add_event(NewEvent(build_worker_lost_retraction(delta, now)))
             if batch.advances:
                 self.token = batch.token
-        for new in batch.events:
-            self._add_event(new)
+        for index, new in enumerate(batch.events):
+            if self._add_event(new):
+                on_written(index, self.seq)
         return True
 
     def read_after(self, seq: int, limit: int, *, children: bool) -> list[EventRow]:
@@ -86,15 +91,15 @@ class MemoryFeed:
             return replace(row, child=None, path=())
         return replace(row, path=row.path[len(self.path) :])
 
-    def _add_event(self, new: NewEvent) -> None:
+    def _add_event(self, new: NewEvent) -> bool:
         event = new.event
         if new.key is not None and new.key in self.keys:
-            return
+            return False
         spans: tuple[Span, ...] = ()
         if event.type == "model.retracted":
             spans, self.open = build_spans(self.open), []
             if not spans:
-                return
+                return False
         elif event.type == "model.completed":
             spans = build_spans(row.seq for row in self.rows if row.type == "model.delta")
             self.stream.rows = [
@@ -108,6 +113,7 @@ class MemoryFeed:
             self.keys.add(new.key)
         body = encode_event_body(event)
         self.stream.rows.append(EventRow(self.seq, event.task_id, event.type, body, spans, self.context_id, self.path))
+        return True
 
 
 @dataclass(slots=True)
@@ -119,7 +125,7 @@ class JournalEntry:
     outcome: bytes | None = None
 
 
-class MemoryStore:
+class MemoryStore(MemorySurfaces):
     """A ``Store`` in memory, for tests of code that uses one.
 
     A test may access everything: change ``all_nodes`` or ``all_blobs`` to alter a transcript, set ``failure`` to make
@@ -127,6 +133,7 @@ class MemoryStore:
     """
 
     def __init__(self, *, now: Callable[[], str] | None = None) -> None:
+        super().__init__()
         self.place = "memory"
         self.store_id = ""
         self.failure: StoreError | None = None
@@ -184,14 +191,18 @@ class MemoryStore:
         self._check_memory(commit)
         self.commits.append(commit)
         for node in commit.nodes:
-            self.all_nodes.setdefault(node.hash, node)
+            if self.all_nodes.setdefault(node.hash, node) is node:
+                self.note_key("nodes", node.hash)
         for blob in commit.blobs:
-            self.all_blobs.setdefault(blob.hash, blob.body)
+            if blob.hash not in self.all_blobs:
+                self.all_blobs[blob.hash] = blob.body
+                self.note_key("blobs", blob.hash)
         if commit.outcome is not None:
             entry = self.journal.setdefault(commit.outcome.key, JournalEntry())
             if entry.outcome is not None:
                 return entry.outcome
             entry.outcome = commit.outcome.body
+            self.note_key("journal", commit.outcome.key)
         if commit.run is not None:
             now, old_row = self._now(), self.all_runs.get(commit.run.context_id)
             row = replace(commit.run, created_at=old_row.created_at if old_row else now, updated_at=now)
@@ -199,13 +210,16 @@ class MemoryStore:
                 row = replace(row, tenant=old_row.tenant or row.tenant, user=old_row.user or row.user)
             if old_row is None or row.asked_at >= old_row.asked_at:
                 self.all_runs[row.context_id] = row
+                self.note_key("runs", row.context_id)
         if commit.turn is not None:
             self._write_turn(commit.turn)
         for write in commit.memory:
             if write.value is None:
                 self.memory.pop((write.namespace, write.key), None)
+                self.forget_key("memory", (write.namespace, write.key))
             else:
                 self.memory[write.namespace, write.key] = write.value
+                self.note_key("memory", (write.namespace, write.key))
         if commit.events is not None:
             self._write_events(commit.events, recorded=True)
         if commit.usage is not None and commit.outcome is not None:
@@ -354,13 +368,35 @@ class MemoryStore:
             self._waiting.discard(waiter)
 
     def _write_events(self, batch: EventBatch, *, recorded: bool = False) -> bool:
-        feed = self._get_or_create_feed(batch)
-        written = feed.write(batch, self._now(), recorded=recorded)
+        feed, now = self._get_or_create_feed(batch), self._now()
+        is_of_lost_worker = "" != (batch.token or batch.scheduled) < feed.token
+        events = [new.event for new in batch.events]
+        changes = [] if is_of_lost_worker else find_wait_changes(batch.context_id, events, batch.lineage)
+        targets = self.write_options.find_targets(events)
+
+        def note_event(index: int, seq: int) -> None:
+            stream = feed.root or feed.context_id
+            self.change_waits(batch.agent, [change for change in changes if change.position == index], stream, seq)
+            for target in [target for position, target in targets if position == index]:
+                self.add_outbox_row(stream, seq, target, batch.context_id, batch.events[index].event.type, now)
+
+        old_seq = feed.seq
+        written = feed.write(batch, now, note_event, recorded=recorded)
+        self._note_event_keys(feed, old_seq)
         for context_id, after, next_seq in tuple(self._waiting):
             awaited = self.feeds.get(context_id)
             if awaited is not None and awaited.stream is feed.stream and after < feed.seq:
                 next_seq.get_loop().call_soon_threadsafe(_resolve_future, next_seq, feed.seq)
         return written
+
+    def _note_event_keys(self, feed: MemoryFeed, after: int) -> None:
+        """Note the keys of the events after that number, and forget those of deleted deltas."""
+        stream, seqs = feed.root or feed.context_id, {row.seq for row in feed.stream.rows}
+        for seq in [seq for seq in seqs if seq > after]:
+            self.note_key("events", (stream, seq))
+        for table, row in tuple(self.key_ids):
+            if table == "events" and isinstance(row, tuple) and row[0] == stream and row[1] not in seqs:
+                self.forget_key(table, row)
 
     def _get_or_create_feed(self, batch: EventBatch) -> MemoryFeed:
         """Return the feed of the conversation; its first batch fixes the stream of its events."""
@@ -377,6 +413,7 @@ class MemoryStore:
         if old_turn is not None and turn.asked_at < old_turn.asked_at:
             return
         self.all_turns[name] = replace(turn, messages=())
+        self.note_key("turns", name)
         for message_id in turn.messages:
             self.sent.setdefault((turn.context_id, message_id), turn.task_id)
 

@@ -254,6 +254,8 @@ class QuestionAsked(EventBase):
     """JSON Schema of the answer; None accepts any value."""
     expires_in: float | None = None
     """Seconds until the call ends as an error; None means no expiry."""
+    hash: str = ""
+    """Identifies the question: an answer may be sent with it. Empty in events of older workers."""
 
 
 class QuestionAnswered(EventBase):

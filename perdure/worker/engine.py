@@ -333,6 +333,7 @@ class Engine:
             config.resolve_store_url(store_url) or config.get_home_store_url(),
             blob_url=config.get_blob_url(),
             blob_bytes=config.get_blob_bytes(),
+            outbox=config.get_outbox(),
         )
         self.author = AuthorLoop()
         self._resources = LifespanResources(lifespan, self.author)

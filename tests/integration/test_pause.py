@@ -319,7 +319,7 @@ async def test_a_first_message_outlives_a_pause_before_its_call_and_a_terminatio
         mode: Any = "run" if again == "resume" else "session"
         earlier = [Message.user("earlier"), Message.assistant("Yes.")]
         run = await client.start("echo", "first", mode=mode, history=earlier)
-        await run.pause()
+        await run.handle.signal("pause", {"by": "tests"})  # at once: the client writes its audit row first
         await paused(run)
         await run.terminate()
         with pytest.raises(RunCancelledError):

@@ -11,6 +11,8 @@ down_revision = None
 
 # Compared by code points, as SQLite does: times, tokens and ranges of keys are, whatever the database's own order.
 TEXT = sa.Text().with_variant(postgresql.TEXT(collation="C"), "postgresql")
+# Tables with bodies; ``key_id`` is that of the key that a row's body is encrypted with, NULL for a plain one.
+BODY_TABLES = ("nodes", "blobs", "journal", "runs", "turns", "memory", "events")
 # Numbers of events: SQLite's integers have 64 bits too.
 NUMBER = sa.Integer().with_variant(sa.BigInteger(), "postgresql")
 
@@ -20,6 +22,7 @@ def upgrade() -> None:
     _create_turns()
     _create_events()
     _create_usage()
+    _create_surfaces()
     if op.get_context().dialect.name == "postgresql":
         functions = Path(__file__).with_name("0001_postgresql.sql").read_text(encoding="utf-8")
         for function in functions.split("\n\n\n")[1:]:
@@ -38,11 +41,13 @@ def _create_transcripts() -> None:
         sa.Column("hash", TEXT, primary_key=True),
         sa.Column("parent", TEXT),
         sa.Column("body", sa.LargeBinary, nullable=False),
+        sa.Column("key_id", TEXT),
     )
     op.create_table(
         "blobs",
         sa.Column("hash", TEXT, primary_key=True),
         sa.Column("body", sa.LargeBinary, nullable=False),
+        sa.Column("key_id", TEXT),
     )
     op.create_table(
         "journal",
@@ -53,6 +58,7 @@ def _create_transcripts() -> None:
         sa.Column("outcome", sa.LargeBinary),
         sa.Column("claimed_at", TEXT),
         sa.Column("done_at", TEXT),
+        sa.Column("key_id", TEXT),
     )
     op.create_table(
         "runs",
@@ -68,6 +74,7 @@ def _create_transcripts() -> None:
         sa.Column("updated_at", TEXT, nullable=False),
         sa.Column("tenant", TEXT),
         sa.Column("user_id", TEXT),  # in PostgreSQL, `user` is the user of the connection
+        sa.Column("key_id", TEXT),
     )
     op.create_index("runs_created_at", "runs", ["created_at"])
     op.create_index("runs_agent", "runs", ["agent", "created_at"])
@@ -93,6 +100,7 @@ def _create_turns() -> None:
         sa.Column("asked_at", TEXT, nullable=False),
         sa.Column("created_at", TEXT, nullable=False),
         sa.Column("updated_at", TEXT, nullable=False),
+        sa.Column("key_id", TEXT),
     )
     op.create_table(
         "sent",
@@ -106,6 +114,7 @@ def _create_turns() -> None:
         sa.Column("key", TEXT, primary_key=True),
         sa.Column("value", sa.LargeBinary, nullable=False),
         sa.Column("updated_at", TEXT, nullable=False),
+        sa.Column("key_id", TEXT),
     )
 
 
@@ -121,6 +130,7 @@ def _create_events() -> None:
         sa.Column("spans", TEXT),
         # Id of the child run, for an event of a run below the stream's own; NULL for the stream's own run.
         sa.Column("child", TEXT),
+        sa.Column("key_id", TEXT),
     )
     keyed = sa.text("key IS NOT NULL")
     op.create_index(
@@ -183,3 +193,74 @@ def _create_usage() -> None:
         sa.Column("seen_at", TEXT, nullable=False),
     )
     op.create_index("agents_name", "agents", ["name", "seen_at"])
+
+
+def _create_surfaces() -> None:
+    """Create the tables that are not for runs themselves, see ``perdure.ports.surfaces``."""
+    op.create_table(
+        "waits",
+        sa.Column("context_id", TEXT, primary_key=True),
+        sa.Column("call_id", TEXT, primary_key=True),
+        # The event that asks, whose body has the details: its stream and number.
+        sa.Column("root", TEXT, nullable=False),
+        sa.Column("seq", NUMBER, nullable=False),
+        sa.Column("kind", TEXT, nullable=False),
+        sa.Column("agent", TEXT, nullable=False),
+        sa.Column("tool", TEXT, nullable=False),
+        sa.Column("hash", TEXT, nullable=False),
+        sa.Column("created_at", TEXT, nullable=False),
+        sa.Column("expires_at", TEXT),
+    )
+    op.create_index("waits_created_at", "waits", ["created_at", "context_id", "call_id"])
+    op.create_index("waits_agent", "waits", ["agent", "created_at"])
+    expiring = sa.text("expires_at IS NOT NULL")
+    op.create_index(
+        "waits_expires_at", "waits", ["expires_at", "agent"], sqlite_where=expiring, postgresql_where=expiring
+    )
+    op.create_table(
+        "outbox",
+        sa.Column("stream", TEXT, primary_key=True),
+        sa.Column("seq", NUMBER, primary_key=True, autoincrement=False),
+        sa.Column("target", TEXT, primary_key=True),
+        sa.Column("context_id", TEXT, nullable=False),
+        sa.Column("type", TEXT, nullable=False),
+        sa.Column("created_at", TEXT, nullable=False),
+        sa.Column("taken", sa.Integer, nullable=False),
+        # The process that delivers it, until then; empty before the first.
+        sa.Column("owner", TEXT, nullable=False),
+        sa.Column("leased_until", TEXT, nullable=False),
+    )
+    op.create_index("outbox_target", "outbox", ["target", "created_at"])
+    _create_audit()
+    encrypted = sa.text("key_id IS NOT NULL")
+    for table in BODY_TABLES:  # empty as long as all bodies are plain
+        op.create_index(f"{table}_key_id", table, ["key_id"], sqlite_where=encrypted, postgresql_where=encrypted)
+
+
+def _create_audit() -> None:
+    op.create_table(
+        "audit",
+        sa.Column("id", TEXT, primary_key=True),
+        sa.Column("at", TEXT, nullable=False),
+        sa.Column("by", TEXT, nullable=False),
+        sa.Column("auth", TEXT, nullable=False),
+        sa.Column("origin", TEXT, nullable=False),
+        sa.Column("subject", TEXT, nullable=False),
+        sa.Column("verb", TEXT, nullable=False),
+        sa.Column("call_id", TEXT),
+        sa.Column("detail", TEXT),
+        sa.Column("refused", TEXT),
+    )
+    op.create_index("audit_at", "audit", ["at", "id"])
+    op.create_index("audit_subject", "audit", ["subject", "at", "id"])
+    op.create_table(
+        "idempotency",
+        sa.Column("key", TEXT, primary_key=True),
+        sa.Column("request_hash", TEXT, nullable=False),
+        sa.Column("owner", TEXT, nullable=False),
+        sa.Column("leased_until", TEXT, nullable=False),
+        sa.Column("answer", sa.LargeBinary),
+        sa.Column("created_at", TEXT, nullable=False),
+        sa.Column("expires_at", TEXT, nullable=False),
+    )
+    op.create_index("idempotency_expires_at", "idempotency", ["expires_at"])

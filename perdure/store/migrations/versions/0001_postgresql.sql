@@ -17,9 +17,13 @@
 -- lost is recognised when it is appended again (p_again), and refused by the unique index if both are on their way.
 -- p_lost_*: the retraction to write if the first open delta is p_lost_seq. Its body is built by the caller, from a row
 -- that only the database knows: PD002 names the stream and the number, and the caller calls again with it.
+-- p_waits: what the events change in the waits, see event_log.py: the token of the writer's activity, the agent, and for
+-- each change eight values from the event's index on. p_outbox: index and target of each row. p_key_id: that of the
+-- key that the bodies are encrypted with.
 CREATE FUNCTION perdure_append_0001(
-    p_context_id text, p_token text, p_advances boolean, p_recorded boolean, p_root text, p_path text,
+    p_now text, p_context_id text, p_token text, p_advances boolean, p_recorded boolean, p_root text, p_path text,
     p_types text[], p_task_ids text[], p_keys text[], p_bodies bytea[],
+    p_waits text[], p_outbox text[], p_key_id text,
     p_marked integer, p_write text, p_again boolean, p_lost_seq bigint, p_lost_task_id text, p_lost_body bytea,
     OUT written boolean, OUT stream text, OUT last_seq bigint
 ) LANGUAGE plpgsql AS $$
@@ -30,6 +34,8 @@ DECLARE
     v_first_seq bigint;
     v_key text;
     v_spans text;
+    v_shift integer := 0;
+    v_wait integer := 3;
     v_tail text := ', ' || p_path || ']]';
 BEGIN
     SELECT * INTO v_feed FROM feeds WHERE context_id = p_context_id FOR NO KEY UPDATE;
@@ -67,6 +73,9 @@ BEGIN
                       || ', [' || last_seq + 1 || v_tail;
     END IF;
 
+    IF p_waits[1] <> '' AND p_waits[1] COLLATE "C" < v_feed.token COLLATE "C" THEN
+        p_waits := '{}';
+    END IF;
     IF p_token COLLATE "C" > v_feed.token COLLATE "C" THEN
         IF v_feed.open <> 0 AND NOT (p_recorded AND p_types && '{model.completed,model.retracted}') THEN
             IF p_lost_seq IS DISTINCT FROM v_feed.open THEN
@@ -78,6 +87,7 @@ BEGIN
             p_keys := NULL::text || p_keys;
             p_bodies := p_lost_body || p_bodies;
             p_marked := p_marked + 1;
+            v_shift := 1;
         END IF;
         IF p_advances THEN
             v_new.token := p_token;
@@ -120,8 +130,31 @@ BEGIN
             v_key := CASE WHEN i = p_marked THEN p_write END;
         END IF;
         last_seq := last_seq + 1;
-        INSERT INTO events (context_id, seq, task_id, type, key, body, spans, child)
-        VALUES (stream, last_seq, p_task_ids[i], p_types[i], v_key, p_bodies[i], v_spans, v_child);
+        INSERT INTO events (context_id, seq, task_id, type, key, body, spans, child, key_id)
+        VALUES (stream, last_seq, p_task_ids[i], p_types[i], v_key, p_bodies[i], v_spans, v_child, p_key_id);
+        WHILE p_waits[v_wait]::integer <= i - v_shift LOOP
+            IF p_waits[v_wait]::integer < i - v_shift THEN
+                NULL;  -- of an event that was not written
+            ELSIF p_waits[v_wait + 2] IS NULL THEN
+                DELETE FROM waits WHERE context_id = p_waits[v_wait + 1];
+            ELSIF p_waits[v_wait + 3] IS NULL THEN
+                DELETE FROM waits WHERE context_id = p_waits[v_wait + 1] AND call_id = p_waits[v_wait + 2];
+            ELSE
+                INSERT INTO waits (context_id, call_id, root, seq, kind, agent, tool, hash, created_at, expires_at)
+                VALUES (p_waits[v_wait + 1], p_waits[v_wait + 2], stream, last_seq, p_waits[v_wait + 3], p_waits[2],
+                        p_waits[v_wait + 4], p_waits[v_wait + 5], p_waits[v_wait + 6], p_waits[v_wait + 7])
+                ON CONFLICT (context_id, call_id) DO UPDATE
+                    SET root = excluded.root, seq = excluded.seq, kind = excluded.kind, agent = excluded.agent,
+                        tool = excluded.tool, hash = excluded.hash, created_at = excluded.created_at,
+                        expires_at = excluded.expires_at;
+            END IF;
+            v_wait := v_wait + 8;
+        END LOOP;
+        IF p_outbox <> '{}' THEN
+            INSERT INTO outbox (stream, seq, target, context_id, type, created_at, taken, owner, leased_until)
+            SELECT perdure_append_0001.stream, last_seq, p_outbox[n + 1], p_context_id, p_types[i], p_now, 0, '', ''
+            FROM generate_series(1, cardinality(p_outbox), 2) AS n WHERE p_outbox[n]::integer = i - v_shift - 1;
+        END IF;
         IF p_types[i] = 'model.delta' THEN
             v_new.open := coalesce(nullif(v_new.open, 0), last_seq);
             v_new.first_delta := coalesce(nullif(v_new.first_delta, 0), last_seq);
@@ -146,6 +179,7 @@ CREATE FUNCTION perdure_claim_0001(
     p_key text, p_owner text, p_take_over boolean, p_now text,
     p_context_id text, p_token text, p_advances boolean, p_root text, p_path text,
     p_types text[], p_task_ids text[], p_keys text[], p_bodies bytea[],
+    p_waits text[], p_outbox text[], p_key_id text,
     p_marked integer, p_write text, p_again boolean, p_lost_seq bigint, p_lost_task_id text, p_lost_body bytea,
     OUT state text, OUT recorded bytea, OUT starts_counted integer, OUT stream text, OUT last_seq bigint
 ) LANGUAGE plpgsql AS $$
@@ -173,7 +207,8 @@ BEGIN
     END IF;
     IF p_context_id IS NOT NULL THEN
         SELECT appended.stream, appended.last_seq INTO stream, last_seq FROM perdure_append_0001(
-            p_context_id, p_token, p_advances, false, p_root, p_path, p_types, p_task_ids, p_keys, p_bodies,
+            p_now, p_context_id, p_token, p_advances, false, p_root, p_path, p_types, p_task_ids, p_keys, p_bodies,
+            p_waits, p_outbox, p_key_id,
             p_marked, p_write, p_again, p_lost_seq, p_lost_task_id, p_lost_body) AS appended;
     END IF;
 END $$;
@@ -195,17 +230,21 @@ CREATE FUNCTION perdure_commit_0001(
     p_namespaces text[], p_names text[], p_values bytea[], p_checked boolean[], p_before bytea[],
     p_context_id text, p_token text, p_advances boolean, p_root text, p_path text,
     p_types text[], p_task_ids text[], p_keys text[], p_bodies bytea[],
+    p_waits text[], p_outbox text[], p_key_id text,
     p_marked integer, p_write text, p_again boolean, p_lost_seq bigint, p_lost_task_id text, p_lost_body bytea,
     OUT recorded bytea, OUT stream text, OUT last_seq bigint
 ) LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO blobs (hash, body) SELECT * FROM unnest(p_blob_hashes, p_blobs) ON CONFLICT (hash) DO NOTHING;
-    INSERT INTO nodes (hash, parent, body) SELECT * FROM unnest(p_node_hashes, p_node_parents, p_nodes)
+    INSERT INTO blobs (hash, body, key_id) SELECT *, p_key_id FROM unnest(p_blob_hashes, p_blobs)
+    ON CONFLICT (hash) DO NOTHING;
+    INSERT INTO nodes (hash, parent, body, key_id) SELECT *, p_key_id FROM unnest(p_node_hashes, p_node_parents, p_nodes)
     ON CONFLICT (hash) DO NOTHING;
     IF p_key IS NOT NULL THEN
-        INSERT INTO journal (key, kind, starts, outcome, done_at) VALUES (p_key, p_kind, 0, p_outcome, p_now)
+        INSERT INTO journal (key, kind, starts, outcome, done_at, key_id)
+        VALUES (p_key, p_kind, 0, p_outcome, p_now, p_key_id)
         ON CONFLICT (key) DO UPDATE
-            SET kind = excluded.kind, outcome = excluded.outcome, done_at = excluded.done_at
+            SET kind = excluded.kind, outcome = excluded.outcome, done_at = excluded.done_at,
+                key_id = excluded.key_id
             WHERE journal.outcome IS NULL;
         IF NOT FOUND THEN
             SELECT outcome INTO recorded FROM journal WHERE key = p_key;
@@ -214,22 +253,23 @@ BEGIN
     END IF;
     IF p_run_id IS NOT NULL THEN
         INSERT INTO runs (context_id, agent, scope, head, status, iterations, result, asked_at, created_at, updated_at,
-                          tenant, user_id)
+                          tenant, user_id, key_id)
         VALUES (p_run_id, p_agent, p_scope, p_run_head, p_run_status, p_iterations, p_run_result, p_run_asked_at,
-                p_now, p_now, p_run_tenant, p_run_user_id)
+                p_now, p_now, p_run_tenant, p_run_user_id, p_key_id)
         ON CONFLICT (context_id) DO UPDATE
             SET agent = excluded.agent, scope = excluded.scope, head = excluded.head, status = excluded.status,
                 iterations = excluded.iterations, result = excluded.result, asked_at = excluded.asked_at,
                 updated_at = excluded.updated_at, tenant = coalesce(runs.tenant, excluded.tenant),
-                user_id = coalesce(runs.user_id, excluded.user_id)
+                user_id = coalesce(runs.user_id, excluded.user_id), key_id = excluded.key_id
             WHERE excluded.asked_at >= runs.asked_at;
     END IF;
     IF p_turn_context_id IS NOT NULL THEN
-        INSERT INTO turns (context_id, task_id, status, head, result, asked_at, created_at, updated_at)
-        VALUES (p_turn_context_id, p_task_id, p_turn_status, p_turn_head, p_turn_result, p_turn_asked_at, p_now, p_now)
+        INSERT INTO turns (context_id, task_id, status, head, result, asked_at, created_at, updated_at, key_id)
+        VALUES (p_turn_context_id, p_task_id, p_turn_status, p_turn_head, p_turn_result, p_turn_asked_at, p_now, p_now,
+                p_key_id)
         ON CONFLICT (context_id, task_id) DO UPDATE
             SET status = excluded.status, head = excluded.head, result = excluded.result, asked_at = excluded.asked_at,
-                updated_at = excluded.updated_at
+                updated_at = excluded.updated_at, key_id = excluded.key_id
             WHERE excluded.asked_at >= turns.asked_at;
         IF FOUND AND p_message_ids <> '{}' THEN
             INSERT INTO sent (context_id, message_id, task_id)
@@ -262,14 +302,16 @@ BEGIN
         IF p_values[i] IS NULL THEN
             DELETE FROM memory WHERE namespace = p_namespaces[i] AND key = p_names[i];
         ELSE
-            INSERT INTO memory (namespace, key, value, updated_at)
-            VALUES (p_namespaces[i], p_names[i], p_values[i], p_now)
-            ON CONFLICT (namespace, key) DO UPDATE SET value = excluded.value, updated_at = excluded.updated_at;
+            INSERT INTO memory (namespace, key, value, updated_at, key_id)
+            VALUES (p_namespaces[i], p_names[i], p_values[i], p_now, p_key_id)
+            ON CONFLICT (namespace, key) DO UPDATE
+                SET value = excluded.value, updated_at = excluded.updated_at, key_id = excluded.key_id;
         END IF;
     END LOOP;
     IF p_context_id IS NOT NULL THEN
         SELECT appended.stream, appended.last_seq INTO stream, last_seq FROM perdure_append_0001(
-            p_context_id, p_token, p_advances, true, p_root, p_path, p_types, p_task_ids, p_keys, p_bodies,
+            p_now, p_context_id, p_token, p_advances, true, p_root, p_path, p_types, p_task_ids, p_keys, p_bodies,
+            p_waits, p_outbox, p_key_id,
             p_marked, p_write, p_again, p_lost_seq, p_lost_task_id, p_lost_body) AS appended;
     END IF;
 END $$;

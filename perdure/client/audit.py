@@ -1,0 +1,131 @@
+"""Records who steers a run or a schedule in the store's audit trail, before the request is sent.
+
+A client without a store, and one whose store cannot be written, steers all the same: a run must be stoppable when its
+store is down. The missing row is logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import logging
+import os
+import socket
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import cache
+
+from ..errors import PerdureError
+from ..ports import AuditRow, Store
+from ..ports.store import format_utc_now
+from .handles import ClientHandle
+
+logger = logging.getLogger("perdure.client")
+
+_STORE_SECONDS = 5.0
+"""Longest time that a request waits for its audit row."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    auth: str
+    origin: str
+
+
+_current_caller: ContextVar[_Caller | None] = ContextVar("perdure_audit_caller", default=None)
+
+
+@contextmanager
+def audit_caller(auth: str, origin: str) -> Generator[None]:
+    """Within the block, audit rows have ``auth``, how the caller has proved who it is (``token:<id>``), and its address
+    ``origin``: for a service that acts for others."""
+    reset = _current_caller.set(_Caller(auth, origin))
+    try:
+        yield
+    finally:
+        _current_caller.reset(reset)
+
+
+class SteeringAudit:
+    """The audit row of one request. It is written once, by :meth:`record` or with the refusal."""
+
+    def __init__(self, client: ClientHandle, verb: str, subject: str, by: str | None, detail: str | None) -> None:
+        self._client = client
+        self._is_recorded = False
+        by = by or client.actor
+        caller = _current_caller.get() or _Caller("os-user" if by == _find_os_user() else "given", _find_origin())
+        self._row = AuditRow(
+            uuid.uuid4().hex, format_utc_now(), by, caller.auth, caller.origin, subject, verb, detail=detail
+        )
+
+    async def record(self, call_id: str | None = None) -> None:
+        """Record that the request is about to be sent; nothing if that is recorded."""
+        if not self._is_recorded:
+            self._is_recorded = True
+            self._row = replace(self._row, call_id=call_id)
+            await self._write()
+
+    async def record_refusal(self, error: PerdureError) -> None:
+        """Record that the request was refused."""
+        self._is_recorded = True
+        self._row = replace(self._row, refused=f"{type(error).__name__}: {error.message}")
+        await self._write()
+
+    async def _write(self) -> None:
+        await write_despite_failure(
+            self._client, lambda store: store.record_audit(self._row), f"{self._row.verb} of {self._row.subject}"
+        )
+
+
+@asynccontextmanager
+async def audit_steering(
+    client: ClientHandle,
+    verb: str,
+    subject: str,
+    *,
+    by: str | None = None,
+    call_id: str | None = None,
+    detail: str | None = None,
+    at_once: bool = True,
+) -> AsyncGenerator[SteeringAudit]:
+    """Record the request that the block sends, before it begins, and the error that refuses it.
+
+    ``at_once=False``: the block calls ``record`` itself, when it knows the call.
+    """
+    audit = SteeringAudit(client, verb, subject, by, detail)
+    if at_once:
+        await audit.record(call_id)
+    try:
+        yield audit
+    except PerdureError as error:
+        await audit.record_refusal(error)
+        raise
+
+
+async def write_despite_failure(client: ClientHandle, write: Callable[[Store], Awaitable[None]], what: str) -> None:
+    """Write into the client's store, if it has one; a failure is logged."""
+    if client.store_url is None:
+        return
+    try:
+        async with asyncio.timeout(_STORE_SECONDS):
+            store = await client.store()
+            if store.store_id:
+                await write(store)
+    except (PerdureError, TimeoutError) as error:
+        logger.warning("%s is not in the store's tables: %s: %s", what, type(error).__name__, error)
+
+
+@cache
+def _find_origin() -> str:
+    return f"{socket.gethostname()}/{os.getpid()}"
+
+
+@cache
+def _find_os_user() -> str | None:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return None

@@ -1,0 +1,210 @@
+"""Reads and changes the tables that are not for runs themselves: waits, outbox, audit, idempotency, keys of bodies.
+
+Every statement is one of both databases, so an adapter gives two methods only. What the events of a run change in waits
+and outbox is in ``event_log.py``.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from ..ports.surfaces import (
+    AuditRow,
+    IdempotencyClaim,
+    OutboxRow,
+    WaitCursor,
+    WaitRow,
+    add_seconds,
+    build_idempotency_claim,
+    check_idempotency_answer,
+    check_idempotency_key,
+    cut_audit_row,
+)
+from ..types.approvals import PendingKind
+from .schema import TABLES, as_bytes, build_insert
+
+SELECT_WAITS = """
+    SELECT waits.context_id, call_id, root, kind, agent, tool, hash, created_at, expires_at, events.body
+    FROM waits LEFT JOIN events ON events.context_id = waits.root AND events.seq = waits.seq
+    WHERE {conditions} ORDER BY {order}, waits.context_id, call_id LIMIT :limit"""
+SELECT_WAIT_COUNT = "SELECT count(*) FROM waits"
+PUT_WAIT = build_insert("waits", "(context_id, call_id) DO NOTHING RETURNING call_id")
+DELETE_WAIT = "DELETE FROM waits WHERE context_id = :context_id AND call_id = :call_id"
+OUTBOX_COLUMNS = "stream, seq, target, context_id, type, created_at, taken"
+# Rows that another deliverer is about to take are left out on PostgreSQL; on SQLite there is one writer at a time.
+TAKE_OUTBOX = f"""
+    UPDATE outbox SET owner = :owner, leased_until = :until, taken = taken + 1
+    WHERE (stream, seq, target) IN (
+        SELECT stream, seq, target FROM outbox WHERE target = :target AND leased_until <= :now
+        ORDER BY created_at, stream, seq LIMIT :limit {{skip_locked}}
+    )
+    RETURNING {OUTBOX_COLUMNS}"""  # noqa: S608  # a constant
+DELETE_OUTBOX = """
+    DELETE FROM outbox WHERE stream = :stream AND seq = :seq AND target = :target AND owner = :owner RETURNING seq"""
+INSERT_AUDIT = build_insert("audit", "(id) DO UPDATE SET refused = excluded.refused")
+SELECT_AUDIT = (
+    f"SELECT {', '.join(TABLES['audit'])} FROM audit WHERE {{conditions}} ORDER BY at DESC, id DESC LIMIT :limit"  # noqa: S608  # constants
+)
+# A key is free when its time is over, or its request counts as lost; it is the owner's own if an answer was lost.
+CLAIM_IDEMPOTENCY = build_insert(
+    "idempotency",
+    """(key) DO UPDATE SET request_hash = excluded.request_hash, owner = excluded.owner,
+        leased_until = excluded.leased_until, answer = NULL, created_at = excluded.created_at,
+        expires_at = excluded.expires_at
+    WHERE idempotency.expires_at <= excluded.created_at OR (
+        idempotency.answer IS NULL AND idempotency.request_hash = excluded.request_hash
+        AND (idempotency.leased_until <= excluded.created_at OR idempotency.owner = excluded.owner)
+    ) RETURNING key""",
+)
+SELECT_IDEMPOTENCY = "SELECT request_hash, answer FROM idempotency WHERE key = :key"
+RECORD_ANSWER = """
+    UPDATE idempotency SET answer = :answer WHERE key = :key AND owner = :owner AND answer IS NULL RETURNING key"""
+FREE_KEY = "DELETE FROM idempotency WHERE key = :key AND owner = :owner AND answer IS NULL RETURNING key"
+DELETE_EXPIRED_KEYS = """
+    DELETE FROM idempotency WHERE key IN (SELECT key FROM idempotency WHERE expires_at <= :now LIMIT :limit)
+    RETURNING key"""
+COUNT_KEYS = " UNION ALL ".join(
+    f"SELECT '{table}', key_id, count(*) FROM {table} WHERE key_id IS NOT NULL GROUP BY key_id"  # noqa: S608  # names of the schema
+    for table, columns in TABLES.items()
+    if "key_id" in columns
+)
+
+
+class SurfaceTables:
+    """The methods of :class:`perdure.ports.surfaces.Surfaces`, for a store in a database."""
+
+    skip_locked = ""
+    """Ends a SELECT of rows that are to be changed."""
+
+    _now: Callable[[], str]
+
+    @abstractmethod
+    async def _select_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
+        """Return the rows of a statement that reads."""
+
+    @abstractmethod
+    async def _change_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
+        """Run a statement that writes, in a transaction of its own, and return its rows."""
+
+    async def list_waits(
+        self,
+        *,
+        agent: str | None = None,
+        kind: PendingKind | None = None,
+        by_expiry: bool = False,
+        after: WaitCursor | None = None,
+        limit: int = 100,
+    ) -> list[WaitRow]:
+        """See :class:`perdure.ports.surfaces.Waits`."""
+        order = "expires_at" if by_expiry else "created_at"
+        conditions = ["expires_at IS NOT NULL" if by_expiry else "true"]
+        values: dict[str, Any] = {"limit": limit}
+        for name, value in (("agent", agent), ("kind", kind)):
+            if value is not None:
+                conditions.append(f"{name} = :{name}")
+                values[name] = value
+        if after is not None:
+            conditions.append(f"({order}, waits.context_id, call_id) > (:at, :context_id, :call_id)")
+            values |= after._asdict()
+        sql = SELECT_WAITS.format(conditions=" AND ".join(conditions), order=order)
+        rows = await self._select_rows(sql, **values)
+        return [replace(WaitRow(*row[:-1]), body=None if row[-1] is None else as_bytes(row[-1])) for row in rows]
+
+    async def count_waits(self, *, agent: str | None = None) -> int:
+        """See :class:`perdure.ports.surfaces.Waits`."""
+        if agent is None:
+            rows = await self._select_rows(SELECT_WAIT_COUNT)
+        else:
+            rows = await self._select_rows(f"{SELECT_WAIT_COUNT} WHERE agent = :agent", agent=agent)
+        return int(rows[0][0]) if rows else 0
+
+    async def put_wait(self, row: WaitRow) -> None:
+        """See :class:`perdure.ports.surfaces.Waits`."""
+        values = {name: value for name, value in asdict(row).items() if name != "body"}
+        await self._change_rows(PUT_WAIT, **values, seq=0)
+
+    async def remove_wait(self, context_id: str, call_id: str, hash: str | None = None) -> None:
+        """See :class:`perdure.ports.surfaces.Waits`."""
+        row = {"context_id": context_id, "call_id": call_id}
+        if hash is None:
+            await self._change_rows(DELETE_WAIT, **row)
+        else:
+            await self._change_rows(f"{DELETE_WAIT} AND hash = :hash", **row, hash=hash)
+
+    async def take_outbox(self, owner: str, *, target: str, lease_seconds: float, limit: int = 100) -> list[OutboxRow]:
+        """See :class:`perdure.ports.surfaces.Outbox`."""
+        now = self._now()
+        rows = await self._change_rows(
+            TAKE_OUTBOX.format(skip_locked=self.skip_locked),
+            owner=owner,
+            target=target,
+            now=now,
+            until=add_seconds(now, lease_seconds),
+            limit=limit,
+        )
+        taken = [OutboxRow(*row) for row in rows]
+        return sorted(taken, key=lambda row: (row.created_at, row.stream, row.seq))
+
+    async def delete_outbox(self, owner: str, rows: Sequence[OutboxRow]) -> int:
+        """See :class:`perdure.ports.surfaces.Outbox`."""
+        deleted = 0
+        for row in rows:
+            name = {"stream": row.stream, "seq": row.seq, "target": row.target}
+            deleted += len(await self._change_rows(DELETE_OUTBOX, **name, owner=owner))
+        return deleted
+
+    async def record_audit(self, row: AuditRow) -> None:
+        """See :class:`perdure.ports.surfaces.Audit`."""
+        await self._change_rows(INSERT_AUDIT, **asdict(cut_audit_row(row)))
+
+    async def list_audit(
+        self, *, subject: str | None = None, since: str = "", after: AuditRow | None = None, limit: int = 100
+    ) -> list[AuditRow]:
+        """See :class:`perdure.ports.surfaces.Audit`."""
+        conditions, values = ["at >= :since"], {"since": since, "limit": limit}
+        if subject is not None:
+            conditions.append("subject = :subject")
+            values["subject"] = subject
+        if after is not None:
+            conditions.append("(at, id) < (:last_at, :last_id)")
+            values |= {"last_at": after.at, "last_id": after.id}
+        rows = await self._select_rows(SELECT_AUDIT.format(conditions=" AND ".join(conditions)), **values)
+        return [AuditRow(*row) for row in rows]
+
+    async def claim_idempotency(
+        self, key: str, request_hash: str, owner: str, *, lease_seconds: float, keep_seconds: float
+    ) -> IdempotencyClaim:
+        """See :class:`perdure.ports.surfaces.Idempotency`."""
+        check_idempotency_key(key)
+        now = self._now()
+        times = {"leased_until": add_seconds(now, lease_seconds), "expires_at": add_seconds(now, keep_seconds)}
+        claim = {"key": key, "request_hash": request_hash, "owner": owner, "answer": None, "created_at": now}
+        while True:
+            if await self._change_rows(CLAIM_IDEMPOTENCY, **claim, **times):
+                return IdempotencyClaim("new")
+            if rows := await self._select_rows(SELECT_IDEMPOTENCY, key=key):  # else it was freed meanwhile
+                recorded_hash, answer = rows[0]
+                return build_idempotency_claim(
+                    request_hash, recorded_hash, None if answer is None else as_bytes(answer)
+                )
+
+    async def complete_idempotency(self, key: str, owner: str, answer: bytes | None) -> bool:
+        """See :class:`perdure.ports.surfaces.Idempotency`."""
+        if answer is None:
+            return bool(await self._change_rows(FREE_KEY, key=key, owner=owner))
+        check_idempotency_answer(answer)
+        return bool(await self._change_rows(RECORD_ANSWER, key=key, owner=owner, answer=answer))
+
+    async def delete_expired_idempotency(self, limit: int = 1000) -> int:
+        """See :class:`perdure.ports.surfaces.Idempotency`."""
+        return len(await self._change_rows(DELETE_EXPIRED_KEYS, now=self._now(), limit=limit))
+
+    async def count_keys(self) -> dict[str, dict[str, int]]:
+        """See :class:`perdure.ports.surfaces.EncryptedBodies`."""
+        counts: dict[str, dict[str, int]] = {}
+        for table, key_id, count in await self._select_rows(COUNT_KEYS):
+            counts.setdefault(key_id, {})[table] = count
+        return counts

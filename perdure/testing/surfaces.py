@@ -1,0 +1,209 @@
+"""The tables of ``perdure.ports.surfaces`` in memory, for :class:`.store.MemoryStore`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ..ports.store import EventRow
+from ..ports.surfaces import (
+    AuditRow,
+    IdempotencyClaim,
+    OutboxRow,
+    WaitChange,
+    WaitCursor,
+    WaitRow,
+    WriteOptions,
+    add_seconds,
+    build_idempotency_claim,
+    check_idempotency_answer,
+    check_idempotency_key,
+    cut_audit_row,
+)
+from ..types.approvals import PendingKind
+
+
+@dataclass(slots=True)
+class IdempotencyEntry:
+    """A key with the request that has it."""
+
+    request_hash: str
+    owner: str
+    leased_until: str
+    expires_at: str
+    answer: bytes | None = None
+
+
+class MemorySurfaces:
+    """The methods of :class:`perdure.ports.surfaces.Surfaces`. A test may access everything."""
+
+    _now: Callable[[], str]
+
+    def __init__(self) -> None:
+        self.write_options = WriteOptions()
+        self.waits: dict[tuple[str, str], tuple[WaitRow, int]] = {}
+        """By conversation and call, each with the number of its event."""
+        self.outbox: dict[tuple[str, int, str], tuple[OutboxRow, str, str]] = {}
+        """By stream, number and target, each with its owner and the end of the lease."""
+        self.audit: dict[str, AuditRow] = {}
+        self.idempotency: dict[str, IdempotencyEntry] = {}
+        self.key_ids: dict[tuple[str, Hashable], str] = {}
+        """By table and key of the row: the key that its body is encrypted with."""
+
+    @abstractmethod
+    def _raise_failure(self) -> None: ...
+
+    @abstractmethod
+    async def read_events(
+        self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
+    ) -> list[EventRow]:
+        """See :class:`perdure.ports.EventLog`."""
+
+    def change_waits(self, agent: str, changes: Iterable[WaitChange], stream: str, seq: int) -> None:
+        """Apply what the event of that number changes."""
+        for change in changes:
+            if change.call_id is None:
+                self.waits = {name: row for name, row in self.waits.items() if name[0] != change.context_id}
+            elif change.kind is None:
+                self.waits.pop((change.context_id, change.call_id), None)
+            else:
+                name = change.context_id, change.call_id
+                row = WaitRow(*name, stream, change.kind, agent, change.tool, change.hash, change.created_at)
+                self.waits[name] = replace(row, expires_at=change.expires_at), seq
+
+    def add_outbox_row(self, stream: str, seq: int, target: str, context_id: str, type: str, now: str) -> None:
+        """Add a row for the event of that number."""
+        self.outbox[stream, seq, target] = OutboxRow(stream, seq, target, context_id, type, now), "", ""
+
+    def note_key(self, table: str, row: Hashable) -> None:
+        """Note with which key the body of a row is encrypted."""
+        self.forget_key(table, row)
+        if self.write_options.key_id is not None:
+            self.key_ids[table, row] = self.write_options.key_id
+
+    def forget_key(self, table: str, row: Hashable) -> None:
+        """Note that a row is deleted, or in plain."""
+        self.key_ids.pop((table, row), None)
+
+    async def list_waits(
+        self,
+        *,
+        agent: str | None = None,
+        kind: PendingKind | None = None,
+        by_expiry: bool = False,
+        after: WaitCursor | None = None,
+        limit: int = 100,
+    ) -> list[WaitRow]:
+        """List waits, the oldest first, or the soonest to expire."""
+        self._raise_failure()
+        found = [
+            (row, seq)
+            for row, seq in self.waits.values()
+            if agent in (None, row.agent) and kind in (None, row.kind) and (row.expires_at or not by_expiry)
+        ]
+        ordered = sorted(found, key=lambda pair: pair[0].get_cursor(by_expiry=by_expiry))
+        page = [pair for pair in ordered if after is None or pair[0].get_cursor(by_expiry=by_expiry) > after][:limit]
+        events = [await self.read_events(row.root, after=seq - 1, limit=1) for row, seq in page]
+        return [
+            replace(row, body=next((event.body for event in rows if event.seq == seq), None))
+            for (row, seq), rows in zip(page, events, strict=True)
+        ]
+
+    async def count_waits(self, *, agent: str | None = None) -> int:
+        """Count the waits."""
+        self._raise_failure()
+        return sum(agent in (None, row.agent) for row, _ in self.waits.values())
+
+    async def put_wait(self, row: WaitRow) -> None:
+        """Add the wait of a call that waits without a row."""
+        self._raise_failure()
+        self.waits.setdefault((row.context_id, row.call_id), (replace(row, body=None), 0))
+
+    async def remove_wait(self, context_id: str, call_id: str, hash: str | None = None) -> None:
+        """Remove a wait; with ``hash`` only for that."""
+        self._raise_failure()
+        entry = self.waits.get((context_id, call_id))
+        if entry is not None and hash in (None, entry[0].hash):
+            del self.waits[context_id, call_id]
+
+    async def take_outbox(self, owner: str, *, target: str, lease_seconds: float, limit: int = 100) -> list[OutboxRow]:
+        """Take rows that no other owner has, the oldest first."""
+        self._raise_failure()
+        now = self._now()
+        until = add_seconds(now, lease_seconds)
+        free = [row for row, _, leased_until in self.outbox.values() if row.target == target and leased_until <= now]
+        ordered = sorted(free, key=lambda row: (row.created_at, row.stream, row.seq))
+        taken = [replace(row, taken=row.taken + 1) for row in ordered[:limit]]
+        self.outbox |= {(row.stream, row.seq, row.target): (row, owner, until) for row in taken}
+        return taken
+
+    async def delete_outbox(self, owner: str, rows: Sequence[OutboxRow]) -> int:
+        """Delete the rows that ``owner`` still has."""
+        self._raise_failure()
+        names = {(row.stream, row.seq, row.target) for row in rows}
+        own = [name for name in names if name in self.outbox and self.outbox[name][1] == owner]
+        for name in own:
+            del self.outbox[name]
+        return len(own)
+
+    async def record_audit(self, row: AuditRow) -> None:
+        """Record a request, or that it was refused."""
+        self._raise_failure()
+        earlier = self.audit.get(row.id)
+        self.audit[row.id] = cut_audit_row(row if earlier is None else replace(earlier, refused=row.refused))
+
+    async def list_audit(
+        self, *, subject: str | None = None, since: str = "", after: AuditRow | None = None, limit: int = 100
+    ) -> list[AuditRow]:
+        """List requests, the newest first."""
+        self._raise_failure()
+        rows = [row for row in self.audit.values() if subject in (None, row.subject) and row.at >= since]
+        newest = sorted(rows, key=lambda row: (row.at, row.id), reverse=True)
+        return [row for row in newest if after is None or (row.at, row.id) < (after.at, after.id)][:limit]
+
+    async def claim_idempotency(
+        self, key: str, request_hash: str, owner: str, *, lease_seconds: float, keep_seconds: float
+    ) -> IdempotencyClaim:
+        """Claim a key for a request."""
+        self._raise_failure()
+        check_idempotency_key(key)
+        now, entry = self._now(), self.idempotency.get(key)
+        if entry is not None and entry.expires_at > now:
+            is_lost = entry.leased_until <= now or entry.owner == owner
+            if entry.answer is not None or entry.request_hash != request_hash or not is_lost:
+                return build_idempotency_claim(request_hash, entry.request_hash, entry.answer)
+        until, expires_at = add_seconds(now, lease_seconds), add_seconds(now, keep_seconds)
+        self.idempotency[key] = IdempotencyEntry(request_hash, owner, until, expires_at)
+        return IdempotencyClaim("new")
+
+    async def complete_idempotency(self, key: str, owner: str, answer: bytes | None) -> bool:
+        """Record the answer, or free the key."""
+        self._raise_failure()
+        if answer is not None:
+            check_idempotency_answer(answer)
+        entry = self.idempotency.get(key)
+        if entry is None or entry.owner != owner or entry.answer is not None:
+            return False
+        if answer is None:
+            del self.idempotency[key]
+        entry.answer = answer
+        return True
+
+    async def delete_expired_idempotency(self, limit: int = 1000) -> int:
+        """Delete keys whose time is over."""
+        self._raise_failure()
+        now = self._now()
+        expired = [key for key, entry in self.idempotency.items() if entry.expires_at <= now][:limit]
+        for key in expired:
+            del self.idempotency[key]
+        return len(expired)
+
+    async def count_keys(self) -> dict[str, dict[str, int]]:
+        """Count the rows under each key."""
+        self._raise_failure()
+        counts: dict[str, dict[str, int]] = {}
+        for (table, key_id), count in Counter((table, key_id) for (table, _), key_id in self.key_ids.items()).items():
+            counts.setdefault(key_id, {})[table] = count
+        return counts
