@@ -157,7 +157,7 @@ class _Opening:
     start: dict[str, Any]
     task_queue: str
     memo: Mapping[str, Any] = field(default_factory=dict)
-    """Its memo, beside the agent's name."""
+    """Its memo, beside that of every run."""
     reuse: WorkflowIDReusePolicy = WorkflowIDReusePolicy.REJECT_DUPLICATE
     """Whether it may follow an execution that has closed."""
     has_attributes: bool = True

@@ -23,6 +23,7 @@ from ..ports import Blob, Commit, Journal, Node, RunRow, Runs, TranscriptChain, 
 from ..ports.store import add_blob, move_file_to_blob, move_text_to_blob
 from ..types.interface import Response, check_run_labels, parse_output
 from ..types.messages import (
+    NAME_CHARS,
     BlobRef,
     ContentPart,
     FilePart,
@@ -120,22 +121,27 @@ def build_run_row(call: ModelCall, output: ModelOutput) -> RunRow:
     )
 
 
+_MAX_TOKENS = 2**63 - 1
+"""The largest number that databases take: a provider may report any."""
+
+
 def build_usage_row(call: ModelCall, output: ModelOutput) -> UsageRow | None:
     """Build the row of what the call has used; None if no model has answered."""
     if not call.paid:
         return None
     task, last = call.input, call.paid[-1]
     usage = sum((request.usage for request in call.paid), Usage())
+    tokens = {name: min(max(count, 0), _MAX_TOKENS) for name, count in usage}
     costs = [request.cost_usd for request in call.paid]
     return UsageRow(
         task.context_id,
         task.agent,
         task.purpose,
         last.provider,
-        clean_text(last.model),
+        clean_text(last.model)[:NAME_CHARS],
         "failed" if output.failed is not None else "rejected" if output.rejected else "completed",
         requests=len(call.paid),
-        **dict(usage),
+        **tokens,
         cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
         milliseconds=round(sum(request.seconds for request in call.paid) * 1000),
         task_id=task.task_id or None,

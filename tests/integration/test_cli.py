@@ -76,7 +76,7 @@ async def test_a_failed_run_ends_with_1_and_its_error(engine: Engine, cli: Comma
 async def test_a_run_is_left_steered_listed_and_shown(engine: Engine, cli: Commands) -> None:
     gate = Gate()
     async with engine.served(waiting_at(gate)):
-        run_id = (await cli("run", "waiter", "Are you there?", "-d")).out.strip()
+        run_id = (await cli("run", "waiter", "Are you there?", "-d", "--tenant", "acme", "--user", "ana")).out.strip()
         assert run_id.startswith("waiter-")
         await eventually(lambda: gate.entered)
         for _ in range(2):
@@ -93,10 +93,12 @@ async def test_a_run_is_left_steered_listed_and_shown(engine: Engine, cli: Comma
         header, row = (await cli("list")).out.splitlines()
         assert header.split() == ["ID", "AGENT", "STATUS", "STARTED", "TOOK"]
         assert row.split()[:3] == [run_id, "waiter", "completed"]
-        for other in (["--agent", "never-started"], ["--status", "failed"]):
+        assert (await cli("list", "-q", "--tenant", "acme", "--user", "ana")).out == f"{run_id}\n"
+        others = ["--agent", "never-started"], ["--status", "failed"], ["--tenant", "other"], ["--user", "ben"]
+        for other in others:
             assert (await cli("list", *other, "-q")).out == ""
         (first,) = (await cli("list", "--agent", "waiter", "-o", "json", "--limit", "1")).json
-        assert set(first) == {"id", "agent", "status", "started", "closed"}
+        assert set(first) == {"id", "agent", "status", "started", "closed", "tenant", "user"}
         closed = await cli("inject", run_id, "Too late")
         assert closed.code == 1
         assert "has ended" in closed.err

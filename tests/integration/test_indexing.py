@@ -201,7 +201,7 @@ async def test_a_subagent_is_indexed_for_itself(engine: Engine) -> None:
 
 async def test_runs_are_found_by_their_tenant_and_user(engine: Engine) -> None:
     """Those of a program without perdure, too, which the runs index themselves, and subagents'."""
-    tenant = f"tenant-{engine.task_queue}"
+    tenant, bob = f'O\'Brien \\ 50% of \u2603 "{engine.task_queue}"', f"bob-{engine.task_queue}"
     labels = {TENANT_ATTRIBUTE: tenant, USER_ATTRIBUTE: "ann"}
     helper = Agent(f"helper-{engine.task_queue}", ScriptedProvider(["Helped."]), description="Helps.")
     replies = [call(f"call_{helper.name}", task="Help."), "Done.", call("look"), "Done.", "Session."]
@@ -219,9 +219,9 @@ async def test_runs_are_found_by_their_tenant_and_user(engine: Engine) -> None:
         await plain.result()
         assert await told(plain) == labels
         assert await upserts(plain) == 1
-        turn = await client.send(name_of(engine), "Go.", id=f"session-{engine.task_queue}", tenant=tenant, user="bob")
+        turn = await client.send(name_of(engine), "Go.", id=f"session-{engine.task_queue}", tenant=tenant, user=bob)
         await turn.result()
-        await until_found(client, f"{USER_ATTRIBUTE} = 'bob' AND {TENANT_ATTRIBUTE} = '{tenant}'", [turn.run.id])
+        await until_found(client, f"{USER_ATTRIBUTE} = '{bob}'", [turn.run.id])
 
         async def listed(**filters: Any) -> list[str]:
             return [each.id for each in await client.list(tenant=tenant, **filters)]

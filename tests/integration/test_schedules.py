@@ -60,7 +60,8 @@ class Rounds:
 async def test_a_triggered_run_is_a_run_like_any_other(engine: Engine, name: str) -> None:
     agent = Agent("reporter", ScriptedProvider(lambda r: f"{users(r.messages)[-1]}: all is well."), context=None)
     async with engine.served(agent) as client:
-        made = await client.schedule(agent, "Report", id=name, cron=YEARLY, note="for the board", by="ana")
+        labels = {"tenant": "acme", "user": "ana"}
+        made = await client.schedule(agent, "Report", id=name, cron=YEARLY, note="for the board", by="ana", **labels)
         await made.trigger()
         (run_id,) = await begun(made)
         run = client.run(run_id)
@@ -76,7 +77,7 @@ async def test_a_triggered_run_is_a_run_like_any_other(engine: Engine, name: str
         await eventually(ended, what="the ended run in Temporal's list")
         stored = await (await client.store()).get_run(run_id)
         assert stored is not None
-        assert stored.agent == "reporter"
+        assert (stored.agent, stored.tenant, stored.user) == ("reporter", "acme", "ana")
         assert [event.type async for event in run.events()][-1] == "run"
         again = await (await client.send(agent, "And now?", id=run_id)).result()
         assert again.content == "And now?: all is well."

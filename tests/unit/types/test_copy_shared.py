@@ -16,7 +16,7 @@ from perdure.types.wire import CallFacts, ModelOutput, NewMessage, NewResult, To
 STATUS = (
     "agent context_id mode turn head store_id usage cost_usd limits calls background decided standing refused pause"
 )
-START = "agent mode context auth_context auth_ref parent max_history_events idle_timeout store_id resume"
+START = "agent mode context auth_context auth_ref parent max_history_events idle_timeout store_id resume tenant user"
 
 
 @pytest.mark.parametrize(
