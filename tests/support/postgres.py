@@ -62,6 +62,12 @@ class PostgresServer:
     def data(self) -> Path:
         return self.folder / "data"
 
+    @property
+    def pid(self) -> int:
+        """The leader of the group of its processes, while it runs."""
+        assert self._process is not None, "the server is stopped"
+        return self._process.pid
+
     def run(self, binary: str, *arguments: str) -> None:
         """Run one of the server's programs to its end."""
         command = [*self._as_nobody, str(self._binaries / binary), *arguments]
