@@ -130,11 +130,9 @@ class Plan:
 
     async def break_links_in_turn(self) -> None:
         """Break one link after the other, for a while each."""
-        names = [f"{name}-{end}" for end in ("temporal", "store") for name in (*WORKERS, *CLIENTS)]
-        faults = [(name, fault) for fault in FAULTS for name in names]
-        self.dice.shuffle(faults)
-        # Each kind on each kind of link, also in a short test.
-        faults.sort(key=lambda one: sum(other[1] == one[1] for other in faults[: faults.index(one)]))
+        names = [f"{name}-{end}" for name in (*WORKERS, *CLIENTS) for end in ("temporal", "store")]
+        shuffled = zip(*(self.dice.sample(names, len(names)) for _ in FAULTS), strict=True)
+        faults = [fault for links in shuffled for fault in zip(links, FAULTS, strict=True)]  # kinds alternate
         while len(self.broken) < self.size.link_faults:
             await self._reach(self.broken, self.size.link_faults)
             name, fault = faults[len(self.broken) % len(faults)]

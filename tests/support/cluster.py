@@ -44,7 +44,7 @@ class Cluster:
         self.workers: dict[str, WorkerProcess] = {}
         self.toxiproxy = Toxiproxy(programs / "toxiproxy", folder / "toxiproxy.log")
         self.guard.add(self.toxiproxy.process.pid)
-        self._programs = programs
+        self.temporal = TemporalRoles(programs, folder / "temporal", self.databases["temporal-database"], self.guard)
         self._model_url = model_url
 
     @property
@@ -56,8 +56,6 @@ class Cluster:
         """Start everything but clients, and wait until it serves."""
         await asyncio.gather(*(asyncio.to_thread(self._create_database, name) for name in self.databases))
         await self.toxiproxy.ready()
-        url = self.databases["temporal-database"].url
-        self.temporal = TemporalRoles(self._programs, self.folder / "temporal", url, self.guard)
         await self.temporal.start()
         for name in (*WORKERS, *CLIENTS):
             self.machine(name).mkdir()
@@ -118,6 +116,8 @@ class Cluster:
         for server in self.databases.values():  # a PostgreSQL server that is killed leaves shared memory behind
             await asyncio.to_thread(server.stop, signal.SIGQUIT)
         await asyncio.to_thread(self.guard.close)
+        self.toxiproxy.process.wait()
+        self.temporal.wait_for_end()
         for worker in self.workers.values():
             await asyncio.to_thread(worker.process.wait_blocking, 60)
 

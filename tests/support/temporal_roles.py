@@ -24,6 +24,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from perdure.temporal_service import register_search_attributes
 from tests.support.go_programs import VISIBILITY_SCHEMA
 from tests.support.ports import find_free_ports
+from tests.support.postgres import PostgresServer
 from tests.support.process_guard import ProcessGuard
 from tests.support.wait import eventually
 
@@ -35,13 +36,13 @@ _SHARDS = 4
 class TemporalRoles:
     """The server. Each role can be killed, and starts again on its ports."""
 
-    def __init__(self, programs: Path, folder: Path, postgres_url: str, guard: ProcessGuard) -> None:
+    def __init__(self, programs: Path, folder: Path, postgres: PostgresServer, guard: ProcessGuard) -> None:
         ports = find_free_ports(2 * len(ROLES))
         self._rpc = dict(zip(ROLES, ports, strict=False))
         self._membership = dict(zip(ROLES, ports[len(ROLES) :], strict=True))
         self._programs = programs
         self._folder = folder
-        self._postgres = urlsplit(postgres_url)
+        self._postgres = postgres
         self._guard = guard
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -106,13 +107,18 @@ class TemporalRoles:
         await asyncio.to_thread(process.wait)
         self._guard.remove(process.pid)
 
+    def wait_for_end(self) -> None:
+        """Until all roles have ended, which the guard has killed."""
+        for process in self._processes.values():
+            process.wait(60)
+
     def read_logs(self) -> str:
         """The last lines of each role."""
         logs = [self._folder / f"{role}.log" for role in ROLES]
         return "\n".join(f"{log.name}: {line[:500]}" for log in logs if log.exists() for line in _tail(log))
 
     def _create_databases(self) -> None:
-        where = self._postgres
+        where = urlsplit(self._postgres.url)
         server = [f"--ep={where.hostname}", f"--port={where.port}", f"--user={where.username}", "--password=none"]
         tool = [str(self._programs / "temporal-sql-tool"), "--plugin=postgres12", *server]
         schemas = {
@@ -130,7 +136,7 @@ class TemporalRoles:
 
     def _configure(self) -> dict[str, Any]:
         def store(database: str, connections: int) -> dict[str, Any]:
-            where = self._postgres
+            where = urlsplit(self._postgres.url)
             return {
                 "sql": {
                     "pluginName": "postgres12",

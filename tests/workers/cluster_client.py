@@ -24,8 +24,8 @@ from tests.support.following import assert_whole
 from tests.support.ledger import Ledger
 
 T = TypeVar("T")
-ledger = Ledger(os.environ["TEST_LEDGER"])
-AWAY = (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)
+ledger = Ledger(os.environ.get("TEST_LEDGER", os.devnull))
+AWAY = tuple(RPCStatusCode[name] for name in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN"))
 PAUSE = 0.5
 """Seconds between two tries."""
 
