@@ -1,4 +1,4 @@
-"""Many runs that wait for approval at one worker, whose cache has room for few of them, and two approvers who race."""
+"""Many runs that wait for approval at workers whose cache has room for few of them, and two approvers who race."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import uuid
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,23 +40,33 @@ async def parked(lab: Lab, _: Sequence[Contestant], scale: Scale) -> Figures:
     return {"perdure": figures}
 
 
-async def park(temporal: TemporalClient, address: str, root: Path, count: int) -> dict[str, Any]:
-    """What ``count`` parked runs take, and what came of every call: ``decided`` by approver, ``ran`` by order."""
+async def park(
+    temporal: TemporalClient, address: str, root: Path, count: int, *, store_url: str | None = None, workers: int = 1
+) -> dict[str, Any]:
+    """What ``count`` parked runs take, and what came of every call: ``decided`` by approver, ``ran`` by order.
+
+    Memory is that of all workers. ``store_url`` is an SQLite file in ``root`` by default.
+    """
     queue, ledger = f"parked-{uuid.uuid4().hex[:8]}", root / "ledger.jsonl"
-    store = f"sqlite:///{root}/parked.db"
+    store = store_url or f"sqlite:///{root}/parked.db"
     client = Client(temporal, store_url=store, task_queue=queue, actor="parker")
-    async with _process("worker", address, queue, store, str(ledger), str(CACHE)) as worker:
+    async with AsyncExitStack() as stack:
+        processes = [
+            await stack.enter_async_context(_process("worker", address, queue, store, str(ledger), str(CACHE)))
+            for _ in range(workers)
+        ]
         await _warm_up(client)
-        before = int(await _ask(worker))
+        before = await _ask_memory(processes)
         began = time.perf_counter()
         runs = await _start(client, range(count))
+        started_s = time.perf_counter() - began
         await _until_waiting(client, count)
         parked_s = time.perf_counter() - began
-        after = int(await _ask(worker))
+        after = await _ask_memory(processes)
         decided, inbox_s, burst_s = await _burst(address, queue)
         await asyncio.gather(*(run.result() for run in runs))
         all_s = time.perf_counter() - began - parked_s
-        at_the_end = int(await _ask(worker))
+        at_the_end = await _ask_memory(processes)
     await client.close()
     ran = [json.loads(line) for line in ledger.read_text().splitlines()]
     return {
@@ -66,6 +76,7 @@ async def park(temporal: TemporalClient, address: str, root: Path, count: int) -
         "after_kb": after,
         "end_kb": at_the_end,
         "kb_per_run": (after - before) / count,
+        "start_s": started_s,
         "park_s": parked_s,
         "inbox_s": inbox_s,
         "burst_s": burst_s,
@@ -73,6 +84,10 @@ async def park(temporal: TemporalClient, address: str, root: Path, count: int) -
         "decided": decided,
         "ran": [one for one in ran if int(one[0]) >= 0],
     }
+
+
+async def _ask_memory(workers: Sequence[Process]) -> int:
+    return sum([int(await _ask(worker)) for worker in workers])
 
 
 def check(figures: dict[str, Any]) -> None:

@@ -19,15 +19,19 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
+from temporalio.client import Client as TemporalClient
 
+from perdure import Client
 from tests.servers.model_server import OpenAIServer, Reply
 from tests.support.chat_room import answer, notes
-from tests.support.cluster import CLIENTS, WORKERS, Cluster, run_cluster
+from tests.support.cluster import CLIENTS, TASK_QUEUE, WORKERS, Cluster, run_cluster
 from tests.support.cluster_model import UNKNOWN, ClusterModel, name_tool
-from tests.support.go_programs import UnavailableError
+from tests.support.engine import assert_replayable
+from tests.support.go_programs import UnavailableError, find_programs
 from tests.support.left_out import leave_out
 from tests.support.toxiproxy import Link
 from tests.support.wait import eventually
@@ -154,8 +158,17 @@ async def _break(link: Link, fault: str) -> None:
     await makes[fault]()
 
 
+@pytest.fixture(scope="module")
+def programs() -> Path:
+    """Temporal's server and toxiproxy, which take minutes where they are built."""
+    try:
+        return find_programs()
+    except UnavailableError as error:
+        leave_out("a cluster under faults", str(error), required_by="PERDURE_REQUIRE_CLUSTER")
+
+
 @pytest.mark.timeout(2400)
-async def test_a_cluster_whose_parts_are_killed_and_whose_links_break() -> None:
+async def test_a_cluster_whose_parts_are_killed_and_whose_links_break(programs: Path, tmp_path: Path) -> None:
     size = FULL if os.environ.get("TEST_CLUSTER_FULL") else SMALL
     seed = int(os.environ.get("TEST_SEED", random.randrange(10**6)))
     model = ClusterModel(size.iterations)
@@ -166,16 +179,15 @@ async def test_a_cluster_whose_parts_are_killed_and_whose_links_break() -> None:
         await plan.answer()
         return model(request)
 
-    try:
-        async with OpenAIServer(rule, record=False) as server, run_cluster(server.base_url) as cluster:
-            plan = Plan(size, cluster, random.Random(seed))
-            began = time.monotonic()
-            await _work_under_faults(plan)
-            seconds = time.monotonic() - began
-            refused = server.stats.refused
-            told, effects = _read(cluster, CLIENTS), _read(cluster, WORKERS)
-    except UnavailableError as error:
-        leave_out("a cluster under faults", str(error), required_by="PERDURE_REQUIRE_CLUSTER")
+    async with OpenAIServer(rule, record=False) as server, run_cluster(programs, server.base_url) as cluster:
+        plan = Plan(size, cluster, random.Random(seed))
+        began = time.monotonic()
+        await _work_under_faults(plan)
+        seconds = time.monotonic() - began
+        refused = server.stats.refused
+        temporal = await TemporalClient.connect(cluster.temporal.address)
+        await assert_replayable(Client(temporal, task_queue=TASK_QUEUE), tmp_path)
+        told, effects = _read(cluster, CLIENTS), _read(cluster, WORKERS)
     assert refused == 0, "the model's API refused a request"
     assert not model.wrong, f"conversations were not what they must be: {model.wrong[:3]}"
     check_answers(size, told)

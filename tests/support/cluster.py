@@ -16,8 +16,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from tests.support.engine import WorkerProcess
@@ -46,6 +46,7 @@ class Cluster:
         self.guard.add(self.toxiproxy.process.pid)
         self.temporal = TemporalRoles(programs, folder / "temporal", self.databases["temporal-database"], self.guard)
         self._model_url = model_url
+        self._unfinished: set[asyncio.Task[None]] = set()
 
     @property
     def links(self) -> dict[str, Link]:
@@ -54,7 +55,7 @@ class Cluster:
 
     async def start(self) -> None:
         """Start everything but clients, and wait until it serves."""
-        await asyncio.gather(*(asyncio.to_thread(self._create_database, name) for name in self.databases))
+        await asyncio.gather(*(self._finish(self._create_database, name) for name in self.databases))
         await self.toxiproxy.ready()
         await self.temporal.start()
         for name in (*WORKERS, *CLIENTS):
@@ -108,18 +109,29 @@ class Cluster:
 
     async def restart_database(self, name: str) -> None:
         """An immediate stop of a PostgreSQL server, and a start that recovers from its log."""
-        await asyncio.to_thread(self._stop_database, name)
-        await asyncio.to_thread(self._start_database, name)
+        await self._finish(self._stop_database, name)
+        await self._finish(self._start_database, name)
 
     async def close(self) -> None:
         """End all processes and remove the folder."""
-        for server in self.databases.values():  # a PostgreSQL server that is killed leaves shared memory behind
-            await asyncio.to_thread(server.stop, signal.SIGQUIT)
-        await asyncio.to_thread(self.guard.close)
+        await asyncio.gather(*self._unfinished, return_exceptions=True)
+        try:
+            for server in self.databases.values():  # a PostgreSQL server that is killed leaves shared memory behind
+                await asyncio.to_thread(server.stop, signal.SIGQUIT)
+        finally:
+            await asyncio.to_thread(self.guard.close)
         self.toxiproxy.process.wait()
         self.temporal.wait_for_end()
         for worker in self.workers.values():
             await asyncio.to_thread(worker.process.wait_blocking, 60)
+
+    async def _finish(self, work: Callable[[str], None], name: str) -> None:
+        """Run ``work`` in a thread. It is done when the cluster closes, also where its caller is cancelled: a server
+        that starts later would stay."""
+        task = asyncio.ensure_future(asyncio.to_thread(work, name))
+        self._unfinished.add(task)
+        task.add_done_callback(self._unfinished.discard)
+        await asyncio.shield(task)
 
     def _create_database(self, name: str) -> None:
         self.databases[name].create()
@@ -127,8 +139,9 @@ class Cluster:
 
     def _start_database(self, name: str) -> None:
         server = self.databases[name]
-        server.start()
+        server.spawn()
         self.guard.add(server.pid)
+        server.wait_for_answer()
 
     def _stop_database(self, name: str) -> None:
         server = self.databases[name]
@@ -148,9 +161,8 @@ def _make_postgres(folder: Path) -> PostgresServer:
 
 
 @asynccontextmanager
-async def run_cluster(model_url: str) -> AsyncIterator[Cluster]:
-    """A cluster whose agents call the model at ``model_url``. Raises ``UnavailableError`` without Go."""
-    programs = await asyncio.to_thread(find_programs)
+async def run_cluster(programs: Path, model_url: str) -> AsyncIterator[Cluster]:
+    """A cluster whose agents call the model at ``model_url``; ``programs`` is that of ``find_programs``."""
     folder = Path(tempfile.mkdtemp(prefix="perdure-cluster-", dir="/var/tmp"))  # PostgreSQL's user can reach it
     folder.chmod(0o755)
     cluster = Cluster(folder, programs, model_url)
@@ -161,15 +173,16 @@ async def run_cluster(model_url: str) -> AsyncIterator[Cluster]:
         await cluster.close()
 
 
-async def _serve() -> None:
+async def _serve(programs: Path) -> None:
     """Run a cluster until a signal, and say how to use it."""
     from tests.servers.model_server import OpenAIServer
     from tests.support.cluster_model import ClusterModel
 
-    stop = asyncio.Event()
+    task = asyncio.current_task()
+    assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with OpenAIServer(ClusterModel(), record=False) as model, run_cluster(model.base_url) as cluster:
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    async with OpenAIServer(ClusterModel(), record=False) as model, run_cluster(programs, model.base_url) as cluster:
         print(f"Temporal   {cluster.temporal.address}")
         for name, server in cluster.databases.items():
             print(f"{name:<10} {server.url}")
@@ -181,11 +194,12 @@ async def _serve() -> None:
             settings.write_text("".join(lines))
             print(f"{name}   . {settings}")
         print('then       .venv/bin/perdure run counting "run 1"   (Ctrl-C here ends the cluster)', flush=True)
-        await stop.wait()
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
     try:
-        asyncio.run(_serve())
+        with suppress(asyncio.CancelledError):
+            asyncio.run(_serve(find_programs()))
     except UnavailableError as error:
         sys.exit(f"make cluster: {error}")

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 
@@ -19,6 +20,7 @@ class ProcessGuard:
 
     def __init__(self, folder: Path) -> None:
         self._groups: set[int] = set()
+        self._lock = threading.Lock()  # processes are started from threads
         # -S: it imports nothing of a site. A session of its own: Ctrl-C is for the program that it waits for.
         self._process = subprocess.Popen(
             [sys.executable, "-S", __file__, str(folder)], stdin=subprocess.PIPE, text=True, start_new_session=True
@@ -26,13 +28,15 @@ class ProcessGuard:
 
     def add(self, pid: int) -> None:
         """Guard the group of ``pid``, which leads it."""
-        self._groups.add(pid)
-        self._send()
+        with self._lock:
+            self._groups.add(pid)
+            self._send()
 
     def remove(self, pid: int) -> None:
         """Forget it: it has ended, and its number may become another's."""
-        self._groups.discard(pid)
-        self._send()
+        with self._lock:
+            self._groups.discard(pid)
+            self._send()
 
     def close(self) -> None:
         """Kill all groups, remove the folder."""
