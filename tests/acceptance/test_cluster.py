@@ -17,6 +17,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -123,6 +124,8 @@ class Plan:
             part = PARTS[len(self.kills) % len(PARTS)]
             await self._note(self.kills, part)
             if part in self.cluster.workers:
+                with suppress(TimeoutError):  # all runs may have ended
+                    await eventually(lambda worker=part: self._is_at_work(worker), deadline=5, every=0.01)
                 await self.cluster.kill_worker(part)
                 await self.cluster.start_worker(part)
             elif part in self.cluster.databases:
@@ -131,6 +134,11 @@ class Plan:
                 await self.cluster.temporal.kill_role(part)
                 self.cluster.temporal.start_role(part)
                 await self.cluster.temporal.wait_for_role(part)
+
+    def _is_at_work(self, worker: str) -> bool:
+        """Whether it has begun an effect, and not ended it."""
+        ledger = self.cluster.ledger(worker)
+        return len(ledger.entries("work")) > len(ledger.entries("worked"))
 
     async def break_links_in_turn(self) -> None:
         """Break one link after the other, for a while each."""

@@ -32,6 +32,8 @@ from tests.support.toxiproxy import Link, Toxiproxy
 WORKERS = ("worker-0", "worker-1", "worker-2")
 CLIENTS = ("client-0", "client-1")
 TASK_QUEUE = "cluster"
+TOOL_SECONDS = "0.5"
+"""What a tool takes: some run in a worker whenever it is killed."""
 
 
 class Cluster:
@@ -92,7 +94,8 @@ class Cluster:
     async def start_worker(self, name: str) -> None:
         """Start a worker, and again until it serves, as a supervisor does: it ends where Temporal is away."""
         while True:
-            worker = self.workers[name] = self.spawn("cluster_worker", name, TEST_MODEL_URL=self._model_url)
+            settings = {"TEST_MODEL_URL": self._model_url, "TEST_TOOL_SECONDS": TOOL_SECONDS}
+            worker = self.workers[name] = self.spawn("cluster_worker", name, **settings)
             try:
                 await worker.ready()
             except RuntimeError:

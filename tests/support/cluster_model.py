@@ -45,7 +45,7 @@ class ClusterModel(ChatModel):
                 self.wrong.append(f"{key}: {result!r}, before {self.results[key]!r}")
         if n >= self.iterations:
             return Reply(text=f"All done, run {run}.", delay=0.01)
-        return Reply(calls=[Call(name_tool(n), {"n": f"{run}-{n}"}, id=f"call_{n}")], delay=0.02)
+        return Reply(calls=[Call(name_tool(n), {"n": f"{run}-{n}"}, id=f"call_{n}")], delay=0.1)
 
     @staticmethod
     def _is_right(key: str, result: str) -> bool:
