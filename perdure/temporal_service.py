@@ -224,7 +224,6 @@ _NO_ANSWER_STATUSES = (
     RPCStatusCode.INTERNAL,
     RPCStatusCode.RESOURCE_EXHAUSTED,
     RPCStatusCode.ABORTED,
-    RPCStatusCode.DATA_LOSS,
 )
 """Statuses that say nothing of the request or the run."""
 
