@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError
+from temporalio.client import WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure import Client, Run
@@ -26,7 +27,7 @@ from tests.support.ledger import Ledger
 T = TypeVar("T")
 ledger = Ledger(os.environ.get("TEST_LEDGER", os.devnull))
 AWAY = tuple(RPCStatusCode[name] for name in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN"))
-PAUSE = 0.5
+PAUSE = 1.0
 """Seconds between two tries."""
 
 
@@ -58,6 +59,10 @@ async def persist(request: Callable[[], Awaitable[T]]) -> T:
             if error.status not in AWAY:
                 raise
             ledger.add("refused", error.status.name, text=error.message[:200])
+        except WorkflowUpdateFailedError as error:  # waits whose connection broke go on for 20 s
+            if not isinstance(error.cause, ApplicationError) or error.cause.type != "TooManyWaits":
+                raise
+            ledger.add("refused", error.cause.type)
         await asyncio.sleep(PAUSE)
 
 
