@@ -26,10 +26,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup venv server demo test test-all lint types fmt check docs pictures bench lock clean
+.PHONY: help setup venv server demo test test-all cluster cluster-test lint types fmt check docs pictures bench lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
 
 setup: venv server ## .venv with everything in it, and the Temporal dev server
 
@@ -83,6 +83,12 @@ test-all: test $(VENV)/.postgres $(VENV)/.objects ## all of them: large sizes, c
 ifeq ($(strip $(ARGS)),)
 	@$(PY) scripts/run_tests.py rest
 endif
+
+cluster: venv $(VENV)/.postgres ## a production Temporal server, PostgreSQL, three workers, two clients; needs Go
+	@$(PY) -m tests.support.cluster
+
+cluster-test: venv $(VENV)/.postgres ## kill and cut off what a cluster has; FULL=1 for the full size; needs Go
+	@TEST_CLUSTER_FULL=$(FULL) PERDURE_REQUIRE_CLUSTER=1 $(VENV)/bin/pytest -s tests/acceptance/test_cluster.py $(ARGS)
 
 lint: venv ## style, types, imports, lengths, determinism, small modules, API reference
 	$(VENV)/bin/ruff check .

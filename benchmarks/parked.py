@@ -42,7 +42,7 @@ async def parked(lab: Lab, _: Sequence[Contestant], scale: Scale) -> Figures:
     if lab.postgres is not None:
         before = await lab.postgres.size("parked")
         url = lab.postgres.url("parked")
-        figures["perdure-pg"] = await park(lab.client, lab.address, lab.root, scale.parked, store=url, workers=2)
+        figures["perdure-pg"] = await park(lab.client, lab.address, lab.root, scale.parked, store_url=url, workers=2)
         after = await lab.postgres.size("parked")
         figures["perdure-pg"]["store_bytes"] = (after["bytes"] - before["bytes"]) / scale.parked
     for mine in figures.values():
@@ -51,7 +51,7 @@ async def parked(lab: Lab, _: Sequence[Contestant], scale: Scale) -> Figures:
 
 
 async def park(
-    temporal: TemporalClient, address: str, root: Path, count: int, *, store: str = "", workers: int = 1
+    temporal: TemporalClient, address: str, root: Path, count: int, *, store_url: str = "", workers: int = 1
 ) -> dict[str, Any]:
     """What ``count`` parked runs take, and what came of every call: ``decided`` by approver, ``ran`` by order.
 
@@ -59,15 +59,16 @@ async def park(
     """
     queue = f"parked-{uuid.uuid4().hex[:8]}"
     ledger = root / f"{queue}.jsonl"
-    store = store or f"sqlite:///{root}/parked.db"
-    client = Client(temporal, store_url=store, task_queue=queue, actor="parker")
+    store_url = store_url or f"sqlite:///{root}/parked.db"
+    client = Client(temporal, store_url=store_url, task_queue=queue, actor="parker")
     async with AsyncExitStack() as stack:
-        start = ("worker", address, queue, store, str(ledger), str(CACHE))
+        start = ("worker", address, queue, store_url, str(ledger), str(CACHE))
         processes = [await stack.enter_async_context(_process(*start)) for _ in range(workers)]
         await _warm_up(client)
         before = await _read_memory(processes)
         began = time.perf_counter()
         runs = await _start(client, range(count))
+        started_s = time.perf_counter() - began
         await _until_waiting(client, count)
         parked_s = time.perf_counter() - began
         after = await _read_memory(processes)
@@ -85,6 +86,7 @@ async def park(
         "after_kb": after,
         "end_kb": at_the_end,
         "kb_per_run": (after - before) / count,
+        "start_s": started_s,
         "park_s": parked_s,
         "inbox_s": inbox_s,
         "burst_s": burst_s,

@@ -225,6 +225,17 @@ def _format_attribute_type(kind: IndexedValueType.ValueType) -> str:
 # ---
 # Translation of Temporal's errors.
 
+_NO_ANSWER_STATUSES = (
+    RPCStatusCode.UNAVAILABLE,
+    RPCStatusCode.DEADLINE_EXCEEDED,
+    RPCStatusCode.CANCELLED,
+    RPCStatusCode.UNKNOWN,  # a connection that broke under the request: the frontend was killed
+    RPCStatusCode.INTERNAL,
+    RPCStatusCode.RESOURCE_EXHAUSTED,
+    RPCStatusCode.ABORTED,
+)
+"""Statuses that say nothing of the request or the run."""
+
 ACCEPTED_UPDATE_ENDED = "AcceptedUpdateCompletedWorkflow"
 """Temporal's error type for an update that a workflow accepted, and then ended without completing it."""
 
@@ -242,7 +253,7 @@ def translate_rpc_error(temporal: TemporalClient, id: str, error: RPCError) -> P
 
 def translate_service_error(temporal: TemporalClient, error: RPCError) -> PerdureError:
     """Translate Temporal's refusal of a request that is not about one run."""
-    if error.status in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED):
+    if error.status in _NO_ANSWER_STATUSES:
         return build_unreachable_error(temporal, error.message)
     if error.status == RPCStatusCode.NOT_FOUND and "amespace" in error.message:
         return build_namespace_error(temporal.namespace)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import forkserver, npm
+from tests.support import forkserver
+from tests.support.left_out import left_out
 from tests.support.patience import be_patient
 from tests.support.postgres import Databases, open_databases
 from tests.support.tries import refuse_alone_elsewhere
@@ -56,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Reports at the end, in bold, what could not be tested on this machine."""
-    for said in npm.left_out:
+    for said in left_out:
         terminalreporter.section(said, sep="!", yellow=True, bold=True)
 
 

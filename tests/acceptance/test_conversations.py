@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
-from perdure import Client, Message, Run, Turn
-from tests.servers.model_server import Call, OpenAIServer, Reply
+from perdure import Client, Message, Run
+from tests.servers.model_server import OpenAIServer
+from tests.support.chat_room import ChatModel, chat, notes, text, whole_turn
 from tests.support.checks import assert_closed, users
 from tests.support.engine import ON_BOTH_STORES, Engine, WorkerProcess
 from tests.support.histories import weights
@@ -30,40 +29,6 @@ EVENTS, BYTES = 30, 9_000
 """What a turn may add to history: two model calls and a tool at most, and what was said."""
 LOST_EVENTS, LOST_BYTES = 12, 3_000
 """What a lost worker may add to the history of one conversation."""
-ASKED = re.compile(r"message (\d+) of (user-\d+)")
-
-
-def text(user: str, n: int) -> str:
-    return f"message {n} of {user}"
-
-
-def notes(n: int) -> list[int]:
-    """Which of the first ``n`` messages are remembered: two of three."""
-    return [one for one in range(n) if one % 3 != 2]
-
-
-def answer(user: str, n: int) -> str:
-    """The one right answer to the message."""
-    return f"answer {n} to {user}" + ("" if n % 3 == 2 else f", {len(notes(n + 1))} noted")
-
-
-class Model:
-    """Calls a tool for two of three messages: an activity, or inline. Remembers when it was asked for what."""
-
-    def __init__(self) -> None:
-        self.asked: dict[str, list[float]] = defaultdict(list)
-        """By user, message and step (0, and 1 behind the tool): the moments."""
-
-    def __call__(self, request: dict[str, Any]) -> Reply:
-        said = [message for message in request["messages"] if message["role"] == "user"]
-        found = ASKED.fullmatch(said[-1]["content"])
-        assert found is not None, said[-1]
-        n, user, last = int(found[1]), found[2], request["messages"][-1]
-        step = int(last["role"] == "tool")
-        self.asked[f"{user}/{n}/{step}"].append(time.time())
-        if n % 3 != 2 and not step:
-            return Reply(calls=[Call("jot" if n % 3 else "note", {"n": n})], delay=0.01)
-        return Reply(text=f"answer {n} to {user}" + (f", {last['content']} noted" if step else ""), delay=0.01)
 
 
 @dataclass(frozen=True)
@@ -85,7 +50,7 @@ class Room:
 
     size: Size
     engine: Engine
-    model: Model
+    model: ChatModel
     kills: list[float] = field(default_factory=list)
     told: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """By user: when each answer was there."""
@@ -99,29 +64,17 @@ class Room:
         return f"{user}-{self.engine.task_queue}"
 
     async def chat(self, client: Client, index: int) -> None:
-        """One user's conversation. Some messages are sent twice at once, as by a page that is loaded again; each third
-        user waits as clients without perdure do."""
+        """One user's conversation."""
         user = f"user-{index}"
-        context = {"user": user}
-        if index % 5 == 0:
-            await client.start(
-                "chatting", id=self.id(user), mode="session", context=context, max_history_events=self.size.max_events
-            )
-        opened: list[str | None] = []
-        for n in range(self.size.turns):
-            async with asyncio.timeout(LONGEST):
-                turns = await asyncio.gather(
-                    *(
-                        client.send("chatting", text(user, n), id=self.id(user), message_id=f"m{n}", context=context)
-                        for _ in range(2 if n % 5 == index % 5 else 1)
-                    )
-                )
-                assert len({turn.task_id for turn in turns}) == 1, "a message that is sent twice counts once"
-                assert turns[0].task_id not in opened, "the answer was there, so the next message opens a turn"
-                opened.append(turns[0].task_id)
-                content = (await turns[0].result()).content if index % 3 != 2 else await wait_for_answer(turns[0])
-            assert content == answer(user, n)
-            self.told[user].append(time.time())
+        await chat(
+            client,
+            index,
+            id=self.id(user),
+            turns=self.size.turns,
+            max_events=self.size.max_events,
+            longest=LONGEST,
+            told=lambda *_: self.told[user].append(time.time()),
+        )
 
     async def kill(self, workers: list[WorkerProcess], settings: dict[str, str]) -> None:
         """Kill one worker after the other, and start each again, until the users are done."""
@@ -145,13 +98,6 @@ class Room:
         await eventually(over, deadline=self.size.kill_every + LONGEST)
 
 
-async def wait_for_answer(turn: Turn) -> str:
-    """As a client without perdure waits for it."""
-    while (waited := await turn.run.handle.execute_update("wait_for_turn", turn.task_id))["state"] == "running":
-        pass
-    return waited["response"]["content"]
-
-
 @ON_BOTH_STORES
 async def test_six_users_chat_while_a_worker_is_killed(engine: Engine) -> None:
     await chat_under_kills(engine, Size(users=6, turns=6, kills=1, kill_every=LONGEST, max_events=40))
@@ -165,7 +111,7 @@ async def test_fifty_users_chat_while_workers_are_killed(engine: Engine) -> None
 
 
 async def chat_under_kills(engine: Engine, size: Size) -> None:
-    model = Model()
+    model = ChatModel()
     room = Room(size, engine, model)
     async with OpenAIServer(model, record=False) as server:
         settings = {"TEST_MODEL_URL": server.base_url}
@@ -181,6 +127,7 @@ async def chat_under_kills(engine: Engine, size: Size) -> None:
         for index in range(size.users):
             await check(client, room, f"user-{index}")
     assert refused == 0, "the model's API refused a request"
+    assert not model.wrong
     assert len(room.kills) >= size.kills
     repeated = check_paid(room)
     effects = sum(engine.ledger.counts("note").values())
@@ -203,13 +150,6 @@ async def check(client: Client, room: Room, user: str) -> None:
     assert sum(message.role == "assistant" for message in messages) == calls
     assert await client.memory.get("asked", user) == calls, "counted with the call's outcome, however often it is tried"
     await check_history(room, run, continues=int(user.partition("-")[2]) % 5 == 0)
-
-
-def whole_turn(user: str, n: int) -> list[tuple[str, str]]:
-    if n % 3 == 2:
-        return [("user", text(user, n)), ("assistant", answer(user, n))]
-    noted = ("tool", str(len(notes(n + 1))))
-    return [("user", text(user, n)), ("assistant", ""), noted, ("assistant", answer(user, n))]
 
 
 def said(messages: list[Message]) -> list[tuple[str, str]]:

@@ -151,19 +151,22 @@ class Engine:
             await client.close()
 
     async def _replay(self) -> None:
-        client = await self.client(store=False)
-        histories: dict[str, WorkflowHistory] = {}
-        for run_id in await list_run_ids(client, f"TaskQueue = '{self.task_queue}'"):
-            histories |= await fetch_run_histories(client, run_id)
-        report = await replay_histories(histories, data_converter=client.temporal.data_converter)
-        kept = self.folder / "unreplayable"
-        for one in report.failed:
-            kept.mkdir(exist_ok=True)
-            (kept / f"{one.name.replace('/', '_')}.json").write_text(histories[one.name].to_json())
-        assert not report.failed, f"{report}\nthe histories are in {kept}"
-        for name, history in histories.items():
-            idle = [task for task in idle_tasks(history.events) if task.received]
-            assert not idle, f"workflow tasks of {name} have no command: {idle}"
+        await assert_replayable(await self.client(store=False), self.folder / "unreplayable")
+
+
+async def assert_replayable(client: Client, kept: Path) -> None:
+    """Replay every history of the client's task queue; those that do not replay are written to the folder ``kept``."""
+    histories: dict[str, WorkflowHistory] = {}
+    for run_id in await list_run_ids(client, f"TaskQueue = '{client.task_queue}'"):
+        histories |= await fetch_run_histories(client, run_id)
+    report = await replay_histories(histories, data_converter=client.temporal.data_converter)
+    for one in report.failed:
+        kept.mkdir(exist_ok=True)
+        (kept / f"{one.name.replace('/', '_')}.json").write_text(histories[one.name].to_json())
+    assert not report.failed, f"{report}\nthe histories are in {kept}"
+    for name, history in histories.items():
+        idle = [task for task in idle_tasks(history.events) if task.received]
+        assert not idle, f"workflow tasks of {name} have no command: {idle}"
 
 
 async def side_by_side(engine: Engine, scenarios: Mapping[str, Callable[[Engine], Awaitable[object]]]) -> None:

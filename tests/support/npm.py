@@ -16,17 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-import pytest
-
 from perdure.embedded.home import current_home
+from tests.support.left_out import leave_out
 
 OLDEST = (20, 15)
 """Node that the packages need."""
 UNREACHABLE = re.compile(
     r"\b(ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH|EHOSTUNREACH|ERR_SOCKET_TIMEOUT|E50[234])\b"
 )
-left_out: list[str] = []
-"""What was not tested, for the end of pytest's output."""
 
 
 def packages(folder: Path, what: str) -> Path:
@@ -76,9 +73,4 @@ def _install(folder: Path, into: Path, what: str) -> None:
 
 
 def _leave_out(what: str, why: str) -> NoReturn:
-    said = f"NOT TESTED: {what} ({why})"
-    if os.environ.get("PERDURE_REQUIRE_NPM"):
-        pytest.fail(f"{said}, and PERDURE_REQUIRE_NPM is set", pytrace=False)
-    if said not in left_out:
-        left_out.append(said)
-    pytest.skip(said)
+    leave_out(what, why, required_by="PERDURE_REQUIRE_NPM")

@@ -62,6 +62,12 @@ class PostgresServer:
     def data(self) -> Path:
         return self.folder / "data"
 
+    @property
+    def pid(self) -> int:
+        """The leader of the group of its processes, while it runs."""
+        assert self._process is not None, "the server is stopped"
+        return self._process.pid
+
     def run(self, binary: str, *arguments: str) -> None:
         """Run one of the server's programs to its end."""
         command = [*self._as_nobody, str(self._binaries / binary), *arguments]
@@ -82,6 +88,11 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start on a free port, or again on the one before, and wait until it answers."""
+        self.spawn()
+        self.wait_for_answer()
+
+    def spawn(self) -> None:
+        """Start it without waiting for it."""
         self.port = self.port or find_free_port()
         settings = [f"-c{name}={value}" for name, value in self._settings.items()]
         where = ["-D", str(self.data), "-p", str(self.port), "-h", "127.0.0.1", "-k", str(self.folder)]
@@ -89,6 +100,9 @@ class PostgresServer:
         log = (self.folder / "log").open("ab")
         self._process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, start_new_session=True)
         log.close()
+
+    def wait_for_answer(self) -> None:
+        """Until it takes connections. Raises ``AssertionError`` with its log if it ends before."""
         run_apart(_wait_for_answer(self))
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:

@@ -9,7 +9,7 @@ import pytest
 from temporalio.service import RPCStatusCode
 
 from perdure import Agent, Client, Run
-from perdure.errors import PerdureError
+from perdure.errors import PerdureError, ServerUnreachableError
 from perdure.testing import ScriptedProvider
 from perdure.testing.fake_service import InProcessService, build_rpc_error
 from tests.support.engine import Engine
@@ -41,3 +41,28 @@ async def test_a_history_that_temporal_refuses_to_show(
             monkeypatch.setattr(InProcessService, f"_on_{rpc}", refuse)
         with pytest.raises(PerdureError, match="Temporal refused: not yours"):
             await read(run, blind)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        RPCStatusCode.UNAVAILABLE,
+        RPCStatusCode.UNKNOWN,  # of a frontend that is killed
+        RPCStatusCode.INTERNAL,
+        RPCStatusCode.RESOURCE_EXHAUSTED,
+    ],
+    ids=lambda status: status.name,
+)
+async def test_a_connection_that_breaks_says_nothing_of_the_run(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, status: RPCStatusCode
+) -> None:
+    async def break_off(*_: Any) -> Any:
+        raise build_rpc_error(status, "transport error")
+
+    async with engine.served(Agent("desk", ScriptedProvider(["Done."]))) as client:
+        run = await client.start("desk", "Go.")
+        with monkeypatch.context() as patch:
+            patch.setattr(InProcessService, "_on_get_workflow_execution_history", break_off)
+            with pytest.raises(ServerUnreachableError, match="does not answer: transport error"):
+                await run.result()
+        assert (await run.result()).content == "Done."
