@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from ..terminal import print_line
 from .options import Commands
 from .output import OutputOptions
 
 StoreUrlOption = Annotated[
     str | None, typer.Option("--store-url", help="URL of the store; PERDURE_STORE_URL, else the embedded engine's.")
 ]
+_REPORT_SECONDS = 1.0
+"""Time between two lines of progress."""
 
 
 def get_store_url(given: str | None) -> str:
@@ -22,21 +28,60 @@ def get_store_url(given: str | None) -> str:
     return resolve_store_url(given) or get_home_store_url()
 
 
-def migrate(store_url: StoreUrlOption = None, *, output: OutputOptions) -> None:
-    """Bring the store's schema to the newest version. Safe while workers run, and to repeat."""
-    import asyncio
+def migrate(
+    store_url: StoreUrlOption = None,
+    contract: Annotated[
+        bool,
+        typer.Option("--contract", help="Also take away what only older versions use. Stop their workers first."),
+    ] = False,
+    *,
+    output: OutputOptions,
+) -> None:
+    """Create the store, or bring its schema to the newest version. Safe while workers run, and to repeat.
 
-    from ..store import open_store
+    The user of the URL must own the tables. Workers whose user may change the schema do the same when they start, but
+    for --contract.
+    """
+    from ..store.administration import migrate_store
 
-    store = open_store(get_store_url(store_url))
+    migration = asyncio.run(migrate_store(get_store_url(store_url), contract=contract))
+    lines = [f"{migration.place}: applied {version}" for version in migration.applied]
+    output.print_result(asdict(migration), lines or f"{migration.place}: nothing to apply")
 
-    async def open_and_close() -> None:
-        await store.open()
-        await store.close()
 
-    asyncio.run(open_and_close())
-    output.print_result({"place": store.place}, f"{store.place}: the schema is current")
+def copy(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="URL of the store: sqlite:///… or postgresql://…")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="URL of an empty database, or of a new file.")],
+    keep_damaged: Annotated[
+        bool, typer.Option("--keep-damaged", help="Copy nodes and blobs whose bytes were altered as they are.")
+    ] = False,
+    *,
+    output: OutputOptions,
+) -> None:
+    """Copy a store into another database while nothing writes to it, and compare every row.
+
+    The copy has the same store id. If the command was interrupted, the same command continues; until it is complete no
+    worker opens TO. Large objects stay where they are.
+    """
+    from ..store.administration import copy_store
+
+    reported_at = 0.0
+
+    def report(line: str) -> None:
+        nonlocal reported_at
+        if line.endswith(" copied") and time.monotonic() - reported_at < _REPORT_SECONDS:
+            return
+        reported_at = time.monotonic()
+        print_line(line, error=True)
+
+    result = asyncio.run(copy_store(source, target, report=report, keep_damaged=keep_damaged))
+    rows = sum(table.rows for table in result.tables.values())
+    lines = [f"store {result.store_id}: {rows:,} rows are the same in {result.source} and {result.target}"]
+    if result.objects:
+        lines.append(f"{result.objects:,} large blobs are objects, and stay where they are (PERDURE_BLOB_URL)")
+    lines += [f"damaged, copied as it is: {name}" for name in result.damaged]
+    output.print_result(asdict(result), lines)
 
 
 app = Commands(help="The store: its schema, state, copies and retention.", no_args_is_help=True)
-app.add(migrate)
+app.add(migrate, copy)

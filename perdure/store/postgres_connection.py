@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 import asyncpg
 
 from ..errors import StoreError, StoreLocationError, StoreMismatchError
+from . import migrations
 
 T = TypeVar("T")
 
@@ -253,6 +254,8 @@ def _escape_value(value: Any) -> Any:
 # The pool.
 
 
+APPLICATION_PREFIX = "perdure schema "
+SELECT_STORE = f"SELECT version_num, usable_from, store_id FROM {migrations.VERSION_TABLE} LEFT JOIN meta ON true"  # noqa: S608  # a constant
 IDLE_SECONDS = 300.0
 """Time after which an unused connection is closed."""
 
@@ -401,7 +404,11 @@ class PostgresPool:
             raise translate_postgres_failure(error, self._address) from error
 
     async def _check_same_store(self, connection: Any) -> None:
-        if self.store_id and (other := await connection.fetchval("SELECT store_id FROM meta")) != self.store_id:
+        if not self.store_id:
+            return
+        version, usable_from, other = await connection.fetchrow(SELECT_STORE) or ("", None, None)
+        migrations.check_usable(version, usable_from)
+        if other != self.store_id:
             raise StoreMismatchError(
                 f"{self._address.place} is now another store ({other}) than the one that was opened ({self.store_id})",
                 hint="Bring the right database back, or restart this program to use the new one.",
@@ -416,7 +423,8 @@ def build_connect_options(address: PostgresAddress, *, listen: bool = False) -> 
         "command_timeout": address.command_timeout,
         "statement_cache_size": 100 if address.named_statements else 0,
         "target_session_attrs": address.target,
-        "server_settings": {"application_name": "perdure"},
+        # `perdure store migrate --contract` looks for workers whose code is too old for the next schema.
+        "server_settings": {"application_name": f"{APPLICATION_PREFIX}{migrations.CURRENT_VERSION}"},
     }
 
 
