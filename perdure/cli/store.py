@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..terminal import print_line
+from ..terminal import escape_line, print_line
 from .options import Commands
-from .output import OutputOptions
+from .output import OutputOptions, format_byte_size
+
+if TYPE_CHECKING:
+    from ..store.status import StoreStatus
 
 StoreUrlOption = Annotated[
     str | None, typer.Option("--store-url", help="URL of the store; PERDURE_STORE_URL, else the embedded engine's.")
@@ -49,6 +53,35 @@ def migrate(
     output.print_result(asdict(migration), lines or f"{migration.place}: nothing to apply")
 
 
+def status(store_url: StoreUrlOption = None, *, output: OutputOptions) -> None:
+    """Show where the store is, its schema, and how much it holds. Changes nothing; rows of big tables are estimates."""
+    from ..config import get_blob_url
+    from ..store.status import read_store_status
+
+    status = asyncio.run(read_store_status(get_store_url(store_url), blob_url=get_blob_url()))
+    output.print_result(asdict(status), _format_status(status))
+
+
+def _format_status(status: StoreStatus) -> Iterator[str]:
+    facts = {
+        "store": status.store_id,
+        "place": f"{status.place} ({status.server})",
+        "made": status.created_at,
+        "schema": f"{status.schema}, {status.state} (this perdure knows up to {status.known_schema}; "
+        f"code that knows {status.usable_from} or later may use it)",
+        "size": format_byte_size(status.bytes),
+        "runs": f"from {status.oldest_run} to {status.newest_run}" if status.newest_run else "none",
+    }
+    if (objects := status.objects) is not None:
+        place = objects.used_url or objects.recorded_url
+        facts["objects"] = f"{place}{f': {objects.flaw}' if objects.flaw else ''}"
+    for name, fact in facts.items():
+        yield f"{name:<9} {escape_line(str(fact))}"
+    for name, table in status.tables.items():
+        size = "" if table.bytes is None else f"  {format_byte_size(table.bytes)}"
+        yield f"{'':<9} {name:<12} {'about ' if table.is_estimate else ''}{table.rows:,} rows{size}"
+
+
 def copy(
     source: Annotated[str, typer.Argument(metavar="FROM", help="URL of the store: sqlite:///… or postgresql://…")],
     target: Annotated[str, typer.Argument(metavar="TO", help="URL of an empty database, or of a new file.")],
@@ -84,4 +117,4 @@ def copy(
 
 
 app = Commands(help="The store: its schema, state, copies and retention.", no_args_is_help=True)
-app.add(migrate, copy)
+app.add(migrate, status, copy)

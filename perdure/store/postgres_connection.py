@@ -6,8 +6,8 @@ import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -434,6 +434,19 @@ async def connect_to_postgres(address: PostgresAddress, *, listen: bool = False)
         return await asyncpg.connect(**build_connect_options(address, listen=listen))
     except POSTGRES_FAILURES as error:
         raise translate_postgres_failure(error, address) from None
+
+
+@asynccontextmanager
+async def open_connection(address: PostgresAddress) -> AsyncIterator[Any]:
+    """A connection for the block, whose failures are ``StoreError``."""
+    connection = await connect_to_postgres(address)
+    try:
+        yield connection
+    except POSTGRES_FAILURES as error:
+        raise translate_postgres_failure(error, address) from error
+    finally:
+        with suppress(*POSTGRES_FAILURES):
+            await connection.close(timeout=5)
 
 
 def _is_of_the_server(error: BaseException) -> bool:
