@@ -14,6 +14,7 @@ from perdure.errors import StoreVersionError
 from perdure.ports import Commit, Outcome, Store
 from perdure.store import migrations, open_store
 from perdure.store.administration import migrate_store
+from tests.support.postgres import Databases, execute
 
 BeLater = Callable[[str, str, str], AbstractContextManager[None]]
 EXPANDING = '''
@@ -138,3 +139,27 @@ async def test_migrations_at_once_wait_for_one_another(url: str, later: BeLater)
     with later("0002", "0003", "0002"):
         expanded = await asyncio.gather(*(asyncio.to_thread(asyncio.run, migrate_store(url)) for _ in range(4)))
     assert sorted(len(migration.applied) for migration in expanded) == [0, 0, 0, 1]
+
+
+@pytest.mark.postgres
+async def test_a_role_that_may_not_change_the_schema_is_told_what_to_run(
+    postgres_databases: Databases, later: BeLater
+) -> None:
+    url = postgres_databases.make()
+    old = open_store(url)
+    await old.open()
+    await old.close()
+    role = f"plain_{url.rpartition('_')[2]}"
+    grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}"
+    await execute(url, f"CREATE ROLE {role} LOGIN", grant)
+    worker_url = url.replace("postgres@", f"{role}@")
+    with later("0002", "0003", "0002"):
+        with pytest.raises(StoreVersionError, match="has schema 0001, and its user may not upgrade it") as refused:
+            await open_store(worker_url).open()
+        assert "Run `perdure store migrate` with the URL of the user who owns the tables" in str(refused.value)
+        assert (await migrate_store(url)).applied
+        worker = open_store(worker_url)
+        await worker.open()
+        await record(worker, "it works")
+        await worker.close()
+    await execute(url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
