@@ -312,38 +312,42 @@ async def check_end_stored(run: RunHandle, execution: WorkflowExecutionDescripti
     if not await is_end_stored(run, execution):
         store = await run.client.store()
         raise TranscriptCorruptedError(
-            f"the store {store.place} is older than run {run.id!r}: it does not have the end of the conversation",
+            f"the store {store.place} does not have the end of run {run.id!r}: an older backup, or deleted",
             hint=f"Restore a newer backup, or go on from what it has: `perdure resume {run.id} --from-store`; what "
             "came after that may be done and paid for again.",
         )
 
 
 async def reopen_run(
-    run: RunHandle, override: dict[str, Any], *, by: str | None = None, from_store: bool = False
+    run: RunHandle,
+    override: dict[str, Any],
+    *,
+    by: str | None = None,
+    lost: WorkflowExecutionDescription | None = None,
 ) -> WorkflowHandle[Any, Any]:
     """Start a run that did not complete again, from the end of its conversation, with a turn without a message.
     ``override`` is merged over that of the run.
 
-    ``from_store``: from what the store has, also if that is not the end; with the first message, or waiting for one,
-    if it has nothing. A run that is open is terminated first.
+    ``lost`` is the execution whose end the store does not have: the run starts from what it has, or from its first
+    message, if it has nothing. If that execution is open it is terminated first.
     """
     temporal = run.client.temporal
-    description = await run.describe()
-    start = await build_reopen_start(run, from_store=from_store)
+    description = lost or await run.describe()
+    start = await build_reopen_start(run, from_store=lost is not None)
     by = by or run.client.actor
-    if not from_store:
+    if lost is None:
         await check_end_stored(run, description)
         start["message"] = start.get("message") or {"content": None, "by": by}
     elif build_closed_status(description) is None:
         reason = f"by {by}: continues from what the store has"
-        with run.temporal_errors(), suppress(RunClosedError):
+        with suppress(RunClosedError, RunNotFoundError), run.temporal_errors():  # another client was first
             await temporal.get_workflow_handle(run.id, run_id=description.run_id).terminate(reason=reason)
     if override:
         start["override"] = merge_overrides(start.get("override") or {}, override)
     task_queue = get_shared_task_queue(description.task_queue)
     memo = await _read_first_message_memo(description)
     policies = WorkflowIDReusePolicy
-    reuse = policies.ALLOW_DUPLICATE if from_store else policies.ALLOW_DUPLICATE_FAILED_ONLY
+    reuse = policies.ALLOW_DUPLICATE if lost is not None else policies.ALLOW_DUPLICATE_FAILED_ONLY
     try:
         return await start_run_workflow(temporal, run.id, start, task_queue=task_queue, reuse=reuse, memo=memo)
     except WorkflowAlreadyStartedError:  # another client was first

@@ -67,15 +67,15 @@ class CopyEnd(Protocol):
         ...
 
     async def write_page(self, table: str, rows: Sequence[Row]) -> None:
-        """Insert rows, all or none."""
+        """Insert rows, all or none. Raises ``StoreError`` for a copy that is complete."""
         ...
 
     async def clear(self, table: str) -> None:
-        """Delete all rows."""
+        """Delete all rows. Raises ``StoreError`` for a copy that is complete."""
         ...
 
     async def finish(self, usable_from: str) -> None:
-        """Let workers open the store."""
+        """Let workers open the store. Raises ``StoreError`` for a copy that is complete."""
         ...
 
     async def aclose(self) -> None:
@@ -232,6 +232,13 @@ def build_occupied_error(place: str, store_id: str) -> StoreMismatchError:
     return StoreMismatchError(
         f"{place} has another store already ({store_id})",
         hint="Name an empty database or a new file as TO, or delete what is there.",
+    )
+
+
+def build_finished_error(place: str) -> StoreError:
+    """Build the error for a target that another command has completed meanwhile: workers may use it."""
+    return StoreError(
+        f"another `perdure store copy` has completed the copy at {place}", hint="`perdure store status` shows it."
     )
 
 

@@ -407,7 +407,7 @@ class PostgresPool:
         if not self.store_id:
             return
         version, usable_from, other = await connection.fetchrow(SELECT_STORE) or ("", None, None)
-        migrations.check_usable(version, usable_from)
+        migrations.check_still_usable(version, usable_from)
         if other != self.store_id:
             raise StoreMismatchError(
                 f"{self._address.place} is now another store ({other}) than the one that was opened ({self.store_id})",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from ..errors import StoreError
 from . import migrations
-from .copies import COPIED_TABLES, PAGE_BYTES, PAGE_ROWS, Identity, Row, build_occupied_error
+from .copies import COPIED_TABLES, PAGE_BYTES, PAGE_ROWS, Identity, Row, build_finished_error, build_occupied_error
 from .postgres_connection import (
     POSTGRES_FAILURES,
     PostgresAddress,
@@ -18,7 +19,7 @@ from .postgres_connection import (
     translate_postgres_failure,
     unescape_text,
 )
-from .postgres_migration import MIGRATION_SECONDS, migrate_postgres
+from .postgres_migration import LOCK_KEY, MIGRATION_SECONDS, migrate_postgres
 from .schema import TABLES
 
 T = TypeVar("T")
@@ -34,6 +35,8 @@ SELECT_SIZED = """
     WHERE attrelid = to_regclass($1) AND attnum > 0 AND atttypid IN ('text'::regtype, 'bytea'::regtype)"""
 # What changes with every row that is inserted, updated or deleted. Reads no large values.
 SELECT_FINGERPRINT = "SELECT count(*), sum(hashtextextended(ctid::text || ' ' || xmin::text, 0)::numeric) FROM {table}"
+LOCK_UNFINISHED = "SELECT 1 FROM meta WHERE usable_from = $1 FOR UPDATE"
+LOCK_COPY = "SELECT pg_try_advisory_lock($1)"
 SELECT_SEQUENCE = "SELECT pg_get_serial_sequence($1, $2)"
 # A page ends after the row with which it exceeds the bytes; the server sends no more than that.
 SELECT_PAGE = """
@@ -120,6 +123,8 @@ class PostgresEnd:
 
     async def create(self, identity: Identity) -> None:
         """See :class:`.copies.CopyEnd`."""
+        if not await self._run(self._connection.fetchval(LOCK_COPY, LOCK_KEY + 1)):
+            raise StoreError(f"another `perdure store copy` writes to {self.place}", hint="Wait until it has ended.")
         if await self.read_identity() is None:
             unfinished = migrations.UNFINISHED_COPY
             await migrate_postgres(self._address, identity.store_id, identity.created_at, usable_from=unfinished)
@@ -150,11 +155,11 @@ class PostgresEnd:
     async def write_page(self, table: str, rows: Sequence[Row]) -> None:
         """See :class:`.copies.CopyEnd`."""
         records = [tuple(map(_escape, row)) for row in rows]
-        await self._run(self._connection.copy_records_to_table(table, records=records, columns=TABLES[table]))
+        await self._write(self._connection.copy_records_to_table, table, records=records, columns=TABLES[table])
 
     async def clear(self, table: str) -> None:
         """See :class:`.copies.CopyEnd`."""
-        await self._run(self._connection.execute(f"DELETE FROM {table}"))  # noqa: S608  # names of the schema
+        await self._write(self._connection.execute, f"DELETE FROM {table}")  # noqa: S608  # names of the schema
 
     async def finish(self, usable_from: str) -> None:
         """See :class:`.copies.CopyEnd`. Sets the sequences behind the copied numbers first."""
@@ -163,7 +168,16 @@ class PostgresEnd:
                 if (sequence := await self._run(self._connection.fetchval(SELECT_SEQUENCE, table, column))) is not None:
                     select = f"SELECT setval('{sequence}', max({column})) FROM {table}"  # noqa: S608  # names of the schema
                     await self._run(self._connection.execute(select))
-        await self._run(self._connection.execute("UPDATE meta SET usable_from = $1", usable_from))
+        await self._write(self._connection.execute, "UPDATE meta SET usable_from = $1", usable_from)
+
+    async def _write(self, work: Callable[..., Awaitable[Any]], *arguments: Any, **options: Any) -> None:
+        async def write() -> None:
+            async with self._connection.transaction():
+                if await self._connection.fetchval(LOCK_UNFINISHED, migrations.UNFINISHED_COPY) is None:
+                    raise build_finished_error(self.place)
+                await work(*arguments, **options)
+
+        await self._run(write())
 
 
 def _escape(value: Any) -> Any:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import StoreError, StoreMismatchError
 from . import sql
-from .migrations import CURRENT_VERSION, SELECT_VERSION, VERSION_TABLE, check_usable
+from .migrations import CURRENT_VERSION, SELECT_VERSION, VERSION_TABLE, check_still_usable
 from .schema import TABLES
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ class SqliteSession:
 
     def _check_same_store(self, database: SqliteDatabase) -> None:
         for version, usable_from in database.run(SELECT_VERSION):
-            check_usable(version, usable_from)
+            check_still_usable(version, usable_from)
         store_id = sql.read_store_id(database)
         if store_id != self._file.store_id:
             raise StoreMismatchError(

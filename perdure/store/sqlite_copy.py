@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from . import migrations
-from .copies import COPIED_TABLES, PAGE_BYTES, PAGE_ROWS, Identity, Row, build_occupied_error
+from .copies import COPIED_TABLES, PAGE_BYTES, PAGE_ROWS, Identity, Row, build_finished_error, build_occupied_error
 from .schema import TABLES, as_bytes
 from .sql import assign_store_id
 from .sqlite import is_current, list_tables, parse_sqlite_url, upgrade_schema
@@ -16,6 +16,7 @@ from .sqlite_connection import SQLITE_FAILURES, SqliteDatabase, SqliteSession, S
 
 T = TypeVar("T")
 
+IS_UNFINISHED = "SELECT 1 FROM meta WHERE usable_from = ?"
 _WRITER_SECONDS = 60.0
 """Time to wait for the transaction of another process."""
 
@@ -140,7 +141,7 @@ class SqliteEnd:
     async def write_page(self, table: str, rows: Sequence[Row]) -> None:
         """See :class:`.copies.CopyEnd`."""
         columns = TABLES[table]
-        insert = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608  # names of the schema
+        insert = f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608  # names of the schema
         self._write(lambda connection: connection.executemany(insert, rows))
 
     async def clear(self, table: str) -> None:
@@ -155,6 +156,8 @@ class SqliteEnd:
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("BEGIN IMMEDIATE")
             try:
+                if connection.execute(IS_UNFINISHED, (migrations.UNFINISHED_COPY,)).fetchone() is None:
+                    raise build_finished_error(self.place)
                 work(connection)
                 connection.execute("COMMIT")
             except BaseException:

@@ -117,7 +117,7 @@ async def test_a_conversation_that_ended_after_the_backup_is_not_continued_in_si
     put_back(backup, engine.store_path)
     async with engine.served(counted.agent) as client:
         for ended in (run, unknown):
-            with pytest.raises(TranscriptCorruptedError, match="is older than run") as caught:
+            with pytest.raises(TranscriptCorruptedError, match="does not have the end of run") as caught:
                 await client.send("counted", "three", id=ended.id)
             assert f"perdure resume {ended.id} --from-store" in str(caught.value)
         assert counted.paid == 3
@@ -161,7 +161,7 @@ async def test_a_store_older_than_a_turn_in_progress_pays_nothing_in_silence(eng
     put_back(backup, engine.store_path)
     async with engine.served(paying.agent) as client:
         run = client.run(other.id)
-        with pytest.raises(TranscriptCorruptedError, match="is older than run"):
+        with pytest.raises(TranscriptCorruptedError, match="does not have the end of run"):
             await client.send("paying", "more", id=run.id)
         await run.resume(from_store=True)
         response = await asyncio.wait_for(run.result(), 30)

@@ -174,6 +174,33 @@ async def fill_more(url: str) -> None:
 
 
 @pytest.mark.parametrize("target_kind", KINDS)
+async def test_two_copies_at_once(make_url: MakeUrl, target_kind: str) -> None:
+    source_url, target_url = make_url("sqlite", "from"), make_url(target_kind, "to")
+    source = await opened(source_url)
+    await fill(source)
+    await source.close()
+    refusals: list[StoreError] = []
+
+    def copy_too(line: str) -> None:
+        if line.startswith("memory: ") and not refusals:
+            try:
+                run_apart(copied(source_url, target_url))
+                run_apart(fill_more(target_url))  # a worker uses it
+            except StoreError as error:
+                refusals.append(error)
+
+    if target_kind == "sqlite":
+        with pytest.raises(StoreError, match="has completed the copy"):
+            await copy_store(source_url, target_url, report=copy_too)
+        store = await opened(target_url)
+        assert await store.recall("space\1", "more") == b"1", "what workers wrote is not deleted"
+        await store.close()
+    else:
+        await copy_store(source_url, target_url, report=copy_too)
+        assert "another `perdure store copy` writes to" in str(refusals[0])
+
+
+@pytest.mark.parametrize("target_kind", KINDS)
 async def test_targets_that_are_refused(make_url: MakeUrl, target_kind: str) -> None:
     source_url, target_url = make_url("sqlite", "from"), make_url(target_kind, "to")
     with pytest.raises(StoreError, match="there is no store at"):

@@ -76,6 +76,14 @@ def check_usable(version: str, usable_from: str | None) -> None:
         )
 
 
+def check_still_usable(version: str, usable_from: str | None) -> None:
+    """Check a store that was opened before. Raises ``StoreError``, which is retryable: a newer worker does the work."""
+    try:
+        check_usable(version, usable_from)
+    except StoreVersionError as error:
+        raise StoreError(error.message, hint="Stop this process and upgrade it: newer workers do its work.") from None
+
+
 def upgrade(connection: Connection, *, contract: bool = False) -> list[str]:
     """Apply the versions that are missing, in the caller's transaction, which must exclude other writers. Return them,
     each with its title.
