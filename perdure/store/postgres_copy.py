@@ -111,7 +111,7 @@ class PostgresEnd:
         parameters = ", ".join(f"${number}" for number in range(1, len(key) + 1))
         select = SELECT_PAGE.format(
             columns=", ".join(TABLES[table]),
-            size="(" + " + ".join(f"coalesce(octet_length({name}), 0)" for name in sorted(sized)) + ")",
+            size="(" + " + ".join(["0", *(f"coalesce(octet_length({name}), 0)" for name in sorted(sized))]) + ")",
             key=names,
             table=table,
             behind="" if after is None else f"WHERE ({names}) > ({parameters})",

@@ -99,7 +99,10 @@ MAX_KEY_BYTES = 500
 
 def shorten_key(key: str | None) -> str | None:
     """Return the key, or its hash if it is too long for an index."""
-    if key is None or len(key) * 4 <= MAX_KEY_BYTES or len(encoded := key.encode()) <= MAX_KEY_BYTES:
+    if key is None or len(key) * 4 <= MAX_KEY_BYTES:
+        return key
+    encoded = key.encode(errors="surrogatepass")
+    if len(encoded) <= MAX_KEY_BYTES:
         return key
     return f"sha256/{hashlib.sha256(encoded).hexdigest()}"
 
