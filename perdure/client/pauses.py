@@ -9,14 +9,16 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from ..errors import PerdureError, RunClosedError, RunNotFoundError, RunStuckError
+from temporalio.client import WorkflowExecutionDescription
+
+from ..errors import InvalidInputError, PerdureError, RunClosedError, RunNotFoundError, RunStuckError
 from ..loop.lifecycle import parse_pause_request, parse_run_limits
 from ..temporal_service import build_closed_error, find_failing_task
 from ..types.interface import Status
 from .audit import audit_steering
 from .follow import WorkflowBehind, read_event_log_state, retry_while_behind
 from .handles import RunHandle
-from .messages import reopen_run, wait_for_closed_status
+from .messages import is_end_stored, reopen_run, wait_for_closed_status
 from .visibility import build_closed_status
 
 _CHILD_START_SECONDS = 2.0
@@ -37,19 +39,32 @@ async def pause_run(run: RunHandle, *, reason: str | None, children: bool, by: s
 
 
 async def resume_run(
-    run: RunHandle, *, limits: Mapping[str, Any] | None, children: bool, by: str, reopen: bool = True
+    run: RunHandle,
+    *,
+    limits: Mapping[str, Any] | None,
+    children: bool,
+    by: str,
+    reopen: bool = True,
+    from_store: bool = False,
 ) -> None:
     """See :meth:`perdure.client.run.Run.resume`. Without ``reopen``, a run that has ended is left as it is."""
     raised = parse_run_limits(limits).model_dump(mode="json", exclude_none=True) if limits else {}
-    async with audit_steering(run.client, "resume", run.id, by=by, detail=json.dumps(raised) if raised else None):
-        is_open = await _resume_run_itself(run, {"limits": raised} if raised else {}, by=by, reopen=reopen)
+    asked = raised | ({"from_store": True} if from_store else {})
+    async with audit_steering(run.client, "resume", run.id, by=by, detail=json.dumps(asked) if asked else None):
+        override = {"limits": raised} if raised else {}
+        is_open = await _resume_run_itself(run, override, by=by, reopen=reopen, from_store=from_store)
     if children and is_open:  # of a subagent that has ended, the parent has the outcome
         await _for_each_child(run, lambda child: resume_run(child, limits=None, children=True, by=by, reopen=False))
 
 
-async def _resume_run_itself(run: RunHandle, override: dict[str, Any], *, by: str, reopen: bool) -> bool:
+async def _resume_run_itself(
+    run: RunHandle, override: dict[str, Any], *, by: str, reopen: bool, from_store: bool
+) -> bool:
     """Resume the run without its subagents; return whether it is the same execution that goes on."""
     closed = await wait_for_closed_status(run)
+    if from_store:
+        run.handle = await reopen_run(run, override, by=by, lost=await _describe_lost(run, is_open=closed is None))
+        return False
     if closed is not None and not reopen:
         return False
     if closed is not None and closed.state == "completed":
@@ -83,6 +98,18 @@ async def terminate_run(run: RunHandle, reason: str | None, *, by: str) -> None:
     async with audit_steering(run.client, "terminate", run.id, by=by, detail=reason):
         with run.temporal_errors():
             await run.client.temporal.get_workflow_handle(run.id).terminate(reason=text)
+
+
+async def _describe_lost(run: RunHandle, *, is_open: bool) -> WorkflowExecutionDescription:
+    """Describe the execution of ``run`` of which the store lacks something. Raises ``InvalidInputError`` if it does
+    not, ``TranscriptUnavailableError`` without a store."""
+    await run.client.store()
+    execution = await run.describe()
+    if await is_end_stored(run, execution) and not (is_open and (await run.status()).state == "paused"):
+        raise InvalidInputError(
+            f"the store has the end of run {run.id!r}", hint="Nothing of it is lost: resume it without from_store."
+        )
+    return execution
 
 
 async def wait_for_pause(run: RunHandle) -> None:

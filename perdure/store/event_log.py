@@ -18,7 +18,7 @@ from ..ports.store import build_spans
 from ..ports.surfaces import WaitChange, WriteOptions, find_wait_changes
 from ..types.events import Span, build_worker_lost_retraction, decode_event, encode_event_body
 from ..types.subagents import Lineage, PathStep
-from .schema import Database, Rows, as_bytes, build_insert, build_upsert, run_for_keys
+from .schema import Database, Rows, as_bytes, build_insert, build_upsert, run_for_keys, shorten_key
 
 # ---
 # The stored paths to a run: one that is started again, by another call under its id, then has another path.
@@ -126,6 +126,7 @@ class _Feed:
 
     def qualify_key(self, key: str | None) -> str | None:
         """Return the key as stored: keys are the run's own."""
+        key = shorten_key(key)
         return key if key is None or self.child is None else f"{self.child}\n{key}"
 
 

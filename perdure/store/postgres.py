@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import threading
 import uuid
@@ -22,6 +21,7 @@ from ..types.events import Event, ModelRetracted, build_worker_lost_retraction, 
 from . import event_log, migrations, sql
 from .postgres_connection import PostgresPool, build_closed_error, parse_postgres_url, unescape_text
 from .postgres_notify import EventNotifications
+from .schema import shorten_key
 from .surfaces import SurfaceTables
 
 T = TypeVar("T")
@@ -32,8 +32,6 @@ T = TypeVar("T")
 
 MEMORY_CHANGED, OPEN_DELTAS = "PD001", "PD002"
 """SQLSTATEs that the functions raise."""
-MAX_KEY_BYTES = 500
-"""A longer key of an event, or id of a message, is stored by its hash: an entry of an index takes up to 2,700 bytes."""
 MAX_UNCERTAIN_BATCHES = 100
 """Most batches that are remembered because their answer was lost, until they are appended again."""
 
@@ -114,16 +112,6 @@ def _choose_marked_event(batch: EventBatch) -> int:
     return marked
 
 
-def shorten_key(key: str | None) -> str | None:
-    """Return the key, or its hash if it is too long for an index."""
-    if key is None or len(key) * 4 <= MAX_KEY_BYTES:
-        return key
-    encoded = key.encode(errors="surrogatepass")
-    if len(encoded) <= MAX_KEY_BYTES:
-        return key
-    return f"sha256/{hashlib.sha256(encoded).hexdigest()}"
-
-
 def _encode_commit(commit: Commit, now: str) -> list[Any]:
     """Return the arguments of the commit before those of its events."""
     blobs = sorted(commit.blobs, key=lambda blob: blob.hash)
@@ -169,7 +157,7 @@ def _encode_commit(commit: Commit, now: str) -> list[Any]:
 
 
 SELECT_IDENTITY = f"""
-    SELECT version_num, store_id, current_setting('transaction_isolation')
+    SELECT version_num, usable_from, store_id, current_setting('transaction_isolation')
     FROM {migrations.VERSION_TABLE} LEFT JOIN meta ON true"""  # noqa: S608  # a constant
 # A page ends after the event with which it exceeds the bytes; the server sends no more than that.
 SELECT_PAGE = """
@@ -238,13 +226,13 @@ class PostgresStore(SurfaceTables):
             if isinstance(error.__cause__, asyncpg.UndefinedTableError):
                 return ""
             raise
-        version, store_id, isolation = rows[0] if rows else ("", None, "read committed")
+        version, usable_from, store_id, isolation = rows[0] if rows else ("", None, None, "read committed")
         if isolation != "read committed":  # the functions that write see what others have committed meanwhile
             raise StoreError(
                 f"the store {self.place} has transaction isolation {isolation!r}, and perdure needs 'read committed'",
                 hint="Set default_transaction_isolation of the database, or of perdure's user, to 'read committed'.",
             )
-        return str(store_id or "") if migrations.is_current_version(version) else ""
+        return str(store_id or "") if migrations.is_current_version(version, usable_from) else ""
 
     async def close(self) -> None:
         """Finish the writes that have begun, and close the connections. ``open`` may follow."""

@@ -6,8 +6,8 @@ import asyncio
 import re
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 import asyncpg
 
 from ..errors import StoreError, StoreLocationError, StoreMismatchError
+from . import migrations
 
 T = TypeVar("T")
 
@@ -277,6 +278,8 @@ def _escape_value(value: Any) -> Any:
 # The pool.
 
 
+APPLICATION_PREFIX = "perdure schema "
+SELECT_STORE = f"SELECT version_num, usable_from, store_id FROM {migrations.VERSION_TABLE} LEFT JOIN meta ON true"  # noqa: S608  # a constant
 IDLE_SECONDS = 300.0
 """Time after which an unused connection is closed."""
 CANCEL_SECONDS = 2.0
@@ -440,7 +443,11 @@ class PostgresPool:
             raise translate_postgres_failure(error, self._address) from error
 
     async def _check_same_store(self, connection: Any) -> None:
-        if self.store_id and (other := await connection.fetchval("SELECT store_id FROM meta")) != self.store_id:
+        if not self.store_id:
+            return
+        version, usable_from, other = await connection.fetchrow(SELECT_STORE) or ("", None, None)
+        migrations.check_still_usable(version, usable_from)
+        if other != self.store_id:
             raise StoreMismatchError(
                 f"{self._address.place} is now another store ({other}) than the one that was opened ({self.store_id})",
                 hint="Bring the right database back, or restart this program to use the new one.",
@@ -455,7 +462,8 @@ def build_connect_options(address: PostgresAddress, *, listen: bool = False) -> 
         "command_timeout": address.command_timeout,
         "statement_cache_size": 100 if address.named_statements else 0,
         "target_session_attrs": address.target,
-        "server_settings": {"application_name": "perdure"},
+        # `perdure store migrate --contract` looks for workers whose code is too old for the next schema.
+        "server_settings": {"application_name": f"{APPLICATION_PREFIX}{migrations.CURRENT_VERSION}"},
     }
 
 
@@ -465,6 +473,19 @@ async def connect_to_postgres(address: PostgresAddress, *, listen: bool = False)
         return await asyncpg.connect(**build_connect_options(address, listen=listen))
     except POSTGRES_FAILURES as error:
         raise translate_postgres_failure(error, address) from None
+
+
+@asynccontextmanager
+async def open_connection(address: PostgresAddress) -> AsyncIterator[Any]:
+    """A connection for the block, whose failures are ``StoreError``."""
+    connection = await connect_to_postgres(address)
+    try:
+        yield connection
+    except POSTGRES_FAILURES as error:
+        raise translate_postgres_failure(error, address) from error
+    finally:
+        with suppress(*POSTGRES_FAILURES):
+            await connection.close(timeout=5)
 
 
 def _is_of_the_server(error: BaseException) -> bool:

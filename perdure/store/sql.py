@@ -14,8 +14,18 @@ from typing import Any
 from ..errors import MemoryChangedError, TranscriptCorruptedError
 from ..ports import AgentRow, Claim, Commit, EventBatch, MemoryWrite, Node, RunRow, TurnRow, UsageRow
 from ..ports.surfaces import WriteOptions
-from . import event_log
-from .schema import MAX_KEYS, TABLES, Database, as_bytes, bind_keys, build_insert, build_upsert, run_for_keys
+from . import event_log, migrations
+from .schema import (
+    MAX_KEYS,
+    TABLES,
+    Database,
+    as_bytes,
+    bind_keys,
+    build_insert,
+    build_upsert,
+    run_for_keys,
+    shorten_key,
+)
 
 # ---
 # Operations on the memory that conversations share.
@@ -100,6 +110,10 @@ RECORD_OUTCOME = build_insert(
         key_id = excluded.key_id
     WHERE journal.outcome IS NULL""",
 )
+MISSING_NODE_HINT = (
+    "Restore it from a backup of the store and `resume` the run, or fork the run from a head that is intact. If the "
+    "store is itself a backup older than the run: `perdure resume ID --from-store` goes on from what it has."
+)
 INSERT_NODE = build_insert("nodes")
 INSERT_BLOB = build_insert("blobs")
 UPSERT_RUN = build_upsert("runs", "context_id", kept=("tenant", "user_id"))
@@ -129,9 +143,9 @@ INSERT_STORE_ID = build_insert("meta")
 SELECT_STORE_ID = "SELECT store_id FROM meta"
 
 
-def assign_store_id(database: Database, proposed: str, now: str) -> str:
+def assign_store_id(database: Database, proposed: str, now: str, usable_from: str = migrations.USABLE_FROM) -> str:
     """Return the recorded ``store_id``, or record ``proposed`` as such."""
-    database.run(INSERT_STORE_ID, id=1, store_id=proposed, created_at=now)
+    database.run(INSERT_STORE_ID, id=1, store_id=proposed, created_at=now, usable_from=usable_from)
     return str(database.run(SELECT_STORE_ID).fetchone()[0])
 
 
@@ -208,7 +222,7 @@ def _write_turn(database: Database, turn: TurnRow, now: str, key_id: str | None)
     if database.run(UPSERT_TURN, **names, **row, created_at=now, updated_at=now, key_id=key_id).rowcount == 0:
         return
     for message_id in sorted(set(turn.messages)):
-        database.run(INSERT_SENT_MESSAGE, **names, message_id=message_id)
+        database.run(INSERT_SENT_MESSAGE, **names, message_id=shorten_key(message_id))
 
 
 def read_nodes(database: Database, head: str, until: Sequence[str]) -> list[Node]:
@@ -231,7 +245,7 @@ def order_chain(rows: Iterable[Any], head: str, until: Sequence[str]) -> list[No
         if node is None:
             raise TranscriptCorruptedError(
                 f"node {name} of the transcript that ends in {head} is missing from the store",
-                hint="Restore it from a backup of the store, or fork the run from a head that is intact.",
+                hint=MISSING_NODE_HINT,
             )
         chain.append(node)
         name = node.parent
@@ -275,7 +289,8 @@ def read_turn(database: Database, context_id: str, task_id: str) -> TurnRow | No
 
 def find_turn_of_message(database: Database, context_id: str, message_id: str) -> str | None:
     """Return the ``task_id`` of the first turn that took a message."""
-    row = database.run(SELECT_TURN_OF_MESSAGE, context_id=context_id, message_id=message_id).fetchone()
+    message_key = shorten_key(message_id)
+    row = database.run(SELECT_TURN_OF_MESSAGE, context_id=context_id, message_id=message_key).fetchone()
     return None if row is None else str(row[0])
 
 

@@ -69,7 +69,7 @@ async def refused(url: str, says: str, kind: type[StoreError] = StoreError) -> S
 async def end_connections(url: str) -> None:
     """As an administrator does; the connections of the store, and no others."""
     others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
-    await execute(url, f"{others} AND application_name = 'perdure'")
+    await execute(url, f"{others} AND application_name LIKE 'perdure %'")
 
 
 def outcome(key: str, body: bytes = b"1") -> Commit:
@@ -129,10 +129,10 @@ async def test_a_user_without_privileges(url: str):
 async def test_a_newer_and_an_older_schema(url: str):
     async with opened(url):
         pass
-    await execute(url, "UPDATE perdure_version SET version_num = '9999'")
+    await execute(url, "UPDATE perdure_version SET version_num = '9999'", "UPDATE meta SET usable_from = '9999'")
     error = await refused(url, "schema 9999, this perdure knows up to", StoreVersionError)
     assert not error.retryable
-    await execute(url, "UPDATE perdure_version SET version_num = '0000'")
+    await execute(url, "UPDATE perdure_version SET version_num = '0000'", "UPDATE meta SET usable_from = '0000'")
     await refused(url, "cannot be upgraded", StoreVersionError)
 
 
