@@ -14,11 +14,18 @@ from typing import Any, TypeVar
 import asyncpg
 
 from ..errors import MemoryChangedError, StoreError
-from ..ports import Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
+from ..ports import Blob, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
 from ..ports.store import format_utc_now
 from ..types.events import ModelRetracted, build_worker_lost_retraction, decode_event, encode_event_body
-from . import event_log, migrations, sql
-from .postgres_connection import PostgresPool, build_closed_error, escape_text, parse_postgres_url, unescape_text
+from . import event_log, migrations, retention, sql
+from .postgres_connection import (
+    PostgresPool,
+    build_closed_error,
+    escape_text,
+    parse_postgres_url,
+    unescape_text,
+    unescape_value,
+)
 from .postgres_notify import EventNotifications
 
 T = TypeVar("T")
@@ -27,7 +34,7 @@ T = TypeVar("T")
 # The arguments of the functions that write, see ``migrations/versions/0001_postgresql.sql``.
 
 
-MEMORY_CHANGED, OPEN_DELTAS = "PD001", "PD002"
+MEMORY_CHANGED, OPEN_DELTAS, PARENT_MISSING = "PD001", "PD002", "PD003"
 """SQLSTATEs that the functions raise."""
 MAX_KEY_BYTES = 500
 """A longer key of an event, or id of a message, is stored by its hash: an entry of an index takes up to 2,700 bytes."""
@@ -42,6 +49,7 @@ def _build_call(function: str, count: int) -> str:
 APPEND = _build_call("perdure_append_0001", 16)
 CLAIM = _build_call("perdure_claim_0001", 19)
 COMMIT = _build_call("perdure_commit_0001", 44)
+REFER = _build_call("perdure_refer_0001", 5)
 
 LostDelta = tuple[int | None, str | None, bytes | None]
 """The retraction of the deltas of a lost worker: the number of the first, its turn, and the body of the event."""
@@ -75,6 +83,12 @@ class _EncodedBatch:
         """Return the arguments after those of ``head``."""
         return [*self._events, self.write_id, is_repeated or self._again, *self.lost]
 
+    def find_references(self) -> list[retention.Reference]:
+        """Find the blobs that the events name."""
+        bodies: list[bytes] = self._events[3] or []
+        targets = {target for body in bodies for target in retention.find_blob_references(body)}
+        return [retention.Reference(target, context_id=self.head[0]) for target in targets]
+
 
 def _choose_marked_event(batch: EventBatch) -> int:
     """Return the index, from 1, of the event that marks the batch as written; 0 if its keys do so.
@@ -100,8 +114,8 @@ def shorten_key(key: str | None) -> str | None:
 
 def _encode_commit(commit: Commit, now: str) -> list[Any]:
     """Return the arguments of the commit before those of its events."""
-    blobs = sorted(commit.blobs, key=lambda blob: blob.hash)
-    nodes = sorted(commit.nodes, key=lambda node: node.hash)
+    blobs = [blob for _, blob in sorted({blob.hash: blob for blob in commit.blobs}.items())]
+    nodes = [node for _, node in sorted({node.hash: node for node in commit.nodes}.items())]
     outcome, run, turn = commit.outcome, commit.run, commit.turn
     last_writes = {(write.namespace, write.key): write for write in commit.memory}
     memory = [last_writes[name] for name in sorted(last_writes)]
@@ -153,7 +167,7 @@ SELECT_PAGE = """
 MAX_SEQ = 2**63 - 1
 
 
-class PostgresStore:
+class PostgresStore(retention.SqlRetention):
     """A ``Store`` in a PostgreSQL database; see :func:`.postgres_connection.parse_postgres_url` for the URL.
 
     Every write is one statement, so one round trip. Writes that have begun are completed, also when their caller is
@@ -276,8 +290,11 @@ class PostgresStore:
         return await self._run_at_home(self._finish_write(statement, head, events))
 
     async def _finish_write(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
+        return await self._write_to_end(self._call(statement, head, events))
+
+    async def _write_to_end(self, write: Coroutine[Any, Any, T]) -> T:
         """Write, to the end also if the caller is cancelled: what was paid must be recorded."""
-        writing = asyncio.create_task(self._call(statement, head, events))
+        writing = asyncio.create_task(write)
         self._writes.add(writing)
         writing.add_done_callback(self._forget_write)
         return await asyncio.shield(writing)
@@ -292,22 +309,47 @@ class PostgresStore:
     async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
         """See :class:`perdure.ports.Journal`."""
         head = [key, owner, again, self._now()]
-        row = await self._write(CLAIM, head, self._encode_batch(events))
+        batch = self._encode_batch(events)
+        await self._note_references(batch.find_references())
+        row = await self._write(CLAIM, head, batch)
         return Claim(row["state"], row["recorded"], row["starts_counted"] if row["state"] != "done" else 1)
 
     async def commit(self, commit: Commit) -> bytes | None:
         """See :class:`perdure.ports.Journal`."""
         head = _encode_commit(commit, self._now())
-        row = await self._write(COMMIT, head, self._encode_batch(commit.events))
+        batch = self._encode_batch(commit.events)
+        await self._note_references([*retention.find_references(commit), *batch.find_references()], commit.blobs)
+        row = await self._write(COMMIT, head, batch)
         recorded: bytes | None = row["recorded"]
         return recorded if recorded is not None or commit.outcome is None else commit.outcome.body
 
     async def append(self, batch: EventBatch) -> bool:
         """See :class:`perdure.ports.EventLog`."""
         encoded = self._encode_batch(batch)
+        await self._note_references(encoded.find_references())
         encoded.head.insert(3, False)
         row = await self._write(APPEND, [], encoded)
         return bool(row["written"])
+
+    async def _note_references(self, references: Sequence[retention.Reference], new: Sequence[Blob] = ()) -> None:
+        """Note references, whose targets exist or are among ``new``, and renew these: before the write that refers to
+        them, which begins while they are young."""
+        if references:
+            columns = zip(*sorted(set(references), key=str), strict=True)
+            targets, nodes, context_ids = map(list, columns)
+            arguments = [self._now(), targets, nodes, context_ids, [blob.hash for blob in new]]
+            await self._run_at_home(self._write_to_end(self._refer(arguments)))
+
+    async def _refer(self, arguments: list[Any]) -> None:
+        await self._require_store()
+        await self._pool.call(REFER, lambda _: arguments)
+
+    async def _run_step(self, make_step: Callable[[], retention.Step[T]], *, write: bool = False) -> T:
+        return await self._run_at_home(self._run_step_at_home(make_step, write))
+
+    async def _run_step_at_home(self, make_step: Callable[[], retention.Step[T]], write: bool) -> T:
+        await self._require_store()
+        return await self._pool.transact(make_step, write=write)
 
     def _encode_batch(self, batch: EventBatch | None) -> _EncodedBatch:
         """Encode ``batch``, under the id of its last try if the answer to that was lost."""
@@ -318,19 +360,15 @@ class PostgresStore:
 
     async def _call(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
         """Call a function that writes, and notify the followers of its events."""
-        if not self.store_id:
-            self._check_open()
-            await self._open(create=False)
-            if not self.store_id:
-                raise StoreError(
-                    f"there is no store at {self.place} yet",
-                    hint="Workers make it when they start; or restore its database.",
-                )
+        await self._require_store()
         try:
             row = await self._call_despite_open_deltas(statement, head, events)
         except StoreError as error:
             if _get_sqlstate(error) == MEMORY_CHANGED:
                 raise _build_memory_error(error, head) from None
+            if _get_sqlstate(error) == PARENT_MISSING:
+                name = error.__cause__.detail  # type: ignore[union-attr]  # asyncpg's error
+                raise retention.build_missing_parent_error(unescape_text(name)) from None
             if events.batch is not None:  # whether it was written is unknown, or it was not: both may be tried again
                 self._uncertain[id(events.batch)] = events.batch, events.write_id
                 while len(self._uncertain) > MAX_UNCERTAIN_BATCHES:
@@ -340,6 +378,17 @@ class PostgresStore:
             seq = row["last_seq"]
             self._get_notifications().notify_write({unescape_text(row["stream"]): seq, events.batch.context_id: seq})
         return row
+
+    async def _require_store(self) -> None:
+        """Raise ``StoreError`` if there is no store."""
+        if not self.store_id:
+            self._check_open()
+            await self._open(create=False)
+            if not self.store_id:
+                raise StoreError(
+                    f"there is no store at {self.place} yet",
+                    hint="Workers make it when they start; or restore its database.",
+                )
 
     async def _call_despite_open_deltas(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
         def build_arguments(is_repeated: bool) -> list[Any]:
@@ -386,7 +435,7 @@ class PostgresStore:
     async def get_run(self, context_id: str) -> RunRow | None:
         """See :class:`perdure.ports.Runs`."""
         rows = await self._fetch(sql.SELECT_RUN, context_id=context_id)
-        return RunRow(*map(_unescape_value, rows[0])) if rows else None
+        return RunRow(*map(unescape_value, rows[0])) if rows else None
 
     async def list_runs(
         self, *, agent: str | None = None, status: str | None = None, roots: bool = False, limit: int = 100
@@ -394,7 +443,7 @@ class PostgresStore:
         """See :class:`perdure.ports.Runs`."""
         select = sql.build_runs_select(agent, status, roots=roots)
         rows = await self._fetch(select, agent=agent, status=status, limit=limit)
-        return [RunRow(*map(_unescape_value, row)) for row in rows]
+        return [RunRow(*map(unescape_value, row)) for row in rows]
 
     async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
         """See :class:`perdure.ports.Turns`."""
@@ -478,10 +527,6 @@ class PostgresStore:
     async def _read_streams(self, context_ids: Iterable[str]) -> dict[str, tuple[str, int]]:
         rows = await self._read(event_log.SELECT_LATEST_SEQS, {"keys": list(context_ids)})
         return {unescape_text(context_id): (unescape_text(stream), seq) for context_id, seq, stream in rows}
-
-
-def _unescape_value(value: Any) -> Any:
-    return unescape_text(value) if type(value) is str else value
 
 
 def _get_sqlstate(error: StoreError) -> str | None:

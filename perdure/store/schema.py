@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 TABLES = {
     "meta": ("id", "store_id", "created_at"),
-    "nodes": ("hash", "parent", "body"),
-    "blobs": ("hash", "body"),
-    "journal": ("key", "kind", "owner", "starts", "outcome", "claimed_at", "done_at"),
+    "nodes": ("hash", "parent", "body", "used_on"),
+    "blobs": ("hash", "body", "used_on"),
+    "journal": ("key", "kind", "owner", "starts", "outcome", "claimed_at", "done_at", "context_id"),
     "runs": (
         *("context_id", "agent", "scope", "head", "status", "iterations", "result", "asked_at"),
         *("created_at", "updated_at"),
@@ -23,6 +23,8 @@ TABLES = {
     "memory": ("namespace", "key", "value", "updated_at"),
     "events": ("context_id", "seq", "task_id", "type", "key", "body", "spans", "child"),
     "feeds": ("context_id", "seq", "token", "open", "first_delta", "root", "path"),
+    "node_references": ("target", "node"),
+    "run_references": ("target", "context_id"),
 }
 """The tables and columns of the newest schema, which ``migrations/`` creates and describes."""
 

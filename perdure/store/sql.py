@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import MemoryChangedError, TranscriptCorruptedError
 from ..ports import Claim, Commit, EventBatch, MemoryWrite, Node, RunRow, TurnRow
-from . import event_log
+from . import event_log, retention
 from .schema import MAX_KEYS, Database, as_bytes, bind_keys, build_insert, build_upsert, run_for_keys
 
 # ---
@@ -97,8 +97,9 @@ RECORD_OUTCOME = build_insert(
     """(key) DO UPDATE SET kind = excluded.kind, outcome = excluded.outcome, done_at = excluded.done_at
     WHERE journal.outcome IS NULL""",
 )
-INSERT_NODE = build_insert("nodes")
-INSERT_BLOB = build_insert("blobs")
+_RENEW = "(hash) DO UPDATE SET used_on = excluded.used_on WHERE excluded.used_on > {table}.used_on"
+INSERT_NODE = build_insert("nodes", _RENEW.format(table="nodes"))
+INSERT_BLOB = build_insert("blobs", _RENEW.format(table="blobs"))
 UPSERT_RUN = build_upsert("runs", "context_id")
 UPSERT_TURN = build_upsert("turns", "context_id", "task_id")
 INSERT_SENT_MESSAGE = build_insert("sent")
@@ -148,14 +149,17 @@ def claim_call(
     database: Database, key: str, owner: str, again: bool, now: str, events: EventBatch | None = None
 ) -> Claim:
     """Record the intent to act; see :meth:`perdure.ports.Journal.claim`."""
-    claim = _claim_journal_key(database, key, owner, again, now)
+    context_id = None if events is None else events.context_id
+    claim = _claim_journal_key(database, key, owner, again, now, context_id)
     if events is not None and claim.state == "new":
         event_log.append_batch(database, events, now)
     return claim
 
 
-def _claim_journal_key(database: Database, key: str, owner: str, again: bool, now: str) -> Claim:
-    entry = {"key": key, "kind": None, "owner": owner, "starts": 1, "outcome": None}
+def _claim_journal_key(
+    database: Database, key: str, owner: str, again: bool, now: str, context_id: str | None
+) -> Claim:
+    entry = {"key": key, "kind": None, "owner": owner, "starts": 1, "outcome": None, "context_id": context_id}
     [(claimed_by, starts, outcome)] = database.run(INSERT_OR_LOCK_CLAIM, **entry, claimed_at=now, done_at=None)
     if outcome is not None:
         return Claim("done", as_bytes(outcome))
@@ -171,12 +175,16 @@ def write_commit(database: Database, commit: Commit, now: str) -> bytes | None:
     """Write all of ``commit``; see :meth:`perdure.ports.Journal.commit`."""
     # In the same order everywhere, so that two transactions on PostgreSQL never deadlock.
     for blob in sorted(commit.blobs, key=lambda blob: blob.hash):
-        database.run(INSERT_BLOB, hash=blob.hash, body=blob.body)
+        database.run(INSERT_BLOB, hash=blob.hash, body=blob.body, used_on=now[:10])
     for node in sorted(commit.nodes, key=lambda node: node.hash):
-        database.run(INSERT_NODE, hash=node.hash, parent=node.parent, body=node.body)
+        database.run(INSERT_NODE, hash=node.hash, parent=node.parent, body=node.body, used_on=now[:10])
+    retention.renew_parents(database, commit, now[:10])
+    if references := retention.find_references(commit):
+        retention.write_references(database, references, now[:10])
     outcome = commit.outcome
     if outcome is not None:
         entry = {"key": outcome.key, "kind": outcome.kind, "outcome": outcome.body, "done_at": now}
+        entry["context_id"] = retention.get_context_id(commit)
         if database.run(RECORD_OUTCOME, **entry, owner=None, starts=0, claimed_at=None).rowcount == 0:
             return read_outcomes(database, [outcome.key])[outcome.key]
     if commit.run is not None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..errors import StoreError, StoreLocationError, StoreVersionError
 from ..ports import Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
 from ..ports.store import format_utc_now
-from . import event_log, migrations, sql
+from . import event_log, migrations, retention, sql
 from .sqlite_connection import SqliteDatabase, SqliteSession, StoreFile, StoreThread
 from .sqlite_notify import EventWatcher
 
@@ -30,7 +30,7 @@ class _Threads(NamedTuple):
     watcher: EventWatcher
 
 
-class SqliteStore:
+class SqliteStore(retention.SqlRetention):
     """A ``Store`` in one file (``sqlite:///relative/path`` or ``sqlite:////absolute/path``).
 
     One thread writes and one reads (a few keys are read on the event loop), and one polls for events while a caller
@@ -126,6 +126,10 @@ class SqliteStore:
 
     async def _run_read(self, operation: Callable[..., T], *arguments: Any) -> T:
         return await self._threads.reader.run(lambda database: operation(database, *arguments))
+
+    async def _run_step(self, make_step: Callable[[], retention.Step[T]], *, write: bool = False) -> T:
+        run = self._run_write if write else self._run_read
+        return await run(lambda database: retention.run_step(database, make_step()))
 
     async def _run_quick_read(self, operation: Callable[..., T], *arguments: Any) -> T:
         """Run a read on the event loop if that needs no waiting, otherwise on the reader's thread."""
