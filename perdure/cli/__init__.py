@@ -32,6 +32,7 @@ from . import (
     server,
     show,
     steer,
+    store,
     worker,
 )
 from .options import Commands
@@ -79,6 +80,7 @@ app.add(approvals.approvals, approvals.approve, approvals.deny, approvals.revoke
 app.add(replay.replay, schema.schema)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(server.app, name="server")
+app.add_typer(store.app, name="store")
 app.add(server.env, doctor.doctor)
 
 

@@ -186,8 +186,11 @@ def resume(
     id: RunArgument,
     limit: LimitOption = None,
     children: ChildrenOption = False,
+    from_store: Annotated[
+        bool, typer.Option("--from-store", help="The store is an older backup: go on from what it has of the run.")
+    ] = False,
     *,
-    server: ActorOptions,
+    server: ActorStoreOptions,
     output: OutputOptions,
 ) -> None:
     """Let a paused run go on, with the step that it paused at; continue a failed, cancelled or timed-out run where it
@@ -202,11 +205,13 @@ def resume(
 
         # A failure is recorded a moment before the run has closed.
         before = await wait_for_closed_status(run) or await run.status()
-        if before.at_limit is not None and not limits:
+        if before.at_limit is not None and not limits and not from_store:
             hint = f"Raise that limit: perdure resume {run.id} --limit {before.at_limit.key}=<more>"
             raise InvalidInputError(f"run {run.id} is paused: {format_limit_use(before.at_limit)}", hint=hint)
-        await run.resume(limits=limits, children=children)
-        if before.state in ("completed", "failed", "cancelled"):
+        await run.resume(limits=limits, children=children, from_store=from_store)
+        if from_store:
+            then = "goes on from what the store has; send messages that came later again"
+        elif before.state in ("completed", "failed", "cancelled"):
             then = f"was {before.state}, and goes on from where it ended"
         elif limits:
             then = "may use more"

@@ -28,7 +28,14 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from ..config import get_shared_task_queue
 from ..encryption import reseal_auth_token
-from ..errors import InvalidInputError, PerdureError, RunClosedError, RunError, RunNotFoundError
+from ..errors import (
+    InvalidInputError,
+    PerdureError,
+    RunClosedError,
+    RunError,
+    RunNotFoundError,
+    TranscriptCorruptedError,
+)
 from ..loop.lifecycle import parse_start
 from ..loop.turns import merge_overrides
 from ..ports import Blob, Commit, timestamp
@@ -61,7 +68,7 @@ from ..types.wire import MODEL_ACTIVITY
 from .follow import CATCH_UP_SECONDS
 from .handles import ClientHandle, RunHandle
 from .tasks import background_task
-from .visibility import build_closed_status
+from .visibility import build_closed_status, find_last_head
 
 _MAX_DELIVERIES = 20
 """How often a conversation may close while a message is being delivered."""
@@ -103,6 +110,8 @@ async def deliver_message(
         start, task_queue = await build_reopen_start(run), get_shared_task_queue(description.task_queue)
         if build_closed_status(description) is None:  # once it closes, its first message is in the transcript
             start.pop("message", None)
+        else:
+            await check_end_stored(run, description)
         memo = await _read_first_message_memo(description)
     else:
         memo, start = await _carry_first_message(run, start)
@@ -196,11 +205,11 @@ async def _is_failure_recorded(run: RunHandle, description: WorkflowExecutionDes
     return row is not None and row.status in ("failed", "cancelled") and row.asked_at >= begun
 
 
-async def build_reopen_start(run: RunHandle) -> dict[str, Any]:
+async def build_reopen_start(run: RunHandle, *, from_store: bool = False) -> dict[str, Any]:
     """Build the input of a new execution of a conversation: the input of its last one, continued from its end.
 
-    It has the first message only if no execution has recorded it. Raises ``RunNotFoundError``, ``InvalidInputError``
-    for a run that was started with invalid input.
+    It has the first message only if no execution has recorded it; ``from_store``: if the store has no transcript.
+    Raises ``RunNotFoundError``, ``InvalidInputError`` for a run that was started with invalid input.
     """
     temporal = run.client.temporal
     last = temporal.get_workflow_handle(run.id, run_id=(await run.describe()).run_id)
@@ -212,14 +221,17 @@ async def build_reopen_start(run: RunHandle) -> dict[str, Any]:
     raw = await decode_start(run, first_event)
     start = {name: raw[name] for name in Start.model_fields if raw.get(name) is not None}
     started = first_event.workflow_execution_started_event_attributes
-    asked_at = ""  # when the last call that wrote the conversation's row was scheduled
+    row, asked_at = None, ""  # when the last call that wrote the conversation's row was scheduled
     if run.has_store:
         store = await run.client.store()
         row = await store.get_run(run.id)
         asked_at = row.asked_at if row is not None and row.scope.startswith(started.first_execution_run_id) else ""
         if store.store_id:
             start.setdefault("store_id", store.store_id)
-    if "message" in start and await _is_first_message_recorded(run, start["message"], events, asked_at):
+    if from_store:
+        if row is not None and row.head is not None:
+            start["message"] = {"content": None}
+    elif "message" in start and await _is_first_message_recorded(run, start["message"], events, asked_at):
         start.pop("message")
     parent_id = started.parent_workflow_execution.workflow_id
     if parent_id and (token := start.get("auth_context")):  # the next execution has no parent in Temporal
@@ -277,20 +289,63 @@ async def decode_start(run: RunHandle, first_event: HistoryEvent) -> dict[str, A
     return raw
 
 
-async def reopen_run(run: RunHandle, override: dict[str, Any], *, by: str | None = None) -> WorkflowHandle[Any, Any]:
+async def is_end_stored(run: RunHandle, execution: WorkflowExecutionDescription) -> bool:
+    """Whether the store has the head that the last events of ``execution`` name, where this client has its store."""
+    known_end = await find_last_head(run.client.temporal, execution) if run.has_store else None
+    if known_end is None:
+        return True
+    head, store_id = known_end
+    store = await run.client.store()
+    row = await store.get_run(run.id)
+    if store.store_id != store_id or (row is not None and row.head == head):
+        return True
+    try:
+        await store.read_nodes(head)
+    except TranscriptCorruptedError:
+        return False
+    return True
+
+
+async def check_end_stored(run: RunHandle, execution: WorkflowExecutionDescription) -> None:
+    """Check that a closed conversation continues from where ``execution`` ended: a store that was restored from a
+    backup may be older. Raises ``TranscriptCorruptedError``."""
+    if not await is_end_stored(run, execution):
+        store = await run.client.store()
+        raise TranscriptCorruptedError(
+            f"the store {store.place} is older than run {run.id!r}: it does not have the end of the conversation",
+            hint=f"Restore a newer backup, or go on from what it has: `perdure resume {run.id} --from-store`; what "
+            "came after that may be done and paid for again.",
+        )
+
+
+async def reopen_run(
+    run: RunHandle, override: dict[str, Any], *, by: str | None = None, from_store: bool = False
+) -> WorkflowHandle[Any, Any]:
     """Start a run that did not complete again, from the end of its conversation, with a turn without a message.
-    ``override`` is merged over that of the run."""
+    ``override`` is merged over that of the run.
+
+    ``from_store``: from what the store has, also if that is not the end; with the first message, or waiting for one,
+    if it has nothing. A run that is open is terminated first.
+    """
     temporal = run.client.temporal
-    start = await build_reopen_start(run)
-    start["message"] = start.get("message") or {"content": None, "by": by or run.client.actor}
+    description = await run.describe()
+    start = await build_reopen_start(run, from_store=from_store)
+    by = by or run.client.actor
+    if not from_store:
+        await check_end_stored(run, description)
+        start["message"] = start.get("message") or {"content": None, "by": by}
+    elif build_closed_status(description) is None:
+        reason = f"by {by}: continues from what the store has"
+        with run.temporal_errors(), suppress(RunClosedError):
+            await temporal.get_workflow_handle(run.id, run_id=description.run_id).terminate(reason=reason)
     if override:
         start["override"] = merge_overrides(start.get("override") or {}, override)
-    description = await run.describe()
     task_queue = get_shared_task_queue(description.task_queue)
     memo = await _read_first_message_memo(description)
-    only_failed = WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY
+    policies = WorkflowIDReusePolicy
+    reuse = policies.ALLOW_DUPLICATE if from_store else policies.ALLOW_DUPLICATE_FAILED_ONLY
     try:
-        return await start_run_workflow(temporal, run.id, start, task_queue=task_queue, reuse=only_failed, memo=memo)
+        return await start_run_workflow(temporal, run.id, start, task_queue=task_queue, reuse=reuse, memo=memo)
     except WorkflowAlreadyStartedError:  # another client was first
         return temporal.get_workflow_handle(run.id)
 
@@ -303,7 +358,10 @@ async def _carry_first_message(run: RunHandle, start: dict[str, Any]) -> tuple[d
     except RunNotFoundError:
         return {}, start
     memo = await _read_first_message_memo(description)
-    if build_closed_status(description) is None or description.status is WorkflowExecutionStatus.COMPLETED:
+    if build_closed_status(description) is None:
+        return memo, start
+    await check_end_stored(run, description)
+    if description.status is WorkflowExecutionStatus.COMPLETED:
         return memo, start
     with suppress(RunNotFoundError, InvalidInputError):  # its history is deleted, or it is not one of a conversation
         start = start | {name: value for name, value in (await build_reopen_start(run)).items() if name == "message"}

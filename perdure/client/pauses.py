@@ -8,13 +8,13 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from ..errors import PerdureError, RunClosedError, RunNotFoundError, RunStuckError
+from ..errors import InvalidInputError, PerdureError, RunClosedError, RunNotFoundError, RunStuckError
 from ..loop.lifecycle import parse_pause_request, parse_run_limits
 from ..temporal_service import find_failing_task
 from ..types.interface import Status
 from .follow import WorkflowBehind, read_event_log_state, retry_while_behind
 from .handles import RunHandle
-from .messages import reopen_run, wait_for_closed_status
+from .messages import is_end_stored, reopen_run, wait_for_closed_status
 
 _CHILD_START_SECONDS = 2.0
 """Seconds in which a subagent in progress begins; after that it counts as one that waits for its parent to be
@@ -33,12 +33,22 @@ async def pause_run(run: RunHandle, *, reason: str | None, children: bool, by: s
 
 
 async def resume_run(
-    run: RunHandle, *, limits: Mapping[str, Any] | None, children: bool, by: str, reopen: bool = True
+    run: RunHandle,
+    *,
+    limits: Mapping[str, Any] | None,
+    children: bool,
+    by: str,
+    reopen: bool = True,
+    from_store: bool = False,
 ) -> None:
     """See :meth:`perdure.client.run.Run.resume`. Without ``reopen``, a run that has ended is left as it is."""
     raised = parse_run_limits(limits).model_dump(mode="json", exclude_none=True) if limits else {}
     override = {"limits": raised} if raised else {}
     closed = await wait_for_closed_status(run)
+    if from_store:
+        await _check_end_lost(run, is_open=closed is None)
+        run.handle = await reopen_run(run, override, by=by, from_store=True)
+        return
     if closed is not None and not reopen:
         return
     if closed is not None and closed.state == "completed":
@@ -53,6 +63,16 @@ async def resume_run(
         await run.handle.signal("resume", {**override, "by": by})
     if children:  # of a subagent that has ended, the parent has the outcome
         await _for_each_child(run, lambda child: resume_run(child, limits=None, children=True, by=by, reopen=False))
+
+
+async def _check_end_lost(run: RunHandle, *, is_open: bool) -> None:
+    """Check that the store lacks something of ``run``. Raises ``InvalidInputError``, ``TranscriptUnavailableError``
+    without a store."""
+    await run.client.store()
+    if await is_end_stored(run, await run.describe()) and not (is_open and (await run.status()).state == "paused"):
+        raise InvalidInputError(
+            f"the store has the end of run {run.id!r}", hint="Nothing of it is lost: resume it without from_store."
+        )
 
 
 async def wait_for_pause(run: RunHandle) -> None:

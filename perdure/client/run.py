@@ -427,10 +427,8 @@ class Run(StreamReader[OutputT]):
     ) -> None:
         """Stop the model call and the tools in progress. What was finished is kept; every open call gets a result that
         says that it was interrupted. With a message the turn continues with it; without one it ends (``finish_reason``
-        is ``"interrupted"``), and a session waits for the next message. Between two turns it has no effect.
-
-        Raises ``RunClosedError``, ``RunNotFoundError``.
-        """
+        is ``"interrupted"``), and a session waits for the next message. Between two turns it has no effect. Raises
+        ``RunClosedError``, ``RunNotFoundError``."""
         if message is None:
             await self._signal("interrupt", {"by": by or self.client.actor})
         else:
@@ -453,20 +451,23 @@ class Run(StreamReader[OutputT]):
         await pause_run(self, reason=reason, children=children, by=by or self.client.actor)
 
     async def resume(
-        self, *, limits: Mapping[str, Any] | None = None, children: bool = False, by: str | None = None
+        self,
+        *,
+        limits: Mapping[str, Any] | None = None,
+        children: bool = False,
+        from_store: bool = False,
+        by: str | None = None,
     ) -> None:
-        """Let a paused run go on, whatever it is paused for: it retries the same step; reopen a run that failed, was
-        cancelled, was terminated or timed out, from the end of its conversation.
+        """Let a paused run retry the step that it paused at; reopen a run that failed, was cancelled, was terminated or
+        timed out, from the end of its conversation; its limits count anew.
 
-        ``limits`` raises limits: ``{"cost_usd": 5, "max_iterations": 80, "turn": {"tokens": 50_000}}``. They are totals
-        since the start of the run, not increments; those of a turn apply to the current one. If several callers raise a
-        limit, the highest value counts. A run that is paused at a limit continues when that is raised. A reopened run
-        begins to count anew. ``children`` resumes the subagents in progress, too.
-
-        Raises ``RunClosedError`` for a run that has completed: send it a message instead; ``RunStuckError`` for one
-        whose workflow task fails again and again; ``InvalidInputError`` for invalid ``limits``.
-        """
-        await resume_run(self, limits=limits, children=children, by=by or self.client.actor)
+        ``limits`` raises limits: ``{"cost_usd": 5, "turn": {"tokens": 50_000}}``, as totals since the start of the run
+        or of the current turn; the highest of several values counts. ``children`` resumes the subagents in progress,
+        too. ``from_store`` is for a store that is an older backup: the run starts anew from what that has, and later
+        calls may be made and paid for again. Raises ``RunClosedError`` for a run that has completed: send it a message;
+        ``RunStuckError`` if its workflow task fails repeatedly; ``InvalidInputError`` for ``limits``, or if nothing
+        is lost."""
+        await resume_run(self, limits=limits, children=children, by=by or self.client.actor, from_store=from_store)
 
     async def cancel(self, *, by: str | None = None) -> None:
         """Cancel the run: calls in progress are stopped, finished work is kept, the transcript is closed.
@@ -476,9 +477,8 @@ class Run(StreamReader[OutputT]):
         if build_closed_status(await self.describe()) is not None:
             raise build_closed_error(self.id)
         # The handle may be of an execution that has failed since, while another client has reopened the run.
-        latest = self.client.temporal.get_workflow_handle(self.id)
         with self.temporal_errors():
-            await latest.cancel(reason=f"by {by or self.client.actor}")
+            await self.client.temporal.get_workflow_handle(self.id).cancel(reason=f"by {by or self.client.actor}")
 
     async def terminate(self, reason: str | None = None, *, by: str | None = None) -> None:
         """End the run at once, also without a worker, where :meth:`cancel` needs one. Calls in progress are closed as

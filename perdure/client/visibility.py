@@ -47,8 +47,10 @@ _PENDING_ADAPTER = TypeAdapter(tuple[PendingApproval, ...])
 MAY_WAIT_FILTER = f"({PENDING_ATTRIBUTE} > 0 OR {PENDING_ATTRIBUTE} IS NULL)"
 """Runs that may have pending calls. A run without the attribute is included and must be asked: it may have begun to
 wait a moment ago, or none of its workers can set the attribute."""
-_STORE_SEARCH_RUNS, _STORE_SEARCH_EVENTS = 100, 50
-"""Runs, and the last events of each, that are searched for a store id before a store is made."""
+_STORE_SEARCH_RUNS = 100
+"""Runs that are searched for a store id before a store is made."""
+_SEARCHED_EVENTS = 50
+"""The last events of a run that are searched for its store and its head."""
 _MAX_NAMESPACES, _SYSTEM_NAMESPACE = 50, "temporal-system"
 """Namespaces that are searched for a run that only the store has, and Temporal's own, which is not."""
 _NAMESPACES_SECONDS = 2.0
@@ -289,16 +291,35 @@ async def create_store(store: Store, temporal: TemporalClient, task_queue: str) 
 
 async def _find_store_id(temporal: TemporalClient, execution: WorkflowExecution) -> str | None:
     """Return the ``store_id`` in the last events of a run; None if it has used no store yet."""
+    async for fields in _read_last_fields(temporal, execution.id, execution.run_id):
+        store_id = fields.get("store_id")
+        if isinstance(store_id, str) and store_id:
+            return store_id
+    return None
+
+
+async def find_last_head(temporal: TemporalClient, execution: WorkflowExecution) -> tuple[str, str] | None:
+    """Return the newest head in the last events of a run, and the ``store_id`` of the store that has it. None if they
+    have none."""
+    async for fields in _read_last_fields(temporal, execution.id, execution.run_id):
+        head, store_id = fields.get("head"), fields.get("store_id")
+        if isinstance(head, str) and isinstance(store_id, str) and head and store_id:
+            return head, store_id
+    return None
+
+
+async def _read_last_fields(temporal: TemporalClient, id: str, run_id: str) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield what a run and its activities were given and returned in its last events, the newest first."""
     request = GetWorkflowExecutionHistoryReverseRequest(
         namespace=temporal.namespace,
-        execution=ExecutionMessage(workflow_id=execution.id, run_id=execution.run_id),
-        maximum_page_size=_STORE_SEARCH_EVENTS,
+        execution=ExecutionMessage(workflow_id=id, run_id=run_id),
+        maximum_page_size=_SEARCHED_EVENTS,
     )
     try:
         response = await temporal.workflow_service.get_workflow_execution_history_reverse(request)
     except RPCError as error:
         if error.status == RPCStatusCode.NOT_FOUND:
-            return None
+            return
         raise
     for event in response.history.events:
         values = (
@@ -313,10 +334,8 @@ async def _find_store_id(temporal: TemporalClient, execution: WorkflowExecution)
             except Exception:  # noqa: S112  # written with another client's codec or converter
                 continue
             for fields in (value, value.get("state")) if isinstance(value, dict) else ():
-                store_id = fields.get("store_id") if isinstance(fields, dict) else None
-                if isinstance(store_id, str) and store_id:
-                    return store_id
-    return None
+                if isinstance(fields, dict):
+                    yield fields
 
 
 async def list_runs_of_schedule(client: ClientHandle, id: str, limit: int) -> list[RunSummary]:

@@ -391,7 +391,8 @@ class TranscriptStage:
         if key not in recorded:
             raise TranscriptCorruptedError(
                 f"the result of tool call {item.call_id} ({item.name}) is not in the journal (key {key})",
-                hint="Restore the store from a backup, then resume the run.",
+                hint="Restore the store from a backup, then resume the run. If the store is itself a backup older than "
+                "the run: `perdure resume ID --from-store` goes on from what it has.",
             )
         output = parse_outcome(ToolOutput, recorded[key], key)
         text = await self._chain.resolve_blob(output.blob) if output.blob else output.content or ""

@@ -97,6 +97,10 @@ RECORD_OUTCOME = build_insert(
     """(key) DO UPDATE SET kind = excluded.kind, outcome = excluded.outcome, done_at = excluded.done_at
     WHERE journal.outcome IS NULL""",
 )
+MISSING_NODE_HINT = (
+    "Restore it from a backup of the store and `resume` the run, or fork the run from a head that is intact. If the "
+    "store is itself a backup older than the run: `perdure resume ID --from-store` goes on from what it has."
+)
 _RENEW = "(hash) DO UPDATE SET used_on = excluded.used_on WHERE excluded.used_on > {table}.used_on"
 INSERT_NODE = build_insert("nodes", _RENEW.format(table="nodes"))
 INSERT_BLOB = build_insert("blobs", _RENEW.format(table="blobs"))
@@ -230,7 +234,7 @@ def order_chain(rows: Iterable[Any], head: str, until: Sequence[str]) -> list[No
         if node is None:
             raise TranscriptCorruptedError(
                 f"node {name} of the transcript that ends in {head} is missing from the store",
-                hint="Restore it from a backup of the store, or fork the run from a head that is intact.",
+                hint=MISSING_NODE_HINT,
             )
         chain.append(node)
         name = node.parent

@@ -301,6 +301,13 @@ class InProcessService(ServiceClient):
             events = [start, *build_model_events(execution), *events]
         return api.GetWorkflowExecutionHistoryResponse(history=History(events=events))
 
+    async def _on_get_workflow_execution_history_reverse(
+        self, req: api.GetWorkflowExecutionHistoryReverseRequest
+    ) -> Any:
+        forward = api.GetWorkflowExecutionHistoryRequest(namespace=req.namespace, execution=req.execution)
+        events = (await self._on_get_workflow_execution_history(forward)).history.events
+        return api.GetWorkflowExecutionHistoryReverseResponse(history=History(events=reversed(events)))
+
     async def _on_list_workflow_executions(self, req: api.ListWorkflowExecutionsRequest) -> Any:
         """Return all executions, the newest first; the query is ignored."""
         newest = sorted(self._list_executions(), key=lambda execution: execution.started.at, reverse=True)
