@@ -472,9 +472,8 @@ class Retention(Protocol):
     async def read_holders(self, names: Sequence[str]) -> dict[str, set[str]]:
         """Return what refers to each of these nodes or blobs: hashes of nodes, and ids of runs."""
 
-    async def delete_nodes(self, names: Sequence[str], before_day: str) -> tuple[list[Collectable], list[str]]:
-        """Delete those of ``names`` to which nothing refers, and that were used before a day. Return them, and the
-        blobs and heads that they referred to."""
+    async def delete_nodes(self, names: Sequence[str], before_day: str) -> list[Collectable]:
+        """Delete those of ``names`` to which nothing refers, and that were used before a day; return them."""
 
     async def delete_blobs(self, names: Sequence[str], before_day: str) -> list[Collectable]:
         """Delete those of ``names`` to which nothing refers, and that were used before a day; return them."""

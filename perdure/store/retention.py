@@ -71,7 +71,8 @@ def find_references(commit: Commit) -> list[Reference]:
     """Find what ``commit`` refers to, but for its events: most commits refer to nothing."""
     references = [Reference(target, node=node.hash) for node in commit.nodes for target in find_node_references(node)]
     outcome, run, turn = commit.outcome, commit.run, commit.turn
-    for body in (outcome and outcome.body, run and run.result, turn and turn.result):
+    bodies = [row.result for row in (run, turn) if row is not None]
+    for body in (outcome.body if outcome is not None else None, *bodies):
         if targets := find_blob_references(body):
             context_id = get_context_id(commit)
             references += [Reference(target, context_id=context_id) for target in targets]
@@ -288,7 +289,7 @@ def read_old_blobs(before_day: str, after: tuple[str, str], limit: int) -> Step[
 
 def _read_page(sql: str, before_day: str, after: tuple[str, str], limit: int) -> Step[list[Collectable]]:
     rows = yield Statement(sql, {"before": before_day, "used_on": after[0], "after": after[1], "limit": limit})
-    return [Collectable(*row[:4], is_needed=bool(row[4])) for row in rows]
+    return [Collectable(row[0], row[1], row[2], row[3], bool(row[4])) for row in rows]
 
 
 def read_nodes_above(nodes: Sequence[Collectable], before_day: str) -> Step[list[Collectable]]:
@@ -307,14 +308,12 @@ def read_holders(names: Sequence[str]) -> Step[dict[str, set[str]]]:
     return holders
 
 
-def delete_nodes(names: Sequence[str], before_day: str) -> Step[tuple[list[Collectable], list[str]]]:
+def delete_nodes(names: Sequence[str], before_day: str) -> Step[list[Collectable]]:
     """See :meth:`perdure.ports.store.Retention.delete_nodes`."""
     rows = yield from _run_for_keys(DELETE_NODES, sorted(names), before=before_day)
     deleted = [Collectable(*row) for row in rows]
-    hashes = [node.hash for node in deleted]
-    replaced = yield from _run_for_keys(SELECT_NODE_TARGETS, hashes)
-    yield from _run_for_keys(DELETE_NODE_REFERENCES, hashes)
-    return deleted, [target for (target,) in replaced]
+    yield from _run_for_keys(DELETE_NODE_REFERENCES, [node.hash for node in deleted])
+    return deleted
 
 
 def delete_blobs(names: Sequence[str], before_day: str) -> Step[list[Collectable]]:
@@ -390,7 +389,7 @@ class SqlRetention:
     async def read_holders(self, names: Sequence[str]) -> dict[str, set[str]]:
         return await self._run_step(lambda: read_holders(names))
 
-    async def delete_nodes(self, names: Sequence[str], before_day: str) -> tuple[list[Collectable], list[str]]:
+    async def delete_nodes(self, names: Sequence[str], before_day: str) -> list[Collectable]:
         return await self._run_step(lambda: delete_nodes(names, before_day), write=True)
 
     async def delete_blobs(self, names: Sequence[str], before_day: str) -> list[Collectable]:

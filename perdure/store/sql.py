@@ -188,8 +188,8 @@ def write_commit(database: Database, commit: Commit, now: str) -> bytes | None:
     outcome = commit.outcome
     if outcome is not None:
         entry = {"key": outcome.key, "kind": outcome.kind, "outcome": outcome.body, "done_at": now}
-        entry["context_id"] = retention.get_context_id(commit)
-        if database.run(RECORD_OUTCOME, **entry, owner=None, starts=0, claimed_at=None).rowcount == 0:
+        new_entry = {"owner": None, "starts": 0, "claimed_at": None, "context_id": retention.get_context_id(commit)}
+        if database.run(RECORD_OUTCOME, **entry, **new_entry).rowcount == 0:
             return read_outcomes(database, [outcome.key])[outcome.key]
     if commit.run is not None:
         row = asdict(replace(commit.run, created_at=now, updated_at=now))

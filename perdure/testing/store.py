@@ -157,7 +157,7 @@ class _MemoryRetention:
         heads = {row.head for row in (*runs.values(), *turns) if row is not None and row.head is not None}
         times = [row.updated_at for row in runs.values() if row is not None]
         seq = self.feeds[root].seq if root in self.feeds else None
-        statuses = {name: row and row.status for name, row in runs.items()}
+        statuses = {name: None if row is None else row.status for name, row in runs.items()}
         return RunTree(root, statuses, tuple(sorted(heads)), max(times, default=""), seq)
 
     async def delete_tree(self, tree: RunTree, grace_day: str) -> bool:
@@ -167,12 +167,12 @@ class _MemoryRetention:
         ids = tree.statuses
         named = {name for name, holders in self._find_holders().items() if holders & ids.keys()}
         await self.renew([*tree.heads, *named], grace_day, grace_day)
-        for rows in (self.all_runs, self.feeds):
-            for name in ids:
-                rows.pop(name, None)  # type: ignore[attr-defined]  # two dictionaries by id
-        for keyed in (self.all_turns, self.sent):
-            for key in [key for key in keyed if key[0] in ids]:
-                del keyed[key]  # type: ignore[attr-defined]  # two dictionaries whose keys begin with the id
+        for name in ids:
+            self.all_runs.pop(name, None)
+            self.feeds.pop(name, None)
+        for pair in [pair for pair in (*self.all_turns, *self.sent) if pair[0] in ids]:
+            self.all_turns.pop(pair, None)
+            self.sent.pop(pair, None)
         for key in [key for key, entry in self.journal.items() if entry.context_id in ids]:
             del self.journal[key]
         return True
@@ -208,11 +208,12 @@ class _MemoryRetention:
         holders = self._find_holders()
         return {name: holders[name] for name in names if name in holders}
 
-    async def delete_nodes(self, names: Sequence[str], before_day: str) -> tuple[list[Collectable], list[str]]:
+    async def delete_nodes(self, names: Sequence[str], before_day: str) -> list[Collectable]:
         """Delete nodes to which nothing refers."""
         deleted = [self._describe(name) for name in self._select_unneeded(self.all_nodes, names, before_day)]
-        targets = {name for node in deleted for name in find_node_references(self.all_nodes.pop(node.hash))}
-        return deleted, sorted(targets)
+        for node in deleted:
+            del self.all_nodes[node.hash]
+        return deleted
 
     async def delete_blobs(self, names: Sequence[str], before_day: str) -> list[Collectable]:
         """Delete blobs to which nothing refers."""
@@ -248,9 +249,10 @@ class _MemoryRetention:
     def _find_holders(self) -> dict[str, set[str]]:
         """What refers to each node and blob: nodes, and ids of runs."""
         holders: dict[str, set[str]] = {}
+        rows: list[RunRow | TurnRow] = [*self.all_runs.values(), *self.all_turns.values()]
         bodies = [
             *((entry.context_id, entry.outcome) for entry in self.journal.values()),
-            *((row.context_id, row.result) for row in (*self.all_runs.values(), *self.all_turns.values())),
+            *((row.context_id, row.result) for row in rows),
             *((row.child, row.body) for feed in self.feeds.values() for row in feed.rows),
         ]
         references = [(node.hash, self._find_targets(node)) for node in self.all_nodes.values()]
@@ -360,10 +362,10 @@ class MemoryStore(_MemoryRetention):
     def _renew_used(self, commit: Commit) -> None:
         """Set the day of all that the commit writes or refers to."""
         today = self._now()[:10]
-        heads = (row.head for row in (commit.run, commit.turn) if row is not None)
-        written = (part.hash for part in (*commit.nodes, *commit.blobs))
-        named = (reference.target for reference in find_references(commit))
-        for name in (*written, *named, *heads, *(node.parent for node in commit.nodes)):
+        heads = [row.head for row in (commit.run, commit.turn) if row is not None]
+        nodes = [name for node in commit.nodes for name in (node.hash, node.parent)]
+        named = [reference.target for reference in find_references(commit)]
+        for name in filter(None, (*nodes, *(blob.hash for blob in commit.blobs), *heads, *named)):
             if name in self.all_nodes or name in self.all_blobs:
                 self.used_on[name] = max(today, self.used_on.get(name, ""))
 
