@@ -40,6 +40,13 @@ GRACE = timedelta(days=2)
 """Time after the deletion of a run in which its transcript stays, for a call that continues from it meanwhile."""
 MAX_BATCH = 500
 _ENDED_STATUSES = ("completed", "failed", "cancelled")
+_RESUMABLE_STATUSES = {
+    WorkflowExecutionStatus.FAILED: "Failed",
+    WorkflowExecutionStatus.CANCELED: "Canceled",
+    WorkflowExecutionStatus.TERMINATED: "Terminated",
+    WorkflowExecutionStatus.TIMED_OUT: "TimedOut",
+}
+"""Ends after which a run can be resumed from its history, with the names that queries have."""
 _MAX_CONCURRENT_REQUESTS = 10
 _PROBED_RUNS = 20
 """Newest runs of the store that are looked for in Temporal, to notice that it is another one."""
@@ -117,8 +124,8 @@ class RunStates(Protocol):
     async def find_state(self, id: str) -> ExecutionState:
         """Return whether the last execution of a run is open, and when it closed."""
 
-    def read_references(self) -> AsyncGenerator[set[str]]:
-        """Yield the hashes of what open runs and schedules refer to."""
+    def read_references(self, since: datetime) -> AsyncGenerator[set[str]]:
+        """Yield the hashes of what open runs, those that did not complete ``since`` then, and schedules refer to."""
 
 
 class TemporalRuns:
@@ -168,19 +175,22 @@ class TemporalRuns:
             return ExecutionState("open")
         return ExecutionState("closed", description.close_time)
 
-    async def read_references(self) -> AsyncGenerator[set[str]]:
+    async def read_references(self, since: datetime) -> AsyncGenerator[set[str]]:
         """Yield what open runs and schedules name: all that looks like a hash in their histories and inputs.
 
-        Not only in old runs: one that continued as new a moment ago has the state of one that began long ago.
+        Not only in old runs: one that continued as new a moment ago has the state of one that began long ago. And a run
+        that failed or was ended from outside ``since`` then: ``resume`` takes its messages from its history.
         """
-        query = f"WorkflowType = '{WORKFLOW_TYPE}' AND ExecutionStatus = 'Running'"
+        statuses = ", ".join(f"'{status}'" for status in _RESUMABLE_STATUSES.values())
+        resumable = f"ExecutionStatus IN ({statuses}) AND CloseTime >= '{since.isoformat()}'"
+        query = f"WorkflowType = '{WORKFLOW_TYPE}' AND (ExecutionStatus = 'Running' OR ({resumable}))"
         executions = [execution async for execution in list_executions(self._client, query)]
-        running = [
+        needed = [
             (execution.id, execution.run_id)
             for execution in executions
-            if execution.status == WorkflowExecutionStatus.RUNNING
+            if execution.status == WorkflowExecutionStatus.RUNNING or execution.status in _RESUMABLE_STATUSES
         ]
-        for names in _split(running, _MAX_CONCURRENT_REQUESTS):
+        for names in _split(needed, _MAX_CONCURRENT_REQUESTS):
             for references in await gather_some(self._read_history_references, names):
                 yield references
         for schedules in _split(await list_schedule_ids(self._client.temporal), _MAX_CONCURRENT_REQUESTS):
@@ -255,7 +265,7 @@ class Collector:
     async def collect(self) -> None:
         """Delete what is old. Raises ``StoreError``, and the errors of its ``RunStates`` before anything is deleted."""
         await self._runs.check_store(self._store, self._now)
-        await self._renew_in_batches(self._runs.read_references())
+        await self._renew_in_batches(self._runs.read_references(self._cutoff))
         await self._renew_in_batches(self._read_memory_references())
         await self._delete_runs()
         await self._delete_nodes()
