@@ -34,7 +34,7 @@
     │   ├── MemoryChangedError                   another call changed values that a call has read and changes
     │   ├── StoreMismatchError                   a store answers, but it is not the run's; retryable
     │   ├── StoreLocationError (also RuntimeSetupError)      the store's URL names no store
-    │   ├── StoreVersionError                    the store's schema is newer than this program
+    │   ├── StoreVersionError                    the store's schema does not fit this program
     │   ├── TranscriptCorruptedError             a node is missing or altered; the run pauses
     │   └── TranscriptUnavailableError           the client was given no store
     └── RuntimeSetupError
@@ -336,7 +336,7 @@ class StoreMismatchError(StoreError):
 
 
 class StoreVersionError(StoreError):
-    """The store's schema is newer than this program."""
+    """The store's schema is newer than this program can use, or older, and cannot be upgraded here."""
 
     retryable = False
 

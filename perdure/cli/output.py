@@ -200,11 +200,12 @@ def format_file(part: FilePart) -> str:
     """A file in a line: ``[image cat.png, image/png, 12 KB]``."""
     facts = [f"{'image' if part.is_image else 'file'} {part.name or part.url or ''}".rstrip(), part.media_type]
     if part.blob is not None:
-        facts.append(_format_byte_size(part.blob.size))
+        facts.append(format_byte_size(part.blob.size))
     return f"[{escape_line(', '.join(facts))}]"
 
 
-def _format_byte_size(size: int) -> str:
+def format_byte_size(size: int) -> str:
+    """A number of bytes: ``812 B``, ``12 KB``, ``3.4 MB``."""
     if size < 1024:
         return f"{size} B"
     return f"{size / 1024:.0f} KB" if size < 1024 * 1024 else f"{size / 1024 / 1024:.1f} MB"

@@ -8,6 +8,8 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
+from temporalio.client import WorkflowExecutionDescription
+
 from ..errors import InvalidInputError, PerdureError, RunClosedError, RunNotFoundError, RunStuckError
 from ..loop.lifecycle import parse_pause_request, parse_run_limits
 from ..temporal_service import find_failing_task
@@ -46,8 +48,7 @@ async def resume_run(
     override = {"limits": raised} if raised else {}
     closed = await wait_for_closed_status(run)
     if from_store:
-        await _check_end_lost(run, is_open=closed is None)
-        run.handle = await reopen_run(run, override, by=by, from_store=True)
+        run.handle = await reopen_run(run, override, by=by, lost=await _describe_lost(run, is_open=closed is None))
         return
     if closed is not None and not reopen:
         return
@@ -65,14 +66,16 @@ async def resume_run(
         await _for_each_child(run, lambda child: resume_run(child, limits=None, children=True, by=by, reopen=False))
 
 
-async def _check_end_lost(run: RunHandle, *, is_open: bool) -> None:
-    """Check that the store lacks something of ``run``. Raises ``InvalidInputError``, ``TranscriptUnavailableError``
-    without a store."""
+async def _describe_lost(run: RunHandle, *, is_open: bool) -> WorkflowExecutionDescription:
+    """Describe the execution of ``run`` of which the store lacks something. Raises ``InvalidInputError`` if it does
+    not, ``TranscriptUnavailableError`` without a store."""
     await run.client.store()
-    if await is_end_stored(run, await run.describe()) and not (is_open and (await run.status()).state == "paused"):
+    execution = await run.describe()
+    if await is_end_stored(run, execution) and not (is_open and (await run.status()).state == "paused"):
         raise InvalidInputError(
             f"the store has the end of run {run.id!r}", hint="Nothing of it is lost: resume it without from_store."
         )
+    return execution
 
 
 async def wait_for_pause(run: RunHandle) -> None:

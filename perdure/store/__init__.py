@@ -31,6 +31,13 @@ def open_store(url: str, *, blob_url: str | None = None, blob_bytes: int | None 
     return add_object_store(store, blob_url, blob_bytes)
 
 
+def is_sqlite_url(url: str) -> bool:
+    """Whether ``url`` is that of a SQLite file; else it is PostgreSQL's. Raises ``StoreLocationError`` as
+    :func:`open_store`."""
+    _create_database_store(url)
+    return url.startswith("sqlite")
+
+
 def _create_database_store(url: str) -> Store:
     scheme = url.partition(":")[0].partition("+")[0]
     if scheme == "sqlite":

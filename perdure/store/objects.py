@@ -43,7 +43,7 @@ delete objects without a row that are older than two days."""
 _SCHEMES = ("s3", "gs", "az", "file")
 _SCHEME_LIST = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///absolute/path"
 POINTER_PREFIX = b"perdure object v1\n"
-_RECORD_NAME = "", "blob location"
+RECORD_NAME = "", "blob location"
 """Namespace and key, in the memory table, of the record that a store has large blobs as objects. Authors cannot use an
 empty namespace, so the name is free."""
 _MARKER = "perdure-store.json"
@@ -377,7 +377,7 @@ class LargeBlobStore:
 
         With ``would_be_gone``, nothing is deleted, and the rows of these blobs do not count.
         """
-        if await self._store.recall(*_RECORD_NAME) is None:
+        if await self._store.recall(*RECORD_NAME) is None:
             return 0, 0
         await self.check_location(write=False)
         if would_be_gone is None:
@@ -418,7 +418,7 @@ class LargeBlobStore:
         """
         if self._is_checked and not self._location.is_folder:
             return
-        record = await self._store.recall(*_RECORD_NAME)
+        record = await self._store.recall(*RECORD_NAME)
         recorded_url = None if record is None else str(json.loads(record)["url"])
         if recorded_url is None and write:
             self._location.create_folder()
@@ -439,7 +439,7 @@ class LargeBlobStore:
             )
         if write and recorded_url != self._location.url:
             value = json.dumps({"url": self._location.url}).encode()
-            await self._store.commit(Commit(memory=[MemoryWrite(*_RECORD_NAME, value)]))
+            await self._store.commit(Commit(memory=[MemoryWrite(*RECORD_NAME, value)]))
         self._is_checked = True
 
     async def _is_store_made(self) -> bool:
@@ -512,7 +512,7 @@ async def check_blob_location(store: Store) -> None:
     if isinstance(store, LargeBlobStore):
         await store.check_location(write=True)
         return
-    record = await store.recall(*_RECORD_NAME)
+    record = await store.recall(*RECORD_NAME)
     if record is not None:
         raise StoreLocationError(
             f"the store at {store.place} has large blobs in an object store, and {BLOB_URL_VARIABLE} is not set",
@@ -533,5 +533,10 @@ async def probe_location(url: str) -> str | None:
     if await location.read(_PROBE) is None:
         raise StoreError(f"{location.url} does not have an object that was just written", hint=_ACCESS_HINT)
     await location.delete(_PROBE)
-    marker = await location.read(_MARKER)
+    return await read_owner(url)
+
+
+async def read_owner(url: str) -> str | None:
+    """Return the ``store_id`` whose objects are at ``url``; None without a marker. Raises ``StoreError``."""
+    marker = await ObjectLocation(url).read(_MARKER)
     return None if marker is None else decode_marker(marker)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import os
 import threading
 import uuid
 from collections import OrderedDict
@@ -18,15 +18,9 @@ from ..ports import Blob, Claim, Commit, EventBatch, EventRow, Node, RunRow, Tur
 from ..ports.store import format_utc_now
 from ..types.events import ModelRetracted, build_worker_lost_retraction, decode_event, encode_event_body
 from . import event_log, migrations, retention, sql
-from .postgres_connection import (
-    PostgresPool,
-    build_closed_error,
-    escape_text,
-    parse_postgres_url,
-    unescape_text,
-    unescape_value,
-)
+from .postgres_connection import PostgresPool, build_closed_error, parse_postgres_url, unescape_text, unescape_value
 from .postgres_notify import EventNotifications
+from .schema import shorten_key
 
 T = TypeVar("T")
 
@@ -36,8 +30,6 @@ T = TypeVar("T")
 
 MEMORY_CHANGED, OPEN_DELTAS, PARENT_MISSING = "PD001", "PD002", "PD003"
 """SQLSTATEs that the functions raise."""
-MAX_KEY_BYTES = 500
-"""A longer key of an event, or id of a message, is stored by its hash: an entry of an index takes up to 2,700 bytes."""
 MAX_UNCERTAIN_BATCHES = 100
 """Most batches that are remembered because their answer was lost, until they are appended again."""
 
@@ -63,6 +55,9 @@ class _EncodedBatch:
         self.write_id = write_id
         self._again = again
         self.lost: LostDelta = (None, None, None)
+        self.references: list[retention.Reference] = []
+        """What the write refers to, of events and of all else."""
+        self.new_blobs: list[str] = []
         if batch is None:
             self.head: list[Any] = [None] * 5
             self._events: list[Any] = [None] * 5
@@ -78,16 +73,17 @@ class _EncodedBatch:
             [encode_event_body(event) for event in events],
             _choose_marked_event(batch),
         ]
+        targets = {target for body in self._events[3] for target in retention.find_blob_references(body)}
+        self.references = [retention.Reference(target, context_id=batch.context_id) for target in targets]
 
     def build_tail(self, is_repeated: bool) -> list[Any]:
         """Return the arguments after those of ``head``."""
         return [*self._events, self.write_id, is_repeated or self._again, *self.lost]
 
-    def find_references(self) -> list[retention.Reference]:
-        """Find the blobs that the events name."""
-        bodies: list[bytes] = self._events[3] or []
-        targets = {target for body in bodies for target in retention.find_blob_references(body)}
-        return [retention.Reference(target, context_id=self.head[0]) for target in targets]
+    def encode_references(self) -> list[list[Any]]:
+        """Return what is referred to, by columns, and the blobs that are written next."""
+        columns = zip(*sorted(set(self.references), key=str), strict=True)
+        return [*map(list, columns), self.new_blobs]
 
 
 def _choose_marked_event(batch: EventBatch) -> int:
@@ -103,13 +99,6 @@ def _choose_marked_event(batch: EventBatch) -> int:
         ):
             marked = index
     return marked
-
-
-def shorten_key(key: str | None) -> str | None:
-    """Return the key, or its hash if it is too long for an index."""
-    if key is None or len(key) * 4 <= MAX_KEY_BYTES or len(encoded := key.encode()) <= MAX_KEY_BYTES:
-        return key
-    return f"sha256/{hashlib.sha256(encoded).hexdigest()}"
 
 
 def _encode_commit(commit: Commit, now: str) -> list[Any]:
@@ -156,7 +145,7 @@ def _encode_commit(commit: Commit, now: str) -> list[Any]:
 
 
 SELECT_IDENTITY = f"""
-    SELECT version_num, store_id, current_setting('transaction_isolation')
+    SELECT version_num, usable_from, store_id, current_setting('transaction_isolation')
     FROM {migrations.VERSION_TABLE} LEFT JOIN meta ON true"""  # noqa: S608  # a constant
 # A page ends after the event with which it exceeds the bytes; the server sends no more than that.
 SELECT_PAGE = """
@@ -182,6 +171,7 @@ class PostgresStore(retention.SqlRetention):
         self._now = now
         self._is_open = False
         self._home: asyncio.AbstractEventLoop | None = None
+        self._home_process = os.getpid()
         self._binding = threading.Lock()
         self._pool = PostgresPool(self._address)
         self._opening = asyncio.Lock()
@@ -221,17 +211,17 @@ class PostgresStore(retention.SqlRetention):
             if isinstance(error.__cause__, asyncpg.UndefinedTableError):
                 return ""
             raise
-        version, store_id, isolation = rows[0] if rows else ("", None, "read committed")
+        version, usable_from, store_id, isolation = rows[0] if rows else ("", None, None, "read committed")
         if isolation != "read committed":  # the functions that write see what others have committed meanwhile
             raise StoreError(
                 f"the store {self.place} has transaction isolation {isolation!r}, and perdure needs 'read committed'",
                 hint="Set default_transaction_isolation of the database, or of perdure's user, to 'read committed'.",
             )
-        return str(store_id or "") if migrations.is_current_version(version) else ""
+        return str(store_id or "") if migrations.is_current_version(version, usable_from) else ""
 
     async def close(self) -> None:
         """Finish the writes that have begun, and close the connections. ``open`` may follow."""
-        if self._home is not None and self._home.is_running():
+        if self._find_home() is not None:
             await self._run_at_home(self._close(), opens=False)
         self._is_open = False
         self.store_id = self._pool.store_id = ""
@@ -263,12 +253,18 @@ class PostgresStore(retention.SqlRetention):
             return await work
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, home))
 
+    def _find_home(self) -> asyncio.AbstractEventLoop | None:
+        """Return the event loop of the connections, if it runs. In a forked process it only seems to."""
+        home = self._home
+        return home if home is not None and home.is_running() and self._home_process == os.getpid() else None
+
     def _get_home(self) -> asyncio.AbstractEventLoop:
         with self._binding:
-            home = self._home
-            if home is None or not home.is_running():
+            home = self._find_home()
+            if home is None:
                 # None yet, or its program has ended: connections cannot move to another event loop.
                 home = self._home = asyncio.get_running_loop()
+                self._home_process = os.getpid()
                 self._opening, self._writes = asyncio.Lock(), set()
                 self._pool, self._notifications = PostgresPool(self._address), None
                 self._pool.store_id = self.store_id
@@ -290,14 +286,15 @@ class PostgresStore(retention.SqlRetention):
         return await self._run_at_home(self._finish_write(statement, head, events))
 
     async def _finish_write(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
-        return await self._write_to_end(self._call(statement, head, events))
-
-    async def _write_to_end(self, write: Coroutine[Any, Any, T]) -> T:
         """Write, to the end also if the caller is cancelled: what was paid must be recorded."""
-        writing = asyncio.create_task(write)
+        writing = asyncio.create_task(self._call(statement, head, events))
         self._writes.add(writing)
         writing.add_done_callback(self._forget_write)
-        return await asyncio.shield(writing)
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            self._note_uncertain(events)
+            raise
 
     def _forget_write(self, writing: asyncio.Task[Any]) -> None:
         self._writes.discard(writing)
@@ -309,16 +306,15 @@ class PostgresStore(retention.SqlRetention):
     async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
         """See :class:`perdure.ports.Journal`."""
         head = [key, owner, again, self._now()]
-        batch = self._encode_batch(events)
-        await self._note_references(batch.find_references())
-        row = await self._write(CLAIM, head, batch)
+        row = await self._write(CLAIM, head, self._encode_batch(events))
         return Claim(row["state"], row["recorded"], row["starts_counted"] if row["state"] != "done" else 1)
 
     async def commit(self, commit: Commit) -> bytes | None:
         """See :class:`perdure.ports.Journal`."""
         head = _encode_commit(commit, self._now())
         batch = self._encode_batch(commit.events)
-        await self._note_references([*retention.find_references(commit), *batch.find_references()], commit.blobs)
+        batch.references += retention.find_references(commit)
+        batch.new_blobs = [blob.hash for blob in commit.blobs]
         row = await self._write(COMMIT, head, batch)
         recorded: bytes | None = row["recorded"]
         return recorded if recorded is not None or commit.outcome is None else commit.outcome.body
@@ -326,23 +322,9 @@ class PostgresStore(retention.SqlRetention):
     async def append(self, batch: EventBatch) -> bool:
         """See :class:`perdure.ports.EventLog`."""
         encoded = self._encode_batch(batch)
-        await self._note_references(encoded.find_references())
         encoded.head.insert(3, False)
         row = await self._write(APPEND, [], encoded)
         return bool(row["written"])
-
-    async def _note_references(self, references: Sequence[retention.Reference], new: Sequence[Blob] = ()) -> None:
-        """Note references, whose targets exist or are among ``new``, and renew these: before the write that refers to
-        them, which begins while they are young."""
-        if references:
-            columns = zip(*sorted(set(references), key=str), strict=True)
-            targets, nodes, context_ids = map(list, columns)
-            arguments = [self._now(), targets, nodes, context_ids, [blob.hash for blob in new]]
-            await self._run_at_home(self._write_to_end(self._refer(arguments)))
-
-    async def _refer(self, arguments: list[Any]) -> None:
-        await self._require_store()
-        await self._pool.call(REFER, lambda _: arguments)
 
     async def _run_step(self, make_step: Callable[[], retention.Step[T]], *, write: bool = False) -> T:
         return await self._run_at_home(self._run_step_at_home(make_step, write))
@@ -362,6 +344,9 @@ class PostgresStore(retention.SqlRetention):
         """Call a function that writes, and notify the followers of its events."""
         await self._require_store()
         try:
+            if events.references:  # in a transaction before the one that refers to them, which begins at once
+                references = [self._now(), *events.encode_references()]
+                await self._pool.call(REFER, lambda _: references)
             row = await self._call_despite_open_deltas(statement, head, events)
         except StoreError as error:
             if _get_sqlstate(error) == MEMORY_CHANGED:
@@ -369,10 +354,7 @@ class PostgresStore(retention.SqlRetention):
             if _get_sqlstate(error) == PARENT_MISSING:
                 name = error.__cause__.detail  # type: ignore[union-attr]  # asyncpg's error
                 raise retention.build_missing_parent_error(unescape_text(name)) from None
-            if events.batch is not None:  # whether it was written is unknown, or it was not: both may be tried again
-                self._uncertain[id(events.batch)] = events.batch, events.write_id
-                while len(self._uncertain) > MAX_UNCERTAIN_BATCHES:
-                    self._uncertain.popitem(last=False)
+            self._note_uncertain(events)
             raise
         if events.batch is not None and row["stream"] is not None:
             seq = row["last_seq"]
@@ -389,6 +371,13 @@ class PostgresStore(retention.SqlRetention):
                     f"there is no store at {self.place} yet",
                     hint="Workers make it when they start; or restore its database.",
                 )
+
+    def _note_uncertain(self, events: _EncodedBatch) -> None:
+        """Note that whether the batch is written is unknown to its caller, who may append it again."""
+        if events.batch is not None:
+            self._uncertain[id(events.batch)] = events.batch, events.write_id
+            while len(self._uncertain) > MAX_UNCERTAIN_BATCHES:
+                self._uncertain.popitem(last=False)
 
     async def _call_despite_open_deltas(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
         def build_arguments(is_repeated: bool) -> list[Any]:
@@ -483,9 +472,7 @@ class PostgresStore(retention.SqlRetention):
             if root is None or history is None:
                 return []
             scope = event_log.IS_CHILD_OR_BELOW if children else "AND child = :child"
-            prefix = f"{context_id}/"
-            run = {"child": context_id, "prefix": prefix, "length": len(escape_text(prefix))}
-            rows = await self._read_page(scope, root, after, limit, **run)
+            rows = await self._read_page(scope, root, after, limit, **event_log.build_child_scope(context_id))
             depth = len(history.last_path)
         histories = await self._read_feed_roots(event_log.find_runs_below(rows, context_id))
         return event_log.add_run_paths(rows, context_id, depth, histories)

@@ -6,11 +6,12 @@ and they run in every iteration. It is used for migrations only.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 TABLES = {
-    "meta": ("id", "store_id", "created_at"),
+    "meta": ("id", "store_id", "created_at", "usable_from"),
     "nodes": ("hash", "parent", "body", "used_on"),
     "blobs": ("hash", "body", "used_on"),
     "journal": ("key", "kind", "owner", "starts", "outcome", "claimed_at", "done_at", "context_id"),
@@ -91,6 +92,21 @@ def build_upsert(table: str, *key: str) -> str:
     new_values = [f"{column} = excluded.{column}" for column in columns if column not in (*key, "created_at")]
     not_older = f" WHERE excluded.asked_at >= {table}.asked_at" if "asked_at" in columns else ""
     return build_insert(table, f"({', '.join(key)}) DO UPDATE SET {', '.join(new_values)}{not_older}")
+
+
+MAX_KEY_BYTES = 500
+"""A longer key of an event, or id of a message, is stored by its hash: an entry of an index of PostgreSQL takes up to
+2,700 bytes."""
+
+
+def shorten_key(key: str | None) -> str | None:
+    """Return the key, or its hash if it is too long for an index."""
+    if key is None or len(key) * 4 <= MAX_KEY_BYTES:
+        return key
+    encoded = key.encode(errors="surrogatepass")
+    if len(encoded) <= MAX_KEY_BYTES:
+        return key
+    return f"sha256/{hashlib.sha256(encoded).hexdigest()}"
 
 
 def as_bytes(value: Any) -> bytes:

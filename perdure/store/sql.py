@@ -12,8 +12,8 @@ from typing import Any
 
 from ..errors import MemoryChangedError, TranscriptCorruptedError
 from ..ports import Claim, Commit, EventBatch, MemoryWrite, Node, RunRow, TurnRow
-from . import event_log, retention
-from .schema import MAX_KEYS, Database, as_bytes, bind_keys, build_insert, build_upsert, run_for_keys
+from . import event_log, migrations, retention
+from .schema import MAX_KEYS, Database, as_bytes, bind_keys, build_insert, build_upsert, run_for_keys, shorten_key
 
 # ---
 # Operations on the memory that conversations share.
@@ -131,9 +131,9 @@ INSERT_STORE_ID = build_insert("meta")
 SELECT_STORE_ID = "SELECT store_id FROM meta"
 
 
-def assign_store_id(database: Database, proposed: str, now: str) -> str:
+def assign_store_id(database: Database, proposed: str, now: str, usable_from: str = migrations.USABLE_FROM) -> str:
     """Return the recorded ``store_id``, or record ``proposed`` as such."""
-    database.run(INSERT_STORE_ID, id=1, store_id=proposed, created_at=now)
+    database.run(INSERT_STORE_ID, id=1, store_id=proposed, created_at=now, usable_from=usable_from)
     return str(database.run(SELECT_STORE_ID).fetchone()[0])
 
 
@@ -211,7 +211,7 @@ def _write_turn(database: Database, turn: TurnRow, now: str) -> None:
     if database.run(UPSERT_TURN, **names, **row, created_at=now, updated_at=now).rowcount == 0:
         return
     for message_id in sorted(set(turn.messages)):
-        database.run(INSERT_SENT_MESSAGE, **names, message_id=message_id)
+        database.run(INSERT_SENT_MESSAGE, **names, message_id=shorten_key(message_id))
 
 
 def read_nodes(database: Database, head: str, until: Sequence[str]) -> list[Node]:
@@ -277,5 +277,6 @@ def read_turn(database: Database, context_id: str, task_id: str) -> TurnRow | No
 
 def find_turn_of_message(database: Database, context_id: str, message_id: str) -> str | None:
     """Return the ``task_id`` of the first turn that took a message."""
-    row = database.run(SELECT_TURN_OF_MESSAGE, context_id=context_id, message_id=message_id).fetchone()
+    message_key = shorten_key(message_id)
+    row = database.run(SELECT_TURN_OF_MESSAGE, context_id=context_id, message_id=message_key).fetchone()
     return None if row is None else str(row[0])

@@ -239,21 +239,31 @@ class SqliteStore(retention.SqlRetention):
         return seqs.get(context_id, 0)
 
 
-def _is_current(database: SqliteDatabase) -> bool:
-    own = "type = 'table' AND name NOT LIKE 'sqlite~_%' ESCAPE '~'"  # the others are SQLite's
-    rows = database.run(f"SELECT name FROM sqlite_master WHERE {own} ORDER BY name")  # noqa: S608  # a constant
-    return migrations.is_current(database, [name for (name,) in rows])
+def is_current(database: SqliteDatabase) -> bool:
+    """Whether the database needs no migration; see :func:`.migrations.is_current`."""
+    return migrations.is_current(database, list_tables(database))
+
+
+def list_tables(database: SqliteDatabase) -> list[str]:
+    """List the tables, without SQLite's own."""
+    own = "type = 'table' AND name NOT LIKE 'sqlite~_%' ESCAPE '~'"
+    return [name for (name,) in database.run(f"SELECT name FROM sqlite_master WHERE {own} ORDER BY name")]  # noqa: S608  # a constant
 
 
 def _read_current_store_id(database: SqliteDatabase) -> str:
-    return sql.read_store_id(database) or "" if _is_current(database) else ""
+    return sql.read_store_id(database) or "" if is_current(database) else ""
 
 
 def _prepare_schema(database: SqliteDatabase, proposed: str, now: str) -> str:
-    if not _is_current(database):
-        with database.open_sqlalchemy() as connection:
-            migrations.upgrade(connection)
+    if not is_current(database):
+        upgrade_schema(database)
     return sql.assign_store_id(database, proposed, now)
+
+
+def upgrade_schema(database: SqliteDatabase, *, contract: bool = False) -> list[str]:
+    """Apply the versions that are missing; see :func:`.migrations.upgrade`."""
+    with database.open_sqlalchemy() as connection:
+        return migrations.upgrade(connection, contract=contract)
 
 
 def parse_sqlite_url(url: str) -> Path:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import StoreError, StoreMismatchError
 from . import sql
-from .migrations import CURRENT_VERSION, VERSION_TABLE
+from .migrations import CURRENT_VERSION, SELECT_VERSION, VERSION_TABLE, check_still_usable
 from .schema import TABLES
 
 if TYPE_CHECKING:
@@ -315,6 +315,8 @@ class SqliteSession:
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     def _check_same_store(self, database: SqliteDatabase) -> None:
+        for version, usable_from in database.run(SELECT_VERSION):
+            check_still_usable(version, usable_from)
         store_id = sql.read_store_id(database)
         if store_id != self._file.store_id:
             raise StoreMismatchError(

@@ -465,6 +465,9 @@ async def test_a_store_of_a_newer_perdure(engine: Engine) -> None:
         pass
     ((version,),) = faults.sql(engine.store_path, "SELECT version_num FROM perdure_version")
     faults.sql(engine.store_path, "UPDATE perdure_version SET version_num = '9999'")
+    async with engine.served(bench.agent):  # it only has more than this perdure knows
+        pass
+    faults.sql(engine.store_path, "UPDATE meta SET usable_from = '9999'")
     client = await engine.client()
     run = await client.start("bench", "go")
     with pytest.raises(StoreVersionError) as caught:
@@ -472,6 +475,7 @@ async def test_a_store_of_a_newer_perdure(engine: Engine) -> None:
             pass
     explains(caught.value, "schema 9999", version, "Upgrade perdure")
     faults.sql(engine.store_path, "UPDATE perdure_version SET version_num = ?", version)
+    faults.sql(engine.store_path, "UPDATE meta SET usable_from = ?", version)
     async with engine.served(bench.agent):
         await completes(run, bench)
 

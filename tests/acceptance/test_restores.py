@@ -16,10 +16,11 @@ from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
 from perdure.errors import InvalidInputError, TranscriptCorruptedError
 from perdure.ports import ModelRequest
+from perdure.store.administration import copy_store
 from perdure.testing import ScriptedProvider
 from perdure.types.interface import Status
 from tests.support.checks import assert_closed, results, users
-from tests.support.engine import Engine
+from tests.support.engine import ON_BOTH_STORES, Engine
 from tests.support.scripts import Gate, calls_then
 from tests.support.wait import eventually
 
@@ -72,16 +73,18 @@ async def wait_for_pause(run: Run, after: str = "") -> tuple[str, str]:
 
 
 @pytest.mark.server
+@ON_BOTH_STORES
 async def test_a_session_whose_store_is_older_pauses_and_goes_on_from_what_is_there(engine: Engine) -> None:
-    counted, backup = Counted(), engine.folder / "backup.db"
+    counted = Counted()
+    backup_url = f"sqlite:///{engine.folder}/backup.db" if engine.databases is None else engine.databases.make()
     async with engine.served(counted.agent) as client:
         run = await client.start("counted", "one", mode="session")
         assert await ask(client, "two", run.id) == "2: two"
-        back_up(engine.store_path, backup)
+        await copy_store(str(engine.store_url), backup_url, report=lambda _: None)
         assert await ask(client, "three", run.id) == "3: three"
         with pytest.raises(InvalidInputError, match="has the end of run"):
             await run.resume(from_store=True)
-    put_back(backup, engine.store_path)
+    engine.store_url = backup_url
     async with engine.served(counted.agent) as client:
         run = client.run(run.id)
         await client.send("counted", "four", id=run.id)
@@ -114,7 +117,7 @@ async def test_a_conversation_that_ended_after_the_backup_is_not_continued_in_si
     put_back(backup, engine.store_path)
     async with engine.served(counted.agent) as client:
         for ended in (run, unknown):
-            with pytest.raises(TranscriptCorruptedError, match="is older than run") as caught:
+            with pytest.raises(TranscriptCorruptedError, match="does not have the end of run") as caught:
                 await client.send("counted", "three", id=ended.id)
             assert f"perdure resume {ended.id} --from-store" in str(caught.value)
         assert counted.paid == 3
@@ -158,7 +161,7 @@ async def test_a_store_older_than_a_turn_in_progress_pays_nothing_in_silence(eng
     put_back(backup, engine.store_path)
     async with engine.served(paying.agent) as client:
         run = client.run(other.id)
-        with pytest.raises(TranscriptCorruptedError, match="is older than run"):
+        with pytest.raises(TranscriptCorruptedError, match="does not have the end of run"):
             await client.send("paying", "more", id=run.id)
         await run.resume(from_store=True)
         response = await asyncio.wait_for(run.result(), 30)
@@ -185,7 +188,9 @@ async def test_a_history_older_than_the_store_pays_nothing_again(tmp_path: Path)
             paying.gate.open()  # recorded in the store while there is no server to tell
             server = await ensure_server(home)
             assert (await asyncio.wait_for(run.result(), 60)).content == "Done."
-        requests = len(paying.provider.requests)
+            late = await client.start("paying", "late")
+            assert (await asyncio.wait_for(late.result(), 60)).content == "Done."
+        paid, requests = len(paying.paid), len(paying.provider.requests)
         os.kill(server.pid, signal.SIGKILL)
         for path in home.root.glob("temporal.db*"):
             path.unlink()
@@ -196,7 +201,10 @@ async def test_a_history_older_than_the_store_pays_nothing_again(tmp_path: Path)
             response = await asyncio.wait_for(client.run(run.id).result(), 60)
             assert response.content == "Done."
             assert results(response.messages) == ["paid", "paid"]
-        assert (len(paying.paid), len(paying.provider.requests)) == (2, requests)
+            assert (len(paying.paid), len(paying.provider.requests)) == (paid, requests)
+            turn = await client.send("paying", "more", id=late.id)  # Temporal has forgotten the run
+            response = await asyncio.wait_for(turn.result(), 60)
+            assert users(await client.run(late.id).transcript()) == ["late", "more"]
     finally:
         await engine.close()
         await stop_server(home)

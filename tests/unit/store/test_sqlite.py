@@ -297,6 +297,7 @@ async def test_a_newer_schema(tmp_path: Path):
         pass
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as newer:
         newer.execute("UPDATE perdure_version SET version_num = '9999'")
+        newer.execute("UPDATE meta SET usable_from = '9999'")
     with pytest.raises(StoreVersionError, match="9999"):
         async with opened(path):
             pass

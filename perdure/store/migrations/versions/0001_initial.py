@@ -32,6 +32,8 @@ def _create_transcripts() -> None:
         sa.Column("id", sa.Integer, sa.CheckConstraint("id = 1"), primary_key=True, autoincrement=False),
         sa.Column("store_id", TEXT, nullable=False),
         sa.Column("created_at", TEXT, nullable=False),
+        # The oldest schema version whose code may use this database (``migrations.check_usable``).
+        sa.Column("usable_from", TEXT, nullable=False),
     )
     op.create_table(
         "nodes",

@@ -1,0 +1,192 @@
+"""The state of a store for operators: where it is, its schema, how much it holds. Reads only, also a store that this
+perdure cannot use."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import StoreError
+from . import is_sqlite_url, migrations
+from .objects import RECORD_NAME, read_owner
+from .schema import TABLES
+from .sqlite import parse_sqlite_url
+from .sqlite_connection import SQLITE_FAILURES, translate_sqlite_failure
+
+COUNTED_BYTES = 64 * 1024 * 1024
+"""The rows of a larger database (SQLite) or table (PostgreSQL) are estimated."""
+
+SELECT_IDENTITY = f"""
+    SELECT version_num, store_id, created_at, usable_from
+    FROM {migrations.VERSION_TABLE} LEFT JOIN meta ON true"""  # noqa: S608  # a constant
+SELECT_RUN_TIMES = "SELECT min(created_at), max(created_at) FROM runs"
+SELECT_BLOB_LOCATION = f"SELECT value FROM memory WHERE namespace = '{RECORD_NAME[0]}' AND key = '{RECORD_NAME[1]}'"  # noqa: S608  # a constant
+SELECT_POSTGRES_SIZES = """
+    SELECT relname, reltuples, pg_total_relation_size(oid) FROM pg_class
+    WHERE relkind IN ('r', 'p') AND pg_table_is_visible(oid)"""
+
+Fetch = Callable[[str], Awaitable[list[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """The size of a table. ``bytes`` with indexes and large values; None where the database does not say."""
+
+    rows: int
+    is_estimate: bool
+    bytes: int | None
+
+
+@dataclass(slots=True)
+class ObjectStatus:
+    """Where large blobs are objects. ``owner``: the store whose marker is at the location that is used."""
+
+    recorded_url: str | None
+    used_url: str | None
+    owner: str | None = None
+    flaw: str | None = None
+    """Why this process cannot use them."""
+
+
+@dataclass(slots=True)
+class StoreStatus:
+    """The state of a store. Times are ISO 8601."""
+
+    place: str
+    kind: str
+    server: str
+    store_id: str | None
+    created_at: str | None
+    schema: str
+    known_schema: str
+    """The newest version that this perdure knows."""
+    usable_from: str | None
+    """The oldest version whose code may use the store."""
+    state: str
+    """``current``, ``to be expanded``, ``to be contracted``, ``newer``, ``too new`` or ``unfinished copy``."""
+    bytes: int
+    oldest_run: str | None
+    newest_run: str | None
+    tables: dict[str, TableStatus] = field(default_factory=dict)
+    objects: ObjectStatus | None = None
+
+
+async def read_store_status(url: str, *, blob_url: str | None = None) -> StoreStatus:
+    """Read the state of the store at ``url``; ``blob_url`` is where this process looks for large blobs.
+
+    Raises ``StoreError``, also if there is no store.
+    """
+    if is_sqlite_url(url):
+        return await _read_sqlite_status(url, blob_url)
+    return await _read_postgres_status(url, blob_url)
+
+
+async def _read_sqlite_status(url: str, blob_url: str | None) -> StoreStatus:
+    path = parse_sqlite_url(url)
+    if not path.exists():
+        raise _build_missing_error(str(path))
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None)) as connection:
+
+            async def fetch(sql: str) -> list[Any]:
+                return connection.execute(sql).fetchall()
+
+            names = {name for (name,) in await fetch("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            files = (path, path.with_name(f"{path.name}-wal"))
+            size = sum(file.stat().st_size for file in files if file.exists())
+            server = f"SQLite {sqlite3.sqlite_version}"
+            status = await _read_status(fetch, str(path), "sqlite", server, size, blob_url, names)
+            # Without deletions the last rowid is the number of rows, and it costs no scan.
+            is_estimate = size > COUNTED_BYTES
+            counted = "coalesce(max(rowid), 0)" if is_estimate else "count(*)"
+            for table in (table for table in TABLES if table in names):
+                [(rows,)] = await fetch(f"SELECT {counted} FROM {table}")  # noqa: S608  # names of the schema
+                status.tables[table] = TableStatus(rows, is_estimate, None)
+            return status
+    except SQLITE_FAILURES as error:
+        raise translate_sqlite_failure(error, path) from error
+
+
+async def _read_postgres_status(url: str, blob_url: str | None) -> StoreStatus:
+    from .postgres_connection import open_connection, parse_postgres_url
+
+    address = parse_postgres_url(url)
+    async with open_connection(address) as connection:
+        fetch: Fetch = connection.fetch
+        sizes = await fetch(SELECT_POSTGRES_SIZES)
+        tables = {row[0]: row for row in sizes if row[0] in TABLES or row[0] == migrations.VERSION_TABLE}
+        size = sum(row[2] for row in tables.values())
+        [(server,)] = await fetch("SELECT 'PostgreSQL ' || current_setting('server_version')")
+        status = await _read_status(fetch, address.place, "postgresql", server, size, blob_url, set(tables))
+        for table in (table for table in TABLES if table in tables):
+            _, estimate, table_bytes = tables[table]
+            is_estimate = table_bytes > COUNTED_BYTES and estimate >= 0
+            [(rows,)] = [(int(estimate),)] if is_estimate else await fetch(f"SELECT count(*) FROM {table}")  # noqa: S608  # names of the schema
+            status.tables[table] = TableStatus(rows, is_estimate, table_bytes)
+        return status
+
+
+async def _read_status(
+    fetch: Fetch, place: str, kind: str, server: str, size: int, blob_url: str | None, tables: set[str]
+) -> StoreStatus:
+    if migrations.VERSION_TABLE not in tables:
+        raise _build_missing_error(place)
+    [(version, store_id, created_at, usable_from)] = await fetch(SELECT_IDENTITY)
+    [(oldest, newest)] = await fetch(SELECT_RUN_TIMES)
+    location = await fetch(SELECT_BLOB_LOCATION)
+    recorded_url = json.loads(location[0][0])["url"] if location else None
+    return StoreStatus(
+        place=place,
+        kind=kind,
+        server=server,
+        store_id=store_id,
+        created_at=created_at,
+        schema=version,
+        known_schema=migrations.CURRENT_VERSION,
+        usable_from=usable_from,
+        state=_describe_schema(version, usable_from),
+        bytes=size,
+        oldest_run=oldest,
+        newest_run=newest,
+        objects=await _read_object_status(recorded_url, blob_url, store_id),
+    )
+
+
+def _describe_schema(version: str, usable_from: str | None) -> str:
+    if usable_from == migrations.UNFINISHED_COPY:
+        return "unfinished copy"
+    if version > migrations.CURRENT_VERSION:
+        return "too new" if (usable_from or version) > migrations.CURRENT_VERSION else "newer"
+    if version < migrations.NEEDED_VERSION:
+        return "to be expanded"
+    return "current" if version == migrations.CURRENT_VERSION else "to be contracted"
+
+
+async def _read_object_status(recorded_url: str | None, used_url: str | None, store_id: str) -> ObjectStatus | None:
+    if recorded_url is None and used_url is None:
+        return None
+    status = ObjectStatus(recorded_url, used_url)
+    if used_url is None:
+        status.flaw = f"PERDURE_BLOB_URL is not set: set it to {recorded_url}"
+        return status
+    try:
+        status.owner = await read_owner(used_url)
+    except StoreError as error:
+        status.flaw = str(error)
+        return status
+    if status.owner not in (None, store_id):
+        status.flaw = f"{used_url} has the objects of another store"
+    elif status.owner is None and recorded_url is not None:
+        status.flaw = f"{used_url} does not have the objects of this store: they were at {recorded_url}"
+    return status
+
+
+def _build_missing_error(place: str) -> StoreError:
+    return StoreError(
+        f"there is no store at {place}",
+        hint="Workers make it when they start, and `perdure store migrate` does; or correct PERDURE_STORE_URL.",
+    )
