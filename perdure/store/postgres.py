@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import asyncpg
 
 from ..errors import MemoryChangedError, StoreError
-from ..ports import Blob, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
+from ..ports import Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
 from ..ports.store import format_utc_now
 from ..types.events import ModelRetracted, build_worker_lost_retraction, decode_event, encode_event_body
 from . import event_log, migrations, retention, sql
