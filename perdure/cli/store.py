@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..terminal import escape_line, print_line
+from .connection import StoreOptions, call_client
 from .options import Commands
 from .output import OutputOptions, format_byte_size
 
 if TYPE_CHECKING:
+    from ..client.client import Client
+    from ..client.retention import GarbageReport
     from ..store.status import StoreStatus
 
 StoreUrlOption = Annotated[
@@ -116,5 +119,43 @@ def copy(
     output.print_result(asdict(result), lines)
 
 
+def gc(
+    older_than: Annotated[str, typer.Option("--older-than", help="Delete what is older: 90d, 12w; at least 2d.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing, and say what would go.")] = False,
+    lost: Annotated[
+        bool, typer.Option("--lost", help="Also runs without a recorded end that Temporal does not know any more.")
+    ] = False,
+    batch: Annotated[int, typer.Option(help="Rows, and runs, of one transaction.", min=1, max=500)] = 200,
+    *,
+    server: StoreOptions,
+    output: OutputOptions,
+) -> None:
+    """Delete old runs, and what nothing refers to any more. Safe beside live traffic, and to repeat."""
+
+    async def collect(client: Client) -> GarbageReport:
+        return await client.collect_garbage(older_than=older_than, dry_run=dry_run, batch=batch, lost=lost)
+
+    report = call_client(server, collect)
+    output.print_result(asdict(report), _format_report(report))
+
+
+def _format_report(report: GarbageReport) -> str:
+    """What a collection did, in two or three lines."""
+    done = "would be deleted" if report.dry_run else "deleted"
+    lines = [
+        f"older than {report.before[:16].replace('T', ' ')} UTC, {done}: {report.runs:,} runs; to which nothing "
+        f"refers: {report.nodes:,} nodes of transcripts and {report.blobs:,} blobs ({format_byte_size(report.bytes)})"
+    ]
+    if report.objects:
+        lines.append(f"objects: {report.objects:,} ({format_byte_size(report.object_bytes)})")
+    if report.open:
+        lines.append(f"kept, because they are open: {report.open:,} runs")
+    if report.unknown:
+        lines.append(
+            f"kept, without a recorded end and unknown to Temporal: {report.unknown:,} runs (--lost deletes them)"
+        )
+    return "\n".join(lines)
+
+
 app = Commands(help="The store: its schema, state, copies and retention.", no_args_is_help=True)
-app.add(migrate, status, copy)
+app.add(migrate, status, copy, gc)

@@ -39,6 +39,7 @@ from ..types.messages import FilePart, Message, MessageInput, clean_text, decode
 from .audit import audit_steering
 from .inbox import PendingCall, list_pending_calls
 from .messages import STORE_HINT, deliver_message
+from .retention import GarbageReport, collect_garbage
 from .run import Run
 from .schedules import (
     Overlap,
@@ -444,6 +445,19 @@ class Client:
         """
         labels = {"tenant": tenant, "user": user}
         return await list_runs(self, agent=agent, status=status, roots=roots, query=query, limit=limit, **labels)
+
+    async def collect_garbage(
+        self, *, older_than: float | str | timedelta, dry_run: bool = False, batch: int = 200, lost: bool = False
+    ) -> GarbageReport:
+        """Delete from the store what is older than ``older_than`` (at least ``"2d"``): runs that have ended, with their
+        turns and events, and parts of transcripts, large texts and files to which nothing refers any more.
+
+        Beside live traffic, in batches of ``batch`` rows (at most 500); it can be stopped and repeated at any time.
+        With ``dry_run`` nothing is deleted. ``lost``: also runs without a recorded end that Temporal does not know any
+        more, for instance after they were terminated. Raises ``InvalidInputError``, also for a namespace of Temporal
+        that does not have the runs of this store; ``StoreError``, ``ServerUnreachableError``.
+        """
+        return await collect_garbage(self, older_than=older_than, dry_run=dry_run, batch=batch, lost=lost)
 
     async def approvals(self, *, agent: str | None = None) -> Sequence[PendingCall]:
         """List the pending calls (approvals, questions and callbacks) of all runs, or of those of ``agent``; the

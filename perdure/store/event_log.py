@@ -18,6 +18,7 @@ from ..ports.store import build_spans
 from ..ports.surfaces import WaitChange, WriteOptions, find_wait_changes
 from ..types.events import Span, build_worker_lost_retraction, decode_event, encode_event_body
 from ..types.subagents import Lineage, PathStep
+from .retention import Reference, find_blob_references, write_references
 from .schema import Database, Rows, as_bytes, build_insert, build_upsert, run_for_keys, shorten_key
 
 # ---
@@ -108,6 +109,8 @@ class _Feed:
     """The root run, if the conversation is in its stream."""
     path: str | None
     """The paths to it (:class:`PathHistory`)."""
+    today: str = ""
+    """The day of the batch; not a column."""
 
     @property
     def stream(self) -> str:
@@ -137,6 +140,7 @@ def append_batch(
     feed = _lock_feed(database, batch.context_id, batch.lineage)
     if batch.token and batch.token < feed.token and not recorded:
         return False
+    feed.today = now[:10]
     own_seq = feed.seq
     if feed.root is not None:
         feed.seq = _lock_feed(database, feed.root).seq
@@ -228,6 +232,7 @@ def _insert_event(database: Database, feed: _Feed, new: NewEvent, key: str | Non
         if spans:
             _run_on_deltas(database, DELETE_DELTAS, feed, feed.first_delta)
         feed.open = feed.first_delta = 0
+    body = encode_event_body(event)
     inserted = database.run(
         INSERT_EVENT,
         context_id=feed.stream,
@@ -235,13 +240,16 @@ def _insert_event(database: Database, feed: _Feed, new: NewEvent, key: str | Non
         task_id=event.task_id,
         type=event.type,
         key=key if event.type != "model.delta" else None,
-        body=encode_event_body(event),
+        body=body,
         spans=json.dumps(spans) if spans else None,
         child=feed.child,
         key_id=key_id,
     )
     if inserted.rowcount == 0:
         return False
+    if targets := find_blob_references(body):
+        references = [Reference(target, context_id=feed.context_id) for target in sorted(targets)]
+        write_references(database, references, feed.today)
     feed.seq += 1
     if event.type == "model.delta":
         feed.open = feed.open or feed.seq

@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -50,6 +50,9 @@ _MARKER = "perdure-store.json"
 """The object that says whose objects are at a location."""
 _PROBE = "perdure-doctor"
 _HASH = re.compile(r"[0-9a-f]{64}")
+_OBJECT_NAME = re.compile(r"[0-9a-f]{2}/([0-9a-f]{64})")
+_DELETED = "deleted/"
+"""Prefix of the copy that an object has while it is deleted."""
 _THREAD_BYTES = 256 * 1024
 """Bytes from which hashing (0.5 ms each MiB) is done in a thread."""
 _TIMEOUT, _CONNECT_TIMEOUT, _RETRY_TIMEOUT = "120s", "5s", timedelta(seconds=10)
@@ -191,6 +194,26 @@ class ObjectLocation:
             pass
         except Exception as error:
             self._raise_error(error, "deleted", name)
+
+    async def list_objects(self, prefix: str = "") -> AsyncGenerator[list[tuple[str, int, datetime]]]:
+        """Yield pages of names, sizes and times of the last write."""
+        try:
+            async for page in self._connect().list(prefix or None, chunk_size=500):
+                yield [(str(meta["path"]), int(meta["size"]), meta["last_modified"]) for meta in page]
+        except Exception as error:
+            self._raise_error(error, "listed", prefix)
+
+    async def copy(self, name: str, new_name: str) -> bool:
+        """Copy an object; False if it does not exist."""
+        try:
+            await self._connect().copy_async(name, new_name)
+            if self._folder is not None:
+                await asyncio.to_thread(_sync_file, self._folder, new_name)
+        except FileNotFoundError:
+            return False
+        except Exception as error:
+            self._raise_error(error, "copied", name)
+        return True
 
     def _connect(self) -> Any:
         """Return obstore's client. Reads the credentials from the environment when it is made."""
@@ -357,6 +380,44 @@ class LargeBlobStore:
             await self.check_location(write=False)
             blobs = {**blobs, **dict(await _run_bounded(self._download, pointers.items()))}
         return blobs
+
+    async def delete_unused_objects(self, before: datetime, would_be_gone: Set[str] | None = None) -> tuple[int, int]:
+        """Delete the objects without a row that were written before a time. Return their number and bytes.
+
+        With ``would_be_gone``, nothing is deleted, and the rows of these blobs do not count.
+        """
+        if await self._store.recall(*RECORD_NAME) is None:
+            return 0, 0
+        await self.check_location(write=False)
+        if would_be_gone is None:
+            await self._finish_deletions()
+        count = size = 0
+        async for page in self._location.list_objects():
+            found = ((_OBJECT_NAME.fullmatch(name), length, at) for name, length, at in page)
+            old = {match[1]: length for match, length, at in found if match is not None and at < before}
+            unused = old.keys() - (await self._store.find_blobs(list(old)) - (would_be_gone or set()))
+            if would_be_gone is None:
+                await _run_bounded(self._delete_unused, sorted(unused))
+            count, size = count + len(unused), size + sum(old[blob] for blob in unused)
+        return count, size
+
+    async def _delete_unused(self, blob: str) -> None:
+        """Delete an object that has no row. If a writer makes one meanwhile, the object comes back from its copy."""
+        if await self._location.copy(build_object_name(blob), _DELETED + blob):
+            await self._location.delete(build_object_name(blob))
+            await self._finish_deletion(blob)
+
+    async def _finish_deletions(self) -> None:
+        """Finish the deletions of a collector that died."""
+        async for page in self._location.list_objects(_DELETED.rstrip("/")):
+            for name, _, _ in page:
+                if _HASH.fullmatch(blob := name.removeprefix(_DELETED)):
+                    await self._finish_deletion(blob)
+
+    async def _finish_deletion(self, blob: str) -> None:
+        if await self._store.find_blobs([blob]):
+            await self._location.copy(_DELETED + blob, build_object_name(blob))
+        await self._location.delete(_DELETED + blob)
 
     async def check_location(self, *, write: bool) -> None:
         """Check that the objects of this store are at the location; with ``write``, the first use claims it.

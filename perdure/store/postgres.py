@@ -18,8 +18,8 @@ from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow,
 from ..ports.store import format_utc_now
 from ..ports.surfaces import WriteOptions, find_wait_changes
 from ..types.events import Event, ModelRetracted, build_worker_lost_retraction, decode_event, encode_event_body
-from . import event_log, migrations, sql
-from .postgres_connection import PostgresPool, build_closed_error, parse_postgres_url, unescape_text
+from . import event_log, migrations, retention, sql
+from .postgres_connection import PostgresPool, build_closed_error, parse_postgres_url, unescape_text, unescape_value
 from .postgres_notify import EventNotifications
 from .schema import shorten_key
 from .surfaces import SurfaceTables
@@ -30,7 +30,7 @@ T = TypeVar("T")
 # The arguments of the functions that write, see ``migrations/versions/0001_postgresql.sql``.
 
 
-MEMORY_CHANGED, OPEN_DELTAS = "PD001", "PD002"
+MEMORY_CHANGED, OPEN_DELTAS, PARENT_MISSING = "PD001", "PD002", "PD003"
 """SQLSTATEs that the functions raise."""
 MAX_UNCERTAIN_BATCHES = 100
 """Most batches that are remembered because their answer was lost, until they are appended again."""
@@ -43,6 +43,7 @@ def _build_call(function: str, count: int) -> str:
 APPEND = _build_call("perdure_append_0001", 20)
 CLAIM = _build_call("perdure_claim_0001", 22)
 COMMIT = _build_call("perdure_commit_0001", 67)
+REFER = _build_call("perdure_refer_0001", 5)
 
 RECORD_AGENTS = """
     INSERT INTO agents (hash, name, body, created_at, seen_at)
@@ -61,6 +62,9 @@ class _EncodedBatch:
         self.write_id = write_id
         self._again = again
         self.lost: LostDelta = (None, None, None)
+        self.references: list[retention.Reference] = []
+        """What the write refers to, of events and of all else."""
+        self.new_blobs: list[str] = []
         if batch is None:
             self.head: list[Any] = [None] * 5
             self._events: list[Any] = [None] * 4 + [None, None, options.key_id, None]
@@ -79,10 +83,17 @@ class _EncodedBatch:
             options.key_id,
             _choose_marked_event(batch),
         ]
+        targets = {target for body in self._events[3] for target in retention.find_blob_references(body)}
+        self.references = [retention.Reference(target, context_id=batch.context_id) for target in targets]
 
     def build_tail(self, is_repeated: bool) -> list[Any]:
         """Return the arguments after those of ``head``."""
         return [*self._events, self.write_id, is_repeated or self._again, *self.lost]
+
+    def encode_references(self) -> list[list[Any]]:
+        """Return what is referred to, by columns, and the blobs that are written next."""
+        columns = zip(*sorted(set(self.references), key=str), strict=True)
+        return [*map(list, columns), self.new_blobs]
 
 
 def _encode_wait_changes(batch: EventBatch, events: Sequence[Event]) -> list[str | None]:
@@ -114,8 +125,8 @@ def _choose_marked_event(batch: EventBatch) -> int:
 
 def _encode_commit(commit: Commit, now: str) -> list[Any]:
     """Return the arguments of the commit before those of its events."""
-    blobs = sorted(commit.blobs, key=lambda blob: blob.hash)
-    nodes = sorted(commit.nodes, key=lambda node: node.hash)
+    blobs = [blob for _, blob in sorted({blob.hash: blob for blob in commit.blobs}.items())]
+    nodes = [node for _, node in sorted({node.hash: node for node in commit.nodes}.items())]
     outcome, run, turn = commit.outcome, commit.run, commit.turn
     last_writes = {(write.namespace, write.key): write for write in commit.memory}
     memory = [last_writes[name] for name in sorted(last_writes)]
@@ -168,7 +179,7 @@ SELECT_PAGE = """
 MAX_SEQ = 2**63 - 1
 
 
-class PostgresStore(SurfaceTables):
+class PostgresStore(SurfaceTables, retention.SqlRetention):
     """A ``Store`` in a PostgreSQL database; see :func:`.postgres_connection.parse_postgres_url` for the URL.
 
     Every write is one statement, so one round trip. Writes that have begun are completed, also when their caller is
@@ -327,7 +338,10 @@ class PostgresStore(SurfaceTables):
     async def commit(self, commit: Commit) -> bytes | None:
         """See :class:`perdure.ports.Journal`."""
         head = _encode_commit(commit, self._now())
-        row = await self._write(COMMIT, head, self._encode_batch(commit.events))
+        batch = self._encode_batch(commit.events)
+        batch.references += retention.find_references(commit)
+        batch.new_blobs = [blob.hash for blob in commit.blobs]
+        row = await self._write(COMMIT, head, batch)
         recorded: bytes | None = row["recorded"]
         return recorded if recorded is not None or commit.outcome is None else commit.outcome.body
 
@@ -338,6 +352,13 @@ class PostgresStore(SurfaceTables):
         row = await self._write(APPEND, [self._now()], encoded)
         return bool(row["written"])
 
+    async def _run_step(self, make_step: Callable[[], retention.Step[T]], *, write: bool = False) -> T:
+        return await self._run_at_home(self._run_step_at_home(make_step, write))
+
+    async def _run_step_at_home(self, make_step: Callable[[], retention.Step[T]], write: bool) -> T:
+        await self._check_made()
+        return await self._pool.transact(make_step, write=write)
+
     def _encode_batch(self, batch: EventBatch | None) -> _EncodedBatch:
         """Encode ``batch``, under the id of its last try if the answer to that was lost."""
         uncertain = self._uncertain.pop(id(batch), None)
@@ -346,11 +367,11 @@ class PostgresStore(SurfaceTables):
         return _EncodedBatch(batch, self.write_options, f"\n{uuid.uuid4().hex}")
 
     async def _select_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
-        return [tuple(map(_unescape_value, row)) for row in await self._fetch(statement, **values)]
+        return [tuple(map(unescape_value, row)) for row in await self._fetch(statement, **values)]
 
     async def _change_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
         rows = await self._run_at_home(self._change(statement, values))
-        return [tuple(map(_unescape_value, row)) for row in rows]
+        return [tuple(map(unescape_value, row)) for row in rows]
 
     async def _change(self, statement: str, values: dict[str, Any]) -> list[Any]:
         await self._check_made()
@@ -372,10 +393,16 @@ class PostgresStore(SurfaceTables):
         """Call a function that writes, and notify the followers of its events."""
         await self._check_made()
         try:
+            if events.references:  # in a transaction before the one that refers to them, which begins at once
+                references = [self._now(), *events.encode_references()]
+                await self._pool.call(REFER, lambda _: references)
             row = await self._call_despite_open_deltas(statement, head, events)
         except StoreError as error:
             if _get_sqlstate(error) == MEMORY_CHANGED:
                 raise _build_memory_error(error, head) from None
+            if _get_sqlstate(error) == PARENT_MISSING:
+                name = error.__cause__.detail  # type: ignore[union-attr]  # asyncpg's error
+                raise retention.build_missing_parent_error(unescape_text(name)) from None
             self._note_uncertain(events)
             raise
         if events.batch is not None and row["stream"] is not None:
@@ -445,7 +472,7 @@ class PostgresStore(SurfaceTables):
     async def get_run(self, context_id: str) -> RunRow | None:
         """See :class:`perdure.ports.Runs`."""
         rows = await self._fetch(sql.SELECT_RUN, context_id=context_id)
-        return RunRow(*map(_unescape_value, rows[0])) if rows else None
+        return RunRow(*map(unescape_value, rows[0])) if rows else None
 
     async def list_runs(
         self,
@@ -460,7 +487,7 @@ class PostgresStore(SurfaceTables):
         """See :class:`perdure.ports.Runs`."""
         filters = {"agent": agent, "status": status, "tenant": tenant, "user_id": user}
         rows = await self._fetch(sql.build_runs_select(filters, roots=roots), **filters, limit=limit)
-        return [RunRow(*map(_unescape_value, row)) for row in rows]
+        return [RunRow(*map(unescape_value, row)) for row in rows]
 
     async def list_usage(
         self, *, tenant: str | None = None, agent: str | None = None, since: str = "", limit: int = 1000
@@ -468,11 +495,11 @@ class PostgresStore(SurfaceTables):
         """See :class:`perdure.ports.store.UsageLog`."""
         filters = {"tenant": tenant, "agent": agent}
         rows = await self._fetch(sql.build_usage_select(filters), **filters, since=since, limit=limit)
-        return [UsageRow(*map(_unescape_value, row)) for row in rows]
+        return [UsageRow(*map(unescape_value, row)) for row in rows]
 
     async def list_agents(self) -> list[AgentRow]:
         """See :class:`perdure.ports.store.AgentRegistry`."""
-        return [AgentRow(*map(_unescape_value, row)) for row in await self._fetch(sql.SELECT_AGENTS)]
+        return [AgentRow(*map(unescape_value, row)) for row in await self._fetch(sql.SELECT_AGENTS)]
 
     async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
         """See :class:`perdure.ports.Turns`."""
@@ -554,10 +581,6 @@ class PostgresStore(SurfaceTables):
     async def _read_streams(self, context_ids: Iterable[str]) -> dict[str, tuple[str, int]]:
         rows = await self._read(event_log.SELECT_LATEST_SEQS, {"keys": list(context_ids)})
         return {unescape_text(context_id): (unescape_text(stream), seq) for context_id, seq, stream in rows}
-
-
-def _unescape_value(value: Any) -> Any:
-    return unescape_text(value) if type(value) is str else value
 
 
 def _get_sqlstate(error: StoreError) -> str | None:

@@ -17,6 +17,7 @@ import asyncpg
 
 from ..errors import StoreError, StoreLocationError, StoreMismatchError
 from . import migrations
+from .retention import Step
 
 T = TypeVar("T")
 
@@ -274,6 +275,11 @@ def _escape_value(value: Any) -> Any:
     return value
 
 
+def unescape_value(value: Any) -> Any:
+    """Reverse :func:`escape_text` in a text; another value as it is."""
+    return unescape_text(value) if type(value) is str else value
+
+
 # ---
 # The pool.
 
@@ -414,6 +420,29 @@ class PostgresPool:
             return connection.fetchrow(statement, *map(_escape_value, build_arguments(is_repeated)))  # type: ignore[no-any-return]
 
         return await self._run(fetch_row)
+
+    async def transact(self, make_step: Callable[[], Step[T]], *, write: bool) -> T:
+        """Run a step; its statements in one transaction if it writes. ``make_step`` is called again for another try."""
+
+        async def run_step(connection: Any) -> T:
+            step = make_step()
+            try:
+                statement = next(step)
+                while True:
+                    sql, names = _bind_by_position(statement.sql)
+                    rows = await connection.fetch(sql, *(_escape_value(statement.values[name]) for name in names))
+                    statement = step.send([tuple(map(unescape_value, row)) for row in rows])
+            except StopIteration as end:
+                result: T = end.value
+                return result
+
+        async def run(connection: Any, _: bool) -> T:
+            if not write:
+                return await run_step(connection)
+            async with connection.transaction():
+                return await run_step(connection)
+
+        return await self._run(run)
 
     async def _run(self, work: Callable[[Any, bool], Awaitable[T]]) -> T:
         for is_repeated in (False, True):

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 TABLES = {
     "meta": ("id", "store_id", "created_at", "usable_from"),
-    "nodes": ("hash", "parent", "body", "key_id"),
-    "blobs": ("hash", "body", "key_id"),
-    "journal": ("key", "kind", "owner", "starts", "outcome", "claimed_at", "done_at", "key_id"),
+    "nodes": ("hash", "parent", "body", "used_on", "key_id"),
+    "blobs": ("hash", "body", "used_on", "key_id"),
+    "journal": ("key", "kind", "owner", "starts", "outcome", "claimed_at", "done_at", "context_id", "key_id"),
     "runs": (
         *("context_id", "agent", "scope", "head", "status", "iterations", "result", "asked_at"),
         *("created_at", "updated_at", "tenant", "user_id", "key_id"),
@@ -34,6 +34,8 @@ TABLES = {
     "outbox": ("stream", "seq", "target", "context_id", "type", "created_at", "taken", "owner", "leased_until"),
     "audit": ("id", "at", "by", "auth", "origin", "subject", "verb", "call_id", "detail", "refused"),
     "idempotency": ("key", "request_hash", "owner", "leased_until", "answer", "created_at", "expires_at"),
+    "node_references": ("target", "node"),
+    "run_references": ("target", "context_id"),
 }
 """The tables and columns of the newest schema, which ``migrations/`` creates and describes."""
 

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import MemoryChangedError, TranscriptCorruptedError
 from ..ports import AgentRow, Claim, Commit, EventBatch, MemoryWrite, Node, RunRow, TurnRow, UsageRow
 from ..ports.surfaces import WriteOptions
-from . import event_log, migrations
+from . import event_log, migrations, retention
 from .schema import (
     MAX_KEYS,
     TABLES,
@@ -114,8 +114,9 @@ MISSING_NODE_HINT = (
     "Restore it from a backup of the store and `resume` the run, or fork the run from a head that is intact. If the "
     "store is itself a backup older than the run: `perdure resume ID --from-store` goes on from what it has."
 )
-INSERT_NODE = build_insert("nodes")
-INSERT_BLOB = build_insert("blobs")
+_RENEW = "(hash) DO UPDATE SET used_on = excluded.used_on WHERE excluded.used_on > {table}.used_on"
+INSERT_NODE = build_insert("nodes", _RENEW.format(table="nodes"))
+INSERT_BLOB = build_insert("blobs", _RENEW.format(table="blobs"))
 UPSERT_RUN = build_upsert("runs", "context_id", kept=("tenant", "user_id"))
 UPSERT_TURN = build_upsert("turns", "context_id", "task_id")
 INSERT_SENT_MESSAGE = build_insert("sent")
@@ -165,14 +166,18 @@ def claim_call(
     database: Database, key: str, owner: str, again: bool, now: str, events: EventBatch | None, options: WriteOptions
 ) -> Claim:
     """Record the intent to act; see :meth:`perdure.ports.Journal.claim`."""
-    claim = _claim_journal_key(database, key, owner, again, now)
+    context_id = None if events is None else events.context_id
+    claim = _claim_journal_key(database, key, owner, again, now, context_id)
     if events is not None and claim.state == "new":
         event_log.append_batch(database, events, now, options)
     return claim
 
 
-def _claim_journal_key(database: Database, key: str, owner: str, again: bool, now: str) -> Claim:
+def _claim_journal_key(
+    database: Database, key: str, owner: str, again: bool, now: str, context_id: str | None
+) -> Claim:
     entry = {"key": key, "kind": None, "owner": owner, "starts": 1, "outcome": None, "key_id": None}
+    entry["context_id"] = context_id
     [(claimed_by, starts, outcome)] = database.run(INSERT_OR_LOCK_CLAIM, **entry, claimed_at=now, done_at=None)
     if outcome is not None:
         return Claim("done", as_bytes(outcome))
@@ -189,13 +194,18 @@ def write_commit(database: Database, commit: Commit, now: str, options: WriteOpt
     key_id = options.key_id
     # In the same order everywhere, so that two transactions on PostgreSQL never deadlock.
     for blob in sorted(commit.blobs, key=lambda blob: blob.hash):
-        database.run(INSERT_BLOB, hash=blob.hash, body=blob.body, key_id=key_id)
+        database.run(INSERT_BLOB, hash=blob.hash, body=blob.body, used_on=now[:10], key_id=key_id)
     for node in sorted(commit.nodes, key=lambda node: node.hash):
-        database.run(INSERT_NODE, hash=node.hash, parent=node.parent, body=node.body, key_id=key_id)
+        row = {"hash": node.hash, "parent": node.parent, "body": node.body}
+        database.run(INSERT_NODE, **row, used_on=now[:10], key_id=key_id)
+    retention.renew_parents(database, commit, now[:10])
+    if references := retention.find_references(commit):
+        retention.write_references(database, references, now[:10])
     outcome = commit.outcome
     if outcome is not None:
         entry = {"key": outcome.key, "kind": outcome.kind, "outcome": outcome.body, "done_at": now, "key_id": key_id}
-        if database.run(RECORD_OUTCOME, **entry, owner=None, starts=0, claimed_at=None).rowcount == 0:
+        new_entry = {"owner": None, "starts": 0, "claimed_at": None, "context_id": retention.get_context_id(commit)}
+        if database.run(RECORD_OUTCOME, **entry, **new_entry).rowcount == 0:
             return read_outcomes(database, [outcome.key])[outcome.key]
     if commit.run is not None:
         row = asdict(replace(commit.run, created_at=now, updated_at=now))

@@ -15,7 +15,7 @@ from ..errors import StoreError, StoreLocationError, StoreVersionError
 from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow, UsageRow
 from ..ports.store import format_utc_now
 from ..ports.surfaces import WriteOptions
-from . import event_log, migrations, sql
+from . import event_log, migrations, retention, sql
 from .sqlite_connection import SqliteDatabase, SqliteSession, StoreFile, StoreThread
 from .sqlite_notify import EventWatcher
 from .surfaces import SurfaceTables
@@ -32,7 +32,7 @@ class _Threads(NamedTuple):
     watcher: EventWatcher
 
 
-class SqliteStore(SurfaceTables):
+class SqliteStore(SurfaceTables, retention.SqlRetention):
     """A ``Store`` in one file (``sqlite:///relative/path`` or ``sqlite:////absolute/path``).
 
     One thread writes and one reads (a few keys are read on the event loop), and one polls for events while a caller
@@ -129,6 +129,10 @@ class SqliteStore(SurfaceTables):
 
     async def _run_read(self, operation: Callable[..., T], *arguments: Any) -> T:
         return await self._threads.reader.run(lambda database: operation(database, *arguments))
+
+    async def _run_step(self, make_step: Callable[[], retention.Step[T]], *, write: bool = False) -> T:
+        run = self._run_write if write else self._run_read
+        return await run(lambda database: retention.run_step(database, make_step()))
 
     async def _run_quick_read(self, operation: Callable[..., T], *arguments: Any) -> T:
         """Run a read on the event loop if that needs no waiting, otherwise on the reader's thread."""

@@ -311,6 +311,10 @@ class InProcessService(ServiceClient):
         newest = sorted(self._list_executions(), key=lambda execution: execution.started.at, reverse=True)
         return api.ListWorkflowExecutionsResponse(executions=[build_execution_info(execution) for execution in newest])
 
+    async def _on_list_schedules(self, _: api.ListSchedulesRequest) -> Any:
+        """Return none: schedules need a real server."""
+        return api.ListSchedulesResponse()
+
     async def _on_list_search_attributes(self, _: ListSearchAttributesRequest) -> Any:
         """Return perdure's search attributes."""
         return ListSearchAttributesResponse(

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from ..errors import MemoryChangedError, StoreError, TranscriptCorruptedError
 from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, NewEvent, Node, RunRow, TurnRow, UsageRow, timestamp
-from ..ports.store import build_spans
+from ..ports.store import Collectable, OldRun, RunTree, build_spans
 from ..ports.surfaces import find_wait_changes
+from ..store.retention import (
+    build_missing_parent_error,
+    find_blob_references,
+    find_node_references,
+    find_references,
+    get_context_id,
+)
 from ..types.events import Span, build_worker_lost_retraction, decode_event, encode_event_body
 from ..types.subagents import PathStep
 from .surfaces import MemorySurfaces
@@ -123,9 +130,146 @@ class JournalEntry:
     owner: str | None = None
     starts: int = 0
     outcome: bytes | None = None
+    context_id: str | None = None
 
 
-class MemoryStore(MemorySurfaces):
+class _MemoryRetention:
+    """``Retention`` of a :class:`MemoryStore`, which looks for references when they are asked for."""
+
+    all_nodes: dict[str, Node]
+    all_blobs: dict[str, bytes]
+    used_on: dict[str, str]
+    journal: dict[str, JournalEntry]
+    all_runs: dict[str, RunRow]
+    all_turns: dict[tuple[str, str], TurnRow]
+    sent: dict[tuple[str, str], str]
+    memory: dict[tuple[str, str], bytes]
+    feeds: dict[str, MemoryFeed]
+
+    async def read_old_runs(self, before: str, after: tuple[str, str], limit: int) -> list[OldRun]:
+        """Runs created before a time."""
+        runs = [
+            OldRun(run.created_at, name, feed.root or name if (feed := self.feeds.get(name)) else name)
+            for name, run in self.all_runs.items()
+            if run.created_at < before and (run.created_at, name) > after
+        ]
+        return sorted(runs, key=lambda run: (run.created_at, run.context_id))[:limit]
+
+    async def read_tree(self, root: str) -> RunTree:
+        """The tree of a root run."""
+        ids = [root, *(name for name, feed in self.feeds.items() if feed.root == root)]
+        runs = {name: self.all_runs.get(name) for name in ids}
+        turns = [turn for (name, _), turn in self.all_turns.items() if name in runs]
+        heads = {row.head for row in (*runs.values(), *turns) if row is not None and row.head is not None}
+        times = [row.updated_at for row in runs.values() if row is not None]
+        seq = self.feeds[root].seq if root in self.feeds else None
+        statuses = {name: None if row is None else row.status for name, row in runs.items()}
+        return RunTree(root, statuses, tuple(sorted(heads)), max(times, default=""), seq)
+
+    async def delete_tree(self, tree: RunTree, grace_day: str) -> bool:
+        """Delete the tree, unless it was written to."""
+        if await self.read_tree(tree.root) != tree:
+            return False
+        ids = tree.statuses
+        named = {name for name, holders in self._find_holders().items() if holders & ids.keys()}
+        await self.renew([*tree.heads, *named], grace_day, grace_day)
+        for name in ids:
+            self.all_runs.pop(name, None)
+            self.feeds.pop(name, None)
+        for pair in [pair for pair in (*self.all_turns, *self.sent) if pair[0] in ids]:
+            self.all_turns.pop(pair, None)
+            self.sent.pop(pair, None)
+        for key in [key for key, entry in self.journal.items() if entry.context_id in ids]:
+            del self.journal[key]
+        return True
+
+    async def renew(self, hashes: Sequence[str], before_day: str, today: str) -> None:
+        """Set the day of what is older."""
+        for name in hashes:
+            if self.used_on.get(name, before_day) < before_day:
+                self.used_on[name] = today
+
+    async def read_memory_references(
+        self, after: tuple[str, str], limit: int
+    ) -> tuple[tuple[str, str] | None, set[str]]:
+        """All that the memory names."""
+        return None, set().union(*map(find_blob_references, self.memory.values()))
+
+    async def read_old_nodes(self, before_day: str, after: tuple[str, str], limit: int) -> list[Collectable]:
+        """Nodes used before a day."""
+        return self._read_page(self.all_nodes, before_day, after, limit)
+
+    async def read_old_blobs(self, before_day: str, after: tuple[str, str], limit: int) -> list[Collectable]:
+        """Blobs used before a day."""
+        return self._read_page(self.all_blobs, before_day, after, limit)
+
+    async def read_nodes_above(self, nodes: Sequence[Collectable], before_day: str) -> list[Collectable]:
+        """Nodes to which ``nodes`` refer."""
+        above = {name for node in nodes for name in self._find_targets(self.all_nodes[node.hash])}
+        names = [name for name in sorted(above) if name in self.all_nodes and self.used_on[name] < before_day]
+        return [self._describe(name) for name in names]
+
+    async def read_holders(self, names: Sequence[str]) -> dict[str, set[str]]:
+        """What refers to each."""
+        holders = self._find_holders()
+        return {name: holders[name] for name in names if name in holders}
+
+    async def delete_nodes(self, names: Sequence[str], before_day: str) -> list[Collectable]:
+        """Delete nodes to which nothing refers."""
+        deleted = [self._describe(name) for name in self._select_unneeded(self.all_nodes, names, before_day)]
+        for node in deleted:
+            del self.all_nodes[node.hash]
+        return deleted
+
+    async def delete_blobs(self, names: Sequence[str], before_day: str) -> list[Collectable]:
+        """Delete blobs to which nothing refers."""
+        deleted = [self._describe(name) for name in self._select_unneeded(self.all_blobs, names, before_day)]
+        for blob in deleted:
+            del self.all_blobs[blob.hash]
+        return deleted
+
+    async def find_blobs(self, names: Sequence[str]) -> set[str]:
+        """Those that exist."""
+        return {name for name in names if name in self.all_blobs}
+
+    def _read_page(
+        self, rows: Mapping[str, object], before_day: str, after: tuple[str, str], limit: int
+    ) -> list[Collectable]:
+        holders = self._find_holders()
+        old = sorted((self.used_on[name], name) for name in rows if self.used_on[name] < before_day)
+        page = [self._describe(name) for day, name in old if (day, name) > after][:limit]
+        return [replace(row, is_needed=row.hash in holders) for row in page]
+
+    def _describe(self, name: str) -> Collectable:
+        node = self.all_nodes.get(name)
+        size = len(self.all_blobs[name]) if node is None else len(node.body)
+        return Collectable(name, self.used_on[name], size, None if node is None else node.parent)
+
+    def _select_unneeded(self, rows: Mapping[str, object], names: Sequence[str], before_day: str) -> list[str]:
+        holders = self._find_holders()
+        return [name for name in names if name in rows and name not in holders and self.used_on[name] < before_day]
+
+    def _find_targets(self, node: Node) -> set[str]:
+        return find_node_references(node) | ({node.parent} if node.parent is not None else set())
+
+    def _find_holders(self) -> dict[str, set[str]]:
+        """What refers to each node and blob: nodes, and ids of runs."""
+        holders: dict[str, set[str]] = {}
+        rows: list[RunRow | TurnRow] = [*self.all_runs.values(), *self.all_turns.values()]
+        bodies = [
+            *((entry.context_id, entry.outcome) for entry in self.journal.values()),
+            *((row.context_id, row.result) for row in rows),
+            *((row.child, row.body) for feed in self.feeds.values() for row in feed.rows),
+        ]
+        references = [(node.hash, self._find_targets(node)) for node in self.all_nodes.values()]
+        references += [(holder or "", find_blob_references(body)) for holder, body in bodies]
+        for holder, targets in references:
+            for target in targets:
+                holders.setdefault(target, set()).add(holder)
+        return holders
+
+
+class MemoryStore(_MemoryRetention, MemorySurfaces):
     """A ``Store`` in memory, for tests of code that uses one.
 
     A test may access everything: change ``all_nodes`` or ``all_blobs`` to alter a transcript, set ``failure`` to make
@@ -139,6 +283,7 @@ class MemoryStore(MemorySurfaces):
         self.failure: StoreError | None = None
         self.all_nodes: dict[str, Node] = {}
         self.all_blobs: dict[str, bytes] = {}
+        self.used_on: dict[str, str] = {}
         self.journal: dict[str, JournalEntry] = {}
         self.all_runs: dict[str, RunRow] = {}
         self.all_turns: dict[tuple[str, str], TurnRow] = {}
@@ -170,13 +315,13 @@ class MemoryStore(MemorySurfaces):
     async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
         """Record the intent of ``owner`` to act."""
         self._raise_failure()
-        claim = self._claim_entry(key, owner, again)
+        claim = self._claim_entry(key, owner, again, None if events is None else events.context_id)
         if events is not None and claim.state == "new":
             self._write_events(events)
         return claim
 
-    def _claim_entry(self, key: str, owner: str, again: bool) -> Claim:
-        entry = self.journal.setdefault(key, JournalEntry(owner, 1))
+    def _claim_entry(self, key: str, owner: str, again: bool, context_id: str | None) -> Claim:
+        entry = self.journal.setdefault(key, JournalEntry(owner, 1, context_id=context_id))
         if entry.outcome is not None:
             return Claim("done", entry.outcome)
         if entry.owner != owner and not again:
@@ -189,6 +334,7 @@ class MemoryStore(MemorySurfaces):
         """Write everything at once; the recorded outcome."""
         self._raise_failure()
         self._check_memory(commit)
+        self._check_parents(commit)
         self.commits.append(commit)
         for node in commit.nodes:
             if self.all_nodes.setdefault(node.hash, node) is node:
@@ -197,8 +343,9 @@ class MemoryStore(MemorySurfaces):
             if blob.hash not in self.all_blobs:
                 self.all_blobs[blob.hash] = blob.body
                 self.note_key("blobs", blob.hash)
+        self._renew_used(commit)
         if commit.outcome is not None:
-            entry = self.journal.setdefault(commit.outcome.key, JournalEntry())
+            entry = self.journal.setdefault(commit.outcome.key, JournalEntry(context_id=get_context_id(commit)))
             if entry.outcome is not None:
                 return entry.outcome
             entry.outcome = commit.outcome.body
@@ -226,6 +373,22 @@ class MemoryStore(MemorySurfaces):
             usage = replace(commit.usage, key=commit.outcome.key, created_at=self._now())
             self.all_usage.setdefault(usage.key, usage)
         return commit.outcome.body if commit.outcome is not None else None
+
+    def _check_parents(self, commit: Commit) -> None:
+        known = self.all_nodes.keys() | {node.hash for node in commit.nodes}
+        for node in commit.nodes:
+            if node.parent is not None and node.parent not in known:
+                raise build_missing_parent_error(node.parent)
+
+    def _renew_used(self, commit: Commit) -> None:
+        """Set the day of all that the commit writes or refers to."""
+        today = self._now()[:10]
+        heads = [row.head for row in (commit.run, commit.turn) if row is not None]
+        nodes = [name for node in commit.nodes for name in (node.hash, node.parent)]
+        named = [reference.target for reference in find_references(commit)]
+        for name in filter(None, (*nodes, *(blob.hash for blob in commit.blobs), *heads, *named)):
+            if name in self.all_nodes or name in self.all_blobs:
+                self.used_on[name] = max(today, self.used_on.get(name, ""))
 
     def _check_memory(self, commit: Commit) -> None:
         """Raise ``MemoryChangedError`` if a checked value has changed, unless the commit's outcome is recorded
@@ -371,6 +534,8 @@ class MemoryStore(MemorySurfaces):
         feed, now = self._get_or_create_feed(batch), self._now()
         is_of_lost_worker = "" != (batch.token or batch.scheduled) < feed.token
         events = [new.event for new in batch.events]
+        for target in {name for event in events for name in find_blob_references(encode_event_body(event))}:
+            self.used_on.update({target: now[:10]} if target in self.all_blobs else {})
         changes = [] if is_of_lost_worker else find_wait_changes(batch.context_id, events, batch.lineage)
         targets = self.write_options.find_targets(events)
 

@@ -405,7 +405,7 @@ async def test_a_transcript_that_is_harmed_pauses_the_run_until_it_is_restored(
     async with engine.served(bench.agent) as client:
         run = await bench.at_work(client)
     # Another worker goes on: this one remembers what it wrote.
-    rows = faults.sql(engine.store_path, "SELECT hash, parent, body FROM nodes")
+    rows = faults.sql(engine.store_path, "SELECT * FROM nodes")
     assert rows
     faults.sql(engine.store_path, harm)
     bench.gate.open()
@@ -424,7 +424,7 @@ async def test_a_transcript_that_is_harmed_pauses_the_run_until_it_is_restored(
 
         faults.sql(engine.store_path, "DELETE FROM nodes")
         for row in rows:
-            faults.sql(engine.store_path, "INSERT INTO nodes VALUES (?, ?, ?)", *row)
+            faults.sql(engine.store_path, "INSERT INTO nodes VALUES (?, ?, ?, ?)", *row)
         await run.resume()
         await completes(run)
         assert bench.paid == 2

@@ -62,12 +62,18 @@ async def test_writing_again_changes_nothing(database: Database):
 
 
 async def test_a_missing_node_is_named(store: Store):
-    await store.commit(Commit(nodes=line(4)[2:]))
-    with pytest.raises(TranscriptCorruptedError, match="n1") as caught:
-        await store.read_nodes("n3")
-    assert caught.value.hint
-    with pytest.raises(TranscriptCorruptedError, match="nowhere"):
+    with pytest.raises(TranscriptCorruptedError, match="nowhere") as caught:
         await store.read_nodes("nowhere")
+    assert caught.value.hint
+
+
+async def test_a_node_without_its_parent_is_refused(store: Store):
+    outcome = Outcome("k", "model", b"{}")
+    with pytest.raises(TranscriptCorruptedError, match="n1") as caught:
+        await store.commit(Commit(nodes=line(4)[2:], outcome=outcome))
+    assert "backup" in caught.value.hint
+    assert await store.find_outcomes(["k"]) == {}, "nothing of the commit is written"
+    await store.commit(Commit(nodes=line(4), outcome=outcome))
     assert len(await store.read_nodes("n3", until=["n1"])) == 2
 
 

@@ -23,6 +23,7 @@ def upgrade() -> None:
     _create_events()
     _create_usage()
     _create_surfaces()
+    _create_references()
     if op.get_context().dialect.name == "postgresql":
         functions = Path(__file__).with_name("0001_postgresql.sql").read_text(encoding="utf-8")
         for function in functions.split("\n\n\n")[1:]:
@@ -44,13 +45,20 @@ def _create_transcripts() -> None:
         sa.Column("parent", TEXT),
         sa.Column("body", sa.LargeBinary, nullable=False),
         sa.Column("key_id", TEXT),
+        # The day (UTC) on which it was written, or referred to again: see store/retention.py.
+        sa.Column("used_on", TEXT, nullable=False),
     )
+    has_parent = sa.text("parent IS NOT NULL")
+    op.create_index("nodes_parent", "nodes", ["parent"], sqlite_where=has_parent, postgresql_where=has_parent)
+    op.create_index("nodes_used_on", "nodes", ["used_on", "hash"])
     op.create_table(
         "blobs",
         sa.Column("hash", TEXT, primary_key=True),
         sa.Column("body", sa.LargeBinary, nullable=False),
         sa.Column("key_id", TEXT),
+        sa.Column("used_on", TEXT, nullable=False),
     )
+    op.create_index("blobs_used_on", "blobs", ["used_on", "hash"])
     op.create_table(
         "journal",
         sa.Column("key", TEXT, primary_key=True),
@@ -61,7 +69,10 @@ def _create_transcripts() -> None:
         sa.Column("claimed_at", TEXT),
         sa.Column("done_at", TEXT),
         sa.Column("key_id", TEXT),
+        # The run that the call belongs to: its key is a hash.
+        sa.Column("context_id", TEXT),
     )
+    op.create_index("journal_context_id", "journal", ["context_id"])
     op.create_table(
         "runs",
         sa.Column("context_id", TEXT, primary_key=True),
@@ -155,6 +166,25 @@ def _create_events() -> None:
         sa.Column("root", TEXT),
         sa.Column("path", TEXT),
     )
+    has_root = sa.text("root IS NOT NULL")
+    op.create_index("feeds_root", "feeds", ["root"], sqlite_where=has_root, postgresql_where=has_root)
+
+
+def _create_references() -> None:
+    # What the body of a node, and what the journal, the events and the results of a run refer to: blobs, and heads of
+    # transcripts that a summary replaces.
+    op.create_table(
+        "node_references",
+        sa.Column("target", TEXT, primary_key=True),
+        sa.Column("node", TEXT, primary_key=True),
+    )
+    op.create_index("node_references_node", "node_references", ["node"])
+    op.create_table(
+        "run_references",
+        sa.Column("target", TEXT, primary_key=True),
+        sa.Column("context_id", TEXT, primary_key=True),
+    )
+    op.create_index("run_references_context_id", "run_references", ["context_id"])
 
 
 def _create_usage() -> None:

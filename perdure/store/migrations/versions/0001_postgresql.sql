@@ -8,7 +8,8 @@
 -- while old workers run. The operations are those of sql.py and event_log.py; the contract suite compares them.
 --
 -- Locks are taken in one order by all: blobs, nodes, journal, run, turn, messages, usage, memory (each sorted by the
--- caller), own feed, the root's feed. SQLSTATEs of these functions: PD001 memory was changed, PD002 open deltas (see below).
+-- caller), own feed, the root's feed. SQLSTATEs of these functions: PD001 memory was changed, PD002 open deltas (see below), PD003
+-- the parent of a node is missing.
 
 
 -- Appends a batch to the events of a conversation; see perdure.ports.EventBatch.
@@ -188,7 +189,8 @@ DECLARE
 BEGIN
     state := 'new';
     starts_counted := 1;
-    INSERT INTO journal (key, owner, starts, claimed_at) VALUES (p_key, p_owner, 1, p_now) ON CONFLICT (key) DO NOTHING;
+    INSERT INTO journal (key, owner, starts, claimed_at, context_id) VALUES (p_key, p_owner, 1, p_now, p_context_id)
+    ON CONFLICT (key) DO NOTHING;
     IF NOT FOUND THEN
         SELECT owner, starts, outcome INTO v_owner, starts_counted, recorded FROM journal WHERE key = p_key FOR UPDATE;
         IF NOT FOUND THEN
@@ -234,14 +236,27 @@ CREATE FUNCTION perdure_commit_0001(
     p_marked integer, p_write text, p_again boolean, p_lost_seq bigint, p_lost_task_id text, p_lost_body bytea,
     OUT recorded bytea, OUT stream text, OUT last_seq bigint
 ) LANGUAGE plpgsql AS $$
+DECLARE
+    v_today text := left(p_now, 10);
+    v_parent text;
 BEGIN
-    INSERT INTO blobs (hash, body, key_id) SELECT *, p_key_id FROM unnest(p_blob_hashes, p_blobs)
-    ON CONFLICT (hash) DO NOTHING;
-    INSERT INTO nodes (hash, parent, body, key_id) SELECT *, p_key_id FROM unnest(p_node_hashes, p_node_parents, p_nodes)
-    ON CONFLICT (hash) DO NOTHING;
+    INSERT INTO blobs (hash, body, used_on, key_id)
+    SELECT hash, body, v_today, p_key_id FROM unnest(p_blob_hashes, p_blobs) AS given (hash, body)
+    ON CONFLICT (hash) DO UPDATE SET used_on = excluded.used_on WHERE blobs.used_on < excluded.used_on;
+    INSERT INTO nodes (hash, parent, body, used_on, key_id)
+    SELECT hash, parent, body, v_today, p_key_id FROM unnest(p_node_hashes, p_node_parents, p_nodes) AS given (hash, parent, body)
+    ON CONFLICT (hash) DO UPDATE SET used_on = excluded.used_on WHERE nodes.used_on < excluded.used_on;
+    -- What a commit builds on is used today, so no collector takes it: one that is about to holds its lock.
+    UPDATE nodes SET used_on = v_today
+    WHERE hash = ANY(p_node_parents || p_run_head || p_turn_head) AND used_on < v_today;
+    SELECT given.name INTO v_parent FROM unnest(p_node_parents) AS given (name)
+    WHERE given.name IS NOT NULL AND NOT EXISTS (SELECT FROM nodes WHERE nodes.hash = given.name) LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'a parent is missing' USING ERRCODE = 'PD003', DETAIL = v_parent;
+    END IF;
     IF p_key IS NOT NULL THEN
-        INSERT INTO journal (key, kind, starts, outcome, done_at, key_id)
-        VALUES (p_key, p_kind, 0, p_outcome, p_now, p_key_id)
+        INSERT INTO journal (key, kind, starts, outcome, done_at, key_id, context_id)
+        VALUES (p_key, p_kind, 0, p_outcome, p_now, p_key_id, coalesce(p_context_id, p_run_id))
         ON CONFLICT (key) DO UPDATE
             SET kind = excluded.kind, outcome = excluded.outcome, done_at = excluded.done_at,
                 key_id = excluded.key_id
@@ -314,4 +329,28 @@ BEGIN
             p_waits, p_outbox, p_key_id,
             p_marked, p_write, p_again, p_lost_seq, p_lost_task_id, p_lost_body) AS appended;
     END IF;
+END $$;
+
+
+-- Notes what nodes and runs refer to, and renews it; see store/retention.py. The arrays have one entry for each
+-- reference; p_new are the blobs that the caller writes next. A target that does not exist is left out.
+CREATE FUNCTION perdure_refer_0001(
+    p_now text, p_targets text[], p_nodes text[], p_context_ids text[], p_new text[]
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_today text := left(p_now, 10);
+BEGIN
+    UPDATE blobs SET used_on = v_today WHERE hash = ANY(p_targets) AND used_on < v_today;
+    UPDATE nodes SET used_on = v_today WHERE hash = ANY(p_targets) AND used_on < v_today;
+    INSERT INTO node_references (target, node)
+    SELECT given.target, given.node FROM unnest(p_targets, p_nodes) AS given (target, node)
+    WHERE given.node IS NOT NULL
+      AND (given.target = ANY(p_new) OR EXISTS (SELECT FROM blobs WHERE blobs.hash = given.target)
+           OR EXISTS (SELECT FROM nodes WHERE nodes.hash = given.target))
+    ON CONFLICT DO NOTHING;
+    INSERT INTO run_references (target, context_id)
+    SELECT given.target, given.context_id FROM unnest(p_targets, p_context_ids) AS given (target, context_id)
+    WHERE given.context_id IS NOT NULL
+      AND (given.target = ANY(p_new) OR EXISTS (SELECT FROM blobs WHERE blobs.hash = given.target))
+    ON CONFLICT DO NOTHING;
 END $$;

@@ -1,0 +1,399 @@
+"""What refers to what in the store, and the deletion of what nothing refers to any more. See decision 039.
+
+Writers note in two small tables which blobs and older transcripts a node or a run refers to, and renew the day on which
+they were used (``used_on``), in the transaction of the reference or before it. The collector deletes rows of an old day
+that nothing refers to; the day in the condition of its DELETE is what a writer changes, so one of the two waits for the
+other and sees what it did.
+
+The operations of the collector are generators that yield statements and are sent their rows: an adapter runs each in
+one transaction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from ..errors import TranscriptCorruptedError
+from ..ports import Commit, Node
+from ..ports.store import Collectable, OldRun, RunTree
+from .schema import Database, bind_keys, build_insert, run_for_keys
+
+T = TypeVar("T")
+
+RUN_TABLES = ("journal", "runs", "turns", "sent", "run_references")
+"""The tables whose rows go with the run of their ``context_id``, in the order in which writers lock them. A new table
+of that kind is added here, or to ``OTHER_TABLES``."""
+OTHER_TABLES = {
+    "events": "deleted with the root of their tree, in whose stream they are",
+    "feeds": "deleted last, with their events: their locks order the writers",
+    "nodes": "shared by forks: deleted when nothing refers to them",
+    "blobs": "shared by all: deleted when nothing refers to them",
+    "node_references": "deleted with their node, or their blob",
+    "memory": "belongs to the authors, who delete it",
+    "meta": "one row",
+}
+"""The tables whose rows do not go with the run of their ``context_id``, and why."""
+
+# ---
+# References: what writers note.
+
+
+_HASH_MARK, _HEAD_MARK = b'"hash":', b'"head":'
+_HASHES = re.compile(rb'"hash": ?"([0-9a-f]{64})"')
+_HEADS = re.compile(rb'"head": ?"([0-9a-f]{64})"')
+
+
+class Reference(NamedTuple):
+    """A reference to a blob or a node, of a node, of a run, or (neither) of the memory."""
+
+    target: str
+    node: str | None = None
+    context_id: str | None = None
+
+
+def find_blob_references(body: bytes | None) -> set[str]:
+    """Find the hashes of blobs in JSON that perdure wrote. Text of authors may look like one: then there is no such
+    blob, or it is kept for longer."""
+    if body is None or _HASH_MARK not in body:
+        return set()
+    return {match.decode() for match in _HASHES.findall(body)}
+
+
+def find_node_references(node: Node) -> set[str]:
+    """Find the blobs, and the heads of replaced transcripts, that the messages of ``node`` name."""
+    heads = {match.decode() for match in _HEADS.findall(node.body)} if _HEAD_MARK in node.body else set()
+    return find_blob_references(node.body) | heads
+
+
+def find_references(commit: Commit) -> list[Reference]:
+    """Find what ``commit`` refers to, but for its events: most commits refer to nothing."""
+    references = [Reference(target, node=node.hash) for node in commit.nodes for target in find_node_references(node)]
+    outcome, run, turn = commit.outcome, commit.run, commit.turn
+    bodies = [row.result for row in (run, turn) if row is not None]
+    for body in (outcome.body if outcome is not None else None, *bodies):
+        if targets := find_blob_references(body):
+            context_id = get_context_id(commit)
+            references += [Reference(target, context_id=context_id) for target in targets]
+    for write in commit.memory:
+        references += [Reference(target) for target in find_blob_references(write.value)]
+    return sorted(set(references))
+
+
+def get_context_id(commit: Commit) -> str | None:
+    """Return the run that ``commit`` belongs to."""
+    return next((part.context_id for part in (commit.events, commit.run, commit.turn) if part is not None), None)
+
+
+RENEW_BLOBS = "UPDATE blobs SET used_on = :today WHERE hash IN (:keys) AND used_on < :before"
+RENEW_NODES = "UPDATE nodes SET used_on = :today WHERE hash IN (:keys) AND used_on < :before"
+SELECT_DAYS = "SELECT hash, used_on FROM nodes WHERE hash IN (:keys)"
+SELECT_TARGETS = "SELECT hash FROM blobs WHERE hash IN (:keys) UNION ALL SELECT hash FROM nodes WHERE hash IN (:keys)"
+INSERT_NODE_REFERENCE = build_insert("node_references")
+INSERT_RUN_REFERENCE = build_insert("run_references")
+
+
+def write_references(database: Database, references: Sequence[Reference], today: str) -> None:
+    """Note ``references`` whose targets exist, and renew these."""
+    targets = sorted({reference.target for reference in references})
+    for statement in (RENEW_BLOBS, RENEW_NODES):
+        _run_updates(database, statement, targets, today)
+    known = {name for (name,) in run_for_keys(database, SELECT_TARGETS, targets)}
+    for target, node, context_id in references:
+        if target in known and node is not None:
+            database.run(INSERT_NODE_REFERENCE, target=target, node=node)
+        if target in known and context_id is not None:
+            database.run(INSERT_RUN_REFERENCE, target=target, context_id=context_id)
+
+
+def renew_parents(database: Database, commit: Commit, today: str) -> None:
+    """Renew the nodes that ``commit`` builds on. Raises ``TranscriptCorruptedError`` if one is missing."""
+    new = {node.hash for node in commit.nodes}
+    parents = {node.parent for node in commit.nodes if node.parent is not None} - new
+    heads = {row.head for row in (commit.run, commit.turn) if row is not None and row.head is not None} - new
+    if not parents and not heads:
+        return
+    found = dict(run_for_keys(database, SELECT_DAYS, sorted(parents | heads)))
+    if missing := sorted(parents - found.keys()):
+        raise build_missing_parent_error(missing[0])
+    _run_updates(database, RENEW_NODES, [name for name, day in found.items() if day < today], today)
+
+
+def build_missing_parent_error(name: str) -> TranscriptCorruptedError:
+    """Build the error of a commit whose node follows one that is not there."""
+    return TranscriptCorruptedError(
+        f"node {name} of the transcript is missing from the store, and nothing can follow it",
+        hint="Restore it from a backup and `resume` the run, or fork the run from a head that is intact.",
+    )
+
+
+def _run_updates(database: Database, statement: str, keys: Sequence[str], today: str) -> None:
+    for some in _split(keys, 512):
+        bound, values = bind_keys(statement, some)
+        database.run(bound, **values, today=today, before=today)
+
+
+# ---
+# The collector's operations, as generators of statements.
+
+
+class Statement(NamedTuple):
+    """A statement of a step; ``:keys`` in it stands for at most 512 keys, given as a list."""
+
+    sql: str
+    values: dict[str, Any]
+
+
+Step = Generator[Statement, list[Any], T]
+"""An operation in one transaction: yields statements, is sent their rows, and returns its result."""
+
+
+class TreeChangedError(Exception):
+    """The tree was written to since it was read: its deletion is rolled back."""
+
+
+SELECT_OLD_RUNS = """
+    SELECT runs.created_at, runs.context_id, COALESCE(feeds.root, runs.context_id)
+    FROM runs LEFT JOIN feeds ON feeds.context_id = runs.context_id
+    WHERE runs.created_at < :before AND (runs.created_at, runs.context_id) > (:created_at, :after)
+    ORDER BY runs.created_at, runs.context_id LIMIT :limit"""
+SELECT_TREE = """
+    SELECT context_id, status, head, updated_at FROM runs WHERE context_id = :root
+    UNION ALL
+    SELECT feeds.context_id, runs.status, runs.head, runs.updated_at
+    FROM feeds LEFT JOIN runs ON runs.context_id = feeds.context_id WHERE feeds.root = :root"""
+SELECT_FEED_SEQ = "SELECT seq FROM feeds WHERE context_id = :root"
+SELECT_TURN_HEADS = "SELECT DISTINCT head FROM turns WHERE context_id IN (:keys) AND head IS NOT NULL"
+SELECT_RUN_TARGETS = "SELECT DISTINCT target FROM run_references WHERE context_id IN (:keys)"
+DELETE_OF_RUNS = "DELETE FROM {table} WHERE context_id IN (:keys)"
+DELETE_RUNS = "DELETE FROM runs WHERE context_id IN (:keys) RETURNING updated_at"
+DELETE_CHILD_FEEDS = "DELETE FROM feeds WHERE root = :root"
+DELETE_ROOT_FEED = "DELETE FROM feeds WHERE context_id = :root RETURNING seq"
+DELETE_EVENTS = "DELETE FROM events WHERE context_id = :root"
+SELECT_MEMORY = """
+    SELECT namespace, key, value FROM memory WHERE (namespace, key) > (:namespace, :after)
+    ORDER BY namespace, key LIMIT :limit"""
+# A node is needed by its child, and by a node whose first message replaces it. References of a node that was never
+# written do not count: on PostgreSQL they are written before it.
+_IS_REFERRED_TO = """EXISTS (
+        SELECT 1 FROM node_references JOIN nodes AS holder ON holder.hash = node_references.node
+        WHERE node_references.target = {table}.hash)"""
+_NODE_NEEDED = (
+    "(EXISTS (SELECT 1 FROM nodes AS child WHERE child.parent = nodes.hash) OR "  # noqa: S608  # constants
+    f"{_IS_REFERRED_TO.format(table='nodes')})"
+)
+_BLOB_NEEDED = (
+    f"({_IS_REFERRED_TO.format(table='blobs')} OR "  # noqa: S608  # constants
+    "EXISTS (SELECT 1 FROM run_references WHERE run_references.target = blobs.hash))"
+)
+_PAGE = "WHERE used_on < :before AND (used_on, hash) > (:used_on, :after) ORDER BY used_on, hash LIMIT :limit"
+SELECT_OLD_NODES = f"SELECT hash, used_on, length(body), parent, {_NODE_NEEDED} FROM nodes {_PAGE}"  # noqa: S608  # constants
+SELECT_OLD_BLOBS = f"SELECT hash, used_on, length(body), NULL, {_BLOB_NEEDED} FROM blobs {_PAGE}"  # noqa: S608  # constants
+DELETE_NODES = f"""
+    DELETE FROM nodes WHERE hash IN (:keys) AND used_on < :before AND NOT {_NODE_NEEDED}
+    RETURNING hash, used_on, length(body), parent"""  # noqa: S608  # constants
+DELETE_BLOBS = f"""
+    DELETE FROM blobs WHERE hash IN (:keys) AND used_on < :before AND NOT {_BLOB_NEEDED}
+    RETURNING hash, used_on, length(body), NULL"""  # noqa: S608  # constants
+SELECT_NODE_TARGETS = "SELECT DISTINCT target FROM node_references WHERE node IN (:keys)"
+DELETE_NODE_REFERENCES = "DELETE FROM node_references WHERE node IN (:keys)"
+DELETE_TARGET_REFERENCES = "DELETE FROM node_references WHERE target IN (:keys)"
+SELECT_NODES = "SELECT hash, used_on, length(body), parent FROM nodes WHERE hash IN (:keys) AND used_on < :before"
+SELECT_HOLDERS = """
+    SELECT parent, hash FROM nodes WHERE parent IN (:keys)
+    UNION ALL SELECT target, node FROM node_references WHERE target IN (:keys)
+    UNION ALL SELECT target, context_id FROM run_references WHERE target IN (:keys)"""
+SELECT_BLOB_NAMES = "SELECT hash FROM blobs WHERE hash IN (:keys)"
+
+
+def _split(keys: Iterable[str], size: int) -> Iterator[list[str]]:
+    unique = list(dict.fromkeys(keys))
+    for start in range(0, len(unique), size):
+        yield unique[start : start + size]
+
+
+def _run_for_keys(sql: str, keys: Iterable[str], **values: Any) -> Step[list[Any]]:
+    rows: list[Any] = []
+    for some in _split(keys, 500):
+        rows += yield Statement(sql, {"keys": some, **values})
+    return rows
+
+
+def read_old_runs(before: str, after: tuple[str, str], limit: int) -> Step[list[OldRun]]:
+    """See :meth:`perdure.ports.store.Retention.read_old_runs`."""
+    page = {"before": before, "created_at": after[0], "after": after[1], "limit": limit}
+    return [OldRun(*row) for row in (yield Statement(SELECT_OLD_RUNS, page))]
+
+
+def read_tree(root: str) -> Step[RunTree]:
+    """See :meth:`perdure.ports.store.Retention.read_tree`."""
+    [*feed] = yield Statement(SELECT_FEED_SEQ, {"root": root})
+    rows = yield Statement(SELECT_TREE, {"root": root})
+    statuses = {root: None} | {row[0]: row[1] for row in rows}
+    turn_heads = yield from _run_for_keys(SELECT_TURN_HEADS, statuses)
+    heads = {row[2] for row in rows if row[2] is not None} | {head for (head,) in turn_heads}
+    updated_at = max((row[3] for row in rows if row[3] is not None), default="")
+    return RunTree(root, statuses, tuple(sorted(heads)), updated_at, feed[0][0] if feed else None)
+
+
+def delete_tree(tree: RunTree, grace_day: str) -> Step[None]:
+    """Delete a tree of runs, if it is as it was read. Raises ``TreeChangedError``.
+
+    What only it refers to can be deleted from ``grace_day`` on, not now: a call that has read it a moment ago may
+    still continue from it.
+    """
+    ids = list(tree.statuses)
+    targets = yield from _run_for_keys(SELECT_RUN_TARGETS, ids)
+    renewed = {"today": grace_day, "before": grace_day}
+    yield from _run_for_keys(RENEW_BLOBS, sorted(target for (target,) in targets), **renewed)
+    yield from _run_for_keys(RENEW_NODES, tree.heads, **renewed)
+    updated_at = ""
+    for table in RUN_TABLES:
+        if table == "runs":
+            rows = yield from _run_for_keys(DELETE_RUNS, ids)
+            updated_at = max((row[0] for row in rows), default="")
+        else:
+            yield from _run_for_keys(DELETE_OF_RUNS.format(table=table), ids)
+    yield Statement(DELETE_CHILD_FEEDS, {"root": tree.root})
+    feed = yield Statement(DELETE_ROOT_FEED, {"root": tree.root})
+    yield Statement(DELETE_EVENTS, {"root": tree.root})
+    if updated_at != tree.updated_at or (feed[0][0] if feed else None) != tree.seq:
+        raise TreeChangedError
+
+
+def renew(hashes: Sequence[str], before_day: str, today: str) -> Step[None]:
+    """See :meth:`perdure.ports.store.Retention.renew`."""
+    for statement in (RENEW_BLOBS, RENEW_NODES):
+        yield from _run_for_keys(statement, sorted(hashes), today=today, before=before_day)
+
+
+def read_memory_references(after: tuple[str, str], limit: int) -> Step[tuple[tuple[str, str] | None, set[str]]]:
+    """See :meth:`perdure.ports.store.Retention.read_memory_references`."""
+    rows = yield Statement(SELECT_MEMORY, {"namespace": after[0], "after": after[1], "limit": limit})
+    targets: set[str] = set()
+    for _, _, value in rows:
+        targets |= find_blob_references(value.encode() if isinstance(value, str) else bytes(value))
+    return ((rows[-1][0], rows[-1][1]) if len(rows) == limit else None), targets
+
+
+def read_old_nodes(before_day: str, after: tuple[str, str], limit: int) -> Step[list[Collectable]]:
+    """See :meth:`perdure.ports.store.Retention.read_old_nodes`."""
+    return (yield from _read_page(SELECT_OLD_NODES, before_day, after, limit))
+
+
+def read_old_blobs(before_day: str, after: tuple[str, str], limit: int) -> Step[list[Collectable]]:
+    """See :meth:`perdure.ports.store.Retention.read_old_blobs`."""
+    return (yield from _read_page(SELECT_OLD_BLOBS, before_day, after, limit))
+
+
+def _read_page(sql: str, before_day: str, after: tuple[str, str], limit: int) -> Step[list[Collectable]]:
+    rows = yield Statement(sql, {"before": before_day, "used_on": after[0], "after": after[1], "limit": limit})
+    return [Collectable(row[0], row[1], row[2], row[3], bool(row[4])) for row in rows]
+
+
+def read_nodes_above(nodes: Sequence[Collectable], before_day: str) -> Step[list[Collectable]]:
+    """See :meth:`perdure.ports.store.Retention.read_nodes_above`."""
+    replaced = yield from _run_for_keys(SELECT_NODE_TARGETS, [node.hash for node in nodes])
+    names = {node.parent for node in nodes if node.parent is not None} | {target for (target,) in replaced}
+    rows = yield from _run_for_keys(SELECT_NODES, sorted(names), before=before_day)
+    return [Collectable(*row) for row in rows]
+
+
+def read_holders(names: Sequence[str]) -> Step[dict[str, set[str]]]:
+    """See :meth:`perdure.ports.store.Retention.read_holders`."""
+    holders: dict[str, set[str]] = {}
+    for target, holder in (yield from _run_for_keys(SELECT_HOLDERS, names)):
+        holders.setdefault(target, set()).add(holder)
+    return holders
+
+
+def delete_nodes(names: Sequence[str], before_day: str) -> Step[list[Collectable]]:
+    """See :meth:`perdure.ports.store.Retention.delete_nodes`."""
+    rows = yield from _run_for_keys(DELETE_NODES, sorted(names), before=before_day)
+    deleted = [Collectable(*row) for row in rows]
+    yield from _run_for_keys(DELETE_NODE_REFERENCES, [node.hash for node in deleted])
+    return deleted
+
+
+def delete_blobs(names: Sequence[str], before_day: str) -> Step[list[Collectable]]:
+    """See :meth:`perdure.ports.store.Retention.delete_blobs`."""
+    rows = yield from _run_for_keys(DELETE_BLOBS, sorted(names), before=before_day)
+    deleted = [Collectable(*row) for row in rows]
+    yield from _run_for_keys(DELETE_TARGET_REFERENCES, [blob.hash for blob in deleted])
+    return deleted
+
+
+def find_blobs(names: Sequence[str]) -> Step[set[str]]:
+    """See :meth:`perdure.ports.store.Retention.find_blobs`."""
+    return {name for (name,) in (yield from _run_for_keys(SELECT_BLOB_NAMES, names))}
+
+
+# ---
+# How an adapter runs them.
+
+
+def run_step(database: Database, step: Step[T]) -> T:
+    """Run the statements of ``step`` on ``database``, and return its result."""
+    try:
+        statement = next(step)
+        while True:
+            sql, values = statement.sql, dict(statement.values)
+            if "keys" in values:
+                sql, bound = bind_keys(sql, values.pop("keys"))
+                values |= bound
+            statement = step.send(list(database.run(sql, **values)))
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+class SqlRetention:
+    """``Retention`` of a store in an SQL database; see there for its methods."""
+
+    async def _run_step(self, make_step: Callable[[], Step[T]], *, write: bool = False) -> T:
+        """Run the step in a transaction of its own; ``make_step`` is called again for another try."""
+        raise NotImplementedError
+
+    async def read_old_runs(self, before: str, after: tuple[str, str], limit: int) -> list[OldRun]:
+        return await self._run_step(lambda: read_old_runs(before, after, limit))
+
+    async def read_tree(self, root: str) -> RunTree:
+        return await self._run_step(lambda: read_tree(root))
+
+    async def delete_tree(self, tree: RunTree, grace_day: str) -> bool:
+        try:
+            await self._run_step(lambda: delete_tree(tree, grace_day), write=True)
+        except TreeChangedError:
+            return False
+        return True
+
+    async def renew(self, hashes: Sequence[str], before_day: str, today: str) -> None:
+        if hashes:
+            await self._run_step(lambda: renew(hashes, before_day, today), write=True)
+
+    async def read_memory_references(
+        self, after: tuple[str, str], limit: int
+    ) -> tuple[tuple[str, str] | None, set[str]]:
+        return await self._run_step(lambda: read_memory_references(after, limit))
+
+    async def read_old_nodes(self, before_day: str, after: tuple[str, str], limit: int) -> list[Collectable]:
+        return await self._run_step(lambda: read_old_nodes(before_day, after, limit))
+
+    async def read_nodes_above(self, nodes: Sequence[Collectable], before_day: str) -> list[Collectable]:
+        return await self._run_step(lambda: read_nodes_above(nodes, before_day))
+
+    async def read_old_blobs(self, before_day: str, after: tuple[str, str], limit: int) -> list[Collectable]:
+        return await self._run_step(lambda: read_old_blobs(before_day, after, limit))
+
+    async def read_holders(self, names: Sequence[str]) -> dict[str, set[str]]:
+        return await self._run_step(lambda: read_holders(names))
+
+    async def delete_nodes(self, names: Sequence[str], before_day: str) -> list[Collectable]:
+        return await self._run_step(lambda: delete_nodes(names, before_day), write=True)
+
+    async def delete_blobs(self, names: Sequence[str], before_day: str) -> list[Collectable]:
+        return await self._run_step(lambda: delete_blobs(names, before_day), write=True)
+
+    async def find_blobs(self, names: Sequence[str]) -> set[str]:
+        return await self._run_step(lambda: find_blobs(names))
