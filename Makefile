@@ -120,7 +120,7 @@ pictures: setup ## draw docs/pictures, and record `perdure demo` for it
 	@$(PY) scripts/pictures.py
 	@$(PY) -m scripts.record_demo
 
-bench: setup ## perdure against bare Temporal, as ratios
+bench: setup $(VENV)/.postgres ## perdure against bare Temporal, as ratios, on SQLite and PostgreSQL
 	@$(PY) -m benchmarks $(ARGS)
 
 lock: venv ## resolve requirements/*.txt anew (ARGS=--upgrade to raise versions)

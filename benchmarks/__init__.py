@@ -1,6 +1,6 @@
 """What perdure costs beside bare Temporal: ``python -m benchmarks`` (``make bench``).
 
-Four contestants run the same conversation: N times a model call that asks for one tool call, and the tool; then a
+Six contestants run the same conversation: N times a model call that asks for one tool call, and the tool; then a
 last model call. They share one dev server (as ``perdure.embedded`` starts it), one fake model (``mock_model.py``, a
 process of its own, which answers at once) and all options: timeouts, heartbeats, retry policy, worker settings,
 eager activities. Each has a worker process of its own, whose CPU time is what is reported. Rounds interleave the
@@ -15,5 +15,7 @@ floor1          The same with model call and tool in one activity: a crash repea
 perdure         An ``Agent`` on ``openai:`` with its tool as an activity: the whole conversation is sent with every
                 call and streamed, every effect journaled, the transcript kept in SQLite with its syncs.
 perdure-inline  The same agent with ``@tool(inline=True)``.
+perdure-pg      The last two with their store on a PostgreSQL server of the bench's own, on loopback, which syncs every
+(and inline-pg) commit; where the packages of requirements/postgres.txt are installed (``make bench`` does).
 =============== ==================================================================================================
 """

@@ -16,12 +16,15 @@ from typing import Any
 
 import benchmarks
 from benchmarks.contestants import CONTESTANTS, HOOKED
+from benchmarks.conversations import conversations
+from benchmarks.database import database, scaling
 from benchmarks.events import events, following, streaming
 from benchmarks.hooks import hooks
 from benchmarks.lab import open_lab
 from benchmarks.measures import QUICK, Figures, Scale, chosen, concurrent, histories, recovery, single
 from benchmarks.output import keep_clean
 from benchmarks.parked import parked
+from benchmarks.postgres import is_installed
 from benchmarks.report import tables
 
 MEASURES = {
@@ -32,9 +35,12 @@ MEASURES = {
     "events": events,
     "streaming": streaming,
     "hooks": hooks,
+    "database": database,
+    "scaling": scaling,
     "parked": parked,
+    "conversations": conversations,
 }
-APART = ("parked",)
+APART = ("parked", "conversations")
 """Only where they are named: they compare nothing with a floor."""
 
 
@@ -46,10 +52,17 @@ async def measure(scale: Scale, only: Sequence[str]) -> dict[str, Figures]:
         who = [one for one in who if one.name in HOOKED]
     if set(measures) <= set(APART):
         who = []
+    elif set(measures) <= {"database", "scaling", *APART}:
+        who = [one for one in who if one.postgres] or [one for one in CONTESTANTS.values() if one.postgres]
     elif set(measures) <= {"events", "streaming", *APART}:
         who = following(who) or following(chosen([]))  # no floor has to be there
+    if not is_installed():
+        if any(one.postgres for one in who):
+            raise SystemExit("PostgreSQL and asyncpg are not installed: make bench installs requirements/postgres.txt")
+        print("not measured: PostgreSQL, whose packages (requirements/postgres.txt) are not installed", file=sys.stderr)
     results: dict[str, Figures] = {}
-    async with open_lab([one.name for one in who]) as lab:
+    with_postgres = is_installed() and bool(set(measures) & set(APART))
+    async with open_lab([one.name for one in who], with_postgres=with_postgres) as lab:
         for name in measures:
             began = time.perf_counter()
             results[name] = await MEASURES[name](lab, who, scale)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,8 +19,9 @@ from perdure.workflows import AgentWorkflow
 
 MODEL = "gpt-4o-mini"
 """A name that has a price, so that what pricing costs is in the figures."""
-ACTIVITIES = 100
-"""Activities at once, for every worker."""
+ACTIVITIES_VARIABLE = "BENCH_ACTIVITIES"
+ACTIVITIES = int(os.environ.get(ACTIVITIES_VARIABLE, "100"))
+"""Activities at once, for every worker; fewer where it is measured how workers add up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,10 @@ class Contestant:
     workflow_name: str
     serve: Callable[[TemporalClient, str, str], AbstractAsyncContextManager[Any]]
     start: Callable[[int, int, str | None], dict[str, Any]]
+    postgres: bool = False
+    """Whether its store is PostgreSQL."""
+    beside: str = ""
+    """The contestant that differs from it in the store alone."""
 
 
 def _floor_worker(client: TemporalClient, task_queue: str, _: str) -> TemporalWorker:
@@ -118,6 +123,10 @@ CONTESTANTS = {
             _perdure_start,
         ),
     )
+}
+CONTESTANTS |= {
+    name: replace(CONTESTANTS[beside], name=name, postgres=True, beside=beside)
+    for name, beside in (("perdure-pg", "perdure"), ("perdure-inline-pg", "perdure-inline"))
 }
 BASE = "floor2"
 """What ratios are to."""

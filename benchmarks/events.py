@@ -20,7 +20,7 @@ _SHARES = {"p50": 0.5, "p95": 0.95, "max": 1.0}
 
 def following(who: Sequence[Contestant]) -> list[Contestant]:
     """Those of whom this is measured: a floor has no events, and an inline tool changes nothing of them."""
-    return [one for one in who if one.name == "perdure"]
+    return [one for one in who if one.name in ("perdure", "perdure-pg")]
 
 
 async def events(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
@@ -35,12 +35,13 @@ async def events(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
             await follower.ages(1, f"say 5 every {PACE}")  # warms up
             for streams in dict.fromkeys((1, scale.streams)):
                 ages = [age for _ in range(scale.stream_rounds) for age in await follower.ages(streams, _order(scale))]
-                mine[str(streams)] = _spread(ages)
+                mine[str(streams)] = spread(ages)
         figures[one.name] = mine
     return figures
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """How many there are, two percentiles and the largest."""
     ordered = sorted(values)
     at = {name: ordered[math.ceil(share * len(ordered)) - 1] for name, share in _SHARES.items()}
     return {"pieces": len(ordered), **at}
@@ -51,12 +52,13 @@ def _order(scale: Scale) -> str:
 
 
 async def streaming(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
-    """A worker that writes replies while they come, by one that writes them when they are whole, in the same rounds.
+    """A worker that writes replies while they come, by one that writes them when they are whole, in the same rounds; on
+    SQLite.
 
     One run and many, as elsewhere, with replies that are whole at once; and replies that take a while, many at once.
     """
     figures: Figures = {}
-    for one in following(who):
+    for one in [one for one in following(who) if not one.postgres]:
         if UNSTREAMED.name not in lab.workers:
             await (await lab.start_worker(UNSTREAMED)).ready()
         pair = (one, UNSTREAMED)
@@ -65,7 +67,7 @@ async def streaming(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figure
         slow: dict[str, list[tuple[float, float]]] = {each.name: [] for each in pair}
         for number in range(scale.stream_rounds):
             for each in pair[:: 1 if number % 2 else -1]:
-                slow[each.name].append(await _slow(lab, each, scale))
+                slow[each.name].append(await _measure_slow(lab, each, scale))
         figures[one.name] = {
             name: {"wall_ratio": ratio(rounds, pair, 0), "cpu_ratio": ratio(rounds, pair, 1)}
             for name, rounds in (("single", single), ("concurrent", many), ("slow", slow))
@@ -73,15 +75,16 @@ async def streaming(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figure
     return figures
 
 
-async def _slow(lab: Lab, one: Contestant, scale: Scale) -> tuple[float, float]:
+async def _measure_slow(lab: Lab, one: Contestant, scale: Scale) -> tuple[float, float]:
     """Wall and worker CPU seconds of replies that are streamed at once."""
     worker = lab.workers[one.name]
     cpu, began = await worker.cpu(), time.perf_counter()
-    await asyncio.gather(*(_reply(lab, one, scale) for _ in range(scale.streams)))
+    await asyncio.gather(*(reply(lab, one, scale) for _ in range(scale.streams)))
     return time.perf_counter() - began, await worker.cpu() - cpu
 
 
-async def _reply(lab: Lab, one: Contestant, scale: Scale) -> None:
+async def reply(lab: Lab, one: Contestant, scale: Scale) -> None:
+    """A run whose reply comes in pieces."""
     order = {"agent": "bench", "message": _order(scale)}
     name = f"{one.name}-{uuid.uuid4().hex}"
     await lab.client.execute_workflow(one.workflow_name, order, id=name, task_queue=lab.queue(one))

@@ -19,7 +19,8 @@ from typing import Any
 
 from temporalio.client import Client, WorkflowHandle
 
-from benchmarks.contestants import CONTESTANTS, Contestant
+from benchmarks.contestants import ACTIVITIES_VARIABLE, CONTESTANTS, Contestant
+from benchmarks.postgres import BenchPostgres, open_postgres
 from perdure.embedded.binary import ensure_binary
 from perdure.embedded.home import Home, current_home
 from perdure.embedded.server import ensure_server, stop_server
@@ -48,6 +49,11 @@ class WorkerProcess:
         self._process.stdin.write(b"\n")
         return float(await self._process.stdout.readline())
 
+    def memory_kb(self) -> int:
+        """Memory that it has, in KB."""
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("VmRSS")))
+
     async def kill(self) -> None:
         """SIGKILL."""
         if self._process.returncode is None:
@@ -71,12 +77,14 @@ class FollowerProcess(WorkerProcess):
 
 @dataclass(slots=True)
 class Lab:
-    """``model_url``: the fake model's base URL. ``stores``: a SQLite URL per contestant."""
+    """``model_url``: the fake model's base URL."""
 
     client: Client
     address: str
     model_url: str
     root: Path
+    postgres: BenchPostgres | None = None
+    """Only with a contestant whose store it is."""
     workers: dict[str, WorkerProcess] = field(default_factory=dict)
 
     def queue(self, contestant: Contestant) -> str:
@@ -85,23 +93,33 @@ class Lab:
 
     def store_url(self, contestant: Contestant) -> str:
         """Its store."""
-        return f"sqlite:///{self.root}/{contestant.name}.db"
+        if not contestant.postgres:
+            return f"sqlite:///{self.root}/{contestant.name}.db"
+        assert self.postgres is not None, "open_lab was given its name"
+        return self.postgres.url(contestant.name)
 
-    async def start_worker(self, contestant: Contestant) -> WorkerProcess:
-        """A worker, which may not poll yet."""
+    async def start_worker(
+        self, contestant: Contestant, *, queue: str | None = None, activities: int | None = None
+    ) -> WorkerProcess:
+        """A worker, which may not poll yet; with a ``queue`` one that the caller kills."""
+        environment = {**os.environ, "OPENAI_BASE_URL": self.model_url, "OPENAI_API_KEY": "bench"}
+        if activities is not None:
+            environment[ACTIVITIES_VARIABLE] = str(activities)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "benchmarks.worker",
             contestant.name,
             self.address,
-            self.queue(contestant),
+            queue or self.queue(contestant),
             self.store_url(contestant),
             stdin=PIPE,
             stdout=PIPE,
-            env={**os.environ, "OPENAI_BASE_URL": self.model_url, "OPENAI_API_KEY": "bench"},
+            env=environment,
         )
-        worker = self.workers[contestant.name] = WorkerProcess(process)
+        worker = WorkerProcess(process)
+        if queue is None:
+            self.workers[contestant.name] = worker
         return worker
 
     @asynccontextmanager
@@ -147,8 +165,9 @@ class Lab:
 
 
 @asynccontextmanager
-async def open_lab(names: Sequence[str]) -> AsyncIterator[Lab]:
-    """Everything up, with a worker for each of ``names``, for the length of the block."""
+async def open_lab(names: Sequence[str], *, with_postgres: bool = False) -> AsyncIterator[Lab]:
+    """Everything up, with a worker for each of ``names``, for the length of the block; PostgreSQL also where one of
+    them has it as its store."""
     binary = await ensure_binary(current_home().create())
     os.environ["PERDURE_TEMPORAL_CLI"] = str(binary.path)  # the server below gets a home without a cache
     async with AsyncExitStack() as stack:
@@ -164,7 +183,9 @@ async def open_lab(names: Sequence[str]) -> AsyncIterator[Lab]:
         stack.push_async_callback(WorkerProcess(model).kill)
         assert model.stdout is not None
         url = (await model.stdout.readline()).decode().strip()
-        lab = Lab(await Client.connect(server.address), server.address, url, root)
+        with_postgres = with_postgres or any(CONTESTANTS[name].postgres for name in names)
+        postgres = stack.enter_context(open_postgres()) if with_postgres else None
+        lab = Lab(await Client.connect(server.address), server.address, url, root, postgres)
         stack.push_async_callback(_stop_workers, lab)
         for name in names:
             await lab.start_worker(CONTESTANTS[name])

@@ -16,6 +16,7 @@ from temporalio.worker import Replayer
 
 from benchmarks.contestants import BASE, CONTESTANTS, Contestant
 from benchmarks.lab import Lab
+from benchmarks.postgres import is_installed
 from perdure import Client
 from perdure.types.messages import encode_canonical
 
@@ -48,10 +49,32 @@ class Scale:
     """On each event, where their cost is measured."""
     parked: int = 1000
     """Runs that wait for approval at once."""
+    conversations: int = 1000
+    """That are open at once."""
+    turns: int = 3
+    """Of each of them."""
+    talking: int = 50
+    """Conversations that wait for an answer at once."""
+    workers: tuple[int, ...] = (1, 2, 4)
+    """On one queue, where it is measured how they add up."""
+    slots: int = 8
+    """Activities at once of each of them."""
+    model_ms: int = 300
+    """What a model call takes there."""
 
 
 QUICK = Scale(
-    iterations=20, rounds=3, runs=20, each=5, run_rounds=1, histories=(10, 20), kills=1, stream_rounds=1, parked=100
+    iterations=20,
+    rounds=3,
+    runs=20,
+    each=5,
+    run_rounds=1,
+    histories=(10, 20),
+    kills=1,
+    stream_rounds=1,
+    parked=100,
+    conversations=100,
+    workers=(1, 2),
 )
 
 Figures = dict[str, dict[str, Any]]
@@ -69,6 +92,7 @@ async def single(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
             "cpu_ms": median([cpu * 1000 for _, cpu in mine]),
             "wall_ratio": median([a / b for (a, _), (b, _) in zip(mine, base, strict=True)]),
             "cpu_ratio": median([a / b for (_, a), (_, b) in zip(mine, base, strict=True)]),
+            **_compare_stores(rounds, one),
         }
     return figures
 
@@ -84,8 +108,20 @@ async def concurrent(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figur
             "cpu_ms": median([cpu * 1000 for _, cpu in mine]),
             "rate_ratio": median([b / a for (a, _), (b, _) in zip(mine, base, strict=True)]),
             "cpu_ratio": median([a / b for (_, a), (_, b) in zip(mine, base, strict=True)]),
+            **_compare_stores(rounds, one),
         }
     return figures
+
+
+def _compare_stores(rounds: dict[str, list[tuple[float, float]]], one: Contestant) -> dict[str, float]:
+    """Worker CPU and wall time by those of the contestant that has the other store, where both run."""
+    if one.beside not in rounds:
+        return {}
+    pairs = list(zip(rounds[one.name], rounds[one.beside], strict=True))
+    return {
+        "store_wall_ratio": median([a / b for (a, _), (b, _) in pairs]),
+        "store_cpu_ratio": median([a / b for (_, a), (_, b) in pairs]),
+    }
 
 
 async def in_rounds(
@@ -193,5 +229,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def chosen(names: Sequence[str]) -> list[Contestant]:
-    """The contestants of those names, the base among them and first; none named: all."""
-    return [one for one in CONTESTANTS.values() if not names or one.name in names or one.name == BASE]
+    """The contestants of those names, the base among them and first; none named: all whose store can be had."""
+    if not names:
+        names = [one.name for one in CONTESTANTS.values() if not one.postgres or is_installed()]
+    return [one for one in CONTESTANTS.values() if one.name in names or one.name == BASE]

@@ -3,7 +3,8 @@
 The first user message is the order, ``until 50 size 64``: ask for the tool ``work`` (argument ``size``) while the
 request has fewer than 50 assistant messages, then answer with text. ``kill 7f3a at 3`` behind it stops the first
 reply to a request with 3 assistant messages in its middle, for good; ``GET /seen/7f3a`` then has the times
-(``time.time()``) at which that request arrived. Streams if the request says so; all events leave in one write.
+(``time.time()``) at which that request arrived. ``wait 300`` at the end delays each reply by 300 ms. Streams if the
+request says so; all events leave in one write.
 
 ``say 100 every 20`` is answered with 100 pieces of text, one every 20 ms. Each piece is the moment at which it left:
 ``time.monotonic_ns()``, a clock that all processes of a machine share.
@@ -21,7 +22,7 @@ import time
 from functools import lru_cache
 from typing import Any
 
-_ORDER = re.compile(rb"until (\d+) size (\d+)(?: kill (\w+) at (\d+))?")
+_ORDER = re.compile(rb"until (\d+) size (\d+)(?: kill (\w+) at (\d+))?(?: wait (\d+))?")
 _SAY = re.compile(rb"say (\d+) every (\d+)")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _MODEL = re.compile(rb'"model": ?"([^"]+)"')
@@ -85,7 +86,10 @@ class Model(asyncio.Protocol):
             seen.append(time.time())
             if len(seen) == 1:
                 reply = reply[: len(reply) // 2]
-        self._transport.write(reply)
+        if order[5]:
+            asyncio.get_running_loop().call_later(int(order[5]) / 1000, self._transport.write, reply)
+        else:
+            self._transport.write(reply)
 
 
 class _Slow:

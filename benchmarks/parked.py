@@ -1,4 +1,4 @@
-"""Many runs that wait for approval at one worker, whose cache has room for few of them, and two approvers who race."""
+"""Many runs that wait for approval at workers whose caches have room for few of them, and two approvers who race."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import uuid
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,33 +34,52 @@ _LINE = 64 * 1024 * 1024
 
 
 async def parked(lab: Lab, _: Sequence[Contestant], scale: Scale) -> Figures:
-    """``scale.parked`` runs. Raises ``AssertionError`` unless every call ran once with what its winner had approved."""
-    figures = await park(lab.client, lab.address, lab.root, scale.parked)
-    check(figures)
-    return {"perdure": figures}
+    """``scale.parked`` runs at one worker on SQLite, and at two on PostgreSQL. Raises ``AssertionError`` unless every
+    call ran once with what its winner had approved."""
+    file = lab.root / "parked.db"
+    figures = {"perdure": await park(lab.client, lab.address, lab.root, scale.parked)}
+    figures["perdure"]["store_bytes"] = file.stat().st_size / scale.parked
+    if lab.postgres is not None:
+        before = await lab.postgres.size("parked")
+        url = lab.postgres.url("parked")
+        figures["perdure-pg"] = await park(lab.client, lab.address, lab.root, scale.parked, store=url, workers=2)
+        after = await lab.postgres.size("parked")
+        figures["perdure-pg"]["store_bytes"] = (after["bytes"] - before["bytes"]) / scale.parked
+    for mine in figures.values():
+        check(mine)
+    return figures
 
 
-async def park(temporal: TemporalClient, address: str, root: Path, count: int) -> dict[str, Any]:
-    """What ``count`` parked runs take, and what came of every call: ``decided`` by approver, ``ran`` by order."""
-    queue, ledger = f"parked-{uuid.uuid4().hex[:8]}", root / "ledger.jsonl"
-    store = f"sqlite:///{root}/parked.db"
+async def park(
+    temporal: TemporalClient, address: str, root: Path, count: int, *, store: str = "", workers: int = 1
+) -> dict[str, Any]:
+    """What ``count`` parked runs take, and what came of every call: ``decided`` by approver, ``ran`` by order.
+
+    The store is a new SQLite file, if none is named.
+    """
+    queue = f"parked-{uuid.uuid4().hex[:8]}"
+    ledger = root / f"{queue}.jsonl"
+    store = store or f"sqlite:///{root}/parked.db"
     client = Client(temporal, store_url=store, task_queue=queue, actor="parker")
-    async with _process("worker", address, queue, store, str(ledger), str(CACHE)) as worker:
+    async with AsyncExitStack() as stack:
+        start = ("worker", address, queue, store, str(ledger), str(CACHE))
+        processes = [await stack.enter_async_context(_process(*start)) for _ in range(workers)]
         await _warm_up(client)
-        before = int(await _ask(worker))
+        before = await _read_memory(processes)
         began = time.perf_counter()
         runs = await _start(client, range(count))
         await _until_waiting(client, count)
         parked_s = time.perf_counter() - began
-        after = int(await _ask(worker))
+        after = await _read_memory(processes)
         decided, inbox_s, burst_s = await _burst(address, queue)
         await asyncio.gather(*(run.result() for run in runs))
         all_s = time.perf_counter() - began - parked_s
-        at_the_end = int(await _ask(worker))
+        at_the_end = await _read_memory(processes)
     await client.close()
     ran = [json.loads(line) for line in ledger.read_text().splitlines()]
     return {
         "count": count,
+        "workers": workers,
         "cache": CACHE,
         "before_kb": before,
         "after_kb": after,
@@ -155,6 +174,11 @@ async def _process(*arguments: str) -> AsyncIterator[Process]:
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+async def _read_memory(workers: Sequence[Process]) -> int:
+    """Memory of all workers, in KB."""
+    return sum([int(await _ask(worker)) for worker in workers])
 
 
 async def _ask(process: Process) -> bytes:

@@ -17,6 +17,9 @@ TARGETS: Mapping[tuple[str, str, str], float] = {
     ("recovery", "seconds", "perdure"): 9.0,
     ("recovery", "seconds", "perdure-inline"): 9.0,
     ("events", "p95", "perdure"): 150.0,
+    ("events", "p95", "perdure-pg"): 150.0,
+    ("recovery", "seconds", "perdure-pg"): 9.0,
+    ("recovery", "seconds", "perdure-inline-pg"): 9.0,
 }
 """At most, but for a rate: at least."""
 STREAMING = 1.15
@@ -25,6 +28,10 @@ HOOKS = 1.1
 """Wall time with hooks by that without."""
 GROWTH = 2.1
 """Bytes of history at twice the length."""
+POSTGRES = 1.15
+"""Worker CPU on PostgreSQL by that on SQLite."""
+FOUR_WORKERS = 3.6
+"""Iterations a second of four workers by those of one."""
 
 _ROWS = (
     ("single", "one run, wall per iteration", "wall_ms", "{:.1f} ms", "wall_ratio"),
@@ -44,6 +51,10 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
             figures = results[measure]
             cells = [_cell(measure, name, figures[name], key, form, ratio) for name in names]
             lines.append([title.format(runs=runs), *cells])
+    for measure, title in (("single", "one run"), ("concurrent", f"{runs} runs")):
+        if any("store_cpu_ratio" in mine for mine in results.get(measure, {}).values()):
+            cells = [_compared(results[measure].get(name, {})) for name in names]
+            lines.append([f"PostgreSQL / SQLite, {title}: wall, CPU", *cells])
     if "history" in results:
         lines += _history(results["history"], names)
     if "events" in results:
@@ -52,9 +63,17 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
         lines += _streaming(results["streaming"], names, runs)
     if "hooks" in results:
         lines += _hooks(results["hooks"], names, runs)
+    if "database" in results:
+        lines += _database(results["database"], names)
+    if "scaling" in results:
+        lines += _scaling(results["scaling"], names)
     if "parked" in results:
         lines += _parked(results["parked"], names)
-    return _aligned(lines) + "\n\n(ratio to floor2 in brackets; ✓ and ✗: perdure's target)"
+    if "conversations" in results:
+        lines += _conversations(results["conversations"], names)
+    settings = next((mine["settings"] for mine in results.get("database", {}).values()), {})
+    about = "".join(f"\n{name}: {value}" for name, value in settings.items())
+    return _aligned(lines) + about + "\n\n(ratio to floor2 in brackets; ✓ and ✗: perdure's target)"
 
 
 def _cell(measure: str, name: str, mine: Mapping[str, Any], key: str, form: str, ratio: str | None) -> str:
@@ -114,11 +133,55 @@ def _hooks(figures: Figures, names: Sequence[str], runs: int) -> Iterable[list[s
         yield [f"{count} hooks on each event / none, {title}: wall, CPU", *cells]
 
 
+def _conversations(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
+    for title, form in (
+        ("conversations that are open, that wait for an answer", "{count}, {talking}"),
+        ("turns per second", "{turns_s:.1f}"),
+        ("a turn: p50 / p95 / max", "{p50:.0f} / {p95:.0f} / {max:.0f} ms"),
+        ("workers' CPU per turn", "{cpu_ms:.1f} ms"),
+        ("both workers' memory before / with them", "{before_kb} / {after_kb} KB"),
+        ("PostgreSQL, bytes per turn, connections, memory", "{bytes:.0f}, {connections}, {server_kb} KB"),
+    ):
+        yield [title, *(form.format(**figures[name]) if name in figures else "-" for name in names)]
+
+
+def _compared(mine: Mapping[str, Any]) -> str:
+    if "store_cpu_ratio" not in mine:
+        return "-"
+    wall, cpu = mine["store_wall_ratio"], mine["store_cpu_ratio"]
+    return f"{wall:.2f}, {cpu:.2f} {_mark(cpu <= POSTGRES)} ≤ {POSTGRES}"
+
+
+def _database(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
+    for title, form in (
+        ("PostgreSQL, transactions per iteration", "{transactions:.1f}"),
+        ("PostgreSQL, CPU of the server per iteration", "{server_cpu_ms:.2f} ms"),
+        ("PostgreSQL, bytes per iteration: log, database", "{wal_bytes:.0f}, {bytes:.0f}"),
+        (
+            "PostgreSQL, per piece of a slow reply: transactions, CPU, log",
+            "{piece_transactions:.2f}, {piece_cpu_ms:.2f} ms, {piece_wal:.0f}",
+        ),
+    ):
+        yield [title, *(form.format(**figures[name]) if name in figures else "-" for name in names)]
+
+
+def _scaling(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
+    for count in next(iter(figures.values()), {}):
+        title = f"{count} worker{'s' if count != '1' else ''}: iterations per second, by one, CPU, lock waits"
+        yield [title, *(_scaled(count, figures[name][count]) if name in figures else "-" for name in names)]
+
+
+def _scaled(count: str, mine: Mapping[str, float]) -> str:
+    met = f" {_mark(mine['times'] >= FOUR_WORKERS)} ≥ {FOUR_WORKERS}" if count == "4" else ""
+    return f"{mine['iterations_s']:.1f}, {mine['times']:.2f}{met}, {mine['cpu_ms']:.1f} ms, {mine['lock_waits']:.2f}"
+
+
 def _parked(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
     for title, form in (
-        ("runs that wait for approval, cache of the worker", "{count}, {cache}"),
-        ("worker's memory before / with them / after", "{before_kb} / {after_kb} / {end_kb} KB"),
+        ("runs that wait for approval, workers, cache of each", "{count}, {workers}, {cache}"),
+        ("workers' memory before / with them / after", "{before_kb} / {after_kb} / {end_kb} KB"),
         ("memory per parked run", "{kb_per_run:.1f} KB"),
+        ("bytes of the store per parked run", "{store_bytes:.0f}"),
         ("started and waiting", "{park_s:.1f} s"),
         ("inbox of all, for one approver", "{inbox_s:.1f} s"),
         ("approved by two who race, each call", "{burst_s:.1f} s"),

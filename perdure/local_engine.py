@@ -243,8 +243,8 @@ async def _start_run(
     """Start the run, on this machine without a ``client``. Yields it, and the tasks whose errors are those of the call:
     wait for them beside the answer.
 
-    A run without an ``id`` is cancelled if the block is left before the answer, or its engine fails: the caller does
-    not know its id, and could not return for the answer.
+    A run without an ``id`` is cancelled if the block is left before the answer, or one of the tasks fails, but for
+    ``ApprovalPendingError``, which names the run: the caller does not know its id, and could not return for the answer.
     """
     options["context"] = agent.check_context(options["context"])
     agent.overridden(options["override"])
@@ -257,7 +257,7 @@ async def _start_run(
     agent.freeze("called")
     run_id = f"{agent.name}-{uuid.uuid4().hex[:12]}" if id is None else id
     abandon, serving = None, None
-    engines = list[asyncio.Future[None]]()
+    engines, guards = list[asyncio.Future[None]](), list[asyncio.Future[None]]()
     is_served_elsewhere = client is not None
     async with AsyncExitStack() as stack:
         if client is None:
@@ -287,11 +287,18 @@ async def _start_run(
             start_hint = f"Start one: perdure worker FILE --task-queue {client.task_queue}. The run was cancelled."
             raise NoWorkerError(error.message, hint=start_hint) from None
         except BaseException as error:
-            if (is_abandoned := isinstance(error, asyncio.CancelledError | GeneratorExit)) and abandon is not None:
+            if (is_abandoned := _is_call_abandoned(error, guards)) and abandon is not None:
                 abandon()
             if id is None and (is_abandoned or (serving is not None and serving.done())):
                 await _close_abandoned_run(client.run(run_id), starting, serving)
             raise
+
+
+def _is_call_abandoned(error: BaseException, guards: Iterable[asyncio.Future[None]]) -> bool:
+    """Whether ``error`` is not the run's own: the caller has left, or a task beside the run has failed with it."""
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return True
+    return any(guard.done() and not guard.cancelled() and guard.exception() is error for guard in guards)
 
 
 @asynccontextmanager

@@ -134,7 +134,7 @@ def main() -> int:
             if code:
                 stage.report()
         if any(codes):
-            return max(codes)
+            return next(code for code in codes if code)  # negative for a process that was killed
     if twice := {test: reason for stages in groups for stage in stages for test, reason in stage.tried_twice.items()}:
         print(f"\n== passed at the second try alone: {len(twice)}")
         _print_reasons(twice)

@@ -516,9 +516,9 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         waits for a decision; ``"approve"`` approves; a function takes the call and returns True, False, or None to
         leave the decision to another approver.
 
-        Cancelling the call (Ctrl-C) cancels its run, unless it has an ``id``: then the run stays, and the same call
-        continues it. Raises the run's error; ``InvalidInputError`` and ``DefinitionError`` for wrong arguments;
-        ``NoWorkerError`` if no worker of ``client`` takes the run for 10 s.
+        Cancelling the call (Ctrl-C), or an error of that function, cancels the run, unless it has an ``id``: then it
+        stays, and the same call continues it. Raises the run's error, and that of the function; ``InvalidInputError``
+        and ``DefinitionError`` for wrong arguments; ``NoWorkerError`` if no worker of ``client`` takes it for 10 s.
         """
         from ..local_engine import call_agent
 

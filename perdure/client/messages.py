@@ -10,6 +10,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC
 from typing import Any
 
@@ -21,8 +22,9 @@ from temporalio.client import (
     WorkflowExecutionDescription,
     WorkflowExecutionStatus,
     WorkflowHandle,
+    WorkflowUpdateStage,
 )
-from temporalio.common import TypedSearchAttributes, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -86,8 +88,6 @@ async def deliver_message(
     ``start`` opens the conversation if needed; without it, the input that opened it before is used.
     """
     client = run.client
-    task_queue = client.task_queue
-    memo: dict[str, Any] = {}
     # Also a message to an execution that has closed since, which Temporal's own check would miss.
     if message_id is not None and (known_task_id := await _find_message_turn(run, message_id)) is not None:
         return known_task_id
@@ -99,19 +99,11 @@ async def deliver_message(
         client, message, id=message_id or uuid.uuid4().hex, by=by, task_id=task_id, override=override
     )
     user_message = user_message.model_copy(update=dict(auth or {}))
-    if start is None:
-        description = await run.describe()
-        start, task_queue = await build_reopen_start(run), get_shared_task_queue(description.task_queue)
-        if build_closed_status(description) is None:  # once it closes, its first message is in the transcript
-            start.pop("message", None)
-        memo = await _read_first_message_memo(description)
-    else:
-        memo, start = await _carry_first_message(run, start)
     async with (
         audit_steering(client, "send", run.id, by=by, detail=f"message {user_message.id}"),
         background_task(run.warn_without_worker()),
     ):
-        task_id = await _send_message_with_start(run, user_message, start, task_queue, memo)
+        task_id = await _send_until_taken(run, user_message, start)
     run.handle = client.temporal.get_workflow_handle(run.id)  # the message may have opened another execution
     return task_id
 
@@ -121,55 +113,134 @@ async def _find_message_turn(run: RunHandle, message_id: str) -> str | None:
     return await (await run.client.store()).find_message_turn(run.id, message_id) if run.has_store else None
 
 
-async def _send_message_with_start(
-    run: RunHandle, message: UserMessage, start: dict[str, Any], task_queue: str, memo: Mapping[str, Any]
-) -> str:
-    """Send the message and return the ``task_id``. The message's id makes retries safe, whatever happened to the last
-    attempt. ``memo`` is that of the execution that may have to be started, beside the agent's name."""
-    temporal = run.client.temporal
+async def _send_until_taken(run: RunHandle, message: UserMessage, start: dict[str, Any] | None) -> str:
+    """Send the message until an execution has taken it, and return the ``task_id``. The message's id makes retries
+    safe, whatever happened to the last attempt.
+
+    The first attempt supposes that the conversation is open, or with ``start`` new, and asks nothing before it. Only an
+    execution that is known to have closed gets a successor: what it has not recorded, that is given.
+    """
     message_id = str(message.id)
     fields = message.model_dump(mode="json")
     payload = {name: value for name, value in fields.items() if value is not None or name == "content"}
-    attributes = await build_start_attributes(temporal, start["agent"])
-    no_answer = build_unreachable_error(temporal, "no answer to a message; sent again, its id counts once")
+    opening = None if start is None else _Opening(start, run.client.task_queue)
     for attempt in range(_MAX_DELIVERIES):
-        # It may have been taken by the execution that just closed, before that could reply.
-        if attempt and (task_id := await _find_message_turn(run, message_id)) is not None:
-            return task_id
-        operation: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
-            WORKFLOW_TYPE,
-            start,
-            id=run.id,
-            task_queue=task_queue,
-            task_timeout=TASK_TIMEOUT,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            memo={MEMO_AGENT: start["agent"], **memo},
-            search_attributes=attributes,
-        )
-        # The SDK keeps the error of a failed start in a future: the task reads it, whether or not it is needed below.
-        async with background_task(operation.workflow_handle()) as started:
-            await asyncio.sleep(0)  # the task begins to wait for the future
-            try:
-                with run.temporal_errors(no_answer):
-                    try:
-                        result = await temporal.execute_update_with_start_workflow(
-                            "send_message", payload, id=message_id, start_workflow_operation=operation
-                        )
-                        return str(result["task_id"])
-                    except WorkflowAlreadyStartedError:
-                        pass
-                    except RPCError as error:
-                        if is_missing_attribute(error):  # the attribute was removed since the check
-                            forget_search_attributes(temporal)
-                            attributes = TypedSearchAttributes.empty
-                        elif error.status not in _RETRYABLE_DELIVERY_STATUSES or "amespace" in error.message:
-                            raise
-            except RunClosedError:
-                # The next attempt opens the run again. This waits for the execution and not for the run: another client
-                # may have opened it again.
-                await run.wait_for_close((await started).result_run_id)
+        if attempt:
+            # It may have been taken by the execution that just closed, before that could reply.
+            if (task_id := await _find_message_turn(run, message_id)) is not None:
+                return task_id
+            opening = await _build_opening(run, start)
+        if opening is None:
+            result = await _send_to_open_run(run, payload, message_id)
+        else:
+            result = await _send_with_start(run, payload, message_id, opening)
+        if result is not None:
+            return str(result["task_id"])
     raise RunError(f"run {run.id!r} ended {_MAX_DELIVERIES} times while a message was on its way to it")
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """The execution that a message opens if none is open."""
+
+    start: dict[str, Any]
+    task_queue: str
+    memo: Mapping[str, Any] = field(default_factory=dict)
+    """Its memo, beside the agent's name."""
+    reuse: WorkflowIDReusePolicy = WorkflowIDReusePolicy.REJECT_DUPLICATE
+    """Whether it may follow an execution that has closed."""
+    has_attributes: bool = True
+    """Whether it is started with search attributes: the run sets them itself, too."""
+
+
+async def _build_opening(run: RunHandle, start: dict[str, Any] | None) -> _Opening | None:
+    """Build what a message opens, with the first message of the last execution, if nothing has recorded that; None for
+    an open conversation without ``start``. Raises ``RunNotFoundError`` without ``start``."""
+    task_queue = run.client.task_queue
+    try:
+        description = await run.describe()
+    except RunNotFoundError:
+        if start is None:
+            raise
+        return _Opening(start, task_queue)
+    if build_closed_status(description) is None:
+        return None if start is None else _Opening(start, task_queue)
+    memo = await _read_first_message_memo(description)
+    if start is None:
+        start, task_queue = await build_reopen_start(run), get_shared_task_queue(description.task_queue)
+    elif description.status is not WorkflowExecutionStatus.COMPLETED:
+        with suppress(RunNotFoundError, InvalidInputError):  # its history is deleted, or it is not a conversation's
+            last_start = await build_reopen_start(run)
+            start = start | {name: value for name, value in last_start.items() if name == "message"}
+    return _Opening(start, task_queue, memo, WorkflowIDReusePolicy.ALLOW_DUPLICATE)
+
+
+async def _send_to_open_run(run: RunHandle, payload: dict[str, Any], message_id: str) -> Any:
+    """Send the message to an open conversation, and return the result; None if it closes meanwhile, or has closed."""
+    handle = run.client.temporal.get_workflow_handle(run.id)
+    run_id: str | None = None
+    try:
+        with run.temporal_errors(_build_no_answer_error(run)):
+            try:
+                update = await handle.start_update(
+                    "send_message", payload, id=message_id, wait_for_stage=WorkflowUpdateStage.COMPLETED
+                )
+                run_id = update.workflow_run_id
+                return await update.result()
+            except RPCError as error:
+                if not _is_delivery_retryable(error):
+                    raise
+    except RunClosedError:
+        await run.wait_for_close(run_id)
+    return None
+
+
+async def _send_with_start(run: RunHandle, payload: dict[str, Any], message_id: str, opening: _Opening) -> Any:
+    """Send the message to the conversation, which it opens if none is open, and return the result; None if that closes
+    meanwhile, or may not be opened."""
+    temporal, start = run.client.temporal, opening.start
+    attributes = await build_start_attributes(temporal, start["agent"]) if opening.has_attributes else None
+    operation: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
+        WORKFLOW_TYPE,
+        start,
+        id=run.id,
+        task_queue=opening.task_queue,
+        task_timeout=TASK_TIMEOUT,
+        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        id_reuse_policy=opening.reuse,
+        memo={MEMO_AGENT: start["agent"], **opening.memo},
+        search_attributes=attributes,
+    )
+    # The SDK keeps the error of a failed start in a future: the task reads it, whether or not it is needed below.
+    async with background_task(operation.workflow_handle()) as started:
+        await asyncio.sleep(0)  # the task begins to wait for the future
+        try:
+            with run.temporal_errors(_build_no_answer_error(run)):
+                try:
+                    return await temporal.execute_update_with_start_workflow(
+                        "send_message", payload, id=message_id, start_workflow_operation=operation
+                    )
+                except WorkflowAlreadyStartedError:
+                    pass
+                except RPCError as error:
+                    if attributes and is_missing_attribute(error):  # the attribute was removed since the check
+                        forget_search_attributes(temporal)
+                        return await _send_with_start(run, payload, message_id, replace(opening, has_attributes=False))
+                    if not _is_delivery_retryable(error):
+                        raise
+        except RunClosedError:
+            # The next attempt opens the run again. This waits for the execution and not for the run: another client
+            # may have opened it again.
+            await run.wait_for_close((await started).result_run_id)
+    return None
+
+
+def _build_no_answer_error(run: RunHandle) -> PerdureError:
+    return build_unreachable_error(run.client.temporal, "no answer to a message; sent again, its id counts once")
+
+
+def _is_delivery_retryable(error: RPCError) -> bool:
+    return error.status in _RETRYABLE_DELIVERY_STATUSES and "amespace" not in error.message
 
 
 async def wait_for_closed_status(run: RunHandle) -> Status | None:
@@ -297,21 +368,6 @@ async def reopen_run(run: RunHandle, override: dict[str, Any], *, by: str | None
         return await start_run_workflow(temporal, run.id, start, task_queue=task_queue, reuse=only_failed, memo=memo)
     except WorkflowAlreadyStartedError:  # another client was first
         return temporal.get_workflow_handle(run.id)
-
-
-async def _carry_first_message(run: RunHandle, start: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the memo for the next execution of a run that may have closed, and ``start`` with the first message of
-    the last one, if nothing has recorded that."""
-    try:
-        description = await run.describe()
-    except RunNotFoundError:
-        return {}, start
-    memo = await _read_first_message_memo(description)
-    if build_closed_status(description) is None or description.status is WorkflowExecutionStatus.COMPLETED:
-        return memo, start
-    with suppress(RunNotFoundError, InvalidInputError):  # its history is deleted, or it is not one of a conversation
-        start = start | {name: value for name, value in (await build_reopen_start(run)).items() if name == "message"}
-    return memo, start
 
 
 async def _read_first_message_memo(execution: WorkflowExecutionDescription) -> dict[str, Any]:

@@ -276,13 +276,14 @@ PAGE_BYTES = 4 * 1024 * 1024
 SELECT_EVENTS = """
     SELECT seq, task_id, type, body, spans, child FROM events
     WHERE context_id = :stream AND seq > :after {scope} ORDER BY seq LIMIT :limit"""
-# Compared as text, not by LIKE or as a range: an id may contain pattern characters, and sort orders differ.
-IS_CHILD_OR_BELOW = "AND (child = :child OR substr(child, 1, :length) = :prefix)"
+# A range, not LIKE: the index has it, and an id may contain pattern characters. Texts are compared by code points.
+IS_CHILD_OR_BELOW = "AND (child = :child OR (child > :child_path AND child < :child_path_end))"
 SELECT_FEED_ROOTS = "SELECT context_id, root, path FROM feeds WHERE context_id IN (:keys)"
 SELECT_LATEST_SEQS = """
-    SELECT feeds.context_id, COALESCE(of_root.seq, feeds.seq), COALESCE(feeds.root, feeds.context_id)
-    FROM feeds LEFT JOIN feeds AS of_root ON of_root.context_id = feeds.root
-    WHERE feeds.context_id IN (:keys)"""
+    SELECT context_id,
+        COALESCE((SELECT of_root.seq FROM feeds AS of_root WHERE of_root.context_id = feeds.root), seq),
+        COALESCE(root, context_id)
+    FROM feeds WHERE context_id IN (:keys)"""
 
 
 def read_events(
@@ -305,11 +306,15 @@ def read_events(
         if root is None or history is None:
             return []
         select = SELECT_EVENTS.format(scope=IS_CHILD_OR_BELOW if children else "AND child = :child")
-        run = {"child": context_id, "prefix": f"{context_id}/", "length": len(context_id) + 1}
-        rows = parse_event_rows(database.run(select, stream=root, **run, **page), page_bytes)
+        rows = parse_event_rows(database.run(select, stream=root, **build_child_scope(context_id), **page), page_bytes)
         depth = len(history.last_path)
     histories = _read_feed_roots(database, find_runs_below(rows, context_id))
     return add_run_paths(rows, context_id, depth, histories)
+
+
+def build_child_scope(context_id: str) -> dict[str, str]:
+    """Return the values of ``IS_CHILD_OR_BELOW``: the run, and the range of the ids below it."""
+    return {"child": context_id, "child_path": f"{context_id}/", "child_path_end": f"{context_id}0"}  # "0" follows "/"
 
 
 def read_latest_seqs(database: Database, context_ids: Iterable[str]) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import threading
 import uuid
 from collections import OrderedDict
@@ -19,7 +20,7 @@ from ..ports.store import format_utc_now
 from ..ports.surfaces import WriteOptions, find_wait_changes
 from ..types.events import Event, ModelRetracted, build_worker_lost_retraction, decode_event, encode_event_body
 from . import event_log, migrations, sql
-from .postgres_connection import PostgresPool, build_closed_error, escape_text, parse_postgres_url, unescape_text
+from .postgres_connection import PostgresPool, build_closed_error, parse_postgres_url, unescape_text
 from .postgres_notify import EventNotifications
 from .surfaces import SurfaceTables
 
@@ -110,7 +111,10 @@ def _choose_marked_event(batch: EventBatch) -> int:
 
 def shorten_key(key: str | None) -> str | None:
     """Return the key, or its hash if it is too long for an index."""
-    if key is None or len(key) * 4 <= MAX_KEY_BYTES or len(encoded := key.encode()) <= MAX_KEY_BYTES:
+    if key is None or len(key) * 4 <= MAX_KEY_BYTES:
+        return key
+    encoded = key.encode(errors="surrogatepass")
+    if len(encoded) <= MAX_KEY_BYTES:
         return key
     return f"sha256/{hashlib.sha256(encoded).hexdigest()}"
 
@@ -188,6 +192,7 @@ class PostgresStore(SurfaceTables):
         self._now = now
         self._is_open = False
         self._home: asyncio.AbstractEventLoop | None = None
+        self._home_process = os.getpid()
         self._binding = threading.Lock()
         self._pool = PostgresPool(self._address)
         self._opening = asyncio.Lock()
@@ -237,7 +242,7 @@ class PostgresStore(SurfaceTables):
 
     async def close(self) -> None:
         """Finish the writes that have begun, and close the connections. ``open`` may follow."""
-        if self._home is not None and self._home.is_running():
+        if self._find_home() is not None:
             await self._run_at_home(self._close(), opens=False)
         self._is_open = False
         self.store_id = self._pool.store_id = ""
@@ -269,12 +274,18 @@ class PostgresStore(SurfaceTables):
             return await work
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, home))
 
+    def _find_home(self) -> asyncio.AbstractEventLoop | None:
+        """Return the event loop of the connections, if it runs. In a forked process it only seems to."""
+        home = self._home
+        return home if home is not None and home.is_running() and self._home_process == os.getpid() else None
+
     def _get_home(self) -> asyncio.AbstractEventLoop:
         with self._binding:
-            home = self._home
-            if home is None or not home.is_running():
+            home = self._find_home()
+            if home is None:
                 # None yet, or its program has ended: connections cannot move to another event loop.
                 home = self._home = asyncio.get_running_loop()
+                self._home_process = os.getpid()
                 self._opening, self._writes = asyncio.Lock(), set()
                 self._pool, self._notifications = PostgresPool(self._address), None
                 self._pool.store_id = self.store_id
@@ -300,7 +311,11 @@ class PostgresStore(SurfaceTables):
         writing = asyncio.create_task(self._call(statement, head, events))
         self._writes.add(writing)
         writing.add_done_callback(self._forget_write)
-        return await asyncio.shield(writing)
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            self._note_uncertain(events)
+            raise
 
     def _forget_write(self, writing: asyncio.Task[Any]) -> None:
         self._writes.discard(writing)
@@ -367,15 +382,19 @@ class PostgresStore(SurfaceTables):
         except StoreError as error:
             if _get_sqlstate(error) == MEMORY_CHANGED:
                 raise _build_memory_error(error, head) from None
-            if events.batch is not None:  # whether it was written is unknown, or it was not: both may be tried again
-                self._uncertain[id(events.batch)] = events.batch, events.write_id
-                while len(self._uncertain) > MAX_UNCERTAIN_BATCHES:
-                    self._uncertain.popitem(last=False)
+            self._note_uncertain(events)
             raise
         if events.batch is not None and row["stream"] is not None:
             seq = row["last_seq"]
             self._get_notifications().notify_write({unescape_text(row["stream"]): seq, events.batch.context_id: seq})
         return row
+
+    def _note_uncertain(self, events: _EncodedBatch) -> None:
+        """Note that whether the batch is written is unknown to its caller, who may append it again."""
+        if events.batch is not None:
+            self._uncertain[id(events.batch)] = events.batch, events.write_id
+            while len(self._uncertain) > MAX_UNCERTAIN_BATCHES:
+                self._uncertain.popitem(last=False)
 
     async def _call_despite_open_deltas(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
         def build_arguments(is_repeated: bool) -> list[Any]:
@@ -470,9 +489,7 @@ class PostgresStore(SurfaceTables):
             if root is None or history is None:
                 return []
             scope = event_log.IS_CHILD_OR_BELOW if children else "AND child = :child"
-            prefix = f"{context_id}/"
-            run = {"child": context_id, "prefix": prefix, "length": len(escape_text(prefix))}
-            rows = await self._read_page(scope, root, after, limit, **run)
+            rows = await self._read_page(scope, root, after, limit, **event_log.build_child_scope(context_id))
             depth = len(history.last_path)
         histories = await self._read_feed_roots(event_log.find_runs_below(rows, context_id))
         return event_log.add_run_paths(rows, context_id, depth, histories)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -124,6 +124,18 @@ _TIMEOUT_ERROR = (
     "the store {place} did not answer in time",
     "Check the server's load and pg_stat_activity for locks; the work is tried again (?command_timeout=SECONDS).",
 )
+_SETTING_ERROR = (
+    "a parameter in the URL of the store {place} is wrong",
+    "See docs/how-to/postgresql.md for those that perdure knows; others must be settings of the server.",
+)
+_TLS_ERROR = (
+    "the store {place} has no TLS connection for this process",
+    "Correct sslmode and sslrootcert in PERDURE_STORE_URL, or the server's certificate; the work is tried again.",
+)
+_FILE_ERROR = (
+    "a file that the URL of the store {place} names is not there",
+    "Check sslrootcert, sslcert and sslkey, or that the server of that socket runs; the work is tried again.",
+)
 _LOGIN_ERROR = (
     "the store {place} refuses the user or the password",
     "Correct them in PERDURE_STORE_URL (special characters as %XX), or the server's pg_hba.conf.",
@@ -155,7 +167,10 @@ _STATEMENT_ERROR = (
     "the server of the store {place} cancelled a statement",
     "Raise statement_timeout of its user, or look for locks in pg_stat_activity; the work is tried again.",
 )
-_TOO_LARGE_ERROR = ("a value is too large for the store {place}", "PostgreSQL takes up to 1 GB in one statement.")
+_TOO_LARGE_ERROR = (
+    "a value is too large for the store {place}",
+    "An id, key or name has up to 2,700 bytes there, a statement up to 1 GB.",
+)
 _VALUE_ERROR = (
     "the store {place} cannot take a value",
     "A text with a lone surrogate, or a number out of range? Nothing of it was written.",
@@ -163,6 +178,7 @@ _VALUE_ERROR = (
 _UNKNOWN_ERROR = ("the store {place} fails", "See the server's log; `perdure doctor` checks the connection.")
 
 _ERRORS = {
+    ("42704",): _SETTING_ERROR,
     ("28",): _LOGIN_ERROR,
     ("3D",): _DATABASE_ERROR,
     ("42501",): _PRIVILEGE_ERROR,
@@ -205,6 +221,14 @@ def _select_error_texts(error: Exception) -> tuple[str, str]:
             return texts
     if isinstance(error, TimeoutError):
         return _TIMEOUT_ERROR
+    if isinstance(error, ssl.SSLError) or "rejected SSL upgrade" in str(error):
+        return _TLS_ERROR
+    if isinstance(error, UnicodeError):
+        return _VALUE_ERROR
+    if isinstance(error, asyncpg.ClientConfigurationError):
+        return _SETTING_ERROR
+    if isinstance(error, FileNotFoundError):
+        return _FILE_ERROR
     if "TargetServerAttributeNotMatched" in type(error).__name__:
         return _READ_ONLY_ERROR
     return _UNREACHABLE_ERROR if isinstance(error, CONNECTION_FAILURES) else _UNKNOWN_ERROR
@@ -255,6 +279,8 @@ def _escape_value(value: Any) -> Any:
 
 IDLE_SECONDS = 300.0
 """Time after which an unused connection is closed."""
+CANCEL_SECONDS = 2.0
+"""Time that the server has to cancel a statement whose caller waits no longer."""
 
 
 class PostgresPool:
@@ -270,12 +296,14 @@ class PostgresPool:
         self._address = address
         self._idle: list[tuple[Any, float]] = []
         """Unused connections with the time of their last use, the latest last."""
-        self._count = 0
-        """Number of connections, unused, used and being made."""
+        self._slots = asyncio.Semaphore(address.pool_size)
+        """One for each connection that is used, being made or being ended. Callers get them in their order."""
+        self._waiting = 0
+        """Number of callers that wait for a slot."""
+        self._used: set[Any] = set()
         self._stale: set[Any] = set()
         """Used connections that are not used again: they lead to a server that has stopped."""
-        self._used: set[Any] = set()
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._ending: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self.store_id = ""
         """Once set, another store at the same address is refused."""
@@ -283,79 +311,90 @@ class PostgresPool:
     async def close(self) -> None:
         """Close the connections: those in use when they are released. Nothing more can be run."""
         self._is_closed = True
+        for _ in range(self._waiting):  # they find it closed
+            self._slots.release()
         idle, self._idle = self._idle, []
-        self._count -= len(idle)
-        while self._waiters:  # they find it closed
-            self._wake_waiter()
         for connection, _ in idle:
             with suppress(*POSTGRES_FAILURES):
                 await connection.close(timeout=1)
+        if self._ending:
+            await asyncio.wait(self._ending)
 
     async def _acquire(self) -> Any:
-        while True:
-            if self._is_closed:
-                raise build_closed_error(self._address)
-            while self._idle:
-                connection, used_at = self._idle.pop()
-                if not connection.is_closed() and time.monotonic() - used_at < IDLE_SECONDS:
-                    self._used.add(connection)
-                    return connection
-                self._drop(connection)
-            if self._count < self._address.pool_size:
-                return await self._connect()
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(turn)
+        """Return a connection; its slot is the caller's until ``_release``."""
+        if self._slots.locked():
+            self._waiting += 1
             try:
                 async with asyncio.timeout(self._address.connect_timeout + self._address.command_timeout):
-                    await turn
-            except BaseException:
-                if turn.done() and not turn.cancelled():
-                    self._wake_waiter()  # the turn is another one's
-                raise
-
-    async def _connect(self) -> Any:
-        self._count += 1
-        connection = None
+                    await self._slots.acquire()
+            finally:
+                self._waiting -= 1
+        else:
+            await self._slots.acquire()
         try:
-            connection = await asyncpg.connect(**build_connect_options(self._address))
-            await self._check_same_store(connection)
+            if self._is_closed:
+                raise build_closed_error(self._address)
+            connection = self._pop_idle() or await self._connect()
         except BaseException:
-            self._drop(connection)
+            self._slots.release()
             raise
         self._used.add(connection)
         return connection
 
-    def _release(self, connection: Any, *, broken: bool) -> None:
+    def _pop_idle(self) -> Any:
+        while self._idle:
+            connection, used_at = self._idle.pop()
+            if not connection.is_closed() and time.monotonic() - used_at < IDLE_SECONDS:
+                return connection
+            connection.terminate()
+        return None
+
+    async def _connect(self) -> Any:
+        connection = await asyncpg.connect(**build_connect_options(self._address))
+        try:
+            await self._check_same_store(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    def _release(self, connection: Any, *, is_running: bool) -> None:
+        """Take the connection back; ``is_running``: the server may still run its statement."""
+        is_stale = connection in self._stale
         self._used.discard(connection)
-        if broken or self._is_closed or connection.is_closed() or connection in self._stale:
-            self._drop(connection)
+        self._stale.discard(connection)
+        if is_running and not connection.is_closed():
+            ending = asyncio.create_task(self._end(connection))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+            return
+        self._slots.release()
+        if is_stale or self._is_closed or connection.is_closed():
+            connection.terminate()
             return
         self._idle.append((connection, time.monotonic()))
-        self._wake_waiter()
         if time.monotonic() - self._idle[0][1] > IDLE_SECONDS:
-            self._drop(self._idle.pop(0)[0])
+            self._idle.pop(0)[0].terminate()
 
-    def _drop(self, connection: Any) -> None:
-        """Close a connection at once, or forget one that was not made."""
-        self._count -= 1
-        self._stale.discard(connection)
-        if connection is not None and not connection.is_closed():
+    async def _end(self, connection: Any) -> None:
+        """Close a connection whose caller has left it, once the server has cancelled the statement.
+
+        Without that the server would go on, and keep its locks: statements that wait for a lock would pile up there.
+        """
+        try:
+            with suppress(*POSTGRES_FAILURES):
+                async with asyncio.timeout(CANCEL_SECONDS):
+                    await connection.close()
+        finally:
             connection.terminate()
-        self._wake_waiter()
+            self._slots.release()
 
     def _drop_all(self) -> None:
         """Use no connection again that there is now."""
         idle, self._idle = self._idle, []
         self._stale |= self._used
         for connection, _ in idle:
-            self._drop(connection)
-
-    def _wake_waiter(self) -> None:
-        while self._waiters:
-            turn = self._waiters.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
+            connection.terminate()
 
     async def fetch(self, sql: str, **values: Any) -> list[Any]:
         """Run ``sql``, whose parameters are named, and return its rows."""
@@ -385,16 +424,16 @@ class PostgresPool:
     async def _try(self, work: Callable[[Any, bool], Awaitable[T]], is_repeated: bool) -> T:
         try:
             connection = await self._acquire()
-            broken = True
+            is_running = True
             try:
                 result = await work(connection, is_repeated)
-                broken = False
+                is_running = False
                 return result
             except asyncpg.PostgresError:
-                broken = False  # the server has refused the statement, and takes others
+                is_running = False  # the server has refused the statement, and takes others
                 raise
             finally:
-                self._release(connection, broken=broken)
+                self._release(connection, is_running=is_running)
         except POSTGRES_FAILURES as error:
             if _is_of_the_server(error):
                 self._drop_all()

@@ -70,6 +70,7 @@ class EventNotifications:
         self._using = asyncio.Lock()
         self._is_listening = False
         self._checked_at = 0.0
+        self._listening: asyncio.Task[None] | None = None
         self._listen_tried = asyncio.Event()
         self._catch_up_now = asyncio.Event()
         self._unsent: dict[str, int] = {}
@@ -110,6 +111,10 @@ class EventNotifications:
 
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
         """See :class:`perdure.ports.EventLog`."""
+        try:
+            context_id.encode()
+        except UnicodeEncodeError as error:  # the read for all waiters would fail
+            raise translate_postgres_failure(error, self._address) from None
         waiter = _EventWaiter(context_id, after, asyncio.get_running_loop().create_future())
         places = {context_id}
         self._waiters[context_id].add(waiter)
@@ -176,8 +181,12 @@ class EventNotifications:
     async def _catch_up_forever(self) -> None:
         """Listen, and read the last numbers of all awaited conversations: at once, and every second."""
         while True:
-            await self._listen()
-            self._listen_tried.set()
+            if self._listening is None or self._listening.done():
+                self._listening = asyncio.create_task(self._listen())
+            if not self._listen_tried.is_set():
+                # Only for a second, and only once: a server that does not answer must not keep the reads waiting.
+                await asyncio.wait([self._listening], timeout=CATCH_UP_SECONDS)
+                self._listen_tried.set()
             waiters = {waiter for waiters in self._waiters.values() for waiter in waiters}
             if waiters:
                 await self._catch_up(waiters)
@@ -250,7 +259,7 @@ class EventNotifications:
         for waiter in {waiter for waiters in self._waiters.values() for waiter in waiters}:
             if not waiter.latest_seq.done():
                 waiter.latest_seq.set_exception(type(error)(error.message, hint=error.hint))
-        tasks = [task for task in (self._sender, self._catcher) if task is not None]
+        tasks = [task for task in (self._sender, self._catcher, self._listening) if task is not None]
         if self._sender is not None:
             await asyncio.wait([self._sender], timeout=CATCH_UP_SECONDS)
         for task in tasks:

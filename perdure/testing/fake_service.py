@@ -205,10 +205,8 @@ class InProcessService(ServiceClient):
     async def _on_start_workflow_execution(self, req: api.StartWorkflowExecutionRequest) -> Any:
         latest = self.find_latest(req.workflow_id)
         if latest is not None and not _can_start_execution(req, latest):
-            if (
-                req.workflow_id_conflict_policy
-                == enums.WorkflowIdConflictPolicy.WORKFLOW_ID_CONFLICT_POLICY_USE_EXISTING
-            ):
+            use_existing = enums.WorkflowIdConflictPolicy.WORKFLOW_ID_CONFLICT_POLICY_USE_EXISTING
+            if latest.ended is None and req.workflow_id_conflict_policy == use_existing:
                 return api.StartWorkflowExecutionResponse(run_id=latest.run_id, started=False)
             details = WorkflowExecutionAlreadyStartedFailure(run_id=latest.run_id)
             raise build_rpc_error(RPCStatusCode.ALREADY_EXISTS, "Workflow execution already started", details)

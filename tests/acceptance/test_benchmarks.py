@@ -12,13 +12,18 @@ from typing import Any
 
 import pytest
 
+from benchmarks.postgres import is_installed
 from perdure.embedded.binary import ensure_binary
 
 pytestmark = pytest.mark.server
 
 ROOT = Path(__file__).parents[2]
-TINY = "--quick --iterations 3 --rounds 1 --runs 3 --each 2 --histories 6,12 --kills 1 --streams 3 --pieces 4"
-CONTESTANTS = ["floor2", "floor1", "perdure", "perdure-inline"]
+TINY = (
+    "--quick --iterations 3 --rounds 1 --runs 3 --each 2 --histories 6,12 --kills 1 --streams 3 --pieces 4 "
+    "--workers 1,2 --slots 2 --model-ms 20"
+)
+ON_POSTGRES = ["perdure-pg", "perdure-inline-pg"] if is_installed() else []
+CONTESTANTS = ["floor2", "floor1", "perdure", "perdure-inline", *ON_POSTGRES]
 ROWS = [
     "one run, wall per iteration",
     "one run, worker CPU per iteration",
@@ -38,6 +43,16 @@ ROWS = [
     "3 hooks on each event / none, one run:",
     "3 hooks on each event / none, 3 runs:",
 ]
+POSTGRES_ROWS = [
+    "PostgreSQL / SQLite, one run:",
+    "PostgreSQL / SQLite, 3 runs:",
+    "PostgreSQL, transactions per iteration",
+    "PostgreSQL, CPU of the server per iteration",
+    "PostgreSQL, bytes per iteration:",
+    "1 worker: iterations per second",
+    "2 workers: iterations per second",
+    "synchronous_commit: on",
+]
 
 
 def measure(options: str, home: Path) -> dict[str, Any]:
@@ -47,7 +62,7 @@ def measure(options: str, home: Path) -> dict[str, Any]:
         "PERDURE_HOME": str(home),
     }
     command = [sys.executable, "-m", "benchmarks", *options.split(), "-o", "json"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     assert not list(home.glob("bench-*")), "something was left behind"
     return dict(json.loads(done.stdout))
@@ -62,26 +77,39 @@ def test_one_measure_of_one_contestant_beside_the_floor(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1000)
 def test_every_measure(tmp_path: Path) -> None:
     measured = measure(TINY, tmp_path)
     heads, *lines = measured["table"]
     assert heads.split() == CONTESTANTS
-    for row in ROWS:
+    for row in ROWS + (POSTGRES_ROWS if ON_POSTGRES else []):
         assert any(line.startswith(row) for line in lines), row
     results = measured["results"]
-    assert set(results) == {"single", "concurrent", "history", "recovery", "events", "streaming", "hooks"}
-    only = {"events": ["perdure"], "streaming": ["perdure"], "hooks": ["perdure", "perdure-inline"]}
+    compared = {"single", "concurrent", "history", "recovery", "events", "streaming", "hooks"}
+    assert set(results) == compared | {"database", "scaling"}
+    only = {
+        "events": ["perdure", *ON_POSTGRES[:1]],
+        "streaming": ["perdure"],
+        "hooks": ["perdure", "perdure-inline"],
+        "database": ON_POSTGRES,
+        "scaling": ON_POSTGRES,
+    }
     for name, figures in results.items():
         assert list(figures) == only.get(name, CONTESTANTS)
     for name in CONTESTANTS:
         _assert_linear(measured, name, 6)
         assert results["recovery"][name]["seconds"] > 0, "a killed worker costs time"
-    for name in ("perdure", "perdure-inline"):
+    for name in CONTESTANTS[2:]:
         _assert_bounded(measured, name, 6)
-    events = results["events"]["perdure"]
-    pieces = {streams: mine["pieces"] for streams, mine in events.items()}
-    assert pieces == {"1": 4, "3": 12}, "each piece of a reply reaches each follower"
-    assert all(0 < mine["p50"] <= mine["p95"] <= mine["max"] for mine in events.values())
+    for events in results["events"].values():
+        pieces = {streams: mine["pieces"] for streams, mine in events.items()}
+        assert pieces == {"1": 4, "3": 12}, "each piece of a reply reaches each follower"
+        assert all(0 < mine["p50"] <= mine["p95"] <= mine["max"] for mine in events.values())
+    for name in ON_POSTGRES:
+        assert results["database"][name]["transactions"] >= 4, (
+            "reply and tool call: looked for, claimed, recorded twice"
+        )
+        assert set(results["scaling"][name]) == {"1", "2"}
 
 
 def _assert_linear(measured: dict[str, Any], name: str, fewer: int) -> None:

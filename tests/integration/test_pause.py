@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 from temporalio.client import Client as TemporalClient
-from temporalio.client import DescribeWorkflowInput, Interceptor, OutboundInterceptor, WorkflowExecutionDescription
+from temporalio.client import (
+    DescribeWorkflowInput,
+    Interceptor,
+    OutboundInterceptor,
+    WorkflowExecutionDescription,
+    WorkflowHandle,
+)
 
 from perdure import Agent, Approval, Client, Message, Run, RunContext, hook, tool
 from perdure.errors import InvalidInputError, NoWorkerError, RunCancelledError, RunClosedError, RunNotFoundError
@@ -327,6 +333,32 @@ async def test_a_first_message_outlives_a_pause_before_its_call_and_a_terminatio
             await run.terminate()
             assert (await (await run.send("third")).result()).content.endswith("first | second | third.")
         assert [message.text for message in await run.transcript()].count("first") == 1
+
+
+@pytest.mark.parametrize("sender", ["run.send", "client.send"])
+async def test_a_first_message_outlives_a_termination_under_the_second(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, sender: str
+) -> None:
+    """The second is on its way to the open run when that is terminated: what it opens has both."""
+    async with engine.served(Agent("echo", ScriptedProvider(told))) as client:
+        run = await client.start("echo", "first", mode="session")
+        await run.pause()
+        await paused(run)
+
+        def terminate_before(owner: Any, name: str) -> None:
+            sent = getattr(owner, name)
+
+            async def terminated(*arguments: Any, **options: Any) -> Any:
+                monkeypatch.undo()
+                await run.terminate()
+                return await sent(*arguments, **options)
+
+            monkeypatch.setattr(owner, name, terminated)
+
+        terminate_before(client.temporal, "execute_update_with_start_workflow")
+        terminate_before(WorkflowHandle, "start_update")
+        turn = await (run.send("second") if sender == "run.send" else client.send("echo", "second", id=run.id))
+        assert (await turn.result()).content == "You said first | second."
 
 
 async def test_pausing_twice_keeps_the_first_and_resuming_twice_changes_nothing(engine: Engine) -> None:

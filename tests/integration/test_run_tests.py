@@ -93,6 +93,14 @@ def test_the_end_names_what_was_tried_twice(
     assert ("did not pass (stage-0)" in said) == (ended == 1)
 
 
+def test_a_stage_that_is_killed_beside_one_that_passes_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = (Stage("killed", (), tries=1), Stage("passes", (), tries=1))
+    monkeypatch.setattr(run_tests, "STAGES", {"everyday": (stages,)})
+    monkeypatch.setattr(Stage, "run", lambda stage: -9 if stage.name == "killed" else 0)
+    monkeypatch.setattr("sys.argv", ["run_tests.py"])
+    assert run_tests.main() == -9
+
+
 def test_every_test_belongs_to_one_stage() -> None:
     """However it is marked, and wherever it stands: of the everyday ones or of the rest."""
     for path, slow, node, postgres, alone in itertools.product(

@@ -411,6 +411,24 @@ async def test_an_error_of_a_decision_is_raised_also_where_the_stream_comes_to_i
             await text_of(boss.stream("Go.", client=client, on_approval=decide))
 
 
+@pytest.mark.parametrize("consumer", ["call", "stream"])
+async def test_an_error_of_a_decision_cancels_a_run_whose_id_the_caller_does_not_know(
+    engine: Engine, consumer: str
+) -> None:
+    agent = Agent("wiper", ScriptedProvider([call("wipe", path="/")]), tools=[wipe])
+    asked = list[PendingCall]()
+
+    def decide(pending_call: PendingCall) -> bool:
+        asked.append(pending_call)
+        raise LookupError(f"no rule for {pending_call.tool}")
+
+    async with engine.served(agent) as client:
+        options: Any = {"client": client, "on_approval": decide}
+        with pytest.raises(LookupError, match="no rule for wipe"):
+            await (agent.call("Go.", **options) if consumer == "call" else text_of(agent.stream("Go.", **options)))
+        assert (await client.run(asked[0].run_id).status()).state == "cancelled"
+
+
 class Failing:
     """Stands for ``local()``, with a worker that fails when the test says so."""
 

@@ -169,6 +169,31 @@ def run_server(settings: dict[str, str] | None = None) -> Iterator[PostgresServe
             server.stop(signal.SIGQUIT)
 
 
+def make_server_folder(folder: Path) -> None:
+    """Make a folder of the server's user."""
+    folder.mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        shutil.chown(folder, "nobody")
+
+
+@contextmanager
+def mount_small_disk(megabytes: int) -> Iterator[Path]:
+    """A disk in memory, of the server's user. Skips where this user may not mount one."""
+    owner = "nobody" if os.geteuid() == 0 else str(os.geteuid())
+    as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    with make_folder() as folder:
+        options = f"size={megabytes}m,mode=700,uid={owner}"
+        mount = [*as_root, "mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        try:
+            subprocess.run(mount, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("NOT TESTED: this user may not mount a small disk")
+        try:
+            yield folder
+        finally:
+            subprocess.run([*as_root, "umount", "-l", str(folder)], check=True)
+
+
 def run_apart(work: Coroutine[Any, Any, Any]) -> Any:
     """Run ``work`` on an event loop of its own, also where one runs."""
     with ThreadPoolExecutor(1) as thread:

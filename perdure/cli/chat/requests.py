@@ -139,8 +139,12 @@ class PendingRequests:
                 text = self._format_command(command, request.run_id, request.call.call_id, *value)
                 yield f"{self._format_label(request)} still waits: {text}"
 
-    def _format_command(self, *words: str) -> str:
-        return escape_line(shlex.join(["perdure", *words, *self._server_options]))
+    def _format_command(self, command: str, *arguments: str, options: Sequence[str] = ()) -> str:
+        options = [*options, *self._server_options]
+        words = [*arguments, *options]
+        if any(argument.startswith("-") for argument in arguments):  # a call's id, from a model's server, is no option
+            words = [*options, "--", *arguments]
+        return escape_line(shlex.join(["perdure", command, *words]))
 
     def format_decided(self, request: PendingRequest, decided: DecidedApproval) -> str:
         """Who has decided on ``request``, in a line."""
@@ -193,7 +197,7 @@ class PendingRequests:
             shown = f"{truncate_text(text, _ARGUMENT_CHARS)}  {escape_line(call.call_id)}"
             yield style_text(f"? {self._format_place(request)}{shown}", "yellow")
             if call.arguments is None or len(text) > _ARGUMENT_CHARS:
-                command = self._format_command("show", request.run_id, "--full")
+                command = self._format_command("show", request.run_id, options=["--full"])
                 yield style_text(f"  its arguments are long: {command}", "yellow")
         else:
             question = call.question or "a client sends its result"

@@ -66,6 +66,13 @@ def postgres(request: pytest.FixtureRequest) -> Database:
     return Database(lambda: PostgresStore(url, now=now), url)
 
 
+def postgres_objects(request: pytest.FixtureRequest) -> Database:
+    """PostgreSQL, and every blob that has its own hash as its name is an object."""
+    databases: Databases = request.getfixturevalue("postgres_databases")
+    url, place, now = databases.make(), f"file://{request.getfixturevalue('tmp_path')}/objects", clock()
+    return Database(lambda: add_object_store(PostgresStore(url, now=now), place, 0))
+
+
 def pgbouncer(request: pytest.FixtureRequest) -> Database:
     """PostgreSQL behind a proxy that pools by transaction."""
     databases: Databases = request.getfixturevalue("postgres_databases")
@@ -77,7 +84,7 @@ ADAPTERS = [
     memory,
     sqlite,
     pytest.param(objects, marks=pytest.mark.slow),  # only blobs differ: test_objects.py
-    *(pytest.param(make, marks=pytest.mark.postgres) for make in (postgres, pgbouncer)),
+    *(pytest.param(make, marks=pytest.mark.postgres) for make in (postgres, postgres_objects, pgbouncer)),
 ]
 
 

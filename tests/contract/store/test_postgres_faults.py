@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import multiprocessing
 import signal
 import warnings
 from collections.abc import AsyncIterator, Iterator
@@ -298,7 +299,42 @@ async def test_more_calls_than_connections(url: str):
         other = await asyncpg.connect(url)
         assert await other.fetchval(connections) <= 3
         await other.close()
-        assert store._pool._count <= 2
+
+
+async def test_those_who_wait_for_a_connection_get_it_in_their_order(url: str):
+    async with opened(f"{url}?pool_size=1") as store:
+        waiting = [asyncio.ensure_future(store.get_run("c")) for _ in range(2)]
+        reads = 0
+        while not all(read.done() for read in waiting) and reads < 1000:  # a caller that asks again at once
+            await store.find_outcomes(["a"])
+            reads += 1
+        assert reads < 10
+
+
+async def test_the_server_ends_statements_that_are_waited_for_no_longer(url: str):
+    """They would pile up there as long as the lock is held, each in a connection of its own."""
+    blocked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    async with opened(f"{url}?command_timeout=1&pool_size=2") as store:
+        await store.append(batch())
+        other = await asyncpg.connect(url)
+        async with other.transaction():
+            await other.execute("LOCK TABLE feeds")
+            with pytest.raises(StoreError, match="did not answer in time"):
+                await store.append(batch())
+            reading = asyncio.create_task(store.get_run("c"))
+
+            async def is_blocked() -> bool:
+                return await other.fetchval(blocked) == 1
+
+            await eventually(is_blocked)
+            reading.cancel()
+
+            async def is_ended() -> bool:
+                return await other.fetchval(blocked) == 0
+
+            await eventually(is_ended)
+        await other.close()
+        assert [row.seq for row in await store.read_events("c")] == [1]
 
 
 async def test_a_cancelled_commit_is_written(url: str):
@@ -314,6 +350,19 @@ async def test_a_cancelled_commit_is_written(url: str):
             return len(await store.find_outcomes(keys)) == 30
 
         await eventually(are_written)
+
+
+async def test_a_cancelled_batch_that_is_appended_again_is_written_once(url: str):
+    async with opened(url) as store:
+        for _ in range(10):
+            written = batch()
+            appending = asyncio.ensure_future(store.append(written))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            appending.cancel()
+            await asyncio.gather(appending, return_exceptions=True)
+            assert await store.append(written)
+        assert [row.seq for row in await store.read_events("c")] == list(range(1, 11))
 
 
 async def test_close_waits_for_writes_and_open_may_follow(url: str):
@@ -345,6 +394,24 @@ async def test_several_event_loops_share_it(url: str):
 
         answers = await asyncio.gather(asyncio.to_thread(elsewhere), store.commit(outcome("here")))
         assert answers == [b"1", b"1"]
+
+
+async def test_a_forked_process_has_connections_of_its_own(url: str):
+    async with opened(url) as store:
+        await store.commit(outcome("parent"))
+
+        def use() -> None:
+            assert asyncio.run(store.commit(outcome("child"))) == b"1"
+            asyncio.run(store.close())
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # what Python says of threads and fork
+            child = multiprocessing.get_context("fork").Process(target=use)
+            child.start()
+        await asyncio.to_thread(child.join, 60)
+        child.kill()
+        assert child.exitcode == 0
+        assert await store.find_outcomes(["parent", "child"]) == {"parent": b"1", "child": b"1"}
 
 
 def test_a_program_may_run_one_event_loop_after_the_other(url: str):
@@ -392,6 +459,16 @@ async def test_nul_in_every_text(url: str):
         assert await store.find_outcomes([name]) == {name: b"1"}
         rows = await store.read_events(name)
         assert [(event.seq, event.task_id) for event in rows] == [(1, None), (2, name), (3, None), (4, None)]
+
+
+async def test_an_id_that_is_no_text_fails_no_other_follower(url: str):
+    async with opened(url) as store:
+        hostile = asyncio.ensure_future(store.wait_for_event("\ud800", 0, 60))
+        waiting = asyncio.ensure_future(store.wait_for_event("c", 0, 60))
+        with pytest.raises(StoreError, match="cannot take a value"):
+            await hostile
+        await store.append(batch())
+        assert await waiting == 1
 
 
 async def test_a_place_beyond_all_numbers(url: str):
@@ -490,6 +567,23 @@ async def test_what_nobody_notified_of_is_seen_all_the_same(url: str, monkeypatc
         monkeypatch.setattr(EventNotifications, "notify_write", lambda *_: None)
         await writer.append(batch())
         assert await waiting == 1
+
+
+async def test_a_server_for_notifications_that_does_not_answer(url: str):
+    """As behind a firewall that drops packets: events are seen by the reads that catch up."""
+
+    async def read_only(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(read_only, "127.0.0.1", 0) as silent:
+        port = silent.sockets[0].getsockname()[1]
+        async with opened(f"{url}?listen=127.0.0.1:{port}&connect_timeout=3600") as follower, opened(url) as writer:
+            for n in range(2):
+                assert await follower.wait_for_event("c", n, 0) == 0
+                waiting = asyncio.ensure_future(follower.wait_for_event("c", n, 60))
+                await writer.append(batch())
+                assert await waiting == n + 1
 
 
 async def test_two_stores_of_one_database(url: str):

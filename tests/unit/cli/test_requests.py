@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
+from perdure.cli import app
 from perdure.cli.chat.requests import AnswerEntry, ApprovalEntry, PendingRequest, PendingRequests
 from perdure.errors import InvalidInputError
 from perdure.types.approvals import DecidedApproval, PendingApproval
@@ -163,6 +167,20 @@ def test_what_is_shown_of_a_call() -> None:
     assert list(chat.requests.format_left()) == ["refund (c; rm -rf ~) still waits: perdure approve r 'c; rm -rf ~'"]
     chat.requests.clear()
     assert chat.requests.format_prompt() is None
+
+
+@pytest.mark.parametrize("options", [[], ["--namespace", "prod"]])
+def test_a_call_whose_id_looks_like_an_option_is_not_one_in_the_command(options: list[str]) -> None:
+    """A model's server gives the ids: ``--always`` would approve all later calls of the tool."""
+    chat = Chat()
+    chat.requests = PendingRequests("r", options)
+    chat.wait(approval("--always"), question(call_id="-m"))
+    commands = [shlex.split(line.partition(" still waits: ")[2])[1:] for line in chat.requests.format_left()]
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    given = [group.commands[name].make_context(name, words).params for name, *words in commands]
+    assert [given[0][name] for name in ("id", "call", "always")] == ["r", "--always", False]
+    assert [given[1][name] for name in ("id", "call_or_value", "value")] == ["r", "-m", "VALUE"]
 
 
 def test_a_call_that_another_program_answers_is_shown_but_not_asked_for() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 import asyncpg
 import pytest
 from hypothesis import given
@@ -130,6 +132,11 @@ def test_every_class_of_the_driver_and_every_sqlstate():
         (ConnectionRefusedError("no"), "cannot be reached"),
         (TimeoutError(), "did not answer in time"),
         (asyncpg.DataError("no"), "cannot take a value"),
+        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no"), "cannot take a value"),
+        (asyncpg.ClientConfigurationError("no"), "a parameter in the URL"),
+        (asyncpg.UndefinedObjectError("no"), "a parameter in the URL"),
+        (FileNotFoundError("no"), "a file that the URL"),
+        (ssl.SSLCertVerificationError("no"), "no TLS connection"),
         (asyncpg.InternalServerError("no"), "fails"),
     ],
 )
@@ -156,6 +163,7 @@ def test_long_keys_are_stored_by_their_hash():
     long = [shorten_key("\N{SNOWMAN}" * 1000 + end) for end in "ab"]
     assert len(set(long)) == 2
     assert all(key is not None and len(key) < 100 for key in long)
+    assert len(shorten_key("\ud800" * 1000) or "") < 100  # a hostile client's; short ones are refused by the driver
 
 
 @pytest.mark.parametrize(
