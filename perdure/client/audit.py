@@ -11,12 +11,14 @@ import getpass
 import logging
 import os
 import socket
+import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
+from weakref import WeakKeyDictionary
 
 from ..errors import PerdureError
 from ..ports import AuditRow, Store
@@ -27,6 +29,10 @@ logger = logging.getLogger("perdure.client")
 
 _STORE_SECONDS = 5.0
 """Longest time that a request waits for its audit row."""
+_SILENCE_SECONDS = 30.0
+"""Time for which a store that has not answered is not asked again: many runs may be steered one after the other."""
+_silent_until: WeakKeyDictionary[ClientHandle, float] = WeakKeyDictionary()
+"""Clients whose store has not answered, until when (``time.monotonic``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +115,17 @@ async def write_despite_failure(client: ClientHandle, write: Callable[[Store], A
     """Write into the client's store, if it has one; a failure is logged."""
     if client.store_url is None:
         return
+    if time.monotonic() < _silent_until.get(client, 0.0):
+        logger.warning("%s is not in the store's tables: the store did not answer", what)
+        return
     try:
         async with asyncio.timeout(_STORE_SECONDS):
             store = await client.store()
             if store.store_id:
                 await write(store)
     except (PerdureError, TimeoutError) as error:
+        if isinstance(error, TimeoutError):
+            _silent_until[client] = time.monotonic() + _SILENCE_SECONDS
         logger.warning("%s is not in the store's tables: %s: %s", what, type(error).__name__, error)
 
 

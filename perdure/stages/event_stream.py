@@ -235,7 +235,8 @@ class FailuresStage:
             *call.pending_events,
             *build_failure_events(call, decide_retry(error, call.attempt, measure_agent_missing(error))),
         ]
-        advances = isinstance(call, ModelCall)
+        # A reminder runs beside tools, and these are not late because of it.
+        advances = isinstance(call, ModelCall) and call.input.purpose != "remind"
         await write_last_batch(self._store, build_event_batch(call, events, token, advances=advances))
 
 

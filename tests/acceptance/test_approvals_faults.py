@@ -38,6 +38,14 @@ async def waits(run: Run, count: int) -> tuple[PendingApproval, ...]:
     return found[-1]
 
 
+async def assert_inbox_lists(run: Run, pending: list[str]) -> None:
+    """The store's inbox has these calls, as the run shows them."""
+    shown = {one.call_id: one.hash for one in (await run.status()).approvals}
+    rows = [row for row in await (await run.client.store()).list_waits() if row.context_id == run.id]
+    assert {row.call_id: row.hash for row in rows} == shown
+    assert sorted(shown) == sorted(pending)
+
+
 def told(engine: Engine, to: str) -> list[int]:
     """Numbers of the reminders, as the hook was told of them."""
     keys = [str(entry["key"]).split() for entry in engine.ledger.entries("told")]
@@ -59,12 +67,15 @@ async def test_worker_and_server_die_while_calls_wait_and_then_somebody_decides(
         await worker.kill()
         os.kill(before.pid, signal.SIGKILL)
         counted = told(first, "bea")
+        rows = await (await first.client()).store()
+        assert [row.call_id for row in await rows.list_waits()] == [one.call_id for one in asked[1:]]
 
         second.address = (await ensure_server(home)).address
         await second.process("approving")
         run = (await second.client()).run("payday")
         assert [one.since for one in await waits(run, 2)] == [one.since for one in asked[1:]]
         await eventually(lambda: len(told(second, "bea")) > len(counted), deadline=60, what="a reminder more")
+        await assert_inbox_lists(run, [one.call_id for one in asked[1:]])
         again = await run.approve(asked[0].call_id, by="ana")
         assert (again.state, again.by) == ("approved", "ana"), "who decided before gets the decision back"
         with pytest.raises(ApprovalDecidedError, match="approved by ana"):
@@ -72,6 +83,7 @@ async def test_worker_and_server_die_while_calls_wait_and_then_somebody_decides(
         await run.approve(asked[1].call_id, by="bea", arguments={"to": "bea", "amount": 2})
         await run.deny(asked[2].call_id, by="bea")
         assert (await run.result()).content == "Done."
+        await assert_inbox_lists(run, [])
         transcript = await run.transcript()
         assert_closed(transcript)
         assert [text.splitlines()[-1] for text in results(transcript)] == [

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from datetime import UTC, datetime
 
 import pytest
 
-from perdure import Agent, tool
+from perdure import Agent, Run, tool
 from perdure.client.audit import audit_caller
 from perdure.client.client import Client
 from perdure.errors import ApprovalDecidedError, InvalidInputError, PerdureError, StoreError
@@ -137,3 +138,29 @@ async def test_a_store_that_fails_stops_no_request(caplog: pytest.LogCaptureFixt
         await run.deny("call_1")
         assert len((await run.status()).approvals) == 1
         assert "deny of order-7 is not in the store" in caplog.text
+
+
+async def test_a_store_that_does_not_answer_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[str] = []
+
+    class Silent(MemoryStore):
+        async def record_audit(self, row: AuditRow) -> None:
+            asked.append(row.verb)
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr("perdure.client.audit._STORE_SECONDS", 0.0)
+    async with scripted(support, [WAITING, "Done."], store=Silent()) as kit:
+        client = kit.client
+        run = await client.start(support, "Go.", id="order-7")
+        await eventually(lambda: _waits_for(run, 2))
+        await run.deny("call_1")
+        await run.deny("call_2")
+        assert (await run.result()).content == "Done."
+        assert len(asked) <= 1
+        assert caplog.text.count("is not in the store") >= 2
+
+
+async def _waits_for(run: Run, count: int) -> bool:
+    return len((await run.status()).approvals) == count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ from perdure.types.events import (
 from perdure.types.messages import clean_text
 from perdure.types.subagents import Lineage, PathStep
 from tests.contract.store.conftest import Database
+from tests.contract.store.test_events_processes import python
 
 T1, T2, T3 = (f"2026-01-01T00:00:0{n}.000000+00:00" for n in (1, 2, 3))
 CHILD = Lineage(root="c", path=(PathStep(agent="researcher", call_id="call-a"),), agent="support")
@@ -518,3 +520,46 @@ async def test_a_store_that_fails_says_so():
     ):
         with pytest.raises(StoreError, match="gone"):
             await call
+
+
+# --- processes at once -----------------------------------------------------------------------------------------------
+
+CONTENDER = """
+import asyncio, json, sys
+from perdure.store import open_store
+
+async def main(url, owner):
+    store = open_store(url)
+    await store.open()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    won, seqs = [], []
+    for n in range(30):
+        claim = await store.claim_idempotency(f"key-{n}", "h", owner, lease_seconds=60, keep_seconds=600)
+        if claim.state == "new":
+            won.append(n)
+            await store.complete_idempotency(f"key-{n}", owner, owner.encode())
+    while rows := await store.take_outbox(owner, target="w", lease_seconds=60, limit=3):
+        seqs += [row.seq for row in rows]
+        await store.delete_outbox(owner, rows)
+    print(json.dumps([won, seqs]), flush=True)
+    await store.close()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_two_processes_share_keys_and_outbox_without_acting_twice(database: Database):
+    url = database.other_process()
+    store = await database.open()
+    store.write_options = WriteOptions(outbox={"w": ["limit"]})
+    await store.append(batch(*[LimitReached()] * 60))
+    with contextlib.ExitStack() as stack:
+        contenders = [stack.enter_context(python(CONTENDER, url, name)) for name in "xy"]
+        outputs = await asyncio.gather(*[asyncio.to_thread(process.communicate, "\n") for process in contenders])
+    (won_x, seqs_x), (won_y, seqs_y) = (json.loads(output) for output, _ in outputs)
+    assert sorted([*won_x, *won_y]) == list(range(30))
+    assert sorted([*seqs_x, *seqs_y]) == list(range(1, 61))
+    for n in range(30):
+        claim_after = await store.claim_idempotency(f"key-{n}", "h", "z", lease_seconds=60, keep_seconds=600)
+        assert claim_after == IdempotencyClaim("done", b"x" if n in won_x else b"y")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,10 +15,10 @@ from perdure.stages.inline_tools import InlineStage
 from perdure.stages.stage import ModelCall, ToolCall
 from perdure.testing.store import MemoryStore
 from perdure.types.events import ErrorEvent, ToolCompleted, ToolProgress, ToolStarted
-from perdure.types.tool_calls import ActivityCall, Call
+from perdure.types.tool_calls import ActivityCall, Call, Question
 from perdure.types.wire import INLINE_BYTES, NewResult, ToolOutput
 from tests.unit.stages.build import Inner, compose, inline, model_call, reply, tool_call
-from tests.unit.stages.event_fixtures import NEXT, Model, Stages, events, shown, until
+from tests.unit.stages.event_fixtures import ASKED_AT, NEXT, Model, Stages, events, shown, until
 
 
 @pytest.fixture
@@ -145,6 +146,19 @@ async def test_a_tool_call_that_could_not_begin_says_why(store: MemoryStore) -> 
     (error,) = await events(store)
     assert isinstance(error, ErrorEvent)
     assert (error.activity, error.call_id, error.final) == ("tool.pay", "c1", False)
+
+
+async def test_a_reminder_that_fails_makes_no_tool_late(store: MemoryStore) -> None:
+    """It is scheduled while the tool runs; the tool asks after it."""
+    reminder = replace(model_call(purpose="remind"), asked_at=NEXT)
+    with pytest.raises(AgentNotFoundError):
+        await compose([FailuresStage(store)], Inner(AgentNotFoundError("who?")))(reminder)
+
+    async def ask(call: ToolCall) -> ToolOutput:
+        return ToolOutput(key=call.key, status="asking", question=Question(text="How much?"))
+
+    await Stages(store).tool(replace(tool_call(), asked_at=ASKED_AT), ask)
+    assert [wait.kind for wait in await store.list_waits()] == ["question"]
 
 
 @pytest.mark.usefixtures("quick")
