@@ -386,7 +386,8 @@ async def decode_start(run: RunHandle, first_event: HistoryEvent) -> dict[str, A
 
 async def is_end_stored(run: RunHandle, execution: WorkflowExecutionDescription) -> bool:
     """Whether the store has the head that the last events of ``execution`` name, where this client has its store."""
-    known_end = await find_last_head(run.client.temporal, execution) if run.has_store else None
+    with run.temporal_errors():
+        known_end = await find_last_head(run.client.temporal, execution) if run.has_store else None
     if known_end is None:
         return True
     head, store_id = known_end
