@@ -172,6 +172,9 @@ async def run_cluster(programs: Path, model_url: str) -> AsyncIterator[Cluster]:
     try:
         await cluster.start()
         yield cluster
+    except Exception as error:
+        error.add_note(f"the logs of Temporal end with:\n{cluster.temporal.read_logs()}")
+        raise
     finally:
         await cluster.close()
 

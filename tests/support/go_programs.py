@@ -30,6 +30,7 @@ BUILD_SECONDS = 1800
 _UNREACHABLE = re.compile(
     r"dial tcp|no such host|connection refused|i/o timeout|TLS handshake|lookup disabled|unexpected EOF|: 50[234] "
 )
+_TOO_OLD = re.compile(r"requires go >= [\d.]+|invalid go version|unknown directive: tool|toolchain not available")
 
 
 class UnavailableError(Exception):
@@ -77,6 +78,8 @@ def _run(command: list[str], env: dict[str, str]) -> str:
     )
     if ended.returncode and (why := _UNREACHABLE.search(ended.stderr)):
         raise UnavailableError(f"Go cannot reach its module proxy ({why[0].strip()})")
+    if ended.returncode and (why := _TOO_OLD.search(ended.stderr)):
+        raise UnavailableError(f"this Go is too old ({why[0]})")
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
