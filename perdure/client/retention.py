@@ -305,11 +305,15 @@ class Collector:
             after = page[-1].created_at, page[-1].context_id
             roots = {run.root for run in page} - seen
             seen |= roots
-            await gather_some(self._judge_and_delete, sorted(roots))
+            for some in _split(sorted(roots), _MAX_CONCURRENT_REQUESTS):
+                for tree, verdict in await gather_some(self._judge_root, some):
+                    await self._delete_or_keep(tree, verdict)
 
-    async def _judge_and_delete(self, root: str) -> None:
+    async def _judge_root(self, root: str) -> tuple[RunTree, Verdict]:
         tree = await self._store.read_tree(root)
-        verdict = await self._judge(tree)
+        return tree, await self._judge(tree)
+
+    async def _delete_or_keep(self, tree: RunTree, verdict: Verdict) -> None:
         if verdict == "old" and (self._dry_run or await self._write(self._store.delete_tree(tree, self._get_grace()))):
             self._counts["runs"] += sum(status is not None for status in tree.statuses.values())
             self._held |= set(tree.heads)  # for a dry run: they get the days of grace
@@ -355,7 +359,7 @@ class Collector:
         return above if deleted else []
 
     async def _would_delete_nodes(self, nodes: Sequence[Collectable]) -> list[Collectable]:
-        nodes = [node for node in nodes if node.hash not in self._held | self._gone]
+        nodes = [node for node in nodes if node.hash not in self._held and node.hash not in self._gone]
         holders = await self._store.read_holders([node.hash for node in nodes])
         gone = [node for node in nodes if holders.get(node.hash, set()) <= self._gone]
         self._gone |= {node.hash for node in gone}

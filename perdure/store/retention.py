@@ -78,7 +78,7 @@ def find_references(commit: Commit) -> list[Reference]:
             references += [Reference(target, context_id=context_id) for target in targets]
     for write in commit.memory:
         references += [Reference(target) for target in find_blob_references(write.value)]
-    return sorted(set(references))
+    return sorted(set(references), key=str)  # None is not sorted with texts
 
 
 def get_context_id(commit: Commit) -> str | None:
@@ -108,14 +108,15 @@ def write_references(database: Database, references: Sequence[Reference], today:
 
 
 def renew_parents(database: Database, commit: Commit, today: str) -> None:
-    """Renew the nodes that ``commit`` builds on. Raises ``TranscriptCorruptedError`` if one is missing."""
+    """Renew the nodes that ``commit`` builds on. Raises ``TranscriptCorruptedError`` if one is missing, but for the
+    commit of a run, which must be able to end on a corrupt transcript too."""
     new = {node.hash for node in commit.nodes}
     parents = {node.parent for node in commit.nodes if node.parent is not None} - new
     heads = {row.head for row in (commit.run, commit.turn) if row is not None and row.head is not None} - new
     if not parents and not heads:
         return
     found = dict(run_for_keys(database, SELECT_DAYS, sorted(parents | heads)))
-    if missing := sorted(parents - found.keys()):
+    if (missing := sorted(parents - found.keys())) and commit.run is None:
         raise build_missing_parent_error(missing[0])
     _run_updates(database, RENEW_NODES, [name for name, day in found.items() if day < today], today)
 

@@ -377,7 +377,7 @@ class MemoryStore(_MemoryRetention, MemorySurfaces):
     def _check_parents(self, commit: Commit) -> None:
         known = self.all_nodes.keys() | {node.hash for node in commit.nodes}
         for node in commit.nodes:
-            if node.parent is not None and node.parent not in known:
+            if commit.run is None and node.parent is not None and node.parent not in known:
                 raise build_missing_parent_error(node.parent)
 
     def _renew_used(self, commit: Commit) -> None:

@@ -343,7 +343,7 @@ async def test_writers_and_a_collector_race(database: Database, brings_parent: b
         child, _ = Chain(writer).extend(base.hash, [Message.user("more")])
         row = RunRow(f"run {attempt}", "agent", "scope", child.hash, "completed")
         brought = Commit(nodes=[base], blobs=blobs) if brings_parent else Commit()
-        commit = replace(brought, nodes=[*brought.nodes, child], run=row)
+        commit = replace(brought, nodes=[*brought.nodes, child], run=row if brings_parent else None)
         work = (collect(collector), writer.commit(commit))
         results = await asyncio.gather(*work[:: 1 if attempt % 2 else -1], return_exceptions=True)
         error = next((result for result in results if isinstance(result, BaseException)), None)
