@@ -30,6 +30,7 @@ from ..types.limits import parse_seconds
 from .handles import ClientHandle
 from .schedules import list_schedule_ids
 from .visibility import find_other_namespaces, list_executions
+from .waits import reconcile_waits
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -112,6 +113,9 @@ async def collect_garbage(
     collector = Collector(store, TemporalRuns(client), datetime.now(UTC), age, batch, dry_run=dry_run, lost=lost)
     if store.store_id:
         await collector.collect()
+        if not dry_run:
+            await store.delete_expired_idempotency(MAX_BATCH)
+            await reconcile_waits(client)
     return collector.build_report()
 
 

@@ -22,7 +22,7 @@ from .schema import Database, bind_keys, build_insert, run_for_keys
 
 T = TypeVar("T")
 
-RUN_TABLES = ("journal", "runs", "turns", "sent", "run_references")
+RUN_TABLES = ("journal", "runs", "turns", "sent", "waits", "run_references")
 """The tables whose rows go with the run of their ``context_id``, in the order in which writers lock them. A new table
 of that kind is added here, or to ``OTHER_TABLES``."""
 OTHER_TABLES = {
@@ -31,6 +31,11 @@ OTHER_TABLES = {
     "nodes": "shared by forks: deleted when nothing refers to them",
     "blobs": "shared by all: deleted when nothing refers to them",
     "node_references": "deleted with their node, or their blob",
+    "usage": "what was paid stays when its run is deleted",
+    "agents": "definitions by hash, which no run owns",
+    "outbox": "deleted with the events that they name",
+    "audit": "who did what stays when its run is deleted",
+    "idempotency": "deleted when their time is over",
     "memory": "belongs to the authors, who delete it",
     "meta": "one row",
 }
@@ -172,6 +177,7 @@ DELETE_RUNS = "DELETE FROM runs WHERE context_id IN (:keys) RETURNING updated_at
 DELETE_CHILD_FEEDS = "DELETE FROM feeds WHERE root = :root"
 DELETE_ROOT_FEED = "DELETE FROM feeds WHERE context_id = :root RETURNING seq"
 DELETE_EVENTS = "DELETE FROM events WHERE context_id = :root"
+DELETE_OUTBOX = "DELETE FROM outbox WHERE stream = :root"
 SELECT_MEMORY = """
     SELECT namespace, key, value FROM memory WHERE (namespace, key) > (:namespace, :after)
     ORDER BY namespace, key LIMIT :limit"""
@@ -259,6 +265,7 @@ def delete_tree(tree: RunTree, grace_day: str) -> Step[None]:
     yield Statement(DELETE_CHILD_FEEDS, {"root": tree.root})
     feed = yield Statement(DELETE_ROOT_FEED, {"root": tree.root})
     yield Statement(DELETE_EVENTS, {"root": tree.root})
+    yield Statement(DELETE_OUTBOX, {"root": tree.root})
     if updated_at != tree.updated_at or (feed[0][0] if feed else None) != tree.seq:
         raise TreeChangedError
 

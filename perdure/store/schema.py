@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 TABLES = {
     "meta": ("id", "store_id", "created_at", "usable_from"),
-    "nodes": ("hash", "parent", "body", "used_on", "key_id"),
-    "blobs": ("hash", "body", "used_on", "key_id"),
-    "journal": ("key", "kind", "owner", "starts", "outcome", "claimed_at", "done_at", "context_id", "key_id"),
+    "nodes": ("hash", "parent", "body", "key_id", "used_on"),
+    "blobs": ("hash", "body", "key_id", "used_on"),
+    "journal": ("key", "kind", "owner", "starts", "outcome", "claimed_at", "done_at", "key_id", "context_id"),
     "runs": (
         *("context_id", "agent", "scope", "head", "status", "iterations", "result", "asked_at"),
         *("created_at", "updated_at", "tenant", "user_id", "key_id"),

@@ -133,7 +133,7 @@ class JournalEntry:
     context_id: str | None = None
 
 
-class _MemoryRetention:
+class _MemoryRetention(MemorySurfaces):
     """``Retention`` of a :class:`MemoryStore`, which looks for references when they are asked for."""
 
     all_nodes: dict[str, Node]
@@ -176,9 +176,11 @@ class _MemoryRetention:
         for name in ids:
             self.all_runs.pop(name, None)
             self.feeds.pop(name, None)
-        for pair in [pair for pair in (*self.all_turns, *self.sent) if pair[0] in ids]:
+        for pair in [pair for pair in (*self.all_turns, *self.sent, *self.waits) if pair[0] in ids]:
             self.all_turns.pop(pair, None)
             self.sent.pop(pair, None)
+            self.waits.pop(pair, None)
+        self.outbox = {name: row for name, row in self.outbox.items() if name[0] != tree.root}
         for key in [key for key, entry in self.journal.items() if entry.context_id in ids]:
             del self.journal[key]
         return True
@@ -269,7 +271,7 @@ class _MemoryRetention:
         return holders
 
 
-class MemoryStore(_MemoryRetention, MemorySurfaces):
+class MemoryStore(_MemoryRetention):
     """A ``Store`` in memory, for tests of code that uses one.
 
     A test may access everything: change ``all_nodes`` or ``all_blobs`` to alter a transcript, set ``failure`` to make
