@@ -18,13 +18,13 @@ from ..types.approvals import DecidedApproval, PendingApproval, PendingKind
 from ..types.interface import WORKFLOW_TYPE, Status
 from .decisions import WaitRef, answer_pending_call, decide_pending_call
 from .handles import ClientHandle
+from .progress import is_queue_polled
 from .run import UNTAKEN_HISTORY_LENGTH, Run
 from .visibility import (
     MAY_WAIT_FILTER,
     build_agent_filter,
     build_closed_status,
     find_agent_name,
-    is_queue_polled,
     list_executions,
     read_pending_memo,
 )

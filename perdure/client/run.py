@@ -52,17 +52,11 @@ from .follow import follow_run, list_child_runs
 from .fork import Difference, compare_transcripts, start_fork
 from .messages import build_user_message, deliver_message
 from .pauses import cancel_run, pause_run, resume_run, terminate_run
+from .progress import find_pending_reason, has_poller
 from .streams import StreamReader, build_output_form
 from .tasks import background_task
 from .turn import ANSWER_TIMEOUT, Turn
-from .visibility import (
-    attribute_of,
-    build_closed_status,
-    find_agent_name,
-    find_pending_reason,
-    has_poller,
-    read_pending_memo,
-)
+from .visibility import attribute_of, build_closed_status, find_agent_name, read_pending_memo
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent

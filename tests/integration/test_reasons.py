@@ -14,7 +14,7 @@ from temporalio.client import Client as TemporalClient
 from temporalio.converter import DataConverter, DefaultFailureConverterWithEncodedAttributes
 
 from perdure import Agent, Client
-from perdure.client.visibility import find_pending_reason
+from perdure.client.progress import find_pending_reason
 from perdure.errors import RateLimitError, RunCancelledError, ServerUnreachableError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider

@@ -19,6 +19,7 @@ NUMBER = sa.Integer().with_variant(sa.BigInteger(), "postgresql")
 
 def upgrade() -> None:
     _create_transcripts()
+    _create_runs()
     _create_turns()
     _create_events()
     _create_usage()
@@ -73,6 +74,9 @@ def _create_transcripts() -> None:
         sa.Column("context_id", TEXT),
     )
     op.create_index("journal_context_id", "journal", ["context_id"])
+
+
+def _create_runs() -> None:
     op.create_table(
         "runs",
         sa.Column("context_id", TEXT, primary_key=True),
