@@ -17,6 +17,7 @@ from ..ports import Completed, ModelRef, ModelRequest, Provider, Restarted, Stre
 from ..types.limits import RateLimit
 from ..types.messages import FinishReason, Part, Usage
 from .errors import describe_error, translate_transport_error, truncate_api_text
+from .reply import read_count
 
 # ---
 # How fast this worker calls a provider: calls at once, and calls a minute, in order of arrival.
@@ -160,7 +161,8 @@ class ModelChain:
                     _check_event(model, event)
                     if isinstance(event, Completed):
                         provider_name, name = event.provider or model.provider, event.model or model.name
-                        event = replace(event, provider=provider_name, model=name)
+                        usage = Usage(**{kind: read_count(dict(event.usage), kind) for kind in Usage.model_fields})
+                        event = replace(event, provider=provider_name, model=name, usage=usage)
                     yield event
             finally:
                 if (close := getattr(events, "aclose", None)) is not None:

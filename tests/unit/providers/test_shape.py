@@ -21,7 +21,7 @@ from perdure.providers import get_provider, register_provider, registry
 from perdure.providers.fallback import ModelChain
 from perdure.stages.retries import UNEXPECTED_ATTEMPTS, decide_retry
 from perdure.testing import ScriptedProvider
-from perdure.types.messages import Message, TextPart
+from perdure.types.messages import Message, TextPart, Usage
 
 REQUEST = ModelRequest("m", [Message.user("hi")])
 
@@ -59,6 +59,14 @@ async def read(*providers: Any, find: Callable[[ModelRef], Any] | None = None) -
     models = [ModelRef(f"p{number}", "m", one) for number, one in enumerate(providers)]
     async with aclosing(ModelChain(models, find or (lambda model: model.own)).stream(REQUEST)) as events:  # type: ignore[arg-type,return-value]
         return [event async for event in events]
+
+
+async def test_numbers_that_count_no_tokens_are_dropped() -> None:
+    """A run adds them up; with more than 64 bits or less than nothing it got no further."""
+    usage = Usage(input_tokens=2**70, output_tokens=-5, cached_tokens=7)
+    [completed] = await read(Gives(Completed((TextPart(text="Hello."),), usage=usage)))
+    assert isinstance(completed, Completed)
+    assert completed.usage == Usage(cached_tokens=7)
 
 
 @pytest.mark.parametrize(("cls", "said"), [(Returns, "has no yield"), (NotAsync, "is not async")])
