@@ -370,7 +370,7 @@ async def test_a_disk_that_is_full_while_a_tool_runs(engine: Engine, tmp_path: P
 
 
 async def test_a_disk_that_is_full_when_the_worker_starts(engine: Engine, tmp_path: Path) -> None:
-    with faults.small_disk(tmp_path / "disk", kilobytes=512) as disk:
+    with faults.small_disk(tmp_path / "disk", kilobytes=2048) as disk:
         filler = faults.fill(disk)
         engine.store_path = disk / "store.db"
         engine.store_url = f"sqlite:///{engine.store_path}"
@@ -424,7 +424,7 @@ async def test_a_transcript_that_is_harmed_pauses_the_run_until_it_is_restored(
 
         faults.sql(engine.store_path, "DELETE FROM nodes")
         for row in rows:
-            faults.sql(engine.store_path, "INSERT INTO nodes VALUES (?, ?, ?, ?)", *row)
+            faults.sql(engine.store_path, "INSERT INTO nodes VALUES (?, ?, ?, ?, ?)", *row)
         await run.resume()
         await completes(run)
         assert bench.paid == 2
