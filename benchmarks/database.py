@@ -25,13 +25,9 @@ async def database(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures
         assert lab.postgres is not None
         await _run_all(lab, one, lab.queue(one), runs=2, each=2)
         before = await lab.postgres.count(one.name)
-        async with lab.postgres.watch_locks(one.name) as waiting:
-            await _run_all(lab, one, lab.queue(one), runs=scale.runs, each=scale.each)
-        counted = await lab.postgres.count(one.name)
-        locks = {"lock_waits": statistics.mean(waiting)}
-        figures[one.name] = (
-            counted.per(before, scale.runs * scale.each) | locks | {"settings": await lab.postgres.settings()}
-        )
+        await _run_all(lab, one, lab.queue(one), runs=scale.runs, each=scale.each)
+        mine: dict[str, Any] = dict((await lab.postgres.count(one.name)).per(before, scale.runs * scale.each))
+        figures[one.name] = mine | await _stream(lab, one, scale) | {"settings": await lab.postgres.settings()}
     return figures
 
 

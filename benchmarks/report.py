@@ -71,7 +71,7 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
         lines += _parked(results["parked"], names)
     if "conversations" in results:
         lines += _conversations(results["conversations"], names)
-    settings = next((mine["settings"] for mine in results.get("database", {}).values()), {})
+    settings: Mapping[str, str] = next((mine["settings"] for mine in results.get("database", {}).values()), {})
     about = "".join(f"\n{name}: {value}" for name, value in settings.items())
     return _aligned(lines) + about + "\n\n(ratio to floor2 in brackets; ✓ and ✗: perdure's target)"
 

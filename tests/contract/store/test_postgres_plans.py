@@ -13,8 +13,9 @@ from tests.support.postgres import Databases, execute
 pytestmark = pytest.mark.postgres
 
 ROWS = """
-    INSERT INTO nodes SELECT 'h' || i, CASE WHEN i > 1 THEN 'h' || (i - 1) END, '1' FROM generate_series(1, 50000) i;
-    INSERT INTO blobs SELECT 'b' || i, '1' FROM generate_series(1, 50000) i;
+    INSERT INTO nodes (hash, parent, body, used_on)
+        SELECT 'h' || i, CASE WHEN i > 1 THEN 'h' || (i - 1) END, '1', '2026-01-01' FROM generate_series(1, 50000) i;
+    INSERT INTO blobs (hash, body, used_on) SELECT 'b' || i, '1', '2026-01-01' FROM generate_series(1, 50000) i;
     INSERT INTO journal (key, kind, starts, outcome) SELECT 'k' || i, 'tool', 1, '1' FROM generate_series(1, 50000) i;
     INSERT INTO runs (context_id, agent, scope, status, iterations, asked_at, created_at, updated_at)
         SELECT 'r' || i, 'a' || i % 5, 's', CASE i % 1000 WHEN 0 THEN 'running' ELSE 'completed' END, 1, '', i, i
@@ -31,6 +32,8 @@ ROWS = """
             CASE WHEN i % 3 = 0 THEN 'r11/' || i % 500 WHEN i % 99 = 7 THEN 'r11' END
         FROM generate_series(1, 50000) i;
     UPDATE feeds SET seq = 50000 WHERE context_id = 'r10';
+    INSERT INTO waits SELECT 'r' || i, 'c', 'r10', i, 'approval', 'a' || i % 5, 't', 'h', i,
+            CASE WHEN i % 2 = 0 THEN '2026' || i END FROM generate_series(1000, 50000) i;
 """
 SEQUENTIAL_SCANS = "SELECT relname FROM pg_stat_user_tables WHERE seq_scan > 0 AND relname <> 'meta'"
 
@@ -71,6 +74,8 @@ async def read_all(store: PostgresStore) -> None:
     assert len(await store.read_events("r11", children=False)) > 300
     assert len(await store.read_events("r11", after=49_900)) > 30
     assert await store.read_events("r12") == []  # it has no events in a stream that has many
+    assert len(await store.list_waits(agent="a1", limit=10)) == 10
+    assert len(await store.list_waits(by_expiry=True, limit=10)) == 10
     assert len(await store._read_streams([f"r{n}" for n in range(10, 1010)])) == 1000
 
 
