@@ -30,8 +30,8 @@ def open_branches(state: RunState, taken: int, output: ModelOutput) -> None:
 
 
 def apply_reopening(state: RunState, output: ModelOutput) -> None:
-    """Apply what the first call of an execution has found out about its conversation: an earlier execution has begun
-    it, and for whom."""
+    """Apply what the first call of an execution has found out about its conversation: whether an earlier execution has
+    begun it, its tenant and its user."""
     state.reopened = output.reopened or state.reopened
     state.tenant, state.user = output.tenant or state.tenant, output.user or state.user
 

@@ -22,7 +22,7 @@ from .schema import Database, bind_keys, build_insert, run_for_keys
 
 T = TypeVar("T")
 
-RUN_TABLES = ("journal", "runs", "turns", "sent", "waits", "run_references")
+RUN_TABLES = ("journal", "runs", "turns", "sent", "run_references")
 """The tables whose rows go with the run of their ``context_id``, in the order in which writers lock them. A new table
 of that kind is added here, or to ``OTHER_TABLES``."""
 OTHER_TABLES = {
@@ -30,6 +30,7 @@ OTHER_TABLES = {
     "feeds": "deleted last, with their events: their locks order the writers",
     "nodes": "shared by forks: deleted when nothing refers to them",
     "blobs": "shared by all: deleted when nothing refers to them",
+    "waits": "deleted behind the feeds, whose locks their writers hold",
     "node_references": "deleted with their node, or their blob",
     "usage": "what was paid stays when its run is deleted",
     "agents": "definitions by hash, which no run owns",
@@ -266,6 +267,7 @@ def delete_tree(tree: RunTree, grace_day: str) -> Step[None]:
     feed = yield Statement(DELETE_ROOT_FEED, {"root": tree.root})
     yield Statement(DELETE_EVENTS, {"root": tree.root})
     yield Statement(DELETE_OUTBOX, {"root": tree.root})
+    yield from _run_for_keys(DELETE_OF_RUNS.format(table="waits"), ids)
     if updated_at != tree.updated_at or (feed[0][0] if feed else None) != tree.seq:
         raise TreeChangedError
 

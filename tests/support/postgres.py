@@ -13,7 +13,6 @@ import itertools
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
@@ -24,7 +23,9 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
-import pytest
+
+from tests.support.left_out import leave_out
+from tests.support.ports import find_free_ports
 
 SETTINGS = {
     "max_connections": "300",
@@ -33,14 +34,6 @@ SETTINGS = {
     "autovacuum": "off",
 }
 _numbers = itertools.count()
-
-
-def find_free_port() -> int:
-    """A port of loopback that is free now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 class PostgresServer:
@@ -93,7 +86,7 @@ class PostgresServer:
 
     def spawn(self) -> None:
         """Start it without waiting for it."""
-        self.port = self.port or find_free_port()
+        self.port = self.port or find_free_ports(1)[0]
         settings = [f"-c{name}={value}" for name, value in self._settings.items()]
         where = ["-D", str(self.data), "-p", str(self.port), "-h", "127.0.0.1", "-k", str(self.folder)]
         command = [*self._as_nobody, str(self._binaries / "postgres"), *where, *settings]
@@ -201,7 +194,8 @@ def mount_small_disk(megabytes: int) -> Iterator[Path]:
         try:
             subprocess.run(mount, check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError):
-            pytest.skip("NOT TESTED: this user may not mount a small disk")
+            why = "this user may not mount a small disk"
+            leave_out("PostgreSQL on a full disk", why, required_by="PERDURE_REQUIRE_MOUNT")
         try:
             yield folder
         finally:
@@ -286,11 +280,11 @@ def run_pgbouncer(server_url: str) -> Iterator[int]:
     ``PERDURE_REQUIRE_PGBOUNCER`` is set."""
     binary = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if binary is None:
-        assert not os.environ.get("PERDURE_REQUIRE_PGBOUNCER"), "there is no pgbouncer on PATH"
-        pytest.skip("NOT TESTED: there is no pgbouncer on PATH (a package of Debian)")
+        why = "there is no pgbouncer on PATH (a package of Debian)"
+        leave_out("the store behind PgBouncer", why, required_by="PERDURE_REQUIRE_PGBOUNCER")
     server = urlsplit(server_url)
     with make_folder() as folder, (folder / "log").open("wb") as log:
-        port = find_free_port()
+        (port,) = find_free_ports(1)
         (folder / "ini").write_text(
             PGBOUNCER_INI.format(host=server.hostname, port=server.port, user=server.username, own_port=port)
         )
