@@ -24,7 +24,7 @@ from ..tools.context_type import ContextType, validate_plain_context
 from ..tools.json_schema import PlainSchema, remove_titles
 from ..tools.subagents import build_subagent_tool
 from ..types.compaction import Compaction
-from ..types.interface import FinishProtocol, OnLimit, OutputT, Override, StepOverride
+from ..types.interface import FinishProtocol, OnLimit, OutputT, Override, StepOverride, Versioning
 from ..types.limits import Limits
 from ..types.validation_errors import describe_validation_error
 from .decorators import AgentDecorators, find_called_agents
@@ -95,6 +95,9 @@ class Agent(AgentDecorators[ContextT, OutputT]):
     agents of the same worker: each is a tool ``call_NAME``, and each call of it is a run of its own. ``approvals`` are
     rules on calls; the first that matches decides: ``[allow("read_*"), deny("rm", path="/etc/*"), ask("*")]``. Where
     none matches, the tool's own ``needs_approval`` decides.
+
+    ``versioning`` is for workers that are versions of a Worker Deployment: by default (``"auto_upgrade"``) a run moves
+    to the deployment's current version at its next step; with ``"pinned"`` at the end of its turn.
 
     Raises ``DefinitionError`` (or ``SettingsError``) that names the problem and the way out.
 
@@ -200,6 +203,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         compaction: Compaction | Sequence[Compaction] | None = None,
         hooks: Iterable[Hook | HookSet] = (),
         approvals: Sequence[Rule] = (),
+        versioning: Versioning = "auto_upgrade",
     ) -> None:
         self.name = validate_agent_name(name)
         self.chain = validate_models(name, model)
@@ -231,6 +235,10 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         self.max_iterations = resolve_max_iterations(name, max_iterations, self.limits)
         self.approvals = validate_rules(name, approvals)
         """Which calls run without approval, wait for approval, or are denied: the first matching rule decides."""
+        self.versioning: Versioning = validate_choice(
+            name, "versioning", versioning, get_args(Versioning), "'auto_upgrade'"
+        )
+        """Whether a turn stays on the version of the workers that it began on."""
         check_function_types(
             name, context, output, tools=self.toolbox, hooks=self.hooks, instructions=self.instruction_parts
         )

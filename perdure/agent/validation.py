@@ -28,7 +28,7 @@ from ..tools.context_type import (
     takes_context,
 )
 from ..types.compaction import Compaction, CompactionSettings, build_compaction_settings
-from ..types.interface import FinishProtocol, OnLimit
+from ..types.interface import FinishProtocol, OnLimit, Versioning
 from ..types.limits import DEFAULT_ITERATIONS, Limits, check_whole_number
 
 logger = logging.getLogger("perdure.worker")
@@ -54,6 +54,7 @@ class AgentOptions(TypedDict, total=False):
     limits: Limits | None
     compaction: Compaction | Sequence[Compaction] | None
     approvals: Sequence[Rule]
+    versioning: Versioning
 
 
 def validate_agent_name(name: Any) -> str:
