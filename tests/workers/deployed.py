@@ -46,14 +46,12 @@ def reply(request: ModelRequest) -> Any:
     verb, _, name = asked.partition(" ")
     if last.role == "user" and verb in ("hold", "pay"):
         return call(verb, **({"name": name} if verb == "hold" else {"to": name}))
-    return f"{VERSION}: {last.text if last.role == 'tool' else asked}"
+    return f"{VERSION}: {', '.join(result.content for result in last.tool_results) or asked}"
 
 
 model = ScriptedProvider(reply)
-agents = [
-    Agent("careful", model, tools=[pay, hold], versioning="pinned"),
-    Agent("plain", model, tools=[pay, hold]),
-]
+careful = Agent("careful", model, tools=[pay, hold], versioning="pinned")
+plain = Agent("plain", model, tools=[pay, hold])
 
 if __name__ == "__main__":
-    run_worker(agents, drain=10.0)
+    run_worker([careful, plain], drain=10.0)
