@@ -1,8 +1,9 @@
-"""Two agents of a deployment: ``careful`` is pinned, ``plain`` upgrades at once.
+"""Agents of a deployment: ``careful`` is pinned, ``plain`` upgrades at once, ``lead`` is pinned and calls ``plain``.
 
 ``TEST_VERSION`` is the version of their code: their replies and their tool say it. Each reply and each payment goes to the
 ledger, under the key of the message or call that it belongs to. A message "hold NAME" calls the tool ``hold``, which runs
-until the file ``TEST_FOLDER/NAME`` is there; "pay NAME" asks for approval; any other text gets a reply.
+until the file ``TEST_FOLDER/NAME`` is there; "pay NAME" asks for approval; "delegate NAME" has ``plain`` hold; any other
+text gets a reply.
 """
 
 from __future__ import annotations
@@ -44,14 +45,18 @@ def reply(request: ModelRequest) -> Any:
     last, asked = request.messages[-1], next(m.text for m in reversed(request.messages) if m.role == "user")
     ledger.add("reply", f"{asked}/{last.role}", version=VERSION)
     verb, _, name = asked.partition(" ")
-    if last.role == "user" and verb in ("hold", "pay"):
-        return call(verb, **({"name": name} if verb == "hold" else {"to": name}))
+    if last.role == "user" and verb in CALLS:
+        tool_name, argument, text = CALLS[verb]
+        return call(tool_name, **{argument: text.format(name)})
     return f"{VERSION}: {', '.join(result.content for result in last.tool_results) or asked}"
 
 
+CALLS = {"hold": ("hold", "name", "{}"), "pay": ("pay", "to", "{}"), "delegate": ("call_plain", "task", "hold {}")}
+"""By the first word of a message: the tool that is called, its argument, and what that is made of."""
 model = ScriptedProvider(reply)
 careful = Agent("careful", model, tools=[pay, hold], versioning="pinned")
 plain = Agent("plain", model, tools=[pay, hold])
+lead = Agent("lead", model, subagents=[plain], versioning="pinned")
 
 if __name__ == "__main__":
-    run_worker([careful, plain], drain=10.0)
+    run_worker([careful, plain, lead], drain=10.0)
