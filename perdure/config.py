@@ -97,8 +97,8 @@ def get_home_store_url() -> str:
 
 def resolve_deployment(name: str | None = None, build_id: str | None = None) -> tuple[str, str] | None:
     """Return the Worker Deployment of this process and its build id: the arguments, then ``TEMPORAL_DEPLOYMENT_NAME``
-    (or ``TEMPORAL_WORKER_DEPLOYMENT_NAME``) and ``TEMPORAL_WORKER_BUILD_ID``, which Temporal's Worker Controller sets. None
-    without both.
+    (or ``TEMPORAL_WORKER_DEPLOYMENT_NAME``) and ``TEMPORAL_WORKER_BUILD_ID``, which Temporal's Worker Controller sets;
+    None without both.
 
     Raises ``RuntimeSetupError`` if one is there without the other, or if the two variables name two deployments.
     """

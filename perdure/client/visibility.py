@@ -457,7 +457,7 @@ async def _read_labels(execution: WorkflowExecution) -> dict[str, str]:
 
 
 def read_deployment_version(description: WorkflowExecutionDescription) -> dict[str, Any]:
-    """Return the fields ``version`` and ``version_pinned`` of a run's status from its description; none without a version."""
+    """Return the fields ``version`` and ``version_pinned`` of a run's status from its description; {} without one."""
     info = description.raw_description.workflow_execution_info.versioning_info
     override, version = info.versioning_override, info.deployment_version
     is_pinned = info.behavior == _PINNED

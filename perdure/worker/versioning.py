@@ -72,10 +72,14 @@ def _check_version(version: WorkerDeploymentVersion) -> WorkerDeploymentVersion:
 
 def build_deployment_config(version: WorkerDeploymentVersion | None) -> WorkerDeploymentConfig | None:
     """Build the setting of Temporal's worker. Workflows that say nothing of versions upgrade at their next task."""
-    return None if version is None else WorkerDeploymentConfig(
-        version=version,
-        use_worker_versioning=True,
-        default_versioning_behavior=VersioningBehavior.AUTO_UPGRADE,
+    return (
+        None
+        if version is None
+        else WorkerDeploymentConfig(
+            version=version,
+            use_worker_versioning=True,
+            default_versioning_behavior=VersioningBehavior.AUTO_UPGRADE,
+        )
     )
 
 

@@ -53,8 +53,8 @@ class Fleet:
 
     async def open(self, agent: str, message: str, **options: Any) -> Run:
         """A new session."""
-        id = f"{agent}-{uuid.uuid4().hex[:8]}"
-        return await self.client.start(agent, message, id=id, mode="session", **options)
+        run_id = f"{agent}-{uuid.uuid4().hex[:8]}"
+        return await self.client.start(agent, message, id=run_id, mode="session", **options)
 
     async def holds(self, name: str) -> None:
         """Until a tool runs that holds ``name``."""
@@ -293,7 +293,9 @@ async def test_the_gate_stops_a_version_that_cannot_replay_open_runs(fleet: Flee
     passed = await fleet.cli(*GATE)
     assert (passed.code, passed.out) == (0, "all 21 replay\n")
     assert f"replays 21 open runs of task queue {fleet.engine.task_queue}" in passed.err
-    incompatible = copies("incompatible", {"types/wire.py": ('MODEL_ACTIVITY = "perdure.model"', 'MODEL_ACTIVITY = "m"')})
+    incompatible = copies(
+        "incompatible", {"types/wire.py": ('MODEL_ACTIVITY = "perdure.model"', 'MODEL_ACTIVITY = "m"')}
+    )
     code, output = await incompatible.run("-m", "perdure", *GATE, env=fleet.cli.env)
     assert code == 1, output
     assert "21 of 21 do not replay" in output

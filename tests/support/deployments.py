@@ -1,5 +1,4 @@
-"""A Worker Deployment on the session's server, as `temporal worker deployment` steers it; and copies of perdure of other
-versions."""
+"""A Worker Deployment on the session's server, steered by `temporal worker deployment`; copies of perdure that differ."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ from tests.support.wait import eventually
 
 
 class Deployment:
-    """A deployment by its name. Its methods are commands of the ``temporal`` CLI, whose path is in the environment while
-    a test has a server."""
+    """A deployment by its name. Its methods are commands of the ``temporal`` CLI, whose path is in the environment
+    while a test has a server."""
 
     def __init__(self, address: str, name: str) -> None:
         self.address = address

@@ -1,14 +1,13 @@
 """Agents of a deployment: ``careful`` is pinned, ``plain`` upgrades at once, ``lead`` is pinned and calls ``plain``.
 
-``TEST_VERSION`` is the version of their code: their replies and their tool say it. Each reply and each payment goes to the
-ledger, under the key of the message or call that it belongs to. A message "hold NAME" calls the tool ``hold``, which runs
-until the file ``TEST_FOLDER/NAME`` is there; "pay NAME" asks for approval; "delegate NAME" has ``plain`` hold; any other
-text gets a reply.
+``TEST_VERSION`` is the version of their code: their replies and their tools say it. Each reply and each payment goes to
+the ledger, under the key of the message or call that it belongs to. A message "hold NAME" calls the tool ``hold``,
+which runs until the file ``TEST_FOLDER/NAME`` is there; "pay NAME" asks for approval; "delegate NAME" has ``plain``
+hold; any other text gets a reply.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.engine import run_worker
 from tests.support.ledger import Ledger
+from tests.support.wait import eventually
 
 VERSION = os.environ["TEST_VERSION"]
 FOLDER = Path(os.environ["TEST_FOLDER"])
@@ -35,8 +35,7 @@ async def pay(to: str) -> str:
 async def hold(name: str) -> str:
     """Take a while."""
     ledger.add("hold", name, version=VERSION)
-    while not (FOLDER / name).exists():
-        await asyncio.sleep(0.02)
+    await eventually((FOLDER / name).exists, deadline=110)
     return f"{VERSION} held {name}"
 
 
