@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,9 @@ from perdure.errors import TranscriptCorruptedError
 from perdure.ports import Blob, Commit, EventBatch, MemoryWrite, NewEvent, Outcome, RunRow, Store, TurnRow
 from perdure.store import Chain
 from perdure.store.objects import LargeBlobStore, ObjectLocation
-from perdure.store.retention import OTHER_TABLES, RUN_TABLES
+from perdure.store.postgres import PostgresStore
+from perdure.store.postgres_connection import _bind_by_position
+from perdure.store.retention import OTHER_TABLES, RUN_TABLES, delete_nodes, delete_tree
 from perdure.store.schema import TABLES
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.store import MemoryStore
@@ -29,6 +32,8 @@ from perdure.types.events import LimitReached, ToolCompleted
 from perdure.types.messages import FilePart, Message, Replaced
 from perdure.types.subagents import Lineage, PathStep
 from tests.contract.store.conftest import Database
+from tests.support.postgres import Databases
+from tests.support.wait import eventually
 
 OLD, LATER, NOW = "2026-01-01", "2026-03-01", "2026-06-01"
 AGE = timedelta(days=30)
@@ -354,6 +359,52 @@ async def test_writers_and_a_collector_race(database: Database, brings_parent: b
             assert isinstance(error, TranscriptCorruptedError)
             assert "is missing from the store" in str(error)
             assert await writer.get_run(row.context_id) is None
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("what", ["node", "run"])
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_reference_that_is_written_while_its_holder_is_deleted_stays(
+    postgres_databases: Databases, what: str, is_known: bool
+):
+    """The same node, or run, is written anew at the moment of its deletion, and refers to a blob."""
+    url = postgres_databases.make()
+    database = Database(lambda: PostgresStore(url))
+    store = await database.open()
+    file, other = Blob.from_content(b"file"), Blob.from_content(b"other")
+    part = FilePart(media_type="text/plain", blob=file.ref)
+    node, _ = Chain(store).extend(None, [Message(role="user", parts=(part,))])
+    result = RunRow("run", "agent", "scope", None, "completed", result=b'{"hash": "%s"}' % file.hash.encode())
+    commit = Commit(blobs=[other], nodes=[node] if what == "node" else [], run=result if what == "run" else None)
+    set_day(store, OLD)
+    await store.commit(Commit(blobs=[file], run=replace(result, result=None)))
+    if is_known or what == "node":
+        await store.commit(commit)
+    set_day(store, NOW)
+    tree = await store.read_tree("run")
+    deletion = delete_tree(tree, OLD) if what == "run" else delete_nodes([node.hash], LATER)
+
+    connection = await asyncpg.connect(url)
+    transaction = connection.transaction()
+    await transaction.start()
+    writing: asyncio.Task[Any] | None = None
+    rows: list[Any] | None = None
+    try:
+        while True:
+            statement = deletion.send(rows)
+            sql, names = _bind_by_position(statement.sql)
+            rows = [tuple(row) for row in await connection.fetch(sql, *(statement.values[name] for name in names))]
+            if writing is None and sql.startswith(("DELETE FROM nodes", "\n    DELETE FROM nodes", "DELETE FROM runs")):
+                writing = asyncio.create_task(store.commit(commit))
+                waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+                await eventually(lambda: connection.fetchval(waiting))
+    except StopIteration:
+        await transaction.commit()
+    await connection.close()
+    assert writing is not None
+    await writing
+    assert await store.read_holders([file.hash]) == {file.hash: {node.hash if what == "node" else "run"}}
+    await store.close()
 
 
 COLLECT = """
