@@ -361,6 +361,10 @@ async def test_writers_and_a_collector_race(database: Database, brings_parent: b
             assert await writer.get_run(row.context_id) is None
 
 
+COUNT_WAITING = """
+    SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"""
+
+
 @pytest.mark.postgres
 @pytest.mark.parametrize("what", ["node", "run"])
 @pytest.mark.parametrize("is_known", [True, False])
@@ -396,8 +400,7 @@ async def test_a_reference_that_is_written_while_its_holder_is_deleted_stays(
             rows = [tuple(row) for row in await connection.fetch(sql, *(statement.values[name] for name in names))]
             if writing is None and sql.startswith(("DELETE FROM nodes", "\n    DELETE FROM nodes", "DELETE FROM runs")):
                 writing = asyncio.create_task(store.commit(commit))
-                waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-                await eventually(lambda: connection.fetchval(waiting))
+                await eventually(lambda: connection.fetchval(COUNT_WAITING))
     except StopIteration:
         await transaction.commit()
     await connection.close()
@@ -495,8 +498,9 @@ async def test_an_object_goes_with_its_row(large_store: Any, tmp_path: Path):
     done = await collect(large_store, FAR)
     assert (done.blobs, done.objects, done.object_bytes) == (1, 1, 9)
     assert (would.blobs, would.objects, would.object_bytes) == (1, 1, 9)
+    assert list_objects(tmp_path) == {OBJECT.hash, kept.hash}, "the copy"
+    assert (await collect(large_store, FAR)).objects == 0
     assert list_objects(tmp_path) == {kept.hash}
-    assert not list((tmp_path / "objects" / "deleted").iterdir())
     assert await large_store.read_blobs([kept.hash]) == {kept.hash: b"kept"}
 
 
@@ -517,6 +521,35 @@ async def test_an_object_that_gets_a_row_while_it_is_deleted_comes_back(
     assert await large_store.read_blobs([OBJECT.hash]) == {OBJECT.hash: OBJECT.body}
 
 
+async def test_an_object_whose_row_is_committed_after_its_deletion_comes_back(
+    large_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    await large_store.commit(Commit(blobs=[OBJECT]))
+    commit = SqliteStore.commit
+
+    async def collect_and_commit(store: SqliteStore, written: Commit) -> bytes | None:
+        monkeypatch.undo()
+        await collect(large_store, FAR)
+        set_day(large_store, FAR)
+        return await commit(store, written)
+
+    monkeypatch.setattr(SqliteStore, "commit", collect_and_commit)
+    await large_store.commit(Commit(blobs=[OBJECT]))  # it has seen the object, and a collector deletes it
+    assert await large_store.read_blobs([OBJECT.hash]) == {OBJECT.hash: OBJECT.body}
+    await collect(large_store, FAR)
+    assert await large_store.read_blobs([OBJECT.hash]) == {OBJECT.hash: OBJECT.body}
+
+
+async def test_a_copy_of_a_deleted_object_stays_for_two_days(large_store: Any, tmp_path: Path):
+    await large_store.commit(Commit(blobs=[OBJECT]))
+    await collect(large_store, FAR)
+    today = datetime.now(UTC).date().isoformat()
+    await collect(large_store, today)
+    assert list_objects(tmp_path) == {OBJECT.hash}
+    await collect(large_store, FAR)
+    assert list_objects(tmp_path) == set()
+
+
 async def test_a_collector_that_died_while_it_deleted_an_object_is_finished_by_the_next(
     large_store: Any, monkeypatch: pytest.MonkeyPatch
 ):
@@ -527,7 +560,7 @@ async def test_a_collector_that_died_while_it_deleted_an_object_is_finished_by_t
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(LargeBlobStore, "_finish_deletion", die)
+        patch.setattr(ObjectLocation, "delete", die)
         with pytest.raises(KeyboardInterrupt):
             await large_store._delete_unused(OBJECT.hash)
     set_day(large_store, FAR)
