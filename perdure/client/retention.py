@@ -114,7 +114,8 @@ async def collect_garbage(
     if store.store_id:
         await collector.collect()
         if not dry_run:
-            await store.delete_expired_idempotency(MAX_BATCH)
+            while await store.delete_expired_idempotency(MAX_BATCH) == MAX_BATCH:
+                pass
             await reconcile_waits(client)
     return collector.build_report()
 
