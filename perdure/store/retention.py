@@ -37,10 +37,12 @@ OTHER_TABLES = {
     "outbox": "deleted with the events that they name",
     "audit": "who did what stays when its run is deleted",
     "idempotency": "deleted when their time is over",
-    "memory": "belongs to the authors, who delete it",
+    "memory": "belongs to the authors, who delete it, but for ``RUN_NAMESPACES``",
     "meta": "one row",
 }
 """The tables whose rows do not go with the run of their ``context_id``, and why."""
+RUN_NAMESPACES = ("artifacts:", "paid:")
+"""What namespaces of the memory begin with that belong to a run, before its id: its artifacts, and kept replies."""
 
 # ---
 # References: what writers note.
@@ -175,6 +177,7 @@ SELECT_TURN_HEADS = "SELECT DISTINCT head FROM turns WHERE context_id IN (:keys)
 SELECT_RUN_TARGETS = "SELECT DISTINCT target FROM run_references WHERE context_id IN (:keys)"
 DELETE_OF_RUNS = "DELETE FROM {table} WHERE context_id IN (:keys)"
 DELETE_RUNS = "DELETE FROM runs WHERE context_id IN (:keys) RETURNING updated_at"
+DELETE_MEMORY = "DELETE FROM memory WHERE namespace IN (:keys)"
 DELETE_CHILD_FEEDS = "DELETE FROM feeds WHERE root = :root"
 DELETE_ROOT_FEED = "DELETE FROM feeds WHERE context_id = :root RETURNING seq"
 DELETE_EVENTS = "DELETE FROM events WHERE context_id = :root"
@@ -259,6 +262,7 @@ def delete_tree(tree: RunTree, grace_day: str) -> Step[None]:
             updated_at = max((row[0] for row in rows), default="")
         else:
             yield from _run_for_keys(DELETE_OF_RUNS.format(table=table), ids)
+    yield from _run_for_keys(DELETE_MEMORY, [prefix + name for prefix in RUN_NAMESPACES for name in ids])
     yield Statement(DELETE_CHILD_FEEDS, {"root": tree.root})
     feed = yield Statement(DELETE_ROOT_FEED, {"root": tree.root})
     yield Statement(DELETE_EVENTS, {"root": tree.root})

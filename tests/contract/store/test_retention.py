@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from perdure.client.retention import Collector, ExecutionState, GarbageReport
 from perdure.errors import TranscriptCorruptedError
 from perdure.ports import Blob, Commit, EventBatch, MemoryWrite, NewEvent, Outcome, RunRow, Store, TurnRow
+from perdure.stages.reply_cache import build_reply_namespace
 from perdure.store import Chain
 from perdure.store.objects import LargeBlobStore, ObjectLocation
 from perdure.store.postgres import PostgresStore
@@ -28,6 +29,7 @@ from perdure.store.retention import OTHER_TABLES, RUN_TABLES, delete_nodes, dele
 from perdure.store.schema import TABLES
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.store import MemoryStore
+from perdure.toolsets import build_artifact_namespace
 from perdure.types.events import LimitReached, ToolCompleted
 from perdure.types.messages import FilePart, Message, Replaced
 from perdure.types.subagents import Lineage, PathStep
@@ -236,7 +238,11 @@ async def test_a_tree_that_is_written_to_meanwhile_stays(store: Store):
 async def test_an_id_that_is_used_again_begins_anew(store: Store):
     set_day(store, OLD)
     await talk(store, "run", ["one", "two"])
+    places = [build(name) for build in (build_artifact_namespace, build_reply_namespace) for name in ("run", "run 2")]
+    await store.commit(Commit(memory=[MemoryWrite(place, "key", b"1") for place in (*places, "run")]))
     await collect(store)
+    left = [place for place in (*places, "run") if await store.recall(place, "key")]
+    assert left == [places[1], places[3], "run"]
     set_day(store, NOW)
     await talk(store, "run", ["again"])
     assert [row.seq for row in await store.read_events("run")] == [1]
