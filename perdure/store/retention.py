@@ -1,7 +1,7 @@
 """What refers to what in the store, and the deletion of what nothing refers to any more. See decision 039.
 
 Writers note in two small tables which blobs and older transcripts a node or a run refers to, and renew the day on which
-they were used (``used_on``), in the transaction of the reference or before it. The collector deletes rows of an old day
+they were used (``used_on``), in the transaction of the reference. The collector deletes rows of an old day
 that nothing refers to; the day in the condition of its DELETE is what a writer changes, so one of the two waits for the
 other and sees what it did.
 
@@ -22,7 +22,7 @@ from .schema import Database, bind_keys, build_insert, run_for_keys
 
 T = TypeVar("T")
 
-RUN_TABLES = ("journal", "runs", "turns", "sent", "run_references")
+RUN_TABLES = ("journal", "runs", "turns", "sent")
 """The tables whose rows go with the run of their ``context_id``, in the order in which writers lock them. A new table
 of that kind is added here, or to ``OTHER_TABLES``."""
 OTHER_TABLES = {
@@ -31,6 +31,7 @@ OTHER_TABLES = {
     "nodes": "shared by forks: deleted when nothing refers to them",
     "blobs": "shared by all: deleted when nothing refers to them",
     "waits": "deleted behind the feeds, whose locks their writers hold",
+    "run_references": "deleted behind the feeds, as the waits are",
     "node_references": "deleted with their node, or their blob",
     "usage": "what was paid stays when its run is deleted",
     "agents": "definitions by hash, which no run owns",
@@ -182,11 +183,8 @@ DELETE_OUTBOX = "DELETE FROM outbox WHERE stream = :root"
 SELECT_MEMORY = """
     SELECT namespace, key, value FROM memory WHERE (namespace, key) > (:namespace, :after)
     ORDER BY namespace, key LIMIT :limit"""
-# A node is needed by its child, and by a node whose first message replaces it. References of a node that was never
-# written do not count: on PostgreSQL they are written before it.
-_IS_REFERRED_TO = """EXISTS (
-        SELECT 1 FROM node_references JOIN nodes AS holder ON holder.hash = node_references.node
-        WHERE node_references.target = {table}.hash)"""
+# A node is needed by its child, and by a node whose first message replaces it.
+_IS_REFERRED_TO = "EXISTS (SELECT 1 FROM node_references WHERE node_references.target = {table}.hash)"
 _NODE_NEEDED = (
     "(EXISTS (SELECT 1 FROM nodes AS child WHERE child.parent = nodes.hash) OR "  # noqa: S608  # constants
     f"{_IS_REFERRED_TO.format(table='nodes')})"
@@ -267,7 +265,8 @@ def delete_tree(tree: RunTree, grace_day: str) -> Step[None]:
     feed = yield Statement(DELETE_ROOT_FEED, {"root": tree.root})
     yield Statement(DELETE_EVENTS, {"root": tree.root})
     yield Statement(DELETE_OUTBOX, {"root": tree.root})
-    yield from _run_for_keys(DELETE_OF_RUNS.format(table="waits"), ids)
+    for table in ("waits", "run_references"):
+        yield from _run_for_keys(DELETE_OF_RUNS.format(table=table), ids)
     if updated_at != tree.updated_at or (feed[0][0] if feed else None) != tree.seq:
         raise TreeChangedError
 
