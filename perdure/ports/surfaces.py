@@ -24,7 +24,7 @@ from ..types.events import (
     ToolCompleted,
     TurnEvent,
 )
-from ..types.messages import clean_text
+from ..types.messages import RUN_ID_CHARS, clean_text
 from ..types.subagents import Lineage
 
 # ---
@@ -232,7 +232,7 @@ class Outbox(Protocol):
 
 
 AUDIT_TEXT_CHARS = 500
-"""Most characters of each text of an audit row; a longer one is cut."""
+"""Most characters of each text of an audit row, but for the id of its subject; a longer one is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,12 @@ class AuditRow:
 
 def cut_audit_row(row: AuditRow) -> AuditRow:
     """Return ``row`` with texts that can be stored."""
-    texts = {name: clean_text(text)[:AUDIT_TEXT_CHARS] for name, text in asdict(row).items() if text is not None}
+    limits = {"subject": RUN_ID_CHARS}  # it is looked for
+    texts = {
+        name: clean_text(text)[: limits.get(name, AUDIT_TEXT_CHARS)]
+        for name, text in asdict(row).items()
+        if text is not None
+    }
     return replace(row, **texts)
 
 
