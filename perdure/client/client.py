@@ -58,6 +58,7 @@ from .start import (
     attach_to_run,
     build_start_input,
     check_message_input,
+    check_recorded_labels,
     check_run_id,
     encode_override,
     get_agent_name,
@@ -248,6 +249,8 @@ class Client:
         start |= seal_auth(self.temporal, context_id, auth_context, auth_ref)
         message_hash = hash_first_message(context_id, start)
         queue, memo = self.task_queue, {FIRST_MESSAGE_MEMO: message_hash} if message_hash else {}
+        if id is not None:
+            await check_recorded_labels(run, start)
         try:
             run.handle = await start_run_workflow(self.temporal, context_id, start, task_queue=queue, memo=memo)
         except WorkflowAlreadyStartedError:
