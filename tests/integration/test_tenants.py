@@ -12,6 +12,7 @@ from perdure.ports import ModelRequest, RunRow
 from perdure.testing import ScriptedProvider, call, scripted
 from perdure.testing.store import MemoryStore
 from perdure.types.interface import WORKFLOW_TYPE
+from tests.support.checks import users
 from tests.support.engine import Engine
 from tests.support.wait import eventually
 
@@ -148,6 +149,7 @@ async def test_a_plain_client_that_reopens_a_conversation(engine: Engine) -> Non
             await evil.result()
         stored = await row(client, chat)
         assert (stored.tenant, stored.user, stored.status) == ("acme", "ann", "failed")
+        assert users(await client.run(chat).transcript()) == ["One."]
         assert await client.list(tenant="evil") == []
         silent = await start_plainly(client, chat, again)
         assert (await silent.result()).content.startswith("Heard")
