@@ -313,7 +313,7 @@ class Idempotency(Protocol):
         """Claim the key for the request of that hash; of several at once one gets ``new``, and the same owner again.
 
         After ``lease_seconds`` without an answer its process counts as lost, and the next request of the same hash gets
-        ``new``. After ``keep_seconds`` the key is free. Raises ``InvalidInputError`` for a key that is too long.
+        ``new``. After ``keep_seconds`` the key is free. Raises ``InvalidInputError`` for a key that cannot be stored.
         """
 
     async def complete_idempotency(self, key: str, owner: str, answer: bytes | None) -> bool:
@@ -330,6 +330,8 @@ def check_idempotency_key(key: str) -> None:
     """Raise ``InvalidInputError`` for a key that cannot be stored."""
     if not 0 < len(key) <= IDEMPOTENCY_KEY_CHARS:
         raise InvalidInputError(f"an idempotency key has 1 to {IDEMPOTENCY_KEY_CHARS} characters, not {len(key):,}")
+    if key != clean_text(key):
+        raise InvalidInputError("an idempotency key is text without NUL and lone surrogates", hint="Encode it.")
 
 
 def check_idempotency_answer(answer: bytes) -> None:

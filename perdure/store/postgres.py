@@ -194,8 +194,8 @@ MAX_SEQ = 2**63 - 1
 class PostgresStore(SurfaceTables, retention.SqlRetention):
     """A ``Store`` in a PostgreSQL database; see :func:`.postgres_connection.parse_postgres_url` for the URL.
 
-    Every write is one statement, so one round trip. Writes that have begun are completed, also when their caller is
-    cancelled. The connections belong to the event loop that used the store first, as long as it runs; calls from other
+    Every write is one statement, so one round trip. Outcomes, claims and events whose writing has begun are completed,
+    also when their caller is cancelled. The connections belong to the event loop that used the store first, as long as it runs; calls from other
     event loops are run there.
     """
 

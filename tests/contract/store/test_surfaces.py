@@ -484,7 +484,7 @@ async def test_of_many_at_once_one_may_act(database: Database):
 
 
 async def test_keys_and_answers_are_bounded(store: Store):
-    for key in ("", "k" * 501):
+    for key in ("", "k" * 501, "k\0", "k\ud800"):
         with pytest.raises(InvalidInputError, match="idempotency key"):
             await store.claim_idempotency(key, "h", "me", lease_seconds=1, keep_seconds=1)
     await claim(store)
