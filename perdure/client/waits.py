@@ -48,8 +48,8 @@ async def reconcile_waits(client: ClientHandle) -> WaitRepairs:
     known = {(row.context_id, row.call_id) for row in rows}
     added = 0
     for call in await list_pending_calls(client):
-        if (call.run_id, call.call_id) not in known and (row := await _build_row(store, call)) is not None:
-            await store.put_wait(row)
+        if (call.run_id, call.call_id) not in known and (wait := await _build_row(store, call)) is not None:
+            await store.put_wait(wait)
             added += 1
     return WaitRepairs(removed, added)
 

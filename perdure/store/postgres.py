@@ -195,8 +195,8 @@ class PostgresStore(SurfaceTables, retention.SqlRetention):
     """A ``Store`` in a PostgreSQL database; see :func:`.postgres_connection.parse_postgres_url` for the URL.
 
     Every write is one statement, so one round trip. Outcomes, claims and events whose writing has begun are completed,
-    also when their caller is cancelled. The connections belong to the event loop that used the store first, as long as it runs; calls from other
-    event loops are run there.
+    also when their caller is cancelled. The connections belong to the event loop that used the store first, as long as
+    it runs; calls from other event loops are run there.
     """
 
     skip_locked = "FOR UPDATE SKIP LOCKED"
