@@ -37,21 +37,19 @@ MAX_UNCERTAIN_BATCHES = 100
 
 
 class _Write(NamedTuple):
-    """The statements of a function that writes: one round trip and one transaction, whatever it refers to."""
+    """The statements of a function that writes. The second is for a write with references, which are three arrays more:
+    what they name is renewed before it, and they are noted behind it, under its locks."""
 
     plain: str
     referring: str
-    """The same with references, which are three arrays behind the function's arguments: what they name is renewed
-    first, and they are noted last, under the locks of the function."""
 
 
 def _build_write(function: str, count: int, now: int = 1) -> _Write:
     """Build the statements; ``now`` is the position of the function's argument ``p_now``."""
     arguments = [f"${n}" for n in range(1, count + 1)]
     plain = f"SELECT * FROM {function}({', '.join(arguments)})"  # noqa: S608  # constants
-    targets, nodes, context_ids = (f"${count + n}" for n in (1, 2, 3))
-    arguments[now - 1] = f"perdure_renew_0001(${now}, {targets})"
-    refer = f"perdure_refer_0001({targets}, {nodes}, {context_ids})"
+    arguments[now - 1] = f"perdure_renew_0001(${now}, ${count + 1})"
+    refer = f"perdure_refer_0001(${count + 1}, ${count + 2}, ${count + 3})"
     return _Write(plain, f"SELECT written.*, {refer} FROM {function}({', '.join(arguments)}) AS written")  # noqa: S608  # constants
 
 
@@ -437,14 +435,13 @@ class PostgresStore(SurfaceTables, retention.SqlRetention):
 
     async def _call_despite_open_deltas(self, write: _Write, head: list[Any], events: _EncodedBatch) -> Any:
         references = events.encode_references()
-        sql = write.referring if references else write.plain
 
         def build_arguments(is_repeated: bool) -> list[Any]:
             return [*head, *events.head, *events.build_tail(is_repeated), *references]
 
         while True:
             try:
-                return await self._pool.call(sql, build_arguments)
+                return await self._pool.call(write.referring if references else write.plain, build_arguments)
             except StoreError as error:
                 if _get_sqlstate(error) != OPEN_DELTAS or events.batch is None:
                     raise
@@ -599,6 +596,5 @@ def _get_sqlstate(error: StoreError) -> str | None:
 
 
 def _build_memory_error(error: StoreError, head: Sequence[Any]) -> MemoryChangedError:
-    index = int(error.__cause__.detail) - 1  # type: ignore[union-attr]  # asyncpg's error
-    namespaces, keys = head[-5], head[-4]
+    namespaces, keys, index = head[-5], head[-4], int(error.__cause__.detail) - 1  # type: ignore[union-attr]  # asyncpg's
     return MemoryChangedError(f"memory {namespaces[index]!r}, key {keys[index]!r} was changed by another call")
