@@ -222,7 +222,7 @@ class Client:
         the agent's context type; ``auth_context`` is on whose behalf the run acts (plain JSON), and is sent encrypted;
         ``auth_ref``, in its place, is a reference that the worker resolves; ``history`` is the conversation to continue
         (messages, a session in the form of ``types.session_form``, a run, a response, a head); ``override`` changes the
-        agent for this run. ``output`` is the type of outputs, for an ``agent`` given by its name: plain JSON by default.
+        agent for this run. ``output`` is the type of outputs of an ``agent`` given by its name: plain JSON by default.
         ``tenant`` and ``user`` are labels of the run, its subagents and forks for :meth:`list`; they authorise nothing.
 
         Raises ``RunExistsError`` for an existing id, unless ``if_exists="attach"`` returns that run, which must have
