@@ -271,6 +271,18 @@ def validate_choice(name: str, field: str, value: Any, allowed: tuple[str, ...],
     return value
 
 
+def validate_on_limit(name: str, value: Any) -> OnLimit:
+    """Return what the agent does at a limit."""
+    on_limit: OnLimit = validate_choice(name, "on_limit", value, get_args(OnLimit), "'finish'")
+    return on_limit
+
+
+def validate_versioning(name: str, value: Any) -> Versioning:
+    """Return whether turns of the agent stay on the version of the workers that they began on."""
+    versioning: Versioning = validate_choice(name, "versioning", value, get_args(Versioning), "'auto_upgrade'")
+    return versioning
+
+
 def resolve_max_iterations(name: str, value: Any, limits: Limits) -> int:
     """Return the model calls allowed per turn, a whole number of at least 1: ``max_iterations`` or the turn's limit."""
     of_turn = limits.turn.iterations if limits.turn is not None else None

@@ -1,4 +1,4 @@
-"""A Worker Deployment on the session's server, steered by `temporal worker deployment`; copies of perdure that differ."""
+"""A Worker Deployment on the session's server, steered by the `temporal` CLI; copies of perdure that differ."""
 
 from __future__ import annotations
 
