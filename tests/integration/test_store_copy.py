@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from perdure.errors import InvalidInputError, StoreError, StoreLocationError, StoreMismatchError, TranscriptCorruptedError
+from perdure.errors import (
+    InvalidInputError,
+    StoreError,
+    StoreLocationError,
+    StoreMismatchError,
+    TranscriptCorruptedError,
+)
 from perdure.ports import Blob, Commit, EventBatch, MemoryWrite, NewEvent, Node, Outcome, RunRow, Store, TurnRow
 from perdure.store import migrations, open_store
 from perdure.store.administration import copy_store
