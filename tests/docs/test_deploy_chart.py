@@ -125,7 +125,6 @@ def one(objects: list[Object], kind: str) -> Object:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", SETS)
 def test_helm_and_kubernetes_accept_what_is_rendered(name: str, helm: Path, tmp_path: Path) -> None:
     linted = run_helm(helm, tmp_path, "lint", "--strict", ".", "--values", f"ci/{name}-values.yaml")
@@ -150,7 +149,6 @@ def test_helm_and_kubernetes_accept_what_is_rendered(name: str, helm: Path, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", SETS)
 def test_pods_run_commands_that_exist_and_refer_to_what_is_there(name: str, helm: Path, tmp_path: Path) -> None:
     objects = render(helm, tmp_path, name)
@@ -189,7 +187,6 @@ def test_pods_run_commands_that_exist_and_refer_to_what_is_there(name: str, helm
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", SETS)
 def test_pods_fit_the_standard_restricted(name: str, helm: Path, tmp_path: Path) -> None:
     """Kubernetes' strictest security standard for pods; also nothing of the root filesystem is written, and no token of
@@ -210,7 +207,6 @@ def test_pods_fit_the_standard_restricted(name: str, helm: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", SETS)
 def test_workers_are_probed_selected_and_given_time_to_drain(name: str, helm: Path, tmp_path: Path) -> None:
     objects, values = render(helm, tmp_path, name), values_of(name)
@@ -244,7 +240,6 @@ def test_workers_are_probed_selected_and_given_time_to_drain(name: str, helm: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_what_scales_finds_the_workers(helm: Path, tmp_path: Path) -> None:
     objects = render(helm, tmp_path, "keda")
     scaler, workers = one(objects, "ScaledObject"), one(objects, "Deployment")
@@ -259,7 +254,6 @@ def test_what_scales_finds_the_workers(helm: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_a_change_replaces_what_must_be_replaced(helm: Path, tmp_path: Path) -> None:
     """Other agents: other pods. Another image: another migration, also where it is no hook, as a Job cannot be changed."""
     before = render(helm, tmp_path, "keda")
@@ -288,6 +282,10 @@ REFUSED = {
     "existingSecret": ["--set", "existingSecret="],
     "agents.files and agents.configMap": ["--set", "agents.configMap=x", "--set", "agents.files.a=b"],
     "additional properties 'replica' not allowed": ["--set", "replica=3"],
+    "temporal.tls.enabled: KEDA": ["--set", "autoscaling.enabled=true", "--set", "temporal.tls.enabled=true"],
+    "temporal.tls.enabled: KEDA and the Worker Controller": [
+        *("--set", "mode=WorkerDeployment", "--set", "temporal.tls.enabled=true"),
+    ],
     "temporal.apiKey.secretName and temporal.tls.secretName": [
         *("--set", "mode=WorkerDeployment", "--set", "temporal.apiKey.secretName=a"),
         *("--set", "temporal.tls.secretName=b"),
@@ -296,7 +294,6 @@ REFUSED = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("named", REFUSED)
 def test_what_is_missing_is_named(named: str, helm: Path, tmp_path: Path) -> None:
     arguments = ("template", "shop", ".", "--values", "ci/default-values.yaml", *REFUSED[named])
@@ -306,7 +303,6 @@ def test_what_is_missing_is_named(named: str, helm: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_names_stay_short(helm: Path, tmp_path: Path) -> None:
     arguments = ("template", "a" * 53, ".", "--values", "ci/everything-values.yaml")
     done = run_helm(helm, tmp_path, *arguments)

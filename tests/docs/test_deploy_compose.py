@@ -23,7 +23,7 @@ import yaml
 from tests.docs.loopback import ROOT, Loopback, ended, said
 from tests.docs.test_deploy import DEPLOY, LONGEST_DRAIN
 from tests.docs.test_docs import check_perdure
-from tests.support.postgres import PostgresServer, find_binaries, run_server
+from tests.support.postgres import PostgresServer, build_url, execute, find_binaries, run_server
 from tests.support.validators import find_go_program, judge
 
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -103,9 +103,13 @@ def project(tmp_path: Path) -> Path:
     return copy
 
 
+@pytest.fixture(scope="session")
+def program() -> Path:
+    return find_go_program("compose-config", "deploy/compose.yaml, by the reader of Docker Compose")
+
+
 @pytest.mark.slow
-def test_docker_composes_reader_accepts_the_file(project: Path) -> None:
-    program = find_go_program("compose-config", "deploy/compose.yaml, by the reader of Docker Compose")
+def test_docker_composes_reader_accepts_the_file(program: Path, project: Path) -> None:
     env = {"PATH": os.environ["PATH"]}
     read = judge(program, "compose.yaml", cwd=project, env=env)
     assert read.returncode == 0, read.stderr
@@ -141,9 +145,8 @@ async def fetch(url: str, query: str, *values: object) -> list[asyncpg.Record]:
         await connection.close()
 
 
-def run_first_start(server: PostgresServer) -> None:
-    """What the image of PostgreSQL runs on an empty volume."""
-    script = COMPOSE["configs"]["databases"]["content"].replace("$$", "$")
+def run_beside(server: PostgresServer, script: str, folder: Path) -> None:
+    """Run a script of the container of PostgreSQL."""
     env = {
         **os.environ,
         **{name: f"it's {name}" for name in PASSWORDS},
@@ -151,14 +154,22 @@ def run_first_start(server: PostgresServer) -> None:
         "PGHOST": "127.0.0.1",
         "PGPORT": str(server.port),
     }
-    ran = subprocess.run(["bash", "-ec", script], env=env, capture_output=True, text=True, check=False)
+    ran = subprocess.run(["bash", "-ec", script], cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+def backup_and_restore() -> list[str]:
+    """The two loops of deploy/README.md, without what brings their commands into the container."""
+    text = (DEPLOY / "README.md").read_text().replace("docker compose -f deploy/compose.yaml exec -T postgres ", "")
+    return re.findall(r"^for database in .*?^done$", text, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.postgres
 @pytest.mark.server
 async def test_the_services_in_their_order_bring_up_a_worker(own_server: PostgresServer, loopback: Loopback) -> None:
-    await asyncio.to_thread(run_first_start, own_server)
+    folder = loopback.folder
+    first_start = COMPOSE["configs"]["databases"]["content"].replace("$$", "$")
+    await asyncio.to_thread(run_beside, own_server, first_start, folder)
     owners = "SELECT datname FROM pg_database JOIN pg_roles r ON datdba = r.oid WHERE rolname = $1 ORDER BY 1"
     rows = [await fetch(own_server.url, owners, user) for user in ("perdure", "temporal")]
     assert [[row[0] for row in found] for found in rows] == [["perdure"], ["temporal", "temporal_visibility"]]
@@ -169,10 +180,20 @@ async def test_the_services_in_their_order_bring_up_a_worker(own_server: Postgre
     for service in ("setup", "migrate", "setup", "migrate"):  # each is safe to repeat
         done = await loopback.run(perdure, *words_of(service))
         assert (done.code, done.err) == (0, ""), f"{service}: {done}"
-    shutil.copy(ROOT / "examples/11_worker.py", loopback.folder / "agents.py")
-    worker = await loopback.spawn(perdure, *words_of("worker"), cwd=loopback.folder)
+    shutil.copy(ROOT / "examples/11_worker.py", folder / "agents.py")
+    worker = await loopback.spawn(perdure, *words_of("worker"), cwd=folder)
     await said(worker.stdout, "support")
-    answer = await loopback.run(perdure, "run", "support", "Where is order 77?")
+    answer = await loopback.run(perdure, "run", "support", "Where is order 77?", "--id", "order-77")
     assert answer.code == 0, answer
     os.kill(worker.pid, signal.SIGTERM)
     assert (await ended(worker)).code == 0
+
+    before = await loopback.run(perdure, "show", "order-77")
+    backup, restore = backup_and_restore()
+    await asyncio.to_thread(run_beside, own_server, backup, folder)
+    await execute(build_url(own_server.url, "perdure"), "DROP SCHEMA public CASCADE")
+    await asyncio.to_thread(run_beside, own_server, restore, folder)
+    assert (await loopback.run(perdure, "store", "status", "--json")).code == 0
+    assert (await loopback.run(perdure, "show", "order-77")).out == before.out
+    rows = [await fetch(own_server.url, owners, user) for user in ("perdure", "temporal")]
+    assert [len(found) for found in rows] == [1, 2], "owners are restored too"

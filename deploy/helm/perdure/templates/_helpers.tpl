@@ -226,3 +226,12 @@ triggers:
     authenticationRef: {name: {{ include "perdure.fullname" . }}}
     {{- end }}
 {{- end }}
+
+{{/* Neither KEDA nor a Connection has TLS without a credential; they would connect in the clear. */}}
+{{- define "perdure.checkTLS" -}}
+{{- with .Values.temporal }}
+{{- if and .tls.enabled (not .apiKey.secretName) (not .tls.secretName) }}
+{{- fail "temporal.tls.enabled: KEDA and the Worker Controller use TLS only with temporal.apiKey.secretName or temporal.tls.secretName" }}
+{{- end }}
+{{- end }}
+{{- end }}
