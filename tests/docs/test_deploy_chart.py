@@ -255,7 +255,7 @@ def test_what_scales_finds_the_workers(helm: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_change_replaces_what_must_be_replaced(helm: Path, tmp_path: Path) -> None:
-    """Other agents: other pods. Another image: another migration, also where it is no hook, as a Job cannot be changed."""
+    """Other agents: other pods. Another image: another migration, also where it is no hook: a Job cannot be changed."""
     before = render(helm, tmp_path, "keda")
     agents = render(helm, tmp_path, "keda", "--set", r"agents.files.agents\.py=x")
     digest = render(helm, tmp_path, "keda", "--set", f"image.digest=sha256:{'1' * 64}")

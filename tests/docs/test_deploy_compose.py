@@ -1,5 +1,5 @@
-"""The Compose file in deploy/: its variables and commands are those of the programs, no password has a default, Docker
-Compose's own reader accepts it, and what it runs brings up a store, a namespace and a worker. Needs no Docker engine."""
+"""The Compose file in deploy/: its variables and commands exist, no password has a default, Docker Compose's own reader
+accepts it, and what it runs brings up a store, a namespace and a worker. Needs no Docker engine."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_no_password_has_a_default() -> None:
         for name, value in (service.get("environment") or {}).items():
             assert not re.search(r"PASSWORD|PWD|KEY|SECRET|_URL", name) or ":?" in value, f"{name} has a value"
     example = (DEPLOY / "compose.env.example").read_text()
-    assert {name: "" for name in PASSWORDS}.items() <= dict(re.findall(r"^(\w+)=(.*)", example, re.MULTILINE)).items()
+    assert dict.fromkeys(PASSWORDS, "").items() <= dict(re.findall(r"^(\w+)=(.*)", example, re.MULTILINE)).items()
 
 
 def test_the_example_names_the_variables_of_the_file() -> None:
@@ -118,10 +118,13 @@ def test_docker_composes_reader_accepts_the_file(program: Path, project: Path) -
     worker = services["worker"]
     assert worker["stop_grace_period"] == "11m0s"
     assert worker["deploy"]["replicas"] == 2
-    assert worker["environment"].items() >= {
-        "TEMPORAL_ADDRESS": "temporal:7233",  # worker.env has another, for systemd
-        "PERDURE_STORE_URL": "postgresql://perdure:of-PERDURE_DB_PASSWORD@postgres:5432/perdure",
-    }.items()
+    assert (
+        worker["environment"].items()
+        >= {
+            "TEMPORAL_ADDRESS": "temporal:7233",  # worker.env has another, for systemd
+            "PERDURE_STORE_URL": "postgresql://perdure:of-PERDURE_DB_PASSWORD@postgres:5432/perdure",
+        }.items()
+    )
     (project / "worker.env").unlink()
     assert "worker.env" in judge(program, "compose.yaml", cwd=project, env=env).stderr
     (project / ".env").unlink()

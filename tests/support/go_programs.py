@@ -42,8 +42,8 @@ class UnavailableError(Exception):
 
 
 def find_programs(lock: str = "cluster") -> Path:
-    """The folder of the programs of a lock, which are built if they are not there: minutes, once. A second process waits
-    for the first.
+    """The folder of the programs of a lock, which are built if they are not there: minutes, once. A second process
+    waits for the first.
 
     Raises ``UnavailableError`` without Go or its module proxy, ``AssertionError`` for all else.
     """

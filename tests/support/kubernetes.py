@@ -1,6 +1,6 @@
 """Objects of Kubernetes as parsed YAML: their pods, and schemas of the custom resources that deploy/helm uses.
 
-The schemas are written by hand, from the definitions of the Worker Controller (chart temporal-worker-controller-crds 0.27.1)
+The schemas are written by hand, from the definitions of the Worker Controller (temporal-worker-controller-crds 0.27.1)
 and of KEDA 2.22, and have the fields that the chart uses and no others: a field that the chart begins to use is looked
 up there, and added.
 """
@@ -68,7 +68,9 @@ _SCALED_OBJECT: Object = {
     },
 }
 SPECS: dict[tuple[str, str], Object] = {
-    ("keda.sh/v1alpha1", "ScaledObject"): _closed("scaleTargetRef triggers", scaleTargetRef=_REFERENCE, **_SCALED_OBJECT),
+    ("keda.sh/v1alpha1", "ScaledObject"): _closed(
+        "scaleTargetRef triggers", scaleTargetRef=_REFERENCE, **_SCALED_OBJECT
+    ),
     ("keda.sh/v1alpha1", "TriggerAuthentication"): _closed(
         "secretTargetRef",
         secretTargetRef={

@@ -1,6 +1,9 @@
-"""Programs of others that judge the files in deploy/: Helm and the reader of Compose files (requirements/deploy, built with
-Go), hadolint and the schemas of Kubernetes (requirements/deploy.txt, which ``make test-all`` installs). What cannot be had
-is left out, and reported at the end of the output; with PERDURE_REQUIRE_VALIDATORS it fails."""
+"""Programs of others that judge the files in deploy/.
+
+Helm and the reader of Compose files are built with Go (requirements/deploy); hadolint and the schemas of Kubernetes
+are packages (requirements/deploy.txt), which ``make test-all`` installs. What cannot be had is left out, and reported
+at the end of the output; with PERDURE_REQUIRE_VALIDATORS it fails.
+"""
 
 from __future__ import annotations
 
