@@ -381,6 +381,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writes", [1, 9, 25])
 async def test_a_collector_that_is_killed_leaves_whole_runs(database: Database, writes: int):
     url = database.other_process()
