@@ -111,6 +111,7 @@ def in_read_only_root(tmp_path: Path) -> Callable[..., list[str]]:
     return lambda writable, *command: [*prefix, str(writable), *command]
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_the_image_needs_no_writable_root(
     loopback: Loopback, in_read_only_root: Callable[..., list[str]]
