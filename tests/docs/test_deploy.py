@@ -18,6 +18,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 
 from perdure import config
@@ -26,7 +27,9 @@ from perdure.worker.plugin import DRAIN_MARGIN
 from tests.docs.loopback import ROOT, Loopback, ended, said
 from tests.docs.test_docs import check_perdure
 from tests.support.left_out import leave_out
+from tests.support.ports import find_free_ports
 from tests.support.validators import find_package_program, judge
+from tests.support.wait import eventually
 
 DEPLOY = ROOT / "deploy"
 UNITS = ("perdure-worker@.service", "perdure-store-gc.service", "perdure-store-gc.timer")
@@ -67,6 +70,21 @@ def unit_command() -> list[str]:
 
 def image_command() -> list[str]:
     return [*json.loads(dockerfile()["ENTRYPOINT"][0]), *json.loads(dockerfile()["CMD"][0])]
+
+
+def health_address() -> str:
+    """What the image sets."""
+    return dict(re.findall(r"(\w+)=(\S+)", " ".join(dockerfile()["ENV"])))["PERDURE_HEALTH_ADDRESS"]
+
+
+def health_check(port: int) -> list[str]:
+    """The arguments with which the image's health check calls Python, for another port."""
+    check = dockerfile()["HEALTHCHECK"][0]
+    program, *arguments = json.loads(check[check.index("[") :])
+    asked = "http://127.0.0.1:8080/healthz"
+    assert program == "python"
+    assert asked in arguments[-1]
+    return [word.replace(asked, asked.replace(":8080", f":{port}")) for word in arguments]
 
 
 @pytest.mark.parametrize("name", UNITS[:2])
@@ -116,13 +134,20 @@ def in_read_only_root(tmp_path: Path) -> Callable[..., list[str]]:
 async def test_the_image_needs_no_writable_root(
     loopback: Loopback, in_read_only_root: Callable[..., list[str]]
 ) -> None:
-    """Migration, worker and a run, which write below PERDURE_HOME and the folder of temporary files alone."""
+    """Migration, worker and a run, which write below PERDURE_HOME and the folder of temporary files alone; the image's
+    health check and Kubernetes' question whether the worker is ready are answered."""
     app, state = loopback.folder / "app", loopback.folder / "state"
     app.mkdir()
     state.mkdir()
     shutil.copy(ROOT / "examples/11_worker.py", app / "agents.py")
     perdure = str(Path(sys.executable).with_name("perdure"))
-    env = {"PERDURE_HOME": str(state), "TMPDIR": str(state), "PERDURE_STORE_URL": f"sqlite:///{state}/perdure.db"}
+    (port,) = find_free_ports(1)
+    env = {
+        "PERDURE_HOME": str(state),
+        "TMPDIR": str(state),
+        "PERDURE_STORE_URL": f"sqlite:///{state}/perdure.db",
+        "PERDURE_HEALTH_ADDRESS": health_address().replace(":8080", f":{port}"),
+    }
     probe = await loopback.spawn(*in_read_only_root(state, "touch", app / "x"))
     assert "Read-only file system" in (await ended(probe)).err, "the root is read-only indeed"
     migrated = await loopback.run(*in_read_only_root(state, perdure, "store", "migrate"), env=env)
@@ -130,6 +155,13 @@ async def test_the_image_needs_no_writable_root(
     serve = in_read_only_root(state, perdure, *image_command()[1:-1], str(app / "agents.py"))
     worker = await loopback.spawn(*serve, env=env)
     await said(worker.stdout, "support")
+    assert (await loopback.run(sys.executable, *health_check(port))).code == 0
+    async with httpx.AsyncClient() as client:
+
+        async def is_ready() -> bool:
+            return (await client.get(f"http://127.0.0.1:{port}/readyz")).status_code == 200
+
+        await eventually(is_ready, what="the worker is ready")
     answer = await loopback.run(perdure, "run", "support", "Where is order 77?", env=env)
     assert answer.code == 0, answer
     os.kill(worker.pid, signal.SIGTERM)
@@ -215,11 +247,7 @@ def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
 
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
 def test_the_health_check_of_the_image_tells_what_the_worker_answers(status: int, code: int) -> None:
-    environment = dict(re.findall(r"(\w+)=(\S+)", " ".join(dockerfile()["ENV"])))
-    host, port = environment["PERDURE_HEALTH_ADDRESS"].split(":")
-    assert host == "0.0.0.0", "Kubernetes asks from outside of the container"
-    check = dockerfile()["HEALTHCHECK"][0]
-    assert f"http://127.0.0.1:{port}/healthz" in check
+    assert health_address() == "0.0.0.0:8080", "Kubernetes asks from outside of the container"
 
     class Worker(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -231,8 +259,7 @@ def test_the_health_check_of_the_image_tells_what_the_worker_answers(status: int
 
     with HTTPServer(("127.0.0.1", 0), Worker) as server:
         threading.Thread(target=server.handle_request).start()
-        program = json.loads(check[check.index("[") :].replace(f":{port}/", f":{server.server_port}/"))
-        asked = judge(sys.executable, *program[1:], cwd=ROOT)
+        asked = judge(sys.executable, *health_check(server.server_port), cwd=ROOT)
     assert asked.returncode == code, asked.stderr
 
 
