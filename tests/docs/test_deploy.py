@@ -155,7 +155,8 @@ async def test_the_image_needs_no_writable_root(
     serve = in_read_only_root(state, perdure, *image_command()[1:-1], str(app / "agents.py"))
     worker = await loopback.spawn(*serve, env=env)
     await said(worker.stdout, "support")
-    assert (await loopback.run(sys.executable, *health_check(port))).code == 0
+    asked = await asyncio.to_thread(judge, sys.executable, *health_check(port), cwd=ROOT)
+    assert asked.returncode == 0, asked.stderr
     async with httpx.AsyncClient() as client:
 
         async def is_ready() -> bool:
