@@ -204,6 +204,14 @@ def test_unit_and_image_keep_state_in_one_place() -> None:
     assert collector["EnvironmentFile"] == unit()["EnvironmentFile"]
 
 
+def test_units_and_image_set_variables_that_exist() -> None:
+    text = "\n".join((DEPLOY / name).read_text() for name in UNITS[:2])
+    named = set(re.findall(r"^Environment=(\w+)=", text, re.MULTILINE))
+    named |= set(re.findall(r"(\w+)=", " ".join(dockerfile()["ENV"])))
+    documented = re.findall(r"`([A-Z_]+)`", (ROOT / "docs/reference/environment.md").read_text())
+    assert named - {"PATH", "PYTHONUNBUFFERED"} <= set(documented)
+
+
 def test_the_environment_file_names_variables_that_exist() -> None:
     named = re.findall(r"\b([A-Z]+_[A-Z_]+)=", (DEPLOY / "worker.env.example").read_text())
     documented = re.findall(r"`([A-Z_]+)`", (ROOT / "docs/reference/environment.md").read_text())
