@@ -62,7 +62,7 @@ def test_the_schema_has_the_values_of_the_chart_and_no_others() -> None:
 
 def test_every_value_is_used_and_no_other() -> None:
     """By its name, or with all of the mapping that it stands in."""
-    text = "\n".join(path.read_text() for path in (CHART / "templates").iterdir())
+    text = "\n".join(path.read_text() for path in (CHART / "templates").rglob("*.*"))
     used = set(re.findall(r"(?:\.Values|\$values)\.(\w+)", text))
     assert used == DEFAULTS.keys()
     as_a_whole = set(re.findall(r"toYaml (?:\.Values|\$values)\.(\w+)", text))

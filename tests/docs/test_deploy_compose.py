@@ -183,6 +183,8 @@ async def test_the_services_in_their_order_bring_up_a_worker(own_server: Postgre
     for service in ("setup", "migrate", "setup", "migrate"):  # each is safe to repeat
         done = await loopback.run(perdure, *words_of(service))
         assert (done.code, done.err) == (0, ""), f"{service}: {done}"
+    doctor = await loopback.run(perdure, "doctor")
+    assert doctor.code == 0, doctor
     shutil.copy(ROOT / "examples/11_worker.py", folder / "agents.py")
     worker = await loopback.spawn(perdure, *words_of("worker"), cwd=folder)
     await said(worker.stdout, "support")

@@ -145,7 +145,9 @@ def check_custom(resource: Object) -> None:
 
 
 def find_pod(resource: Object) -> Object | None:
-    """The template of a Deployment, Job, CronJob or WorkerDeployment: metadata and spec."""
+    """The template of a Deployment, Job, CronJob or WorkerDeployment, or the Pod itself: metadata and spec."""
+    if resource["kind"] == "Pod":
+        return resource
     spec = resource.get("spec", {})
     template = spec.get("jobTemplate", {}).get("spec", spec).get("template")
     return template if template and resource["kind"] != "WorkerResourceTemplate" else None
