@@ -12,8 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from temporalio.client import Client as TemporalClient
+from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
+from temporalio.worker import Worker as TemporalWorker
+from temporalio.worker import WorkerDeploymentConfig
 
-from perdure import Client, Run
+from perdure import Agent, Client, PerdurePlugin, Run
+from perdure.testing import ScriptedProvider
 from tests.support import faults
 from tests.support.cli import Cli
 from tests.support.deployments import Deployment, OtherVersion
@@ -255,6 +260,48 @@ async def test_a_rollback_over_a_store_that_the_new_version_has_migrated(fleet: 
     assert await second.stop() == 0
     assert await fleet.ask(held, "next") == "v1: next"
     fleet.check_ledger(pay=1, hold=1)
+
+
+async def test_a_worker_of_the_users_own_with_a_deployment_config(fleet: Fleet) -> None:
+    """Temporal's worker, whose ``default_versioning_behavior`` says nothing, or pins everything."""
+    engine, deployment = fleet.engine, fleet.deployment
+    temporal = await engine.temporal()
+
+    def build_worker(build_id: str, behavior: VersioningBehavior) -> TemporalWorker:
+        agents = [
+            Agent(name, ScriptedProvider(lambda _: f"{build_id}: hi"), versioning=versioning)
+            for name, versioning in (("plain", "auto_upgrade"), ("careful", "pinned"))
+        ]
+        return TemporalWorker(
+            temporal,
+            task_queue=engine.task_queue,
+            plugins=[PerdurePlugin(agents, store_url=engine.store_url)],
+            deployment_config=WorkerDeploymentConfig(
+                WorkerDeploymentVersion(deployment.name, build_id),
+                use_worker_versioning=True,
+                default_versioning_behavior=behavior,
+            ),
+        )
+
+    async with build_worker("v1", VersioningBehavior.UNSPECIFIED):
+        await deployment.set_current("v1")
+        runs = [await fleet.open(agent, "one") for agent in ("plain", "careful")]
+        assert versions([(await run.turn().result()).content for run in runs]) == {"v1": 2}
+    temporal = await TemporalClient.connect(engine.address)  # a worker of a queue for each client
+    async with build_worker("v2", VersioningBehavior.PINNED):
+        await deployment.set_current("v2")
+        assert versions(await fleet.ask_all(runs, "two")) == {"v2": 2}
+
+
+async def test_what_serves_itself_has_no_version(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No version of the process's deployment is current: nothing would come to a worker that has one."""
+    monkeypatch.setenv("TEMPORAL_ADDRESS", engine.address)
+    monkeypatch.setenv("PERDURE_HOME", str(tmp_path))
+    for name, value in Deployment(engine.address, f"never-{uuid.uuid4().hex[:8]}").environment("v1").items():
+        monkeypatch.setenv(name, value)
+    assert (await Agent("plain", ScriptedProvider(["hi"])).call("Hello.")).content == "hi"
 
 
 # ---

@@ -14,6 +14,7 @@ from perdure import Agent, PerdurePlugin
 from perdure.activities import Agents
 from perdure.agent.agent_file import load_agent
 from perdure.agent.definition import describe_agent
+from perdure.cli.worker import read_version
 from perdure.errors import DefinitionError, RuntimeSetupError
 from perdure.loop.lifecycle import create_run_state, pause_run
 from perdure.types.state import RunState
@@ -78,6 +79,18 @@ def test_a_version_that_is_none(
     with pytest.raises(RuntimeSetupError, match=problem) as refused:
         resolve_version(given)
     assert refused.value.hint
+
+
+def test_the_options_of_the_command_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_version(None, None) is False
+    assert read_version("shop", "v1.2") == SHOP
+    with pytest.raises(RuntimeSetupError, match=r"a deployment \(shop\) and no build id"):
+        read_version("shop", None)
+    monkeypatch.setenv(BUILD_ID, "v1.2")
+    assert read_version("shop", None) == SHOP
+    monkeypatch.setenv(NAME, "other")
+    monkeypatch.setenv(OTHER_NAME, "another")
+    assert read_version("shop", None) == SHOP
 
 
 def an_agent(name: str = "careful", **options: Any) -> Agent:
