@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..agent.agent import Agent
     from ..client.client import Client
     from ..worker import Worker
+    from ..worker.versioning import Deployment
     from .agent_loader import AgentModule
 
 
@@ -48,7 +49,7 @@ async def open_client_for_agent(
     queue = config.named_task_queue(task_queue) or build_program_queue_name(Path(file))
     async with (
         open_client(server, start_server=True, task_queue=queue) as client,
-        Worker(client, loaded.agents, drain=LOCAL_DRAIN_SECONDS, **loaded.worker_options),
+        Worker(client, loaded.agents, drain=LOCAL_DRAIN_SECONDS, deployment=False, **loaded.worker_options),
     ):
         yield client, found
 
@@ -63,6 +64,12 @@ def worker(
             min=0, help="Seconds for running tools to end; by default the longest of their timeouts and 30 s."
         ),
     ] = None,
+    deployment: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Worker Deployment of this worker; TEMPORAL_DEPLOYMENT_NAME.")
+    ] = None,
+    build_id: Annotated[
+        str | None, typer.Option(help="Its version in the deployment; TEMPORAL_WORKER_BUILD_ID.")
+    ] = None,
     *,
     server: StoreOptions,
 ) -> None:
@@ -72,12 +79,23 @@ def worker(
     log_to_stderr()
     logging.getLogger("perdure.store").setLevel(logging.INFO)  # a new store is worth a line in a worker's log
     loaded = load_agent_module(target, require_agents=agents is None)
+    version = read_version(deployment, build_id)
 
     async def serve() -> None:
         async with open_client(server, task_queue=task_queue, warnings=True) as client:
-            await serve_agents(client, loaded, asyncio.Event(), drain=drain, agents=agents)
+            await serve_agents(client, loaded, asyncio.Event(), drain=drain, agents=agents, deployment=version)
 
     asyncio.run(serve())
+
+
+def read_version(deployment: str | None, build_id: str | None) -> Deployment:
+    """The version that the options or the environment name; False without one. Raises ``RuntimeSetupError``."""
+    from temporalio.common import WorkerDeploymentVersion
+
+    from .. import config
+
+    found = config.resolve_deployment(deployment, build_id)
+    return WorkerDeploymentVersion(*found) if found else False
 
 
 def log_to_stderr() -> None:
@@ -107,6 +125,7 @@ async def serve_agents(
     *,
     drain: float | None = None,
     agents: Path | None = None,
+    deployment: Deployment = False,
     on_serving: Callable[[], None] | None = None,
 ) -> None:
     """Serve ``loaded`` until a signal comes or ``stop`` is set, then drain.
@@ -117,7 +136,7 @@ async def serve_agents(
     from ..worker import Worker
 
     install_signal_handlers(stop, quiet=on_serving is not None)
-    worker = Worker(client, loaded.agents, drain=drain, **loaded.worker_options)
+    worker = Worker(client, loaded.agents, drain=drain, deployment=deployment, **loaded.worker_options)
     async with AsyncExitStack() as stack:
         folder = agents and worker.folder(agents, toolsets=loaded.toolsets, say=print_line)
         await stack.enter_async_context(worker)
@@ -137,7 +156,9 @@ def _format_serving_line(client: Client, worker: Worker) -> str:
     store = mask_password(client.store_url or config.get_home_store_url())
     namespace = client.temporal.namespace
     place = get_server_address(client) + ("" if namespace == "default" else f", namespace {namespace}")
-    return f"serving {names} on queue {worker.task_queue} of {place}, store {store}"
+    version = worker.deployment_version
+    version_text = "" if version is None else f", as version {version.to_canonical_string()}"
+    return f"serving {names} on queue {worker.task_queue} of {place}, store {store}{version_text}"
 
 
 def install_signal_handlers(stop: asyncio.Event, *, quiet: bool) -> None:

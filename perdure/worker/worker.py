@@ -28,6 +28,7 @@ from ..types.limits import RateLimit
 from .agent_folder import AgentFolder
 from .engine import Lifespan, check_call_rate
 from .plugin import PerdurePlugin
+from .versioning import Deployment, build_deployment_config, resolve_version
 
 logger = logging.getLogger("perdure.worker")
 
@@ -68,6 +69,11 @@ class Worker:
     calls, compacted views, tools of toolsets), 256 MiB by default. The least recently used entry is evicted first, and
     costs a read when needed again; with 0 nothing is kept. Calls in progress and the workflows that Temporal's SDK
     caches are not included.
+
+    ``deployment``: the version of a Worker Deployment that this worker is (Temporal's Worker Versioning): a
+    ``WorkerDeploymentVersion``, or text of the form ``"NAME.BUILD_ID"``. By default that of the environment
+    (``TEMPORAL_DEPLOYMENT_NAME`` and ``TEMPORAL_WORKER_BUILD_ID``), if it has one; False for none. A version gets work
+    once it is the deployment's current or ramping one.
     """
 
     def __init__(
@@ -87,8 +93,11 @@ class Worker:
         tools: Iterable[Tool | Callable[..., Any]] = (),
         resolve_auth: AuthFunction | None = None,
         cache: int = CACHE_BYTES,
+        deployment: Deployment | None = None,
     ) -> None:
         rate = check_call_rate(calls_per_second)
+        self.deployment_version = resolve_version(deployment)
+        """The version that it is; None without Worker Versioning."""
         plugin = PerdurePlugin(
             agents,
             store_url=store_url or client.store_url,
@@ -110,6 +119,7 @@ class Worker:
             plugins=[plugin],
             max_concurrent_activities=max_concurrent_activities,
             max_task_queue_activities_per_second=rate,
+            deployment_config=build_deployment_config(self.deployment_version),
             # Zero is the SDK's default and would count as unset.
             graceful_shutdown_timeout=max(self.drain, timedelta(milliseconds=1)),
         )
