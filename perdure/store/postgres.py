@@ -170,6 +170,7 @@ def _encode_commit(commit: Commit, now: str) -> list[Any]:
 SELECT_IDENTITY = f"""
     SELECT version_num, usable_from, store_id, current_setting('transaction_isolation')
     FROM {migrations.VERSION_TABLE} LEFT JOIN meta ON true"""  # noqa: S608  # a constant
+SELECT_CLOCK = "SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"+00:00\"')"
 # A page ends after the event with which it exceeds the bytes; the server sends no more than that.
 SELECT_PAGE = """
     SELECT seq, task_id, type, body, spans, child FROM (
@@ -295,6 +296,13 @@ class PostgresStore(SurfaceTables, retention.SqlRetention):
                 self._pool, self._notifications = PostgresPool(self._address), None
                 self._pool.store_id = self.store_id
             return home
+
+    async def _read_clock(self) -> str:
+        """See base class: the server's clock, as machines may differ by more than a lease."""
+        if self._now is not format_utc_now:  # a test's
+            return self._now()
+        rows = await self._fetch(SELECT_CLOCK)
+        return str(rows[0][0]) if rows else self._now()
 
     async def _fetch(self, statement: str, **values: Any) -> list[Any]:
         return await self._run_at_home(self._read(statement, values))

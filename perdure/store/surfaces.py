@@ -81,6 +81,11 @@ class SurfaceTables:
 
     _now: Callable[[], str]
 
+    async def _read_clock(self) -> str:
+        """Return the time that all processes of the store agree on: leases are compared with it. Processes of a file
+        are on one machine."""
+        return self._now()
+
     @abstractmethod
     async def _select_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
         """Return the rows of a statement that reads."""
@@ -136,7 +141,7 @@ class SurfaceTables:
 
     async def take_outbox(self, owner: str, *, target: str, lease_seconds: float, limit: int = 100) -> list[OutboxRow]:
         """See :class:`perdure.ports.surfaces.Outbox`."""
-        now = self._now()
+        now = await self._read_clock()
         rows = await self._change_rows(
             TAKE_OUTBOX.format(skip_locked=self.skip_locked),
             owner=owner,
@@ -179,7 +184,7 @@ class SurfaceTables:
     ) -> IdempotencyClaim:
         """See :class:`perdure.ports.surfaces.Idempotency`."""
         check_idempotency_key(key)
-        now = self._now()
+        now = await self._read_clock()
         times = {"leased_until": add_seconds(now, lease_seconds), "expires_at": add_seconds(now, keep_seconds)}
         claim = {"key": key, "request_hash": request_hash, "owner": owner, "answer": None, "created_at": now}
         while True:
@@ -200,7 +205,7 @@ class SurfaceTables:
 
     async def delete_expired_idempotency(self, limit: int = 1000) -> int:
         """See :class:`perdure.ports.surfaces.Idempotency`."""
-        return len(await self._change_rows(DELETE_EXPIRED_KEYS, now=self._now(), limit=limit))
+        return len(await self._change_rows(DELETE_EXPIRED_KEYS, now=await self._read_clock(), limit=limit))
 
     async def count_keys(self) -> dict[str, dict[str, int]]:
         """See :class:`perdure.ports.surfaces.EncryptedBodies`."""

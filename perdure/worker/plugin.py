@@ -43,6 +43,7 @@ from ..tools.context import AuthFunction
 from ..types.limits import RateLimit
 from ..workflows import AgentWorkflow
 from .engine import Engine, Lifespan
+from .health import WorkflowTasks
 
 # ---
 # The workflow runner: runs workflow code only up to the last started workflow task, also for queries.
@@ -64,18 +65,25 @@ class TaskBoundRunner(UnsandboxedWorkflowRunner):
     the cache, and its next task loads it from history alone. docs/decisions/025-queries.md.
     """
 
+    def __init__(self, tasks: WorkflowTasks | None = None) -> None:
+        """``tasks`` is told which workflow tasks fail."""
+        self._tasks = tasks or WorkflowTasks()
+
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         """See base class."""
         instance = super().create_instance(det)
         activate = instance.activate
         last = WorkflowActivation()
+        observe = self._tasks.follow_run(det.info.workflow_id)
 
         def activate_of_task(act: WorkflowActivation) -> WorkflowActivationCompletion:
+            observe(act)
             if any(job.WhichOneof("variant") not in _PASSIVE_JOBS for job in act.jobs):
                 # Same time and size as at the last started task, yet further events: no other task has started.
                 # The time alone is not enough: it does not change while the server's clock is set back.
                 same_task = act.timestamp == last.timestamp and act.history_size_bytes == last.history_size_bytes
                 if act.history_length > last.history_length and same_task:
+                    observe(None)
                     failed = WorkflowActivationCompletion()
                     failed.failed.failure.message = (
                         "the run has events that no workflow task has processed yet: retry the query"
@@ -135,6 +143,8 @@ class PerdurePlugin(SimplePlugin):
             resolve_auth=resolve_auth,
             cache=cache,
         )
+        self.workflow_tasks = WorkflowTasks()
+        """The workflow tasks that fail."""
         super().__init__(
             "perdure.PerdurePlugin",
             workflows=[AgentWorkflow],
@@ -161,7 +171,7 @@ class PerdurePlugin(SimplePlugin):
             # where Python keeps no bytecode.
             config["build_id"] = config.get("build_id") or get_build_id()
         if type(config.get("unsandboxed_workflow_runner")) in (type(None), UnsandboxedWorkflowRunner):
-            config["unsandboxed_workflow_runner"] = TaskBoundRunner()
+            config["unsandboxed_workflow_runner"] = TaskBoundRunner(self.workflow_tasks)
         return config
 
     async def run_worker(self, worker: TemporalWorker, next: Callable[[TemporalWorker], Awaitable[None]]) -> None:
