@@ -13,42 +13,38 @@ from typing import Any
 from temporalio import activity
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
-from ..types.wire import MODEL_ACTIVITY
+from ..activities import Agents
+from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY_PREFIX
 
 logger = logging.getLogger("perdure.worker")
 
 CANCEL_SECONDS = 12.0
-"""Seconds after the drain's deadline until the worker stops waiting for activities that were cancelled: an async function
-gets ``CANCEL_TIMEOUT`` (10 s) of them."""
+"""Seconds after the drain's deadline until the worker stops waiting for activities that were cancelled: an async
+function gets ``CANCEL_TIMEOUT`` (10 s) of them."""
 CLOSE_SECONDS = 16.0
-"""Seconds more for the process of ``perdure worker`` to exit the lifespan and to close the store. The sum of both is less
-than 30 s, by which a supervisor is to wait longer than the drain."""
+"""Seconds more for the process of ``perdure worker`` to exit the lifespan and to close the store. The sum of both is
+less than 30 s, by which a supervisor is to wait longer than the drain."""
 _MAX_NAMED_ACTIVITIES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class RunningActivity:
-    """An activity in progress. Times are of ``time.monotonic()``."""
+    """An activity in progress. ``since`` is of ``time.monotonic()``."""
 
     name: str
     """The tool's name; ``model call`` for a call of a model."""
     run_id: str
     since: float
-    timeout: float | None
-    """Seconds that the attempt may take."""
-
-    def describe(self, now: float) -> str:
-        """Return it as text, with the seconds that it may still take."""
-        left = "" if self.timeout is None else f" (at most {max(self.timeout - (now - self.since), 0):.0f} s more)"
-        return f"{self.name} of run {self.run_id}{left}"
+    tool: str | None
 
 
 class RunningActivities(Interceptor):
     """Records the activities of a worker, of its own functions too, while they run."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, agents: Agents) -> None:
         self.slots = slots
         """Most activities at once."""
+        self._agents = agents
         self._running: dict[object, RunningActivity] = {}
 
     def __len__(self) -> int:
@@ -57,6 +53,13 @@ class RunningActivities(Interceptor):
     def list_activities(self) -> list[RunningActivity]:
         """Return the activities in progress, the oldest first. Callable from any thread."""
         return list(self._running.copy().values())
+
+    def describe(self, running: RunningActivity) -> str:
+        """Return it as text; for a tool with the seconds that it may still take by its timeout."""
+        found = [self._agents.find_tool(agent.name, running.tool) for agent in self._agents if running.tool]
+        timeouts = [tool.timeout for tool in found if tool is not None]
+        left = max(max(timeouts) - (monotonic() - running.since), 0) if timeouts else None
+        return f"{running.name} of run {running.run_id}" + ("" if left is None else f" (at most {left:.0f} s more)")
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         """See base class."""
@@ -70,11 +73,10 @@ class _RecordingInterceptor(ActivityInboundInterceptor):
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         info, key = activity.info(), object()
-        name = "model call" if info.activity_type == MODEL_ACTIVITY else info.activity_type
-        timeout = info.start_to_close_timeout
-        self._running[key] = RunningActivity(
-            name, info.workflow_id or "", monotonic(), timeout.total_seconds() if timeout else None
-        )
+        kind = info.activity_type
+        tool = kind.removeprefix(TOOL_ACTIVITY_PREFIX) if kind.startswith(TOOL_ACTIVITY_PREFIX) else None
+        name = "model call" if kind == MODEL_ACTIVITY else tool or kind
+        self._running[key] = RunningActivity(name, info.workflow_id or "", monotonic(), tool)
         try:
             return await self.next.execute_activity(input)
         finally:
@@ -101,7 +103,7 @@ class Drain:
                 "draining: %s may end within %g s: %s",
                 _count_activities(activities),
                 self.seconds,
-                _describe_activities(activities),
+                self._describe(activities),
             )
         self._deadline = asyncio.get_running_loop().call_later(self.seconds, self._log_cancelled)
 
@@ -113,7 +115,7 @@ class Drain:
             logger.warning(
                 "stopped, and %s did not end: %s. Runs go on with another worker.",
                 _count_activities(activities),
-                _describe_activities(activities),
+                self._describe(activities),
             )
 
     def _log_cancelled(self) -> None:
@@ -123,17 +125,15 @@ class Drain:
                 "tool is called again; of another tool the model is told that its outcome is unknown.",
                 self.seconds,
                 f"{_count_activities(activities)} {'is' if len(activities) == 1 else 'are'}",
-                _describe_activities(activities),
+                self._describe(activities),
             )
+
+    def _describe(self, activities: Sequence[RunningActivity]) -> str:
+        """Describe the first activities by run, and the others by the number of each tool."""
+        described = [self._running.describe(running) for running in activities[:_MAX_NAMED_ACTIVITIES]]
+        others = Counter(running.name for running in activities[_MAX_NAMED_ACTIVITIES:])
+        return ", ".join([*described, *(f"{count} more of {name}" for name, count in others.items())])
 
 
 def _count_activities(activities: Sequence[RunningActivity]) -> str:
     return f"{len(activities)} {'call' if len(activities) == 1 else 'calls'}"
-
-
-def _describe_activities(activities: Sequence[RunningActivity]) -> str:
-    """Describe the first activities by run, and the others by the number of each tool."""
-    now = monotonic()
-    described = [running.describe(now) for running in activities[:_MAX_NAMED_ACTIVITIES]]
-    others = Counter(running.name for running in activities[_MAX_NAMED_ACTIVITIES:])
-    return ", ".join([*described, *(f"{count} more of {name}" for name, count in others.items())])

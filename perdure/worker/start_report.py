@@ -25,6 +25,7 @@ from ..ports import RunRow, Store, WaitRow
 from ..ports.test_seams import find_fake_model
 from ..providers.registry import get_provider
 from ..store.status import read_store_status
+from .engine import Engine
 
 REPORT_TIMEOUT = 10.0
 """Seconds that each check may take; a worker serves meanwhile."""
@@ -37,15 +38,14 @@ _MAX_FINDINGS = 10
 _MAX_NAMES = 50
 
 
-async def report_start(
-    temporal: TemporalClient, task_queue: str, agents: Agents, store: Store, store_url: str
-) -> list[Finding]:
+async def report_start(temporal: TemporalClient, task_queue: str, engine: Engine, store_url: str) -> list[Finding]:
     """Return what the worker serves, and a warning for each thing that is missing. Raises no error of Temporal or the
     store: what cannot be checked is a warning."""
+    agents = engine.agents
     checks: list[tuple[str, Callable[[], Awaitable[list[Finding]]]]] = [
         ("versions", lambda: _report_versions(temporal, store_url)),
-        ("search attrs", lambda: _report_search_attributes(temporal)),
-        ("open runs", lambda: _report_open_runs(temporal, task_queue, agents, store)),
+        ("search attrs", lambda: _report_search_attributes(temporal, engine)),
+        ("open runs", lambda: _report_open_runs(temporal, task_queue, agents, engine.store)),
     ]
     reported = await asyncio.gather(*(_run_check(name, check) for name, check in checks))
     return [_report_agents(agents), *chain(*reported), *_check_models(agents)]
@@ -91,8 +91,9 @@ async def _report_versions(temporal: TemporalClient, store_url: str) -> list[Fin
     return findings
 
 
-async def _report_search_attributes(temporal: TemporalClient) -> list[Finding]:
+async def _report_search_attributes(temporal: TemporalClient, engine: Engine) -> list[Finding]:
     finding = await check_search_attributes(temporal)
+    engine.search_attributes.mark_reported(temporal.namespace, finding.detail)
     return [] if finding.status == "ok" else [finding]
 
 

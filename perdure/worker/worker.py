@@ -110,7 +110,7 @@ class Worker:
         )
         self.task_queue = config.resolve_task_queue(task_queue or client.task_queue)
         self.drain = plugin.drain_time() if drain is None else timedelta(seconds=drain)
-        self._running = RunningActivities(max_concurrent_activities)
+        self._running = RunningActivities(max_concurrent_activities, plugin.engine.agents)
         self._drain_log = Drain(self._running, self.drain.total_seconds())
         self._health = WorkerHealth(self._running, plugin.workflow_tasks, self._drain_log)
         self._endpoint = None if health_address is None else HealthServer(health_address, self._health.report)
@@ -164,7 +164,7 @@ class Worker:
     async def report_start(self) -> list[Finding]:
         """Return what the worker serves, and what is missing for the runs of its task queue; while it runs."""
         url = config.resolve_store_url(self._store_url) or config.get_home_store_url()
-        return await report_start(self._temporal, self.task_queue, self._engine.agents, self._engine.store, url)
+        return await report_start(self._temporal, self.task_queue, self._engine, url)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, or until this is cancelled; then drain."""
