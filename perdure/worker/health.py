@@ -392,7 +392,8 @@ class HealthServer:
             family, _, _, _, place = socket.getaddrinfo(
                 self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
-            return socket.create_server(place[:2], family=family, backlog=MAX_CONNECTIONS)
+            is_any = place[0] == "::" and socket.has_dualstack_ipv6()
+            return socket.create_server(place[:2], family=family, backlog=MAX_CONNECTIONS, dualstack_ipv6=is_any)
         except OSError as error:
             raise RuntimeSetupError(
                 f"the health endpoint cannot listen on {self._host}:{self._port}: {error.strerror or error}",
