@@ -15,7 +15,7 @@ import asyncpg
 
 from ..errors import MemoryChangedError, StoreError
 from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow, UsageRow
-from ..ports.store import format_utc_now
+from ..ports.store import format_utc_now, timestamp
 from ..ports.surfaces import WriteOptions, find_wait_changes
 from ..types.events import Event, ModelRetracted, build_worker_lost_retraction, decode_event, encode_event_body
 from . import event_log, migrations, retention, sql
@@ -170,7 +170,6 @@ def _encode_commit(commit: Commit, now: str) -> list[Any]:
 SELECT_IDENTITY = f"""
     SELECT version_num, usable_from, store_id, current_setting('transaction_isolation')
     FROM {migrations.VERSION_TABLE} LEFT JOIN meta ON true"""  # noqa: S608  # a constant
-SELECT_CLOCK = "SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"+00:00\"')"
 # A page ends after the event with which it exceeds the bytes; the server sends no more than that.
 SELECT_PAGE = """
     SELECT seq, task_id, type, body, spans, child FROM (
@@ -299,8 +298,8 @@ class PostgresStore(SurfaceTables, retention.SqlRetention):
 
     async def _read_clock(self) -> str:
         """See base class: the server's clock, as machines may differ by more than a lease."""
-        rows = await self._fetch(SELECT_CLOCK) if self._now is format_utc_now else []  # else a test's clock
-        return str(rows[0][0]) if rows else self._now()
+        rows = await self._fetch("SELECT clock_timestamp()") if self._now is format_utc_now else []  # else a test's
+        return timestamp(rows[0][0]) if rows else self._now()
 
     async def _fetch(self, statement: str, **values: Any) -> list[Any]:
         return await self._run_at_home(self._read(statement, values))

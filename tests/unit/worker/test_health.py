@@ -130,14 +130,14 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Checked:
 
 async def test_a_worker_is_ready_once_it_is_checked(checked: Checked) -> None:
     is_ready, report = checked.report()
-    assert not is_ready and report["status"] == "not ready"
+    assert (is_ready, report["status"]) == (False, "not ready")
     assert checked.read("store") == ("failing", "not checked yet")
     assert checked.report("/healthz")[0], "a worker that starts is alive"
     async with checked.watch():
         await checked.until("temporal", "ok")
         await checked.until("store", "ok")
         is_ready, report = checked.report()
-    assert is_ready and report["status"] == "ready"
+    assert (is_ready, report["status"]) == (True, "ready")
     assert report["worker"] == {
         "identity": "1@me",
         "task_queue": "shop",
@@ -263,8 +263,8 @@ def test_a_run_that_cannot_be_replayed_is_a_warning(checked: Checked) -> None:
     fail_task(checked.tasks, "order-1", "[TMPRL1100] again")
     state, reason, facts = checked.tasks.describe()
     assert (state, reason) == ("warning", "1 run of this worker cannot go on; see `last`")
-    assert facts["failures"] == 2 and facts["failing_runs"] == 1
-    assert facts["last"]["run_id"] == "order-1" and facts["last"]["reason"] == "[TMPRL1100] again"
+    assert (facts["failures"], facts["failing_runs"]) == (2, 1)
+    assert (facts["last"]["run_id"], facts["last"]["reason"]) == ("order-1", "[TMPRL1100] again")
 
 
 def test_a_worker_on_which_every_run_fails_is_not_ready(checked: Checked) -> None:
@@ -343,7 +343,7 @@ async def test_a_drain_ends_whatever_the_sdk_waits_for(
     async with _serve_in_block(worker, drain, WorkerHealth(running, WorkflowTasks(), drain)):
         assert not drain.has_begun
     begun, cancelled, left = (record.getMessage() for record in caplog.records)
-    assert begun.startswith("draining: 25 calls may end within 0.02 s: refund of run order-0 (at most 60 s more), refund")
+    assert begun.startswith("draining: 25 calls may end within 0.02 s: refund of run order-0 (at most 60 s more), ")
     assert begun.endswith(", 5 more of refund")
     assert "the drain's 0.02 s are over, and 25 calls are cancelled: refund of run order-0" in cancelled
     assert left.startswith("stopped, and 25 calls did not end: refund of run order-0")
