@@ -57,7 +57,8 @@ def migrate(
 
 
 def status(store_url: StoreUrlOption = None, *, output: OutputOptions) -> None:
-    """Show where the store is, its schema, and how much it holds. Changes nothing; rows of big tables are estimates."""
+    """Show where the store is, its schema, and how much it holds. Changes nothing. Rows of big tables are
+    estimates on PostgreSQL."""
     from ..config import get_blob_url
     from ..store.status import read_store_status
 

@@ -114,7 +114,8 @@ async def collect_garbage(
     if store.store_id:
         await collector.collect()
         if not dry_run:
-            await store.delete_expired_idempotency(MAX_BATCH)
+            while await store.delete_expired_idempotency(MAX_BATCH) == MAX_BATCH:
+                pass
             await reconcile_waits(client)
     return collector.build_report()
 
@@ -330,20 +331,17 @@ class Collector:
         return timestamp(self._cutoff + GRACE)[:10]
 
     async def _judge(self, tree: RunTree) -> Verdict:
-        """Say whether a tree can be deleted. Temporal is asked for its root, and for each run without an end."""
+        """Say whether a tree can be deleted. Temporal is asked for all its runs: a message may have reopened one."""
         if tree.updated_at >= self._before:
             return "young"
         unknown = False
         for context_id, status in tree.statuses.items():
-            has_ended = status in _ENDED_STATUSES
-            if has_ended and context_id != tree.root:
-                continue
             state = await self._runs.find_state(context_id)
             if state.name == "open":
                 return "open"
             if state.closed_at is not None and state.closed_at >= self._cutoff:
                 return "young"
-            unknown |= state.name == "missing" and not has_ended and context_id == tree.root
+            unknown |= context_id == tree.root and state.name == "missing" and status not in _ENDED_STATUSES
         return "unknown" if unknown and not self._lost else "old"
 
     # --- nodes, blobs, objects

@@ -505,8 +505,8 @@ class Collectable:
 class Retention(Protocol):
     """The operations of a collector: each is one transaction. All methods raise ``StoreError``.
 
-    Days are ISO dates (UTC). Whoever refers to a node or blob sets its day to the present one in the transaction of
-    the reference, or in one before it; deletions take only what is older than their ``before_day``.
+    Days are ISO dates (UTC). A writer that refers to a node or blob sets its day to the present one in the transaction
+    of the reference; deletions take only what is older than their ``before_day``.
     """
 
     async def read_old_runs(self, before: str, after: tuple[str, str], limit: int) -> list[OldRun]:

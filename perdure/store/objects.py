@@ -52,7 +52,7 @@ _PROBE = "perdure-doctor"
 _HASH = re.compile(r"[0-9a-f]{64}")
 _OBJECT_NAME = re.compile(r"[0-9a-f]{2}/([0-9a-f]{64})")
 _DELETED = "deleted/"
-"""Prefix of the copy that an object has while it is deleted."""
+"""Prefix of the copy that a deleted object has for a while."""
 _THREAD_BYTES = 256 * 1024
 """Bytes from which hashing (0.5 ms each MiB) is done in a thread."""
 _TIMEOUT, _CONNECT_TIMEOUT, _RETRY_TIMEOUT = "120s", "5s", timedelta(seconds=10)
@@ -204,10 +204,11 @@ class ObjectLocation:
             self._raise_error(error, "listed", prefix)
 
     async def copy(self, name: str, new_name: str) -> bool:
-        """Copy an object; False if it does not exist."""
+        """Copy an object, whose copy is new; False if it does not exist."""
         try:
             await self._connect().copy_async(name, new_name)
             if self._folder is not None:
+                os.utime(self._folder / new_name)  # obstore makes a link
                 await asyncio.to_thread(_sync_file, self._folder, new_name)
         except FileNotFoundError:
             return False
@@ -382,7 +383,8 @@ class LargeBlobStore:
         return blobs
 
     async def delete_unused_objects(self, before: datetime, would_be_gone: Set[str] | None = None) -> tuple[int, int]:
-        """Delete the objects without a row that were written before a time. Return their number and bytes.
+        """Delete the objects without a row that were written before a time. Return their number and bytes. They keep a
+        copy, which a call after that time deletes.
 
         With ``would_be_gone``, nothing is deleted, and the rows of these blobs do not count.
         """
@@ -390,7 +392,7 @@ class LargeBlobStore:
             return 0, 0
         await self.check_location(write=False)
         if would_be_gone is None:
-            await self._finish_deletions()
+            await self._finish_deletions(before)
         count = size = 0
         async for page in self._location.list_objects():
             found = ((_OBJECT_NAME.fullmatch(name), length, at) for name, length, at in page)
@@ -402,22 +404,20 @@ class LargeBlobStore:
         return count, size
 
     async def _delete_unused(self, blob: str) -> None:
-        """Delete an object that has no row. If a writer makes one meanwhile, the object comes back from its copy."""
+        """Delete an object that has no row. Its copy stays for the time after which a writer that has seen the object
+        has made a row, or never will; readers find the copy."""
         if await self._location.copy(build_object_name(blob), _DELETED + blob):
             await self._location.delete(build_object_name(blob))
-            await self._finish_deletion(blob)
 
-    async def _finish_deletions(self) -> None:
-        """Finish the deletions of a collector that died."""
+    async def _finish_deletions(self, before: datetime) -> None:
+        """Delete the copies that were made before a time; those whose blob has a row by now are put back."""
         async for page in self._location.list_objects(_DELETED.rstrip("/")):
-            for name, _, _ in page:
-                if _HASH.fullmatch(blob := name.removeprefix(_DELETED)):
-                    await self._finish_deletion(blob)
-
-    async def _finish_deletion(self, blob: str) -> None:
-        if await self._store.find_blobs([blob]):
-            await self._location.copy(_DELETED + blob, build_object_name(blob))
-        await self._location.delete(_DELETED + blob)
+            old = [name.removeprefix(_DELETED) for name, _, at in page if at < before]
+            needed = await self._store.find_blobs(old)
+            for blob in filter(_HASH.fullmatch, old):
+                if blob in needed:
+                    await self._location.copy(_DELETED + blob, build_object_name(blob))
+                await self._location.delete(_DELETED + blob)
 
     async def check_location(self, *, write: bool) -> None:
         """Check that the objects of this store are at the location; with ``write``, the first use claims it.
@@ -470,6 +470,8 @@ class LargeBlobStore:
         blob, pointer = row
         name = build_object_name(blob)
         body = await self._location.read_verified(name, blob, pointer.size)
+        if body is None:
+            body = await self._location.read_verified(_DELETED + blob, blob, pointer.size)
         if body is None:
             self._is_checked = False
             await self.check_location(write=False)  # the whole bucket may be away, which is another error

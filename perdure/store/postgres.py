@@ -9,7 +9,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import asyncpg
 
@@ -36,14 +36,25 @@ MAX_UNCERTAIN_BATCHES = 100
 """Most batches that are remembered because their answer was lost, until they are appended again."""
 
 
-def _build_call(function: str, count: int) -> str:
-    return f"SELECT * FROM {function}({', '.join(f'${n}' for n in range(1, count + 1))})"  # noqa: S608  # constants
+class _Call(NamedTuple):
+    """The call of a function that writes. ``referring`` has four more arguments, what the write refers to, which is
+    noted first, in the same transaction."""
+
+    plain: str
+    referring: str
+
+
+def _build_call(function: str, count: int, *, now: int = 1) -> _Call:
+    """Build the call of a function of ``count`` arguments, of which number ``now`` is the time."""
+    arguments = [f"${n}" for n in range(1, count + 1)]
+    plain = f"SELECT * FROM {function}({', '.join(arguments)})"  # noqa: S608  # constants
+    arguments[now - 1] = f"perdure_refer_0001(${now}, {', '.join(f'${count + n}' for n in range(1, 5))})"
+    return _Call(plain, f"SELECT * FROM {function}({', '.join(arguments)})")  # noqa: S608  # constants
 
 
 APPEND = _build_call("perdure_append_0001", 20)
-CLAIM = _build_call("perdure_claim_0001", 22)
+CLAIM = _build_call("perdure_claim_0001", 22, now=4)
 COMMIT = _build_call("perdure_commit_0001", 67)
-REFER = _build_call("perdure_refer_0001", 5)
 
 RECORD_AGENTS = """
     INSERT INTO agents (hash, name, body, created_at, seen_at)
@@ -91,7 +102,9 @@ class _EncodedBatch:
         return [*self._events, self.write_id, is_repeated or self._again, *self.lost]
 
     def encode_references(self) -> list[list[Any]]:
-        """Return what is referred to, by columns, and the blobs that are written next."""
+        """Return what is referred to, by columns, and the blobs that are written next; nothing without references."""
+        if not self.references:
+            return []
         columns = zip(*sorted(set(self.references), key=str), strict=True)
         return [*map(list, columns), self.new_blobs]
 
@@ -313,12 +326,12 @@ class PostgresStore(SurfaceTables, retention.SqlRetention):
                 return []
         return await self._pool.fetch(statement, **values)
 
-    async def _write(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
-        return await self._run_at_home(self._finish_write(statement, head, events))
+    async def _write(self, call: _Call, head: list[Any], events: _EncodedBatch) -> Any:
+        return await self._run_at_home(self._finish_write(call, head, events))
 
-    async def _finish_write(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
+    async def _finish_write(self, call: _Call, head: list[Any], events: _EncodedBatch) -> Any:
         """Write, to the end also if the caller is cancelled: what was paid must be recorded."""
-        writing = asyncio.create_task(self._call(statement, head, events))
+        writing = asyncio.create_task(self._call(call, head, events))
         self._writes.add(writing)
         writing.add_done_callback(self._forget_write)
         try:
@@ -394,14 +407,11 @@ class PostgresStore(SurfaceTables, retention.SqlRetention):
                 hint="Workers make it when they start; or restore its database.",
             )
 
-    async def _call(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
+    async def _call(self, call: _Call, head: list[Any], events: _EncodedBatch) -> Any:
         """Call a function that writes, and notify the followers of its events."""
         await self._check_made()
         try:
-            if events.references:  # in a transaction before the one that refers to them, which begins at once
-                references = [self._now(), *events.encode_references()]
-                await self._pool.call(REFER, lambda _: references)
-            row = await self._call_despite_open_deltas(statement, head, events)
+            row = await self._call_despite_open_deltas(call, head, events)
         except StoreError as error:
             if _get_sqlstate(error) == MEMORY_CHANGED:
                 raise _build_memory_error(error, head) from None
@@ -432,9 +442,12 @@ class PostgresStore(SurfaceTables, retention.SqlRetention):
         columns = [row.hash for row in rows], [row.name for row in rows], [row.body for row in rows]
         await self._pool.call(RECORD_AGENTS, lambda _: [self._now(), *columns])
 
-    async def _call_despite_open_deltas(self, statement: str, head: list[Any], events: _EncodedBatch) -> Any:
+    async def _call_despite_open_deltas(self, call: _Call, head: list[Any], events: _EncodedBatch) -> Any:
+        references = events.encode_references()
+        statement = call.referring if references else call.plain
+
         def build_arguments(is_repeated: bool) -> list[Any]:
-            return [*head, *events.head, *events.build_tail(is_repeated)]
+            return [*head, *events.head, *events.build_tail(is_repeated), *references]
 
         while True:
             try:

@@ -1,7 +1,7 @@
 """What refers to what in the store, and the deletion of what nothing refers to any more. See decision 039.
 
 Writers note in two small tables which blobs and older transcripts a node or a run refers to, and renew the day on which
-they were used (``used_on``), in the transaction of the reference or before it. The collector deletes rows of an old day
+they were used (``used_on``), in the transaction of the reference. The collector deletes rows of an old day
 that nothing refers to; the day in the condition of its DELETE is what a writer changes, so one of the two waits for the
 other and sees what it did.
 
@@ -22,7 +22,7 @@ from .schema import Database, bind_keys, build_insert, run_for_keys
 
 T = TypeVar("T")
 
-RUN_TABLES = ("journal", "runs", "turns", "sent", "run_references")
+RUN_TABLES = ("run_references", "journal", "runs", "turns", "sent")
 """The tables whose rows go with the run of their ``context_id``, in the order in which writers lock them. A new table
 of that kind is added here, or to ``OTHER_TABLES``."""
 OTHER_TABLES = {
@@ -31,16 +31,18 @@ OTHER_TABLES = {
     "nodes": "shared by forks: deleted when nothing refers to them",
     "blobs": "shared by all: deleted when nothing refers to them",
     "waits": "deleted behind the feeds, whose locks their writers hold",
-    "node_references": "deleted with their node, or their blob",
+    "node_references": "deleted with their node",
     "usage": "what was paid stays when its run is deleted",
     "agents": "definitions by hash, which no run owns",
     "outbox": "deleted with the events that they name",
     "audit": "who did what stays when its run is deleted",
     "idempotency": "deleted when their time is over",
-    "memory": "belongs to the authors, who delete it",
+    "memory": "belongs to the authors, who delete it, but for ``RUN_NAMESPACES``",
     "meta": "one row",
 }
 """The tables whose rows do not go with the run of their ``context_id``, and why."""
+RUN_NAMESPACES = ("artifacts:", "paid:")
+"""What namespaces of the memory begin with that belong to a run, before its id: its artifacts, and kept replies."""
 
 # ---
 # References: what writers note.
@@ -175,6 +177,7 @@ SELECT_TURN_HEADS = "SELECT DISTINCT head FROM turns WHERE context_id IN (:keys)
 SELECT_RUN_TARGETS = "SELECT DISTINCT target FROM run_references WHERE context_id IN (:keys)"
 DELETE_OF_RUNS = "DELETE FROM {table} WHERE context_id IN (:keys)"
 DELETE_RUNS = "DELETE FROM runs WHERE context_id IN (:keys) RETURNING updated_at"
+DELETE_MEMORY = "DELETE FROM memory WHERE namespace IN (:keys)"
 DELETE_CHILD_FEEDS = "DELETE FROM feeds WHERE root = :root"
 DELETE_ROOT_FEED = "DELETE FROM feeds WHERE context_id = :root RETURNING seq"
 DELETE_EVENTS = "DELETE FROM events WHERE context_id = :root"
@@ -182,11 +185,8 @@ DELETE_OUTBOX = "DELETE FROM outbox WHERE stream = :root"
 SELECT_MEMORY = """
     SELECT namespace, key, value FROM memory WHERE (namespace, key) > (:namespace, :after)
     ORDER BY namespace, key LIMIT :limit"""
-# A node is needed by its child, and by a node whose first message replaces it. References of a node that was never
-# written do not count: on PostgreSQL they are written before it.
-_IS_REFERRED_TO = """EXISTS (
-        SELECT 1 FROM node_references JOIN nodes AS holder ON holder.hash = node_references.node
-        WHERE node_references.target = {table}.hash)"""
+# A node is needed by its child, and by a node whose first message replaces it.
+_IS_REFERRED_TO = "EXISTS (SELECT 1 FROM node_references WHERE node_references.target = {table}.hash)"
 _NODE_NEEDED = (
     "(EXISTS (SELECT 1 FROM nodes AS child WHERE child.parent = nodes.hash) OR "  # noqa: S608  # constants
     f"{_IS_REFERRED_TO.format(table='nodes')})"
@@ -206,7 +206,6 @@ DELETE_BLOBS = f"""
     RETURNING hash, used_on, length(body), NULL"""  # noqa: S608  # constants
 SELECT_NODE_TARGETS = "SELECT DISTINCT target FROM node_references WHERE node IN (:keys)"
 DELETE_NODE_REFERENCES = "DELETE FROM node_references WHERE node IN (:keys)"
-DELETE_TARGET_REFERENCES = "DELETE FROM node_references WHERE target IN (:keys)"
 SELECT_NODES = "SELECT hash, used_on, length(body), parent FROM nodes WHERE hash IN (:keys) AND used_on < :before"
 SELECT_HOLDERS = """
     SELECT parent, hash FROM nodes WHERE parent IN (:keys)
@@ -263,6 +262,7 @@ def delete_tree(tree: RunTree, grace_day: str) -> Step[None]:
             updated_at = max((row[0] for row in rows), default="")
         else:
             yield from _run_for_keys(DELETE_OF_RUNS.format(table=table), ids)
+    yield from _run_for_keys(DELETE_MEMORY, [prefix + name for prefix in RUN_NAMESPACES for name in ids])
     yield Statement(DELETE_CHILD_FEEDS, {"root": tree.root})
     feed = yield Statement(DELETE_ROOT_FEED, {"root": tree.root})
     yield Statement(DELETE_EVENTS, {"root": tree.root})
@@ -329,9 +329,7 @@ def delete_nodes(names: Sequence[str], before_day: str) -> Step[list[Collectable
 def delete_blobs(names: Sequence[str], before_day: str) -> Step[list[Collectable]]:
     """See :meth:`perdure.ports.store.Retention.delete_blobs`."""
     rows = yield from _run_for_keys(DELETE_BLOBS, sorted(names), before=before_day)
-    deleted = [Collectable(*row) for row in rows]
-    yield from _run_for_keys(DELETE_TARGET_REFERENCES, [blob.hash for blob in deleted])
-    return deleted
+    return [Collectable(*row) for row in rows]
 
 
 def find_blobs(names: Sequence[str]) -> Step[set[str]]:

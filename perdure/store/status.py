@@ -18,7 +18,7 @@ from .sqlite import parse_sqlite_url
 from .sqlite_connection import SQLITE_FAILURES, translate_sqlite_failure
 
 COUNTED_BYTES = 64 * 1024 * 1024
-"""The rows of a larger database (SQLite) or table (PostgreSQL) are estimated."""
+"""The rows of a larger table are estimated on PostgreSQL, which counts by reading all of it."""
 
 SELECT_IDENTITY = f"""
     SELECT version_num, store_id, created_at, usable_from
@@ -101,12 +101,9 @@ async def _read_sqlite_status(url: str, blob_url: str | None, counts: bool) -> S
             size = sum(file.stat().st_size for file in files if file.exists())
             server = f"SQLite {sqlite3.sqlite_version}"
             status = await _read_status(fetch, str(path), "sqlite", server, size, blob_url, names)
-            # Without deletions the last rowid is the number of rows, and it costs no scan.
-            is_estimate = size > COUNTED_BYTES
-            counted = "coalesce(max(rowid), 0)" if is_estimate else "count(*)"
-            for table in (table for table in TABLES if table in names and counts):
-                [(rows,)] = await fetch(f"SELECT {counted} FROM {table}")  # noqa: S608  # names of the schema
-                status.tables[table] = TableStatus(rows, is_estimate, None)
+            for table in (table for table in TABLES if table in names and counts):  # 600,000 rows: 6 ms, in an index
+                [(rows,)] = await fetch(f"SELECT count(*) FROM {table}")  # noqa: S608  # names of the schema
+                status.tables[table] = TableStatus(rows, False, None)
             return status
     except SQLITE_FAILURES as error:
         raise translate_sqlite_failure(error, path) from error

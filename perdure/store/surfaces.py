@@ -63,8 +63,10 @@ SELECT_IDEMPOTENCY = "SELECT request_hash, answer FROM idempotency WHERE key = :
 RECORD_ANSWER = """
     UPDATE idempotency SET answer = :answer WHERE key = :key AND owner = :owner AND answer IS NULL RETURNING key"""
 FREE_KEY = "DELETE FROM idempotency WHERE key = :key AND owner = :owner AND answer IS NULL RETURNING key"
+# The time once more: on PostgreSQL only that is looked at again, of a row that was claimed meanwhile.
 DELETE_EXPIRED_KEYS = """
     DELETE FROM idempotency WHERE key IN (SELECT key FROM idempotency WHERE expires_at <= :now LIMIT :limit)
+        AND expires_at <= :now
     RETURNING key"""
 COUNT_KEYS = " UNION ALL ".join(
     f"SELECT '{table}', key_id, count(*) FROM {table} WHERE key_id IS NOT NULL GROUP BY key_id"  # noqa: S608  # names of the schema

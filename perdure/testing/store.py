@@ -13,6 +13,7 @@ from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, NewEvent, Nod
 from ..ports.store import Collectable, OldRun, RunTree, build_spans
 from ..ports.surfaces import find_wait_changes
 from ..store.retention import (
+    RUN_NAMESPACES,
     build_missing_parent_error,
     find_blob_references,
     find_node_references,
@@ -183,6 +184,9 @@ class _MemoryRetention(MemorySurfaces):
         self.outbox = {name: row for name, row in self.outbox.items() if name[0] != tree.root}
         for key in [key for key, entry in self.journal.items() if entry.context_id in ids]:
             del self.journal[key]
+        places = {prefix + name for prefix in RUN_NAMESPACES for name in ids}
+        for pair in [pair for pair in self.memory if pair[0] in places]:
+            del self.memory[pair]
         return True
 
     async def renew(self, hashes: Sequence[str], before_day: str, today: str) -> None:

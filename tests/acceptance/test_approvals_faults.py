@@ -52,6 +52,7 @@ def told(engine: Engine, to: str) -> list[int]:
     return [int(number) for word, number in keys if word == to]
 
 
+@pytest.mark.slow
 async def test_worker_and_server_die_while_calls_wait_and_then_somebody_decides(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     before = await ensure_server(home)
@@ -102,6 +103,7 @@ async def test_worker_and_server_die_while_calls_wait_and_then_somebody_decides(
         await stop_server(home)
 
 
+@pytest.mark.slow
 async def test_workers_are_killed_and_deployed_while_calls_wait(engine: Engine) -> None:
     deploys = {
         "a deploy without the tool": partial(

@@ -146,6 +146,7 @@ async def test_an_agent_that_nobody_brings(engine: Engine, monkeypatch: pytest.M
         assert "no agent 'bensh'" in (status.reason or "")
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_an_agent_that_is_gone_while_its_tool_is_called_is_looked_for_once_and_not_again_for_the_model(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
@@ -229,6 +230,7 @@ async def answer_as_http(listening: socket.socket) -> None:
             await loop.sock_sendall(connection, b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_a_server_that_is_killed_and_comes_back(temporal_address: str, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
@@ -331,6 +333,7 @@ async def test_a_store_that_becomes_read_only_while_a_tool_runs(engine: Engine) 
         await completes(run, bench)
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_a_store_that_is_read_only_when_the_worker_starts(engine: Engine) -> None:
     """A file that cannot be written: either the worker says so at once, or the run's status does."""

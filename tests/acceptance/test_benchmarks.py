@@ -68,6 +68,7 @@ def measure(options: str, home: Path) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.slow
 def test_one_measure_of_one_contestant_beside_the_floor(tmp_path: Path) -> None:
     measured = measure("--only history --only perdure --histories 3,6", tmp_path)
     assert list(measured["results"]) == ["history"]

@@ -75,6 +75,7 @@ async def _paced(provider: ScriptedProvider) -> AsyncIterator[int]:
         await eventually(lambda before=asked: len(provider.requests) > before)
 
 
+@pytest.mark.slow
 async def test_a_flood_of_messages_at_the_boundary(engine: Engine) -> None:
     repeated = asyncio.Event()  # a repeated message to a run that has ended would be refused
 

@@ -115,6 +115,7 @@ async def test_the_last_turn_costs_what_the_first_cost(engine: Engine, count: in
     print(f"wall per turn: {_wall(seconds[:10])} at the beginning, {_wall(seconds[-10:])} at the end")
 
 
+@pytest.mark.slow
 async def test_executions_of_a_long_session_do_not_grow(engine: Engine) -> None:
     """Continue-as-new carries references, ids and the last turns' answers, not the conversation."""
     async with engine.served(talker()) as client:

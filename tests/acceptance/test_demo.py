@@ -73,6 +73,7 @@ async def test_demo_on_a_folder_a_question_and_an_endpoint_of_ones_own(cli: Cli)
         assert int(counted[1]) - model.requests in (0, 1)
 
 
+@pytest.mark.slow
 async def test_demo_with_a_failing_model_says_why(cli: Cli) -> None:
     with DemoModel() as model:
         cli.env |= {"OPENAI_API_KEY": "a-key", "OPENAI_BASE_URL": model.base_url.replace("/v1", "/nowhere")}
@@ -83,14 +84,8 @@ async def test_demo_with_a_failing_model_says_why(cli: Cli) -> None:
     await nothing_left(cli)
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGINT,
-        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 async def test_a_demo_that_is_ended_leaves_nothing_behind(cli: Cli, number: signal.Signals) -> None:
     demo = await cli.spawn("demo")
     await demo.until("  waits ")

@@ -24,6 +24,7 @@ SIDES = {"before": 1, "after": 2}
 KILLED_AT = [("pay", "tool.acted"), ("pay", "tool.recorded"), ("show", "tool.acted")]
 
 
+@pytest.mark.slow
 async def test_a_worker_killed_around_a_hook(engine: Engine) -> None:
     scenarios = {
         f"{agent} {point} {side}": partial(_killed_at, agent=agent, point=point, side=side)

@@ -161,6 +161,7 @@ class Model:
         return reply
 
 
+@pytest.mark.slow
 @ON_BOTH_STORES
 async def test_a_killed_follower_misses_nothing_while_three_workers_write_and_one_is_killed(engine: Engine) -> None:
     model = Model()

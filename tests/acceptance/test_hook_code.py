@@ -21,6 +21,7 @@ KILLED_AT = [
 ]
 
 
+@pytest.mark.slow
 async def test_a_worker_killed_at_any_point_and_other_code_afterwards(engine: Engine) -> None:
     """What was recorded was made by the old code and stays; what is not recorded yet is made by the new."""
     await side_by_side(

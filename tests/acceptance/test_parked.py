@@ -21,6 +21,7 @@ KB_PER_RUN = 200
 """What the worker may take for each: a cached workflow has 60 to 80, and those beyond the cache nothing that stays."""
 
 
+@pytest.mark.slow
 async def test_what_is_parked_is_found_and_every_call_runs_once(
     temporal_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ class _NoQueries(OutboundInterceptor):
         raise AssertionError(f"run {input.id} was queried")
 
 
+@pytest.mark.slow
 async def test_a_query_is_answered_only_with_what_a_workflow_task_has_brought(engine: Engine) -> None:
     """Without ``TaskBoundRunner`` 2 to 17 of 24 queries see more than that, and up to 8 histories do not replay."""
     found = await reproduce(await engine.temporal(), "query", TaskBoundRunner)

@@ -171,6 +171,7 @@ async def test_a_store_older_than_a_turn_in_progress_pays_nothing_in_silence(eng
     assert len(paying.paid) == 2, "the model is told that the outcome of the second is unknown"
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_a_history_older_than_the_store_pays_nothing_again(tmp_path: Path) -> None:
     """Temporal is restored from an older backup: the calls that it has forgotten are in the journal."""

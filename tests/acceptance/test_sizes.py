@@ -77,6 +77,7 @@ async def test_history_grows_linearly(engine: Engine, fewer: int) -> None:
     assert sizes[2 * fewer] <= 2.1 * sizes[fewer]
 
 
+@pytest.mark.slow
 async def test_a_run_continues_as_new_where_the_server_suggests_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

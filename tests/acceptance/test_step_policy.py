@@ -59,6 +59,7 @@ def policies(engine: Engine) -> list[str]:
     return [entry["key"] for entry in engine.ledger.entries("policy")]
 
 
+@pytest.mark.slow
 async def test_a_policy_replays_and_its_run_goes_on_with_other_code(engine: Engine) -> None:
     """Each history that a worker process had a part in is replayed at the end."""
     scenarios = {

@@ -45,6 +45,7 @@ def region(words: str, body: str = "") -> str:
     return f"<!-- api {words} -->\n{body}<!-- /api -->"
 
 
+@pytest.mark.slow
 def test_the_script(subtests: pytest.Subtests, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One test, and so one process: it reads all sources, which takes seconds. That the pages are up to date is checked
     by `make lint`."""

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from urllib.parse import unquote
 
+import pytest
+
 from tests.docs.loopback import ROOT
 
 CLOSED = "http://127.0.0.1:9"
@@ -25,6 +27,7 @@ def build_site(folder: Path) -> None:
     assert not re.search("WARNING|ERROR", said), said
 
 
+@pytest.mark.slow
 def test_the_site(tmp_path: Path) -> None:
     """One test: the site is built once, and not by each process of the suite."""
     build_site(tmp_path)

@@ -24,6 +24,7 @@ async def collecting(run: Run) -> bool:
     return [one.name for one in (await run.status()).calls] == ["collect_agent"] * 2
 
 
+@pytest.mark.slow
 async def test_the_worker_is_killed(engine: Engine) -> None:
     scenarios = {"one execution": partial(_killed, cans=False), "continued as new": partial(_killed, cans=True)}
     await side_by_side(engine, scenarios)

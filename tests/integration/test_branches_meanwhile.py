@@ -185,6 +185,7 @@ async def test_what_a_policy_remembers_counts_once(engine: Engine) -> None:
     assert said(await answer(engine, boss(ask), echo())) == ["1"]
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_a_worker_is_killed_while_it_asks_for_a_branch_or_while_the_branch_runs(engine: Engine) -> None:
     points = ("model.answered", "model.recorded")

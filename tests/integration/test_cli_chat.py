@@ -169,6 +169,7 @@ async def test_a_turn_that_runs_is_left_met_again_and_interrupted(sit: Sit, cli:
     assert chat.shown.count("Line 1.") == 1
 
 
+@pytest.mark.slow
 async def test_without_a_worker_a_second_ctrl_c_leaves_and_patience_ends(sit: Sit, id: str) -> None:
     patient = await sit("talker", "Hello", "--task-queue", id, "--id", f"{id}-2")
     chat = await sit("talker", "--task-queue", id, "--id", id)

@@ -36,6 +36,7 @@ greeter = Agent("greeter", ScriptedProvider(lambda request: GREETING))
 """
 
 
+@pytest.mark.slow
 async def test_dev_reloads_what_changes_and_survives_what_is_broken(cli: Cli) -> None:
     """A file in a package, what it imports from the folder above, and a module that is not there yet."""
     agents = cli.folder / "shop" / "agents"

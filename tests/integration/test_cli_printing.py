@@ -110,6 +110,7 @@ async def _pending(client: Any, id: str) -> str | None:
     return next((one.call_id for one in await client.approvals() if one.run_id == id), None)
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_nor_of_what_other_clients_left_on_the_server(engine: Engine, watched: Watched) -> None:
     name = f"odd-{uuid.uuid4().hex[:8]}"

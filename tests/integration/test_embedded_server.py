@@ -124,6 +124,7 @@ async def test_servers_of_several_homes_that_start_at_the_same_moment_are_severa
         await asyncio.gather(*map(stop_server, homes))
 
 
+@pytest.mark.slow
 async def test_runs_survive_kill_9_and_stop_and_are_kept_for_years(home: Home) -> None:
     before = await ensure_server()
     await leave_a_run(before)

@@ -198,6 +198,7 @@ async def test_deltas_of_subagents_that_stream_at_once(engine: Engine) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_a_child_killed_with_its_worker_while_followers_come_and_go(engine: Engine) -> None:
     lost = await engine.process("judging")

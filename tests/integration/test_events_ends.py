@@ -270,6 +270,7 @@ async def test_an_end_that_nobody_recorded(engine: Engine, wait: bool) -> None:
     assert run_end(events).at[:19] == closed.isoformat()[:19]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait", [True, False])
 async def test_an_end_that_cannot_be_recorded_is_read_all_the_same(engine: Engine, wait: bool) -> None:
     async with engine.served(Agent("quick", ScriptedProvider(["Done."]))) as client:

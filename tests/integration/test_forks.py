@@ -144,6 +144,7 @@ async def test_a_fork_has_another_model_and_what_the_run_was_started_with(engine
         assert seen[-1][1] == 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_a_run_that_continued_as_new_is_forked(engine: Engine) -> None:
     agent = Agent("long", ScriptedProvider(calls_then(6, "look", what="{n}")), tools=[look])

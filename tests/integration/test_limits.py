@@ -242,6 +242,7 @@ async def test_a_person_raises_the_limit_of_one_turn(engine: Engine) -> None:
         await run.cancel()
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_counters_and_raised_limits_go_on_in_the_next_execution(engine: Engine) -> None:
     model = Model()

@@ -48,6 +48,7 @@ def shown(request: ModelRequest) -> list[str]:
     return [spec.name for spec in request.tools]
 
 
+@pytest.mark.slow
 async def test_a_server_that_dies_is_opened_again_and_only_what_is_harmless_is_done_again(
     engine: Engine, counts: Path
 ) -> None:

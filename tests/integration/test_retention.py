@@ -104,6 +104,15 @@ async def test_ages_and_batches_that_make_no_sense_are_refused(engine: Engine) -
         assert (await client.collect_garbage(older_than="2d")).runs == 0
 
 
+async def test_all_keys_whose_time_is_over_are_deleted(engine: Engine) -> None:
+    async with engine.served(counter()) as client:
+        store = await client.store()
+        claims = (store.claim_idempotency(str(n), "h", "me", lease_seconds=0, keep_seconds=0) for n in range(501))
+        await asyncio.gather(*claims)
+        await client.collect_garbage(older_than="2d")
+        assert await store.delete_expired_idempotency() == 0
+
+
 @pytest.mark.server
 async def test_what_waits_in_temporal_is_held(engine: Engine) -> None:
     client = await engine.client()

@@ -53,6 +53,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     return Stage("some", ("-n", "1", "--rootdir", str(tmp_path), str(suite)), tries=2)
 
 
+@pytest.mark.slow
 def test_what_does_not_pass_gets_a_second_try(stage: Stage, capfd: pytest.CaptureFixture[str]) -> None:
     assert stage.run() == run_tests.FAILED
     stage.report()

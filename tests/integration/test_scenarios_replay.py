@@ -15,6 +15,7 @@ from tests.support.engine import Engine, side_by_side
 pytestmark = pytest.mark.server
 
 
+@pytest.mark.slow
 async def test_what_each_scenario_makes_replays(engine: Engine) -> None:
     with_children = {name: partial(_with_child, make=make) for name, make in _made_in(subagents.__name__).items()}
     alone = {name: partial(_replays, make=make) for name, make in _made_in(remote.__name__).items()}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
@@ -40,6 +42,12 @@ async def test_a_store_is_made_migrated_and_shown(cli: Cli, tmp_path: Path) -> N
         "0001",
     )
     assert shown["tables"]["meta"] == {"rows": 1, "is_estimate": False, "bytes": None}
+    with closing(sqlite3.connect(tmp_path / "store.db")) as store, store:
+        for number, size in enumerate((1, 1, 70_000_000)):
+            store.execute("INSERT INTO blobs (hash, body, used_on) VALUES (?, zeroblob(?), '')", (str(number), size))
+        store.execute("DELETE FROM blobs WHERE hash < '2'")
+    shown = (await cli("store", "status", "--json")).json
+    assert shown["tables"]["blobs"] == {"rows": 1, "is_estimate": False, "bytes": None}, "also of a large file"
     text = (await cli("store", "status")).out
     assert shown["store_id"] in text
     assert "runs      none" in text

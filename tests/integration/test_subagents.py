@@ -272,6 +272,7 @@ async def test_a_tree_keeps_to_the_budget_of_its_root(engine: Engine) -> None:
     assert response.usage.total_tokens <= 20_000 + largest
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_a_child_killed_with_its_worker_goes_on(engine: Engine) -> None:
     lost = await engine.process("judging")

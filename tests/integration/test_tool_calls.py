@@ -178,6 +178,7 @@ async def test_sync_tools_run_in_threads_of_their_own(engine: Engine) -> None:
     assert results(response.messages) == ["threads", "threads"]
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_of_96_payments_at_once_none_is_told_to_have_timed_out_and_is_made_all_the_same(engine: Engine) -> None:
     together = threading.Barrier(96)

@@ -322,6 +322,7 @@ async def test_a_reply_that_a_hook_writes_anew_keeps_what_is_withheld() -> None:
         assert len(script.requests) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_a_worker_that_is_lost_behind_a_refusal_says_it_once_and_the_next_execution_knows(
     engine: Engine,

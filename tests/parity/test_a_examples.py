@@ -116,6 +116,7 @@ async def test_b9_a_derivation_is_edited_until_three_judges_score_above_90(engin
     assert_closed(response.messages)
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_b9_a_judge_killed_with_its_worker_goes_on(engine: Engine) -> None:
     lost = await engine.process("judges")

@@ -84,6 +84,7 @@ async def test_an_agent_that_is_given_as_an_object_answers_with_its_type_in_a_wo
     assert errors is perdure.errors, "the sandbox has replaced a loaded module by its own"
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_a_validator_that_the_sandbox_stops_fails_the_task_until_a_deployment_mends_it(engine: Engine) -> None:
     visit = Agent("visit", ScriptedProvider(lambda _: finish(year=2999)), output=Visit)

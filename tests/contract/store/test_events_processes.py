@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import pytest
+
 from perdure.ports import EventBatch, NewEvent
 from perdure.types.events import LimitReached
 from tests.contract.store.conftest import Database
@@ -83,6 +85,7 @@ class Seen:
     spans: list[tuple[int, int]]
 
 
+@pytest.mark.slow
 async def test_three_write_at_once_and_a_reader_is_killed(database: Database):
     url = database.other_process()
     store = await database.open()

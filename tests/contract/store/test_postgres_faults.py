@@ -6,9 +6,11 @@ import asyncio
 import gc
 import multiprocessing
 import signal
+import socket
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -670,15 +672,33 @@ async def test_an_immediate_stop_in_the_middle_of_commits(server: PostgresServer
         await verify_ledger(one, names, ledger)
 
 
-async def test_a_standby_takes_over(server: PostgresServer):
-    await execute(server.url, "CREATE DATABASE failover")
+DATABASE_NAME = "database.test"
+
+
+def resolve_to(monkeypatch: pytest.MonkeyPatch, port_of_name: Callable[[], int]) -> None:
+    """``DATABASE_NAME`` resolves to this machine, at the port that holds then; other names as before."""
+    resolve = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, port: Any, *args: Any, **options: Any) -> list[Any]:
+        is_name = host in (DATABASE_NAME, DATABASE_NAME.encode())
+        return resolve(*(("127.0.0.1", port_of_name()) if is_name else (host, port)), *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+@pytest.mark.parametrize("by", ["two hosts", "one name"])
+async def test_a_standby_takes_over(by: str, monkeypatch: pytest.MonkeyPatch):
+    """Either the URL names both servers, or one name, whose address changes from the primary's to the standby's."""
     ledger: dict[str, bytes] = {}
     names, stopped = ["c0", "c1"], asyncio.Event()
-    with make_folder() as folder:
+    with run_server({"fsync": "on"}) as server, make_folder() as folder:
+        await execute(server.url, "CREATE DATABASE failover")
         async with opened(build_url(server.url, "failover")):
             pass
         standby = await asyncio.to_thread(server.make_standby, folder)
         await asyncio.to_thread(standby.start)
+        named = server
+        resolve_to(monkeypatch, lambda: named.port)
         try:
             # What was acknowledged must be there after the failover: the primary waits for the standby.
             await execute(server.url, "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
@@ -686,12 +706,14 @@ async def test_a_standby_takes_over(server: PostgresServer):
                 with pytest.raises(StoreError, match="can only be read"):
                     await reader.commit(outcome("a"))
                 assert await reader.get_run("c0") is None
-            hosts = f"127.0.0.1:{standby.port},127.0.0.1:{server.port}"
+            both = f"127.0.0.1:{standby.port},127.0.0.1:{server.port}"
+            hosts = both if by == "two hosts" else f"{DATABASE_NAME}:5432"
             async with opened(f"postgresql://postgres@{hosts}/failover") as store:
                 writers = [asyncio.create_task(keep_committing(store, name, ledger, stopped)) for name in names]
                 await eventually(lambda: len(ledger) >= 40)
                 await asyncio.to_thread(server.stop, signal.SIGQUIT)
                 await execute(standby.url, "SELECT pg_promote()")
+                named = standby
                 reached = len(ledger) + 40
                 await eventually(lambda: len(ledger) >= reached)
                 stopped.set()

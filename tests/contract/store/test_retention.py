@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,16 +20,22 @@ from hypothesis import strategies as st
 from perdure.client.retention import Collector, ExecutionState, GarbageReport
 from perdure.errors import TranscriptCorruptedError
 from perdure.ports import Blob, Commit, EventBatch, MemoryWrite, NewEvent, Outcome, RunRow, Store, TurnRow
+from perdure.stages.reply_cache import build_reply_namespace
 from perdure.store import Chain
 from perdure.store.objects import LargeBlobStore, ObjectLocation
-from perdure.store.retention import OTHER_TABLES, RUN_TABLES
+from perdure.store.postgres import PostgresStore
+from perdure.store.postgres_connection import _bind_by_position
+from perdure.store.retention import OTHER_TABLES, RUN_TABLES, delete_nodes, delete_tree
 from perdure.store.schema import TABLES
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.store import MemoryStore
+from perdure.toolsets import build_artifact_namespace
 from perdure.types.events import LimitReached, ToolCompleted
 from perdure.types.messages import FilePart, Message, Replaced
 from perdure.types.subagents import Lineage, PathStep
 from tests.contract.store.conftest import Database
+from tests.support.postgres import Databases
+from tests.support.wait import eventually
 
 OLD, LATER, NOW = "2026-01-01", "2026-03-01", "2026-06-01"
 AGE = timedelta(days=30)
@@ -203,7 +210,8 @@ async def test_a_tree_of_runs_goes_as_a_whole(store: Store):
     set_day(store, "2026-05-20")
     await talk(store, "root/1", ["three"], number=1)
     assert (await collect(store)).runs == 0, "a run of the tree is young"
-    assert (await collect(store, "2026-07-01", FakeRuns(open=["root"]))).runs == 0
+    for name in ("root", "root/1"):  # a message has reopened it: its row has the end of before
+        assert (await collect(store, "2026-07-01", FakeRuns(open=[name]))).runs == 0
     assert len(await store.read_events("root")) == 4
     assert (await collect(store, "2026-07-01")).runs == 2
     assert await store.get_run("root/1") is None
@@ -230,7 +238,11 @@ async def test_a_tree_that_is_written_to_meanwhile_stays(store: Store):
 async def test_an_id_that_is_used_again_begins_anew(store: Store):
     set_day(store, OLD)
     await talk(store, "run", ["one", "two"])
+    places = [build(name) for build in (build_artifact_namespace, build_reply_namespace) for name in ("run", "run 2")]
+    await store.commit(Commit(memory=[MemoryWrite(place, "key", b"1") for place in (*places, "run")]))
     await collect(store)
+    left = [place for place in (*places, "run") if await store.recall(place, "key")]
+    assert left == [places[1], places[3], "run"]
     set_day(store, NOW)
     await talk(store, "run", ["again"])
     assert [row.seq for row in await store.read_events("run")] == [1]
@@ -356,6 +368,55 @@ async def test_writers_and_a_collector_race(database: Database, brings_parent: b
             assert await writer.get_run(row.context_id) is None
 
 
+COUNT_WAITING = """
+    SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"""
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("what", ["node", "run"])
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_reference_that_is_written_while_its_holder_is_deleted_stays(
+    postgres_databases: Databases, what: str, is_known: bool
+):
+    """The same node, or run, is written anew at the moment of its deletion, and refers to a blob."""
+    url = postgres_databases.make()
+    database = Database(lambda: PostgresStore(url))
+    store = await database.open()
+    file, other = Blob.from_content(b"file"), Blob.from_content(b"other")
+    part = FilePart(media_type="text/plain", blob=file.ref)
+    node, _ = Chain(store).extend(None, [Message(role="user", parts=(part,))])
+    result = RunRow("run", "agent", "scope", None, "completed", result=b'{"hash": "%s"}' % file.hash.encode())
+    commit = Commit(blobs=[other], nodes=[node] if what == "node" else [], run=result if what == "run" else None)
+    set_day(store, OLD)
+    await store.commit(Commit(blobs=[file], run=replace(result, result=None)))
+    if is_known or what == "node":
+        await store.commit(commit)
+    set_day(store, NOW)
+    tree = await store.read_tree("run")
+    deletion = delete_tree(tree, OLD) if what == "run" else delete_nodes([node.hash], LATER)
+
+    connection = await asyncpg.connect(url)
+    transaction = connection.transaction()
+    await transaction.start()
+    writing: asyncio.Task[Any] | None = None
+    rows: list[Any] | None = None
+    try:
+        while True:
+            statement = deletion.send(rows)
+            sql, names = _bind_by_position(statement.sql)
+            rows = [tuple(row) for row in await connection.fetch(sql, *(statement.values[name] for name in names))]
+            if writing is None and sql.startswith(("DELETE FROM nodes", "\n    DELETE FROM nodes", "DELETE FROM runs")):
+                writing = asyncio.create_task(store.commit(commit))
+                await eventually(lambda: connection.fetchval(COUNT_WAITING))
+    except StopIteration:
+        await transaction.commit()
+    await connection.close()
+    assert writing is not None
+    await writing
+    assert await store.read_holders([file.hash]) == {file.hash: {node.hash if what == "node" else "run"}}
+    await store.close()
+
+
 COLLECT = """
 import asyncio, sys
 from perdure.client.retention import Collector
@@ -381,6 +442,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writes", [1, 9, 25])
 async def test_a_collector_that_is_killed_leaves_whole_runs(database: Database, writes: int):
     url = database.other_process()
@@ -444,8 +506,9 @@ async def test_an_object_goes_with_its_row(large_store: Any, tmp_path: Path):
     done = await collect(large_store, FAR)
     assert (done.blobs, done.objects, done.object_bytes) == (1, 1, 9)
     assert (would.blobs, would.objects, would.object_bytes) == (1, 1, 9)
+    assert list_objects(tmp_path) == {OBJECT.hash, kept.hash}, "the copy"
+    assert (await collect(large_store, FAR)).objects == 0
     assert list_objects(tmp_path) == {kept.hash}
-    assert not list((tmp_path / "objects" / "deleted").iterdir())
     assert await large_store.read_blobs([kept.hash]) == {kept.hash: b"kept"}
 
 
@@ -466,6 +529,35 @@ async def test_an_object_that_gets_a_row_while_it_is_deleted_comes_back(
     assert await large_store.read_blobs([OBJECT.hash]) == {OBJECT.hash: OBJECT.body}
 
 
+async def test_an_object_whose_row_is_committed_after_its_deletion_comes_back(
+    large_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    await large_store.commit(Commit(blobs=[OBJECT]))
+    commit = SqliteStore.commit
+
+    async def collect_and_commit(store: SqliteStore, written: Commit) -> bytes | None:
+        monkeypatch.undo()
+        await collect(large_store, FAR)
+        set_day(large_store, FAR)
+        return await commit(store, written)
+
+    monkeypatch.setattr(SqliteStore, "commit", collect_and_commit)
+    await large_store.commit(Commit(blobs=[OBJECT]))  # it has seen the object, and a collector deletes it
+    assert await large_store.read_blobs([OBJECT.hash]) == {OBJECT.hash: OBJECT.body}
+    await collect(large_store, FAR)
+    assert await large_store.read_blobs([OBJECT.hash]) == {OBJECT.hash: OBJECT.body}
+
+
+async def test_a_copy_of_a_deleted_object_stays_for_two_days(large_store: Any, tmp_path: Path):
+    await large_store.commit(Commit(blobs=[OBJECT]))
+    await collect(large_store, FAR)
+    today = datetime.now(UTC).date().isoformat()
+    await collect(large_store, today)
+    assert list_objects(tmp_path) == {OBJECT.hash}
+    await collect(large_store, FAR)
+    assert list_objects(tmp_path) == set()
+
+
 async def test_a_collector_that_died_while_it_deleted_an_object_is_finished_by_the_next(
     large_store: Any, monkeypatch: pytest.MonkeyPatch
 ):
@@ -476,7 +568,7 @@ async def test_a_collector_that_died_while_it_deleted_an_object_is_finished_by_t
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(LargeBlobStore, "_finish_deletion", die)
+        patch.setattr(ObjectLocation, "delete", die)
         with pytest.raises(KeyboardInterrupt):
             await large_store._delete_unused(OBJECT.hash)
     set_day(large_store, FAR)

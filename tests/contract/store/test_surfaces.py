@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
+import asyncpg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,6 +52,8 @@ from perdure.types.messages import clean_text
 from perdure.types.subagents import Lineage, PathStep
 from tests.contract.store.conftest import Database
 from tests.contract.store.test_events_processes import python
+from tests.support.postgres import Databases
+from tests.support.wait import eventually
 
 T1, T2, T3 = (f"2026-01-01T00:00:0{n}.000000+00:00" for n in (1, 2, 3))
 CHILD = Lineage(root="c", path=(PathStep(agent="researcher", call_id="call-a"),), agent="support")
@@ -453,6 +456,24 @@ async def test_a_key_is_free_after_its_time(store: Store):
     assert await claim(store, "other", "another request", keep=0) == IdempotencyClaim("new")
     assert await store.delete_expired_idempotency() == 1
     assert await store.delete_expired_idempotency() == 0
+
+
+@pytest.mark.postgres
+async def test_a_key_that_is_claimed_again_while_it_is_deleted_stays(postgres_databases: Databases):
+    url = postgres_databases.make()
+    database = Database(lambda: PostgresStore(url, now=lambda: T3))
+    store = await database.open()
+    await claim(store, keep=0)
+    connection = await asyncpg.connect(url)
+    async with connection.transaction():  # what a claim writes
+        await connection.execute("UPDATE idempotency SET owner = 'other', expires_at = '2027'")
+        deletion = asyncio.create_task(store.delete_expired_idempotency())
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = $1"
+        await eventually(lambda: connection.fetchval(waiting, url.rpartition("/")[2]))
+    assert await deletion == 0
+    assert await claim(store) == IdempotencyClaim("running")
+    await connection.close()
+    await store.close()
 
 
 async def test_of_many_at_once_one_may_act(database: Database):
