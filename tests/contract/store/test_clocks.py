@@ -1,4 +1,4 @@
-"""Leases of a store on machines whose clocks are ten minutes apart. An SQLite file has processes of one machine only."""
+"""Leases of a store on machines whose clocks are ten minutes apart. An SQLite file has one machine."""
 
 from __future__ import annotations
 
