@@ -138,8 +138,9 @@ async def test_it_answers_while_the_workers_loop_is_blocked() -> None:
 
 async def test_a_port_in_use_is_named_with_the_way_out() -> None:
     async with listening() as server:
-        with pytest.raises(RuntimeSetupError, match=rf"cannot listen on {server.address}: .*in use") as refused:
+        with pytest.raises(RuntimeSetupError, match="already in use") as refused:
             await HealthServer(server.address, report).__aenter__()
+        assert f"cannot listen on {server.address}" in refused.value.message
         assert "--health" in str(refused.value.hint)
         assert (await send(server, get("/healthz")))[0] == "HTTP/1.1 200 OK"
     with pytest.raises(ConnectionError):
@@ -147,5 +148,5 @@ async def test_a_port_in_use_is_named_with_the_way_out() -> None:
 
 
 async def test_a_host_of_another_machine_is_refused() -> None:
-    with pytest.raises(RuntimeSetupError, match="cannot listen on 203.0.113.1:80"):
+    with pytest.raises(RuntimeSetupError, match=r"cannot listen on 203\.0\.113\.1:80"):
         await HealthServer("203.0.113.1:80", report).__aenter__()
