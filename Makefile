@@ -6,6 +6,7 @@ EVALS    := requirements/evals.txt
 TYPES    := requirements/types.txt
 POSTGRES := requirements/postgres.txt
 OBJECTS  := requirements/objects.txt
+DEPLOY   := requirements/deploy.txt
 VENV     := .venv
 # Of a PYTHON that is named, .venv where that is its version or there is none; another version has a folder of its own.
 ifneq ($(origin PYTHON), undefined)
@@ -78,8 +79,15 @@ $(VENV)/.objects: $(OBJECTS) $(VENV)/.lock
 	@$(VENV)/objects/bin/python -m pip install --quiet --require-hashes -r $(OBJECTS)
 	@touch $@
 
+# An environment of its own, which nothing but the tests of deploy/ uses.
+$(VENV)/.deploy: $(DEPLOY) $(VENV)/.lock
+	@echo "installing $(DEPLOY) into $(VENV)"
+	@$(PY) -m venv --clear $(VENV)/deploy
+	@$(VENV)/deploy/bin/python -m pip install --quiet --require-hashes -r $(DEPLOY)
+	@touch $@
+
 # `make test test-all` runs no test twice: make makes a target once.
-test-all: test $(VENV)/.postgres $(VENV)/.objects ## all of them: large sizes, chaos, benchmarks, Node, PostgreSQL, S3
+test-all: test $(VENV)/.postgres $(VENV)/.objects $(VENV)/.deploy ## all of them: large sizes, chaos, benchmarks, Node, PostgreSQL, S3
 ifeq ($(strip $(ARGS)),)
 	@$(PY) scripts/run_tests.py rest
 endif
@@ -139,6 +147,8 @@ lock: venv ## resolve requirements/*.txt anew (ARGS=--upgrade to raise versions)
 		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:postgres -c $(LOCK) -o $(POSTGRES) $(ARGS)
 	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:objects -o $(OBJECTS) $(ARGS)
+	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:deploy -o $(DEPLOY) $(ARGS)
 
 clean: ## remove .venv, caches and build output
 	rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

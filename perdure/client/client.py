@@ -58,6 +58,7 @@ from .start import (
     attach_to_run,
     build_start_input,
     check_message_input,
+    check_recorded_labels,
     check_run_id,
     encode_override,
     get_agent_name,
@@ -217,13 +218,12 @@ class Client:
         ``File``, or for an agent with an input type an instance of it or a mapping.
 
         ``mode="run"`` ends with the answer; ``"session"`` waits for more messages until it is closed or none has come
-        for ``idle_timeout`` (seconds, or text like ``"1h"``). ``context`` is the author's own data, plain JSON or an
-        instance of the agent's context type; ``auth_context`` identifies the user on whose behalf the run acts (a user,
-        a token; plain JSON) and is sent encrypted; ``auth_ref``, in its place, is a reference that the worker resolves;
-        ``history`` is the conversation to continue (messages, a session in the flat form of ``types.session_form``, or
-        a run, a response, a head); ``override`` changes the agent for this run. ``output`` is the type that outputs
-        are read as, for an ``agent`` that is given by its name: plain JSON by default. ``tenant`` and ``user`` say
-        whose run it is, and its subagents' and forks': labels for :meth:`list`, which authorise nothing.
+        for ``idle_timeout`` (seconds, or ``"1h"``). ``context`` is the author's own data, plain JSON or an instance of
+        the agent's context type; ``auth_context`` is on whose behalf the run acts (plain JSON), and is sent encrypted;
+        ``auth_ref``, in its place, is a reference that the worker resolves; ``history`` is the conversation to continue
+        (messages, a session in the form of ``types.session_form``, a run, a response, a head); ``override`` changes the
+        agent for this run. ``output`` is the type of outputs of an ``agent`` given by its name: plain JSON by default.
+        ``tenant`` and ``user`` are labels of the run, its subagents and forks for :meth:`list`; they authorise nothing.
 
         Raises ``RunExistsError`` for an existing id, unless ``if_exists="attach"`` returns that run, which must have
         been started with the same message (text and files; typed inputs are not compared), for no other tenant or user;
@@ -248,6 +248,7 @@ class Client:
         start |= seal_auth(self.temporal, context_id, auth_context, auth_ref)
         message_hash = hash_first_message(context_id, start)
         queue, memo = self.task_queue, {FIRST_MESSAGE_MEMO: message_hash} if message_hash else {}
+        await check_recorded_labels(run, start if id is not None else {})
         try:
             run.handle = await start_run_workflow(self.temporal, context_id, start, task_queue=queue, memo=memo)
         except WorkflowAlreadyStartedError:

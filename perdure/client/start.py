@@ -163,16 +163,29 @@ async def attach_to_run(run: Run[Any], start: Mapping[str, Any], message_hash: s
             hint="Give this one another id. To send it into that conversation: client.send(…, id=…); "
             "for that run's answer: client.run(id).result().",
         )
-    for name in LABELS:
-        if start.get(name) is not None and memo.get(name) != start[name]:
-            raise RunExistsError(
-                f"there is a run {run.id!r} already, which was not started for {name} {start[name]!r}",
-                hint=f"Give this one another id. To attach to that run whatever its {name}: leave {name} out.",
-            )
+    _check_labels(run, start, memo)
     if if_exists == "attach":
         return run
     hint = 'Give it another id, or attach to it with if_exists="attach".'
     raise RunExistsError(f"there is a run {run.id!r} already", hint=hint)
+
+
+async def check_recorded_labels(run: Run[Any], start: Mapping[str, Any]) -> None:
+    """Raise ``RunExistsError`` if ``start`` has a tenant or a user, and the store has the run of another: Temporal may
+    have forgotten it, and would start it anew, with the transcript's row and the events of the other."""
+    if run.has_store and any(start.get(name) is not None for name in LABELS):
+        row = await (await run.client.store()).get_run(run.id)
+        if row is not None:
+            _check_labels(run, start, {name: getattr(row, name) for name in LABELS})
+
+
+def _check_labels(run: Run[Any], start: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    for name in LABELS:
+        if start.get(name) is not None and own.get(name) != start[name]:
+            raise RunExistsError(
+                f"there is a run {run.id!r} already, which was not started for {name} {start[name]!r}",
+                hint=f"Give this one another id. To attach to that run whatever its {name}: leave {name} out.",
+            )
 
 
 def get_agent_name(agent: str | Agent) -> str:

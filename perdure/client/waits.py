@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import RunNotFoundError
+from ..errors import NoWorkerError, RunNotFoundError, StoreMismatchError
 from ..ports import Store, WaitRow, timestamp
 from ..ports.store import format_utc_now
 from .follow import record_run_end
@@ -28,7 +28,7 @@ class WaitRepairs:
 
 async def reconcile_waits(client: ClientHandle) -> WaitRepairs:
     """Compare the store's waits with the runs: record the end of runs that have ended, which removes their rows, and
-    add rows of calls that wait without one.
+    add rows of calls that wait without one, but for runs that are kept in another store.
 
     One request to Temporal for each run with rows, and what ``Client.approvals`` costs. May run at any time and more
     than once at a time: a row that it adds of a call that is decided meanwhile goes with the run's next step. Raises
@@ -40,16 +40,18 @@ async def reconcile_waits(client: ClientHandle) -> WaitRepairs:
     for context_id in dict.fromkeys(row.context_id for row in rows):
         try:
             await record_run_end(client.run(context_id), store)
-        except RunNotFoundError:  # Temporal has deleted it
+        except (RunNotFoundError, StoreMismatchError):  # Temporal has deleted it; the id is another run's now
             for row in [row for row in rows if row.context_id == context_id]:
                 await store.remove_wait(context_id, row.call_id, row.hash)
     rows = await _read_all_waits(store)
     removed = max(before - len(rows), 0)
     known = {(row.context_id, row.call_id) for row in rows}
-    missing = [call for call in await list_pending_calls(client) if (call.run_id, call.call_id) not in known]
-    for call in missing:
-        await store.put_wait(await _build_row(store, call))
-    return WaitRepairs(removed, len(missing))
+    added = 0
+    for call in await list_pending_calls(client):
+        if (call.run_id, call.call_id) not in known and (wait := await _build_row(store, call)) is not None:
+            await store.put_wait(wait)
+            added += 1
+    return WaitRepairs(removed, added)
 
 
 async def _read_all_waits(store: Store) -> list[WaitRow]:
@@ -59,8 +61,14 @@ async def _read_all_waits(store: Store) -> list[WaitRow]:
     return rows
 
 
-async def _build_row(store: Store, call: PendingCall) -> WaitRow:
+async def _build_row(store: Store, call: PendingCall) -> WaitRow | None:
+    """Build the row of a call; None if its run is not known to be kept in this store."""
     run = await store.get_run(call.run_id)
+    if run is None:  # it is in another store, or in a newer one than this backup
+        try:
+            call.run.check_store((await call.run.status()).store_id, store)
+        except (NoWorkerError, RunNotFoundError, StoreMismatchError):
+            return None
     root = run.root if run is not None and run.root is not None else call.run_id
     since = format_utc_now() if call.since is None else timestamp(call.since)
     expires_at = None if call.expires is None else timestamp(call.expires)

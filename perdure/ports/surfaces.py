@@ -24,7 +24,7 @@ from ..types.events import (
     ToolCompleted,
     TurnEvent,
 )
-from ..types.messages import clean_text
+from ..types.messages import RUN_ID_CHARS, clean_text
 from ..types.subagents import Lineage
 
 # ---
@@ -232,7 +232,7 @@ class Outbox(Protocol):
 
 
 AUDIT_TEXT_CHARS = 500
-"""Most characters of each text of an audit row; a longer one is cut."""
+"""Most characters of each text of an audit row, but for the id of its subject; a longer one is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,12 @@ class AuditRow:
 
 def cut_audit_row(row: AuditRow) -> AuditRow:
     """Return ``row`` with texts that can be stored."""
-    texts = {name: clean_text(text)[:AUDIT_TEXT_CHARS] for name, text in asdict(row).items() if text is not None}
+    limits = {"subject": RUN_ID_CHARS}  # it is looked for
+    texts = {
+        name: clean_text(text)[: limits.get(name, AUDIT_TEXT_CHARS)]
+        for name, text in asdict(row).items()
+        if text is not None
+    }
     return replace(row, **texts)
 
 
@@ -308,7 +313,7 @@ class Idempotency(Protocol):
         """Claim the key for the request of that hash; of several at once one gets ``new``, and the same owner again.
 
         After ``lease_seconds`` without an answer its process counts as lost, and the next request of the same hash gets
-        ``new``. After ``keep_seconds`` the key is free. Raises ``InvalidInputError`` for a key that is too long.
+        ``new``. After ``keep_seconds`` the key is free. Raises ``InvalidInputError`` for a key that cannot be stored.
         """
 
     async def complete_idempotency(self, key: str, owner: str, answer: bytes | None) -> bool:
@@ -325,6 +330,8 @@ def check_idempotency_key(key: str) -> None:
     """Raise ``InvalidInputError`` for a key that cannot be stored."""
     if not 0 < len(key) <= IDEMPOTENCY_KEY_CHARS:
         raise InvalidInputError(f"an idempotency key has 1 to {IDEMPOTENCY_KEY_CHARS} characters, not {len(key):,}")
+    if key != clean_text(key):
+        raise InvalidInputError("an idempotency key is text without NUL and lone surrogates", hint="Encode it.")
 
 
 def check_idempotency_answer(answer: bytes) -> None:

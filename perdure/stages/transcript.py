@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..agent.xml import to_xml
-from ..errors import StoreMismatchError, TranscriptCorruptedError
+from ..errors import InvalidInputError, StoreMismatchError, TranscriptCorruptedError
 from ..loop.finish import REMINDER_ID, build_output
 from ..loop.refused_content import find_last_withheld
 from ..loop.transcript import build_closing_messages
@@ -504,13 +504,18 @@ def format_unreadable_result(error: TranscriptCorruptedError) -> str:
 def adopt_run_labels(task: ModelInput, earlier_run: RunRow) -> ModelInput:
     """Return ``task`` with the tenant and the user of its conversation, which an earlier execution has begun.
 
-    Raises ``InvalidInputError`` for a run that was started for others; its ending is recorded all the same.
+    Raises ``InvalidInputError`` for a run that was started for others; its ending is recorded all the same, without its
+    messages: the conversation goes on without them.
     """
     own = {"tenant": earlier_run.tenant, "user": earlier_run.user}
     if own == {"tenant": task.tenant, "user": task.user}:
         return task
-    if task.purpose != "close":
+    try:
         check_run_labels(task.context_id, own, tenant=task.tenant, user=task.user)
+    except InvalidInputError:
+        if task.purpose != "close":
+            raise
+        return task.model_copy(update={**own, "new": ()})
     return task.model_copy(update=own)
 
 

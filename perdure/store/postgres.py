@@ -36,25 +36,26 @@ MAX_UNCERTAIN_BATCHES = 100
 """Most batches that are remembered because their answer was lost, until they are appended again."""
 
 
-class _Call(NamedTuple):
-    """The call of a function that writes. ``referring`` has four more arguments, what the write refers to, which is
-    noted first, in the same transaction."""
+class _Write(NamedTuple):
+    """The statements of a function that writes. The second is for a write with references, which are three arrays more:
+    what they name is renewed before it, and they are noted behind it, under its locks."""
 
     plain: str
     referring: str
 
 
-def _build_call(function: str, count: int, *, now: int = 1) -> _Call:
-    """Build the call of a function of ``count`` arguments, of which number ``now`` is the time."""
+def _build_write(function: str, count: int, now: int = 1) -> _Write:
+    """Build the statements; ``now`` is the position of the function's argument ``p_now``."""
     arguments = [f"${n}" for n in range(1, count + 1)]
     plain = f"SELECT * FROM {function}({', '.join(arguments)})"  # noqa: S608  # constants
-    arguments[now - 1] = f"perdure_refer_0001(${now}, {', '.join(f'${count + n}' for n in range(1, 5))})"
-    return _Call(plain, f"SELECT * FROM {function}({', '.join(arguments)})")  # noqa: S608  # constants
+    arguments[now - 1] = f"perdure_renew_0001(${now}, ${count + 1})"
+    refer = f"perdure_refer_0001(${count + 1}, ${count + 2}, ${count + 3})"
+    return _Write(plain, f"SELECT written.*, {refer} FROM {function}({', '.join(arguments)}) AS written")  # noqa: S608  # constants
 
 
-APPEND = _build_call("perdure_append_0001", 20)
-CLAIM = _build_call("perdure_claim_0001", 22, now=4)
-COMMIT = _build_call("perdure_commit_0001", 67)
+APPEND = _build_write("perdure_append_0001", 20)
+CLAIM = _build_write("perdure_claim_0001", 22, now=4)
+COMMIT = _build_write("perdure_commit_0001", 67)
 
 RECORD_AGENTS = """
     INSERT INTO agents (hash, name, body, created_at, seen_at)
@@ -75,7 +76,6 @@ class _EncodedBatch:
         self.lost: LostDelta = (None, None, None)
         self.references: list[retention.Reference] = []
         """What the write refers to, of events and of all else."""
-        self.new_blobs: list[str] = []
         if batch is None:
             self.head: list[Any] = [None] * 5
             self._events: list[Any] = [None] * 4 + [None, None, options.key_id, None]
@@ -101,12 +101,9 @@ class _EncodedBatch:
         """Return the arguments after those of ``head``."""
         return [*self._events, self.write_id, is_repeated or self._again, *self.lost]
 
-    def encode_references(self) -> list[list[Any]]:
-        """Return what is referred to, by columns, and the blobs that are written next; nothing without references."""
-        if not self.references:
-            return []
-        columns = zip(*sorted(set(self.references), key=str), strict=True)
-        return [*map(list, columns), self.new_blobs]
+    def encode_references(self) -> list[list[str | None]]:
+        """Return what is referred to, by columns; empty if nothing is."""
+        return [list(column) for column in zip(*sorted(set(self.references), key=str), strict=True)]
 
 
 def _encode_wait_changes(batch: EventBatch, events: Sequence[Event]) -> list[str | None]:
@@ -195,9 +192,9 @@ MAX_SEQ = 2**63 - 1
 class PostgresStore(SurfaceTables, retention.SqlRetention):
     """A ``Store`` in a PostgreSQL database; see :func:`.postgres_connection.parse_postgres_url` for the URL.
 
-    Every write is one statement, so one round trip. Writes that have begun are completed, also when their caller is
-    cancelled. The connections belong to the event loop that used the store first, as long as it runs; calls from other
-    event loops are run there.
+    Every write is one statement, so one round trip. Outcomes, claims and events whose writing has begun are completed,
+    also when their caller is cancelled. The connections belong to the event loop that used the store first, as long as
+    it runs; calls from other event loops are run there.
     """
 
     skip_locked = "FOR UPDATE SKIP LOCKED"
@@ -326,12 +323,12 @@ class PostgresStore(SurfaceTables, retention.SqlRetention):
                 return []
         return await self._pool.fetch(statement, **values)
 
-    async def _write(self, call: _Call, head: list[Any], events: _EncodedBatch) -> Any:
-        return await self._run_at_home(self._finish_write(call, head, events))
+    async def _write(self, write: _Write, head: list[Any], events: _EncodedBatch) -> Any:
+        return await self._run_at_home(self._finish_write(write, head, events))
 
-    async def _finish_write(self, call: _Call, head: list[Any], events: _EncodedBatch) -> Any:
+    async def _finish_write(self, write: _Write, head: list[Any], events: _EncodedBatch) -> Any:
         """Write, to the end also if the caller is cancelled: what was paid must be recorded."""
-        writing = asyncio.create_task(self._call(call, head, events))
+        writing = asyncio.create_task(self._call(write, head, events))
         self._writes.add(writing)
         writing.add_done_callback(self._forget_write)
         try:
@@ -358,7 +355,6 @@ class PostgresStore(SurfaceTables, retention.SqlRetention):
         head = _encode_commit(commit, self._now())
         batch = self._encode_batch(commit.events)
         batch.references += retention.find_references(commit)
-        batch.new_blobs = [blob.hash for blob in commit.blobs]
         row = await self._write(COMMIT, head, batch)
         recorded: bytes | None = row["recorded"]
         return recorded if recorded is not None or commit.outcome is None else commit.outcome.body
@@ -407,11 +403,11 @@ class PostgresStore(SurfaceTables, retention.SqlRetention):
                 hint="Workers make it when they start; or restore its database.",
             )
 
-    async def _call(self, call: _Call, head: list[Any], events: _EncodedBatch) -> Any:
+    async def _call(self, write: _Write, head: list[Any], events: _EncodedBatch) -> Any:
         """Call a function that writes, and notify the followers of its events."""
         await self._check_made()
         try:
-            row = await self._call_despite_open_deltas(call, head, events)
+            row = await self._call_despite_open_deltas(write, head, events)
         except StoreError as error:
             if _get_sqlstate(error) == MEMORY_CHANGED:
                 raise _build_memory_error(error, head) from None
@@ -442,16 +438,15 @@ class PostgresStore(SurfaceTables, retention.SqlRetention):
         columns = [row.hash for row in rows], [row.name for row in rows], [row.body for row in rows]
         await self._pool.call(RECORD_AGENTS, lambda _: [self._now(), *columns])
 
-    async def _call_despite_open_deltas(self, call: _Call, head: list[Any], events: _EncodedBatch) -> Any:
+    async def _call_despite_open_deltas(self, write: _Write, head: list[Any], events: _EncodedBatch) -> Any:
         references = events.encode_references()
-        statement = call.referring if references else call.plain
 
         def build_arguments(is_repeated: bool) -> list[Any]:
             return [*head, *events.head, *events.build_tail(is_repeated), *references]
 
         while True:
             try:
-                return await self._pool.call(statement, build_arguments)
+                return await self._pool.call(write.referring if references else write.plain, build_arguments)
             except StoreError as error:
                 if _get_sqlstate(error) != OPEN_DELTAS or events.batch is None:
                     raise
@@ -606,6 +601,5 @@ def _get_sqlstate(error: StoreError) -> str | None:
 
 
 def _build_memory_error(error: StoreError, head: Sequence[Any]) -> MemoryChangedError:
-    index = int(error.__cause__.detail) - 1  # type: ignore[union-attr]  # asyncpg's error
-    namespaces, keys = head[-5], head[-4]
+    namespaces, keys, index = head[-5], head[-4], int(error.__cause__.detail) - 1  # type: ignore[union-attr]  # asyncpg's
     return MemoryChangedError(f"memory {namespaces[index]!r}, key {keys[index]!r} was changed by another call")

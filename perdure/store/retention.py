@@ -22,7 +22,7 @@ from .schema import Database, bind_keys, build_insert, run_for_keys
 
 T = TypeVar("T")
 
-RUN_TABLES = ("run_references", "journal", "runs", "turns", "sent")
+RUN_TABLES = ("journal", "runs", "turns", "sent")
 """The tables whose rows go with the run of their ``context_id``, in the order in which writers lock them. A new table
 of that kind is added here, or to ``OTHER_TABLES``."""
 OTHER_TABLES = {
@@ -31,6 +31,7 @@ OTHER_TABLES = {
     "nodes": "shared by forks: deleted when nothing refers to them",
     "blobs": "shared by all: deleted when nothing refers to them",
     "waits": "deleted behind the feeds, whose locks their writers hold",
+    "run_references": "deleted behind the feeds, as the waits are",
     "node_references": "deleted with their node",
     "usage": "what was paid stays when its run is deleted",
     "agents": "definitions by hash, which no run owns",
@@ -267,7 +268,8 @@ def delete_tree(tree: RunTree, grace_day: str) -> Step[None]:
     feed = yield Statement(DELETE_ROOT_FEED, {"root": tree.root})
     yield Statement(DELETE_EVENTS, {"root": tree.root})
     yield Statement(DELETE_OUTBOX, {"root": tree.root})
-    yield from _run_for_keys(DELETE_OF_RUNS.format(table="waits"), ids)
+    for table in ("waits", "run_references"):
+        yield from _run_for_keys(DELETE_OF_RUNS.format(table=table), ids)
     if updated_at != tree.updated_at or (feed[0][0] if feed else None) != tree.seq:
         raise TreeChangedError
 

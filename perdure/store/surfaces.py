@@ -35,12 +35,14 @@ PUT_WAIT = build_insert("waits", "(context_id, call_id) DO NOTHING RETURNING cal
 DELETE_WAIT = "DELETE FROM waits WHERE context_id = :context_id AND call_id = :call_id"
 OUTBOX_COLUMNS = "stream, seq, target, context_id, type, created_at, taken"
 # Rows that another deliverer is about to take are left out on PostgreSQL; on SQLite there is one writer at a time.
+# In WITH: a plan may run a subquery again for each row, and would take more than the limit.
 TAKE_OUTBOX = f"""
-    UPDATE outbox SET owner = :owner, leased_until = :until, taken = taken + 1
-    WHERE (stream, seq, target) IN (
+    WITH free AS (
         SELECT stream, seq, target FROM outbox WHERE target = :target AND leased_until <= :now
         ORDER BY created_at, stream, seq LIMIT :limit {{skip_locked}}
     )
+    UPDATE outbox SET owner = :owner, leased_until = :until, taken = taken + 1
+    WHERE (stream, seq, target) IN (SELECT stream, seq, target FROM free)
     RETURNING {OUTBOX_COLUMNS}"""  # noqa: S608  # a constant
 DELETE_OUTBOX = """
     DELETE FROM outbox WHERE stream = :stream AND seq = :seq AND target = :target AND owner = :owner RETURNING seq"""
@@ -60,8 +62,10 @@ CLAIM_IDEMPOTENCY = build_insert(
     ) RETURNING key""",
 )
 SELECT_IDEMPOTENCY = "SELECT request_hash, answer FROM idempotency WHERE key = :key"
+# The same answer again is one whose confirmation was lost.
 RECORD_ANSWER = """
-    UPDATE idempotency SET answer = :answer WHERE key = :key AND owner = :owner AND answer IS NULL RETURNING key"""
+    UPDATE idempotency SET answer = :answer
+    WHERE key = :key AND owner = :owner AND (answer IS NULL OR answer = :answer) RETURNING key"""
 FREE_KEY = "DELETE FROM idempotency WHERE key = :key AND owner = :owner AND answer IS NULL RETURNING key"
 # The time once more: on PostgreSQL only that is looked at again, of a row that was claimed meanwhile.
 DELETE_EXPIRED_KEYS = """

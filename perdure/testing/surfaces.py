@@ -184,7 +184,7 @@ class MemorySurfaces:
         if answer is not None:
             check_idempotency_answer(answer)
         entry = self.idempotency.get(key)
-        if entry is None or entry.owner != owner or entry.answer is not None:
+        if entry is None or entry.owner != owner or entry.answer not in (None, answer):
             return False
         if answer is None:
             del self.idempotency[key]

@@ -194,7 +194,7 @@ async def test_a_cluster_whose_parts_are_killed_and_whose_links_break(programs: 
         seconds = time.monotonic() - began
         refused = server.stats.refused
         temporal = await TemporalClient.connect(cluster.temporal.address)
-        await assert_replayable(Client(temporal, task_queue=TASK_QUEUE), tmp_path)
+        assert await assert_replayable(Client(temporal, task_queue=TASK_QUEUE), tmp_path) >= size.runs
         told, effects = _read(cluster, CLIENTS), _read(cluster, WORKERS)
     assert refused == 0, "the model's API refused a request"
     assert not model.wrong, f"conversations were not what they must be: {model.wrong[:3]}"

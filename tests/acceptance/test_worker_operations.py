@@ -73,6 +73,15 @@ def refund() -> str:
     enter("refund")
     return "refunded"
 
+class Blocking:
+    "A provider that blocks a thread of the worker's own event loop."
+
+    async def stream(self, request):
+        enter("provider")
+        await asyncio.to_thread(time.sleep, 1000)
+        yield None
+
+blocked = Agent("blocked", Blocking())
 opener = Agent("opener", answer("gate"), tools=[gate])
 stuck = Agent("stuck", answer("stubborn", "blocking"), tools=[stubborn, blocking])
 clerk = Agent("clerk", answer("refund"), tools=[refund])
@@ -192,6 +201,19 @@ async def test_a_drain_that_takes_too_long_ends_and_the_runs_go_on(cli: Cli) -> 
     assert await next_worker.ended() == 0
 
 
+@pytest.mark.slow
+async def test_a_process_that_cannot_end_is_ended(cli: Cli) -> None:
+    """The end of an event loop waits for its threads: on Python 3.11 without a limit."""
+    worker, _ = await start_worker(cli, "--drain", "0.5")
+    run_id = named("blocked")
+    assert (await cli("run", "blocked", "Go", "--id", run_id, "--detach")).code == 0
+    await until_entered(cli, "provider")
+    worker.send(signal.SIGTERM)
+    assert await worker.ended() == 1
+    assert f"calls are cancelled: model call of run {run_id}" in worker.output.replace("call is", "calls are")
+    assert "ended by force, as it did not stop in time; the runs go on with the next worker" in worker.output
+
+
 async def test_a_second_signal_ends_at_once_and_nothing_is_lost(cli: Cli) -> None:
     worker, _ = await start_worker(cli)
     run_id = named("gate")
@@ -226,7 +248,8 @@ async def test_a_worker_says_at_its_start_what_it_serves_and_what_is_missing(cli
     (cli.folder / "open").touch()
     await first.ended()
     assert re.search(
-        r"agents: clerk \(1 tool\), keyless \(1 tool\), opener \(1 tool\), stuck \(2 tools\)\n", first.output
+        r"agents: blocked \(no tools\), clerk \(1 tool\), keyless \(1 tool\), opener \(1 tool\), stuck \(2 tools\)\n",
+        first.output,
     )
     assert re.search(
         r"versions: perdure \S+, Python 3\.\S+, Temporal server \S+, store schema 0001 \(SQLite", first.output

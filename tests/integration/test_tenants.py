@@ -9,8 +9,10 @@ import pytest
 from perdure import Agent, Client, Run
 from perdure.errors import InvalidInputError, RunExistsError
 from perdure.ports import ModelRequest, RunRow
-from perdure.testing import ScriptedProvider, call
+from perdure.testing import ScriptedProvider, call, scripted
+from perdure.testing.store import MemoryStore
 from perdure.types.interface import WORKFLOW_TYPE
+from tests.support.checks import users
 from tests.support.engine import Engine
 from tests.support.wait import eventually
 
@@ -147,6 +149,7 @@ async def test_a_plain_client_that_reopens_a_conversation(engine: Engine) -> Non
             await evil.result()
         stored = await row(client, chat)
         assert (stored.tenant, stored.user, stored.status) == ("acme", "ann", "failed")
+        assert users(await client.run(chat).transcript()) == ["One."]
         assert await client.list(tenant="evil") == []
         silent = await start_plainly(client, chat, again)
         assert (await silent.result()).content.startswith("Heard")
@@ -187,6 +190,17 @@ async def test_a_run_of_another_is_not_attached_to(engine: Engine) -> None:
             with pytest.raises(RunExistsError, match="was not started for"):
                 await client.start("talker", "One.", id=chat, if_exists="attach", **given)
         await run.result()
+
+
+async def test_the_id_of_another_is_not_started_anew_when_temporal_has_forgotten_it() -> None:
+    store, agent = MemoryStore(), Agent("talker", "openai:gpt-5")
+    async with scripted(agent, ["Heard."], store=store) as kit:
+        await (await kit.client.start(agent, "A secret.", id="chat", **ACME)).result()
+    async with scripted(agent, ["Heard."], store=store) as kit:
+        for given in ({"tenant": "evil"}, {"user": "eve"}):
+            with pytest.raises(RunExistsError, match="was not started for"):
+                await kit.client.start(agent, "Hi.", id="chat", **given)
+        assert (await (await kit.client.start(agent, "Hi.", id="chat", **ACME)).result()).content == "Heard."
 
 
 @pytest.mark.parametrize("value", ["", "a" * 201, 7, ["acme"], {"a": 1}, "a\0b", "a\ud800", True])

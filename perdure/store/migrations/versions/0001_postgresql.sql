@@ -7,9 +7,9 @@
 -- The number in a name is that of its first schema. A later schema adds functions under other names and keeps these
 -- while old workers run. The operations are those of sql.py and event_log.py; the contract suite compares them.
 --
--- Locks are taken in one order by all: blobs and nodes that are referred to, references, blobs, nodes, journal, run,
--- turn, messages, usage, memory (each sorted by the caller), own feed, the root's feed. SQLSTATEs of these functions:
--- PD001 memory was changed, PD002 open deltas (see below), PD003 the parent of a node is missing.
+-- Locks are taken in one order by all: blobs, nodes, journal, run, turn, messages, usage, memory (each sorted by the
+-- caller), own feed, the root's feed, references. SQLSTATEs of these functions: PD001 memory was changed, PD002 open deltas (see below), PD003
+-- the parent of a node is missing.
 
 
 -- Appends a batch to the events of a conversation; see perdure.ports.EventBatch.
@@ -332,30 +332,30 @@ BEGIN
 END $$;
 
 
--- Notes what nodes and runs refer to, and renews it; see store/retention.py. The arrays have one entry for each
--- reference; p_new are the blobs that the caller writes next. A target that does not exist is left out.
---
--- Returns p_now, to stand in the place of that argument of the function that writes: so it runs first, and in the same
--- transaction. It locks the holders too, because a collector may be deleting them, with their references, at this
--- moment: the nodes, and of a run the references themselves, which a collector deletes before all else of the run.
-CREATE FUNCTION perdure_refer_0001(
-    p_now text, p_targets text[], p_nodes text[], p_context_ids text[], p_new text[]
-) RETURNS text LANGUAGE plpgsql AS $$
+-- Renews what a write refers to, before it: a collector that is about to delete it holds its lock. Returns p_now.
+CREATE FUNCTION perdure_renew_0001(p_now text, p_targets text[]) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     v_today text := left(p_now, 10);
 BEGIN
     UPDATE blobs SET used_on = v_today WHERE hash = ANY(p_targets) AND used_on < v_today;
-    UPDATE nodes SET used_on = v_today WHERE hash = ANY(p_targets || p_nodes) AND used_on < v_today;
+    UPDATE nodes SET used_on = v_today WHERE hash = ANY(p_targets) AND used_on < v_today;
+    RETURN p_now;
+END $$;
+
+
+-- Notes what nodes and runs refer to, behind the write of them; see store/retention.py. The arrays have one entry for
+-- each reference. A target that does not exist is left out.
+CREATE FUNCTION perdure_refer_0001(p_targets text[], p_nodes text[], p_context_ids text[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
     INSERT INTO node_references (target, node)
     SELECT given.target, given.node FROM unnest(p_targets, p_nodes) AS given (target, node)
     WHERE given.node IS NOT NULL
-      AND (given.target = ANY(p_new) OR EXISTS (SELECT FROM blobs WHERE blobs.hash = given.target)
+      AND (EXISTS (SELECT FROM blobs WHERE blobs.hash = given.target)
            OR EXISTS (SELECT FROM nodes WHERE nodes.hash = given.target))
     ON CONFLICT DO NOTHING;
     INSERT INTO run_references (target, context_id)
     SELECT given.target, given.context_id FROM unnest(p_targets, p_context_ids) AS given (target, context_id)
-    WHERE given.context_id IS NOT NULL
-      AND (given.target = ANY(p_new) OR EXISTS (SELECT FROM blobs WHERE blobs.hash = given.target))
-    ON CONFLICT (target, context_id) DO UPDATE SET context_id = excluded.context_id;
-    RETURN p_now;
+    WHERE given.context_id IS NOT NULL AND EXISTS (SELECT FROM blobs WHERE blobs.hash = given.target)
+    ON CONFLICT DO NOTHING;
 END $$;
