@@ -15,7 +15,7 @@ import asyncpg
 
 from ..errors import MemoryChangedError, StoreError
 from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow, UsageRow
-from ..ports.store import format_utc_now, timestamp
+from ..ports.store import format_utc_now
 from ..ports.surfaces import WriteOptions, find_wait_changes
 from ..types.events import Event, ModelRetracted, build_worker_lost_retraction, decode_event, encode_event_body
 from . import event_log, migrations, retention, sql
@@ -198,6 +198,7 @@ class PostgresStore(SurfaceTables, retention.SqlRetention):
     """
 
     skip_locked = "FOR UPDATE SKIP LOCKED"
+    clock = "SELECT clock_timestamp()"
 
     def __init__(self, url: str, *, now: Callable[[], str] = format_utc_now) -> None:
         self._address = parse_postgres_url(url)
@@ -305,11 +306,6 @@ class PostgresStore(SurfaceTables, retention.SqlRetention):
                 self._pool, self._notifications = PostgresPool(self._address), None
                 self._pool.store_id = self.store_id
             return home
-
-    async def _read_clock(self) -> str:
-        """See base class: the server's clock, as machines may differ by more than a lease."""
-        rows = await self._fetch("SELECT clock_timestamp()") if self._now is format_utc_now else []  # else a test's
-        return timestamp(rows[0][0]) if rows else self._now()
 
     async def _fetch(self, statement: str, **values: Any) -> list[Any]:
         return await self._run_at_home(self._read(statement, values))
