@@ -85,6 +85,11 @@ def get_outbox() -> dict[str, list[str]]:
     return rules
 
 
+def get_health_address() -> str | None:
+    """Return ``PERDURE_HEALTH_ADDRESS``, the ``[HOST:]PORT`` of the health endpoint of ``perdure worker``."""
+    return os.environ.get("PERDURE_HEALTH_ADDRESS") or None
+
+
 def is_new_store_allowed() -> bool:
     """Whether ``PERDURE_NEW_STORE`` allows a new store although runs are kept in another one."""
     return os.environ.get("PERDURE_NEW_STORE", "") not in ("", "0")

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -70,10 +71,18 @@ def worker(
     build_id: Annotated[
         str | None, typer.Option(help="Its version in the deployment; TEMPORAL_WORKER_BUILD_ID.")
     ] = None,
+    health: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Answer GET /healthz and /readyz there, by default on 127.0.0.1; PERDURE_HEALTH_ADDRESS.",
+        ),
+    ] = None,
     *,
     server: StoreOptions,
 ) -> None:
     """Serve the agents of a Python file or module until SIGTERM or Ctrl-C; a second signal ends at once."""
+    from .. import config
     from .agent_loader import load_agent_module
 
     log_to_stderr()
@@ -81,11 +90,42 @@ def worker(
     loaded = load_agent_module(target, require_agents=agents is None)
     version = read_version(deployment, build_id)
 
+    health = health or config.get_health_address()
+    exit_limit = ExitLimit()
+
     async def serve() -> None:
         async with open_client(server, task_queue=task_queue, warnings=True) as client:
-            await serve_agents(client, loaded, asyncio.Event(), drain=drain, agents=agents, deployment=version)
+            options: dict[str, Any] = {"drain": drain, "health_address": health, "deployment": version}
+            await serve_agents(client, loaded, asyncio.Event(), agents=agents, exit_limit=exit_limit, **options)
 
-    asyncio.run(serve())
+    try:
+        asyncio.run(serve())
+    finally:
+        exit_limit.cancel()
+
+
+class ExitLimit:
+    """Ends the process if it has not ended by itself in time: the end of an event loop waits for its threads, without a
+    limit, whatever they do."""
+
+    def __init__(self) -> None:
+        self._timer: threading.Timer | None = None
+
+    def set(self, seconds: float) -> None:
+        """End the process in that many seconds, instead of at the time set before."""
+        self.cancel()
+        self._timer = threading.Timer(seconds, self._end_process)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def cancel(self) -> None:
+        """Do not end it."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end_process(self) -> None:
+        print_line("ended by force, as it did not stop in time; the runs go on with the next worker", error=True)
+        os._exit(1)
 
 
 def read_version(deployment: str | None, build_id: str | None) -> Deployment:
@@ -123,20 +163,22 @@ async def serve_agents(
     loaded: AgentModule,
     stop: asyncio.Event,
     *,
-    drain: float | None = None,
     agents: Path | None = None,
-    deployment: Deployment = False,
     on_serving: Callable[[], None] | None = None,
+    exit_limit: ExitLimit | None = None,
+    **options: Any,
 ) -> None:
     """Serve ``loaded`` until a signal comes or ``stop`` is set, then drain.
 
     ``agents`` is a folder of agent files, whose present versions are served. With ``on_serving`` that is called instead
-    of printing what happens.
+    of printing what happens. ``exit_limit`` ends a process that does not stop. ``options`` are the worker's own, before
+    those of the file.
     """
     from ..worker import Worker
+    from ..worker.drain import CANCEL_SECONDS, CLOSE_SECONDS
 
     install_signal_handlers(stop, quiet=on_serving is not None)
-    worker = Worker(client, loaded.agents, drain=drain, deployment=deployment, **loaded.worker_options)
+    worker = Worker(client, loaded.agents, **{"deployment": False, **loaded.worker_options, **options})
     async with AsyncExitStack() as stack:
         folder = agents and worker.folder(agents, toolsets=loaded.toolsets, say=print_line)
         await stack.enter_async_context(worker)
@@ -144,9 +186,27 @@ async def serve_agents(
             on_serving()
         else:
             print_line(_format_serving_line(client, worker))
+            reporting = asyncio.create_task(_print_start_report(worker))
+            stack.callback(reporting.cancel)
         if folder:
             await stack.enter_async_context(folder)
         await stop.wait()
+        if exit_limit is not None:
+            exit_limit.set(worker.drain.total_seconds() + CANCEL_SECONDS + CLOSE_SECONDS)
+    if exit_limit is not None:
+        exit_limit.set(CLOSE_SECONDS)
+
+
+async def _print_start_report(worker: Worker) -> None:
+    """Print what the worker serves, a line each; what is missing to stderr."""
+    if worker.health_address is not None:
+        print_line(f"health: http://{worker.health_address}/healthz and /readyz")
+    for finding in await worker.report_start():
+        if finding.status == "ok":
+            print_line(f"{finding.check}: {finding.detail}")
+        else:
+            hint = f" → {finding.hint}" if finding.hint else ""
+            print_line(f"warning: {finding.check}: {finding.detail}{hint}", error=True)
 
 
 def _format_serving_line(client: Client, worker: Worker) -> str:

@@ -8,13 +8,11 @@ from datetime import UTC, datetime, timedelta
 from temporalio.api.common.v1 import Payload
 from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
 from temporalio.api.failure.v1 import Failure
-from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import WorkflowExecutionDescription
 from temporalio.converter import DataConverter
 from temporalio.exceptions import ApplicationError, FailureError
 
-from ..temporal_service import find_failing_task
+from ..temporal_service import find_failing_task, find_pollers
 from .handles import ClientHandle
 from .visibility import read_deployment_version
 
@@ -86,17 +84,9 @@ async def _is_polled_since(
     client: ClientHandle, task_queue: str, since: datetime, *, version: str | None = None
 ) -> bool:
     """The server lists pollers for minutes after they have stopped; a live worker begins a new poll every minute."""
-    request = DescribeTaskQueueRequest(
-        namespace=client.temporal.namespace,
-        task_queue=TaskQueue(name=task_queue),
-        task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
-    )
-    described = await client.temporal.workflow_service.describe_task_queue(request, retry=True)
-    return any(
-        poller.last_access_time.ToDatetime(UTC) >= since
-        and version in (None, f"{poller.deployment_options.deployment_name}.{poller.deployment_options.build_id}")
-        for poller in described.pollers
-    )
+    kind = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
+    polls = await find_pollers(client.temporal, task_queue, kind, version=version)
+    return any(polled_at >= since for polled_at in polls.values())
 
 
 async def _read_heartbeat_wait(converter: DataConverter, payloads: Sequence[Payload]) -> str | None:

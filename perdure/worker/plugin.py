@@ -45,6 +45,7 @@ from ..types.state import RunState
 from ..workflows import AgentWorkflow, VersionedAgentWorkflow
 from ..workflows.host import OBSERVE_STATE
 from .engine import Engine, Lifespan
+from .health import WorkflowTasks
 from .versioning import ChooseBehavior, build_behavior_choice
 
 # ---
@@ -70,8 +71,10 @@ class TaskBoundRunner(UnsandboxedWorkflowRunner):
     version of the worker.
     """
 
-    def __init__(self, choose_behavior: ChooseBehavior | None = None) -> None:
+    def __init__(self, tasks: WorkflowTasks | None = None, choose_behavior: ChooseBehavior | None = None) -> None:
+        """``tasks`` is told which workflow tasks fail."""
         super().__init__()
+        self._tasks = tasks or WorkflowTasks()
         self._choose_behavior = choose_behavior
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
@@ -82,13 +85,16 @@ class TaskBoundRunner(UnsandboxedWorkflowRunner):
         instance = super().create_instance(det)
         activate = instance.activate
         last = WorkflowActivation()
+        observe = self._tasks.follow_run(det.info.workflow_id)
 
         def activate_of_task(act: WorkflowActivation) -> WorkflowActivationCompletion:
+            observe(act)
             if any(job.WhichOneof("variant") not in _PASSIVE_JOBS for job in act.jobs):
                 # Same time and size as at the last started task, yet further events: no other task has started.
                 # The time alone is not enough: it does not change while the server's clock is set back.
                 same_task = act.timestamp == last.timestamp and act.history_size_bytes == last.history_size_bytes
                 if act.history_length > last.history_length and same_task:
+                    observe(None)
                     failed = WorkflowActivationCompletion()
                     failed.failed.failure.message = (
                         "the run has events that no workflow task has processed yet: retry the query"
@@ -151,6 +157,8 @@ class PerdurePlugin(SimplePlugin):
             resolve_auth=resolve_auth,
             cache=cache,
         )
+        self.workflow_tasks = WorkflowTasks()
+        """The workflow tasks that fail."""
         super().__init__(
             "perdure.PerdurePlugin",
             workflows=[AgentWorkflow],
@@ -183,7 +191,7 @@ class PerdurePlugin(SimplePlugin):
             config["workflows"] = [VersionedAgentWorkflow if one is AgentWorkflow else one for one in workflows]
         if type(config.get("unsandboxed_workflow_runner")) in (type(None), UnsandboxedWorkflowRunner):
             choose = build_behavior_choice(self.engine.agents) if is_versioned else None
-            config["unsandboxed_workflow_runner"] = TaskBoundRunner(choose)
+            config["unsandboxed_workflow_runner"] = TaskBoundRunner(self.workflow_tasks, choose)
         return config
 
     async def run_worker(self, worker: TemporalWorker, next: Callable[[TemporalWorker], Awaitable[None]]) -> None:
