@@ -362,6 +362,7 @@ async def test_the_gate_stops_a_version_that_cannot_replay_open_runs(fleet: Flee
         assert (await fleet.cli(*wrong)).code == 2
 
 
+@pytest.mark.slow  # it waits for retries; tests/unit/types/test_schema_version.py has what is refused
 async def test_a_worker_of_another_engine_version_on_the_queue(engine: Engine, copies: Any, fleet: Fleet) -> None:
     """Two versions of perdure serve one queue without versions of a deployment. What the older one must not read it
     refuses, and the newer one takes it."""
