@@ -12,10 +12,12 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from importlib import metadata
 from itertools import chain
 
-from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
+from temporalio.api.deployment.v1 import RoutingConfig
+from temporalio.api.workflowservice.v1 import DescribeWorkerDeploymentRequest, GetSystemInfoRequest
 from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowExecutionStatus
-from temporalio.service import RPCError
+from temporalio.common import WorkerDeploymentVersion
+from temporalio.service import RPCError, RPCStatusCode
 
 from ..activities import Agents
 from ..agent.agent import Agent
@@ -38,12 +40,20 @@ _MAX_FINDINGS = 10
 _MAX_NAMES = 50
 
 
-async def report_start(temporal: TemporalClient, task_queue: str, engine: Engine, store_url: str) -> list[Finding]:
-    """Return what the worker serves, and a warning for each thing that is missing. Raises no error of Temporal or the
-    store: what cannot be checked is a warning."""
+async def report_start(
+    temporal: TemporalClient,
+    task_queue: str,
+    engine: Engine,
+    store_url: str,
+    *,
+    version: WorkerDeploymentVersion | None = None,
+) -> list[Finding]:
+    """Return what the worker, of that version of a deployment, serves, and a warning for each thing that is missing.
+    Raises no error of Temporal or the store: what cannot be checked is a warning."""
     agents = engine.agents
     checks: list[tuple[str, Callable[[], Awaitable[list[Finding]]]]] = [
         ("versions", lambda: _report_versions(temporal, store_url)),
+        ("deployment", lambda: _report_deployment(temporal, version)),
         ("search attrs", lambda: _report_search_attributes(temporal, engine)),
         ("open runs", lambda: _report_open_runs(temporal, task_queue, agents, engine.store)),
     ]
@@ -89,6 +99,31 @@ async def _report_versions(temporal: TemporalClient, store_url: str) -> list[Fin
         hint = "`perdure store status` says more; `perdure store migrate` brings it up to date."
         findings.append(Finding("store schema", "warn", f"version {status.schema}: {status.state}", hint))
     return findings
+
+
+async def _report_deployment(temporal: TemporalClient, version: WorkerDeploymentVersion | None) -> list[Finding]:
+    """Whether Temporal routes runs to the version of this worker."""
+    if version is None:
+        return []
+    name, build_id = version.deployment_name, version.build_id
+    request = DescribeWorkerDeploymentRequest(namespace=temporal.namespace, deployment_name=name)
+    routing = RoutingConfig()
+    try:
+        described = await temporal.workflow_service.describe_worker_deployment(request)
+        routing = described.worker_deployment_info.routing_config
+    except RPCError as error:
+        if error.status != RPCStatusCode.NOT_FOUND:  # so it is before its first worker has polled
+            raise
+    if routing.current_deployment_version.build_id == build_id:
+        return [Finding("deployment", "ok", f"{build_id} is the current version of {name}")]
+    if routing.ramping_deployment_version.build_id == build_id:
+        share = f"{routing.ramping_version_percentage:g} %"
+        return [
+            Finding("deployment", "ok", f"{build_id} is the ramping version of {name}: {share} of what is not pinned")
+        ]
+    command = f"`temporal worker deployment set-current-version --deployment-name {name} --build-id {build_id}`"
+    detail = f"{build_id} is neither the current nor the ramping version of {name}: only runs pinned to it reach it"
+    return [Finding("deployment", "warn", detail, f"{command}, or set-ramping-version, sends it runs.")]
 
 
 async def _report_search_attributes(temporal: TemporalClient, engine: Engine) -> list[Finding]:

@@ -174,7 +174,7 @@ class Worker:
     async def report_start(self) -> list[Finding]:
         """Return what the worker serves, and what is missing for the runs of its task queue; while it runs."""
         url = config.resolve_store_url(self._store_url) or config.get_home_store_url()
-        return await report_start(self._temporal, self.task_queue, self._engine, url)
+        return await report_start(self._temporal, self.task_queue, self._engine, url, version=self.deployment_version)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, or until this is cancelled; then drain."""

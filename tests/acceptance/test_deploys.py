@@ -17,7 +17,7 @@ from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.worker import Worker as TemporalWorker
 from temporalio.worker import WorkerDeploymentConfig
 
-from perdure import Agent, Client, PerdurePlugin, Run
+from perdure import Agent, Client, PerdurePlugin, Run, Worker
 from perdure.testing import ScriptedProvider
 from tests.support import faults
 from tests.support.cli import Cli
@@ -291,6 +291,26 @@ async def test_a_worker_of_the_users_own_with_a_deployment_config(fleet: Fleet) 
     async with build_worker("v2", VersioningBehavior.PINNED):
         await deployment.set_current("v2")
         assert versions(await fleet.ask_all(runs, "two")) == {"v2": 2}
+
+
+async def test_a_worker_says_whether_runs_are_routed_to_its_version(fleet: Fleet) -> None:
+    deployment, agent = fleet.deployment, Agent("plain", ScriptedProvider(lambda _: "hi"))
+    version = WorkerDeploymentVersion(deployment.name, "v1")
+
+    async def read_report(worker: Worker) -> tuple[str, str]:
+        (finding,) = [found for found in await worker.report_start() if found.check == "deployment"]
+        return finding.status, f"{finding.detail} {finding.hint}"
+
+    async with Worker(fleet.client, [agent], deployment=version) as worker:
+        status, text = await read_report(worker)
+        assert status == "warn"
+        assert "neither the current nor the ramping version" in text
+        assert f"set-current-version --deployment-name {deployment.name} --build-id v1" in text
+        await deployment.set_ramping("v1", 30)
+        assert "30 % of what is not pinned" in (await read_report(worker))[1]
+        await deployment.set_current("v1")
+        status, text = await read_report(worker)
+        assert (status, text.partition(" of ")[0]) == ("ok", "v1 is the current version")
 
 
 async def test_what_serves_itself_has_no_version(
