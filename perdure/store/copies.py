@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..errors import StoreError, StoreMismatchError, StoreVersionError, TranscriptCorruptedError
+from ..errors import InvalidInputError, StoreError, StoreMismatchError, StoreVersionError, TranscriptCorruptedError
 from . import migrations
 from .chain import hash_node
 from .objects import decode_pointer
@@ -114,6 +114,8 @@ async def copy_rows(
     Raises ``StoreError`` if the source is written meanwhile; ``StoreMismatchError`` if the target has another store;
     ``TranscriptCorruptedError`` for damaged nodes and blobs, unless ``keep_damaged``. The same call again continues.
     """
+    if source.place == target.place:
+        raise InvalidInputError(f"FROM and TO are the same store: {source.place}", hint="Name another database as TO.")
     identity = _check_source(source.place, await source.read_identity())
     present = await target.read_identity()
     is_complete = _check_target(target.place, present, identity)

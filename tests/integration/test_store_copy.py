@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from perdure.errors import StoreError, StoreLocationError, StoreMismatchError, TranscriptCorruptedError
+from perdure.errors import (
+    InvalidInputError,
+    StoreError,
+    StoreLocationError,
+    StoreMismatchError,
+    TranscriptCorruptedError,
+)
 from perdure.ports import Blob, Commit, EventBatch, MemoryWrite, NewEvent, Node, Outcome, RunRow, Store, TurnRow
 from perdure.store import migrations, open_store
 from perdure.store.administration import copy_store
@@ -218,6 +224,8 @@ async def test_targets_that_are_refused(make_url: MakeUrl, target_kind: str) -> 
     await third.close()
     with pytest.raises(StoreMismatchError, match="has another store already"):
         await copied(source_url, third_url)
+    with pytest.raises(InvalidInputError, match="FROM and TO are the same store"):
+        await copied(third_url, third_url)
 
 
 async def test_damaged_rows_are_named_and_copied_only_on_demand(make_url: MakeUrl, tmp_path: Path) -> None:
