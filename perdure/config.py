@@ -85,6 +85,11 @@ def get_outbox() -> dict[str, list[str]]:
     return rules
 
 
+def get_health_address() -> str | None:
+    """Return ``PERDURE_HEALTH_ADDRESS``, the ``[HOST:]PORT`` of the health endpoint of ``perdure worker``."""
+    return os.environ.get("PERDURE_HEALTH_ADDRESS") or None
+
+
 def is_new_store_allowed() -> bool:
     """Whether ``PERDURE_NEW_STORE`` allows a new store although runs are kept in another one."""
     return os.environ.get("PERDURE_NEW_STORE", "") not in ("", "0")
@@ -93,6 +98,40 @@ def is_new_store_allowed() -> bool:
 def get_home_store_url() -> str:
     """Return the store under ``PERDURE_HOME``, which the embedded engine uses."""
     return f"sqlite:///{current_home().store_db}"
+
+
+def resolve_deployment(name: str | None = None, build_id: str | None = None) -> tuple[str, str] | None:
+    """Return the Worker Deployment of this process and its build id: the arguments, then ``TEMPORAL_DEPLOYMENT_NAME``
+    (or ``TEMPORAL_WORKER_DEPLOYMENT_NAME``) and ``TEMPORAL_WORKER_BUILD_ID``, which Temporal's Worker Controller sets;
+    None without both.
+
+    Raises ``RuntimeSetupError`` if one is there without the other, or if the two variables name two deployments.
+    """
+    names = {variable: os.environ.get(variable) for variable in _DEPLOYMENT_NAME_VARIABLES}
+    given = {variable: value for variable, value in names.items() if value}
+    if not name and len(set(given.values())) > 1:
+        raise RuntimeSetupError(
+            " and ".join(f"{variable} is {value[:80]!r}" for variable, value in given.items())
+            + ": a worker belongs to one deployment",
+            hint="Set one of them.",
+        )
+    name = name or next(iter(given.values()), None)
+    build_id = build_id or os.environ.get("TEMPORAL_WORKER_BUILD_ID") or None
+    if name and build_id:
+        return name, build_id
+    if name or build_id:
+        there, missing = (
+            (f"a deployment ({name:.80})", "build id") if name else (f"a build id ({build_id:.80})", "deployment")
+        )
+        raise RuntimeSetupError(
+            f"the worker has {there} and no {missing}",
+            hint="Set TEMPORAL_DEPLOYMENT_NAME and TEMPORAL_WORKER_BUILD_ID, or give --deployment and --build-id; or "
+            "neither, for a worker without a version.",
+        )
+    return None
+
+
+_DEPLOYMENT_NAME_VARIABLES = ("TEMPORAL_DEPLOYMENT_NAME", "TEMPORAL_WORKER_DEPLOYMENT_NAME")
 
 
 def resolve_user(given: str | None = None) -> str:

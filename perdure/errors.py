@@ -5,7 +5,7 @@
     │   └── SettingsError (also ValueError)      a setting that the provider does not have
     ├── InvalidInputError (also ValueError)      a run was started or steered with an invalid argument
     │   ├── NotWaitingYetError                   the call does not wait for it yet; retryable
-    │   └── NewerStateError                      a newer engine wrote the run's state
+    │   └── NewerStateError                      a newer engine wrote the run's state; retryable
     ├── RunError                                 a run ended without an answer
     │   ├── LimitError
     │   │   ├── MaxIterationsError
@@ -87,7 +87,10 @@ class NotWaitingYetError(InvalidInputError):
 
 
 class NewerStateError(InvalidInputError):
-    """A newer engine wrote the state of the run. Workers of the newer engine can continue the run; this one cannot."""
+    """A newer engine wrote the state of the run, or the input of a call. Workers of the newer engine can continue the
+    run; this one cannot."""
+
+    retryable = True
 
 
 class RunError(PerdureError):

@@ -62,7 +62,16 @@ async def local(
     if client.store_url is None:
         client.store_url = config.get_home_store_url()
     try:
-        async with Worker(client, agents, task_queue=queue, drain=LOCAL_DRAIN_SECONDS, lifespan=lifespan, tools=tools):
+        # Without a version, also in a process that has one: nothing would route work to this queue.
+        async with Worker(
+            client,
+            agents,
+            task_queue=queue,
+            drain=LOCAL_DRAIN_SECONDS,
+            lifespan=lifespan,
+            tools=tools,
+            deployment=False,
+        ):
             try:
                 yield client
             finally:

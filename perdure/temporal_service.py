@@ -9,21 +9,23 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from google.protobuf.duration_pb2 import Duration
 from temporalio import exceptions as temporal
 from temporalio.api.common.v1 import WorkflowExecution as ExecutionMessage
-from temporalio.api.enums.v1 import IndexedValueType, PendingWorkflowTaskState, WorkflowTaskFailedCause
+from temporalio.api.enums.v1 import IndexedValueType, PendingWorkflowTaskState, TaskQueueType, WorkflowTaskFailedCause
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.namespace.v1 import NamespaceConfig
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
+from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import (
     CountWorkflowExecutionsRequest,
     DescribeNamespaceRequest,
+    DescribeTaskQueueRequest,
     GetClusterInfoRequest,
     GetWorkflowExecutionHistoryReverseRequest,
     RegisterNamespaceRequest,
@@ -278,6 +280,39 @@ async def check_namespace(temporal: TemporalClient) -> None:
     except RPCError as error:  # a client may lack the permission, or the server be busy: the next request shows it
         if error.status == RPCStatusCode.NOT_FOUND:
             raise build_namespace_error(temporal.namespace) from error
+
+
+def is_denied(error: RPCError) -> bool:
+    """Whether the server does not allow this client a request, or does not have it."""
+    return error.status in _DENIED_STATUSES
+
+
+async def find_pollers(
+    temporal: TemporalClient,
+    task_queue: str,
+    kind: TaskQueueType.ValueType,
+    *,
+    version: str | None = None,
+    timeout: float | None = None,
+) -> dict[str, datetime]:
+    """Return when each worker has polled the task queue last: by identity, by the server's clock. The server lists
+    workers for minutes after they have stopped. With ``version``, ``NAME.BUILD_ID``, those alone that are of that
+    version of a Worker Deployment. Raises ``RPCError``."""
+    described = await temporal.workflow_service.describe_task_queue(
+        DescribeTaskQueueRequest(
+            namespace=temporal.namespace, task_queue=TaskQueue(name=task_queue), task_queue_type=kind
+        ),
+        retry=timeout is None,
+        timeout=None if timeout is None else timedelta(seconds=timeout),
+    )
+    polls: dict[str, datetime] = {}
+    for poller in described.pollers:
+        deployment = poller.deployment_options
+        if version not in (None, f"{deployment.deployment_name}.{deployment.build_id}"):
+            continue
+        at = poller.last_access_time.ToDatetime(UTC)
+        polls[poller.identity] = max(polls.get(poller.identity, at), at)
+    return polls
 
 
 def build_unreachable_error(temporal: TemporalClient, why: str) -> ServerUnreachableError:

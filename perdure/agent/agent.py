@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Self, get_args, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from pydantic import ValidationError
 from typing_extensions import Unpack
@@ -24,7 +24,7 @@ from ..tools.context_type import ContextType, validate_plain_context
 from ..tools.json_schema import PlainSchema, remove_titles
 from ..tools.subagents import build_subagent_tool
 from ..types.compaction import Compaction
-from ..types.interface import FinishProtocol, OnLimit, OutputT, Override, StepOverride
+from ..types.interface import FinishProtocol, OnLimit, OutputT, Override, StepOverride, Versioning
 from ..types.limits import Limits
 from ..types.validation_errors import describe_validation_error
 from .decorators import AgentDecorators, find_called_agents
@@ -40,15 +40,16 @@ from .validation import (
     resolve_max_iterations,
     validate_agent_limits,
     validate_agent_name,
-    validate_choice,
     validate_compaction,
     validate_instructions,
     validate_list,
     validate_mapping,
     validate_models,
+    validate_on_limit,
     validate_parse_retries,
     validate_rules,
     validate_toolsets,
+    validate_versioning,
     warn_of_low_threshold,
 )
 from .xml import to_xml
@@ -70,8 +71,7 @@ Instructions = Instruction[ContextT] | Sequence[Instruction[ContextT]] | None
 Validator = Callable[[OutputT], Any] | Callable[[OutputT, RunContext[ContextT]], Any]
 
 _copies_lock = threading.Lock()
-_MAX_CACHED_COPIES = 64
-"""Most overridden copies that an agent caches: overrides come from outside."""
+_MAX_CACHED_COPIES = 64  # overridden ones of an agent: overrides come from outside
 
 
 class Agent(AgentDecorators[ContextT, OutputT]):
@@ -94,7 +94,8 @@ class Agent(AgentDecorators[ContextT, OutputT]):
     when a run begins: MCP servers, ``Artifacts``, or custom ones (``Toolset``). ``subagents`` are agents, or names of
     agents of the same worker: each is a tool ``call_NAME``, and each call of it is a run of its own. ``approvals`` are
     rules on calls; the first that matches decides: ``[allow("read_*"), deny("rm", path="/etc/*"), ask("*")]``. Where
-    none matches, the tool's own ``needs_approval`` decides.
+    none matches, the tool's own ``needs_approval`` decides. On versioned workers a run moves to the current version at
+    its next step, or with ``versioning="pinned"`` at the end of its turn.
 
     Raises ``DefinitionError`` (or ``SettingsError``) that names the problem and the way out.
 
@@ -200,6 +201,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         compaction: Compaction | Sequence[Compaction] | None = None,
         hooks: Iterable[Hook | HookSet] = (),
         approvals: Sequence[Rule] = (),
+        versioning: Versioning = "auto_upgrade",
     ) -> None:
         self.name = validate_agent_name(name)
         self.chain = validate_models(name, model)
@@ -207,9 +209,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         self.description = description
         self.instruction_parts = validate_instructions(name, instructions)
         """The system prompt: texts and functions, in their order."""
-        self.context = context
-        """The declared type of ``ctx.context``; None if none is declared."""
-        self._context_type = None if context is None else ContextType(name, context)
+        self._set_types(context, input, output, finish, parse_retries, output_validators)
         listed_tools = validate_list(name, "tools", tools, "[search, refund]")
         own_subagents = _validate_subagents(name, subagents)
         self.toolbox = Toolbox([*listed_tools, *map(build_subagent_tool, own_subagents)])
@@ -220,8 +220,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         self.settings: Mapping[str, Any] = validate_mapping(name, "settings", settings)
         self.provider_options: Mapping[str, Any] = validate_mapping(name, "provider_options", provider_options)
         check_model_settings(self.chain, self.settings, self.provider_options)
-        self._set_types(input, output, finish, parse_retries, output_validators)
-        self.on_limit: OnLimit = validate_choice(name, "on_limit", on_limit, get_args(OnLimit), "'finish'")
+        self.on_limit: OnLimit = validate_on_limit(name, on_limit)
         self.limits = validate_agent_limits(name, limits)
         hooks = validate_hook_list(f"agent {name!r}", hooks)
         self.hooks = HookSet(validate_hooks(f"agent {name!r}", hooks, of_agent=True))
@@ -231,12 +230,16 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         self.max_iterations = resolve_max_iterations(name, max_iterations, self.limits)
         self.approvals = validate_rules(name, approvals)
         """Which calls run without approval, wait for approval, or are denied: the first matching rule decides."""
+        self.versioning: Versioning = validate_versioning(name, versioning)
         check_function_types(
             name, context, output, tools=self.toolbox, hooks=self.hooks, instructions=self.instruction_parts
         )
         self._copies: dict[str, Agent[ContextT, OutputT]] = {}
 
-    def _set_types(self, input: Any, output: Any, finish: Any, parse_retries: Any, validators: Any) -> None:
+    def _set_types(self, context: Any, input: Any, output: Any, finish: Any, retries: Any, validators: Any) -> None:
+        self.context = context
+        """The declared type of ``ctx.context``; None if none is declared."""
+        self._context_type = None if context is None else ContextType(self.name, context)
         self.input = input
         """The declared type of a run's input; ``str`` is text and files."""
         self._input_type = None if input is str else ContextType(self.name, input, "input")
@@ -244,7 +247,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         """The declared type of the answers."""
         self.output_type = OutputType(f"agent {self.name!r}", output)
         self.finish: FinishProtocol = resolve_finish_protocol(self.name, self.output_type.is_text, finish)
-        self.parse_retries = validate_parse_retries(self.name, parse_retries)
+        self.parse_retries = validate_parse_retries(self.name, retries)
         """How often an answer that does not fit the type goes back to the model before the run fails."""
         self.output_validators = build_output_validators(self.name, validators)
         for validator in self.output_validators:
@@ -445,9 +448,8 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         if added or removed:
             agent.toolbox = self._apply_step_tools(agent.toolbox, added, removed, worker)
         if "settings" in changes:
-            merged = {**self.settings, **changes["settings"]}
-            unset = {name for name, value in changes["settings"].items() if value is None}
-            changes["settings"] = {name: value for name, value in merged.items() if name not in unset}
+            given, merged = changes["settings"], {**self.settings, **changes["settings"]}
+            changes["settings"] = {name: merged[name] for name in merged if given.get(name, ...) is not None}
         if "provider_options" in changes:
             changes["provider_options"] = {**self.provider_options, **changes["provider_options"]}
         if (limits := changes.get("limits")) is not None:  # merged one by one; the turn's iterations are max_iterations

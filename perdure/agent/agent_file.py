@@ -23,7 +23,7 @@ from ..ports import Toolset
 from ..tools import Rule, Tool, Toolbox
 from ..tools.approvals import parse_rule
 from ..types.compaction import COMPACTION_KINDS, Compaction
-from ..types.interface import FinishProtocol, OnLimit, StrictInput
+from ..types.interface import FinishProtocol, OnLimit, StrictInput, Versioning
 from ..types.limits import Limits
 from ..types.validation_errors import describe_validation_error
 from .agent import Agent
@@ -192,6 +192,7 @@ class AgentSpec(StrictInput):
     """As ``Limits``: ``{"cost_usd": 2.0, "turn": {"tokens": 50000}}``."""
     approvals: list[JsonFields] = Field(default=[])
     """Rules: ``[{"allow": "read_*"}, {"ask": "refund", "arguments": {"amount": 5}, "expires": "7d"}]``."""
+    versioning: Versioning | None = None
     compaction: dict[str, JsonFields] = Field(default={})
     """As ``Compaction``, by kind: ``{"window": {"tokens": 100000}}``."""
 

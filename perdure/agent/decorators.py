@@ -33,7 +33,7 @@ _DEFINITION = frozenset(
     (
         *("name", "chain", "description", "instruction_parts", "context", "input", "output", "output_type", "finish"),
         *("toolbox", "toolsets", "subagents", "approvals", "settings", "provider_options", "output_validators"),
-        *("parse_retries", "on_limit", "limits", "max_iterations", "compaction", "hooks"),
+        *("parse_retries", "on_limit", "limits", "max_iterations", "compaction", "hooks", "versioning"),
     )
 )
 """The attributes that define what an agent does."""

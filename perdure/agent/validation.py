@@ -28,7 +28,7 @@ from ..tools.context_type import (
     takes_context,
 )
 from ..types.compaction import Compaction, CompactionSettings, build_compaction_settings
-from ..types.interface import FinishProtocol, OnLimit
+from ..types.interface import FinishProtocol, OnLimit, Versioning
 from ..types.limits import DEFAULT_ITERATIONS, Limits, check_whole_number
 
 logger = logging.getLogger("perdure.worker")
@@ -54,6 +54,7 @@ class AgentOptions(TypedDict, total=False):
     limits: Limits | None
     compaction: Compaction | Sequence[Compaction] | None
     approvals: Sequence[Rule]
+    versioning: Versioning
 
 
 def validate_agent_name(name: Any) -> str:
@@ -268,6 +269,18 @@ def validate_choice(name: str, field: str, value: Any, allowed: tuple[str, ...],
         problem = f"agent {name!r}: {field} is {value!r:.100}, it can be {', '.join(allowed)}"
         raise DefinitionError(problem, hint=f"Leave it out for {default}.")
     return value
+
+
+def validate_on_limit(name: str, value: Any) -> OnLimit:
+    """Return what the agent does at a limit."""
+    on_limit: OnLimit = validate_choice(name, "on_limit", value, get_args(OnLimit), "'finish'")
+    return on_limit
+
+
+def validate_versioning(name: str, value: Any) -> Versioning:
+    """Return whether turns of the agent stay on the version of the workers that they began on."""
+    versioning: Versioning = validate_choice(name, "versioning", value, get_args(Versioning), "'auto_upgrade'")
+    return versioning
 
 
 def resolve_max_iterations(name: str, value: Any, limits: Limits) -> int:

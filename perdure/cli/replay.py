@@ -6,12 +6,14 @@ import asyncio
 import os
 from dataclasses import asdict
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import LIST_HINT, InvalidInputError
-from ..terminal import print_text
+from ..terminal import print_line, print_text
+from ..types.interface import WORKFLOW_TYPE
 from .connection import ServerOptions, call_client, find_run
 from .output import OutputOptions
 
@@ -32,14 +34,37 @@ def replay(
     query: Annotated[
         str | None, typer.Option(help="Runs that match a Temporal query: \"ExecutionStatus = 'Running'\".")
     ] = None,
+    open_runs: Annotated[
+        bool, typer.Option("--open", help="All open runs of the namespace, or of --task-queue: before a deploy.")
+    ] = False,
+    task_queue: Annotated[
+        str | None, typer.Option("--task-queue", help="With --open: the runs of this queue; PERDURE_TASK_QUEUE.")
+    ] = None,
+    worker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|MODULE",
+            help="With --open: compare the runs with the agents that `perdure worker` would serve of it.",
+        ),
+    ] = None,
     save: Annotated[Path | None, typer.Option(metavar="DIR", help="Save the histories of the runs as files.")] = None,
     *,
     server: ServerOptions,
     output: OutputOptions,
 ) -> None:
-    """Replay histories with this version of perdure; exit code 1 if one does not replay."""
+    """Replay histories with this version of perdure; exit code 1 if one does not replay.
+
+    `perdure replay --open` is the check before a deploy: with the new version, on the live namespace.
+    """
+    if open_runs:
+        if sources or query is not None or save is not None:
+            raise typer.BadParameter("--open takes all open runs: leave out files, ids, --query and --save")
+        _print_report(_replay_open_runs(server, task_queue, worker), output, ok=False)
+        return
+    if worker is not None or task_queue is not None:
+        raise typer.BadParameter("--worker and --task-queue belong to --open")
     if not sources and query is None:
-        raise typer.BadParameter("name files, folders or runs, or give --query")
+        raise typer.BadParameter("name files, folders or runs, or give --query or --open")
     from ..worker.replay import read_histories, replay_histories
 
     ids: list[str] = []
@@ -53,11 +78,48 @@ def replay(
         report = call_client(server, lambda client: _replay_with_runs(client, histories, ids, query, save))
     else:
         report = asyncio.run(replay_histories(histories))
+    _print_report(report, output)
+
+
+def _print_report(report: ReplayReport, output: OutputOptions, *, ok: bool = True) -> None:
+    """Print the report, and end with the exit code. Without ``ok``, the runs without a problem are counted alone."""
     if output.format == "text":
-        print_text(str(report))
+        print_text("\n".join(report.list_lines(ok=ok)))
     else:
         output.print_json([asdict(history) | {"replays": history.error is None} for history in report.histories])
-    raise typer.Exit(1 if report.failed else 0)
+    raise typer.Exit(0 if all(history.is_ok for history in report.histories) else 1)
+
+
+_PROGRESS_SECONDS = 5.0
+
+
+def _replay_open_runs(server: ServerOptions, task_queue: str | None, worker: str | None) -> ReplayReport:
+    from .. import config
+    from ..activities import Agents
+    from ..worker.replay import build_open_query, replay_open_runs
+    from .agent_loader import load_agent_module
+
+    loaded = None if worker is None else load_agent_module(worker)
+    agents = None if loaded is None else Agents(loaded.agents, loaded.tools)
+    queue = config.named_task_queue(task_queue)
+    next_line = monotonic() + _PROGRESS_SECONDS
+
+    async def replay_runs(client: Client) -> ReplayReport:
+        counted = await client.temporal.count_workflows(
+            f"WorkflowType = '{WORKFLOW_TYPE}' AND {build_open_query(queue)}"
+        )
+
+        def print_progress(done: int) -> None:
+            nonlocal next_line
+            if monotonic() >= next_line:
+                print_line(f"{done} of {counted.count} open runs", error=True)
+                next_line = monotonic() + _PROGRESS_SECONDS
+
+        place = f"task queue {queue}" if queue else f"namespace {client.temporal.namespace}"
+        print_line(f"replays {counted.count} open runs of {place}", error=True)
+        return await replay_open_runs(client, task_queue=queue, agents=agents, report_progress=print_progress)
+
+    return call_client(server, replay_runs)
 
 
 async def _replay_with_runs(

@@ -154,6 +154,8 @@ def format_run_details(details: RunDetails, *, full: bool = False) -> list[str]:
     facts = [_format_totals(details), _format_tree_totals(details)]
     if status.limits[:-1]:  # more than the turn's iterations
         facts += map(format_limit_use, count_running_subagents(details))
+    if status.version is not None:
+        facts.append(f"on version {escape_line(status.version)}{', pinned' if status.version_pinned else ''}")
     facts.append(details.ui or "")
     lines += [style_text(f"  {fact}", "dim") for fact in facts if fact]
     for section in (

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ..agent.agent import Agent
     from ..client.client import Client
     from ..worker import Worker
+    from ..worker.versioning import Deployment
     from .agent_loader import AgentModule
 
 
@@ -48,7 +50,7 @@ async def open_client_for_agent(
     queue = config.named_task_queue(task_queue) or build_program_queue_name(Path(file))
     async with (
         open_client(server, start_server=True, task_queue=queue) as client,
-        Worker(client, loaded.agents, drain=LOCAL_DRAIN_SECONDS, **loaded.worker_options),
+        Worker(client, loaded.agents, drain=LOCAL_DRAIN_SECONDS, deployment=False, **loaded.worker_options),
     ):
         yield client, found
 
@@ -63,21 +65,77 @@ def worker(
             min=0, help="Seconds for running tools to end; by default the longest of their timeouts and 30 s."
         ),
     ] = None,
+    deployment: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Worker Deployment of this worker; TEMPORAL_DEPLOYMENT_NAME.")
+    ] = None,
+    build_id: Annotated[
+        str | None, typer.Option(help="Its version in the deployment; TEMPORAL_WORKER_BUILD_ID.")
+    ] = None,
+    health: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Answer GET /healthz and /readyz there, by default on 127.0.0.1; PERDURE_HEALTH_ADDRESS.",
+        ),
+    ] = None,
     *,
     server: StoreOptions,
 ) -> None:
     """Serve the agents of a Python file or module until SIGTERM or Ctrl-C; a second signal ends at once."""
+    from .. import config
     from .agent_loader import load_agent_module
 
     log_to_stderr()
     logging.getLogger("perdure.store").setLevel(logging.INFO)  # a new store is worth a line in a worker's log
     loaded = load_agent_module(target, require_agents=agents is None)
+    version = read_version(deployment, build_id)
+
+    health = health or config.get_health_address()
+    exit_limit = ExitLimit()
 
     async def serve() -> None:
         async with open_client(server, task_queue=task_queue, warnings=True) as client:
-            await serve_agents(client, loaded, asyncio.Event(), drain=drain, agents=agents)
+            options: dict[str, Any] = {"drain": drain, "health_address": health, "deployment": version}
+            await serve_agents(client, loaded, asyncio.Event(), agents=agents, exit_limit=exit_limit, **options)
 
-    asyncio.run(serve())
+    try:
+        asyncio.run(serve())
+    finally:
+        exit_limit.cancel()
+
+
+class ExitLimit:
+    """Ends the process if it has not ended by itself in time: the end of an event loop waits for its threads, without a
+    limit, whatever they do."""
+
+    def __init__(self) -> None:
+        self._timer: threading.Timer | None = None
+
+    def set(self, seconds: float) -> None:
+        """End the process in that many seconds, instead of at the time set before."""
+        self.cancel()
+        self._timer = threading.Timer(seconds, self._end_process)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def cancel(self) -> None:
+        """Do not end it."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end_process(self) -> None:
+        print_line("ended by force, as it did not stop in time; the runs go on with the next worker", error=True)
+        os._exit(1)
+
+
+def read_version(deployment: str | None, build_id: str | None) -> Deployment:
+    """The version that the options or the environment name; False without one. Raises ``RuntimeSetupError``."""
+    from temporalio.common import WorkerDeploymentVersion
+
+    from .. import config
+
+    found = config.resolve_deployment(deployment, build_id)
+    return WorkerDeploymentVersion(*found) if found else False
 
 
 def log_to_stderr() -> None:
@@ -105,19 +163,22 @@ async def serve_agents(
     loaded: AgentModule,
     stop: asyncio.Event,
     *,
-    drain: float | None = None,
     agents: Path | None = None,
     on_serving: Callable[[], None] | None = None,
+    exit_limit: ExitLimit | None = None,
+    **options: Any,
 ) -> None:
     """Serve ``loaded`` until a signal comes or ``stop`` is set, then drain.
 
     ``agents`` is a folder of agent files, whose present versions are served. With ``on_serving`` that is called instead
-    of printing what happens.
+    of printing what happens. ``exit_limit`` ends a process that does not stop. ``options`` are the worker's own, before
+    those of the file.
     """
     from ..worker import Worker
+    from ..worker.drain import CANCEL_SECONDS, CLOSE_SECONDS
 
     install_signal_handlers(stop, quiet=on_serving is not None)
-    worker = Worker(client, loaded.agents, drain=drain, **loaded.worker_options)
+    worker = Worker(client, loaded.agents, **{"deployment": False, **loaded.worker_options, **options})
     async with AsyncExitStack() as stack:
         folder = agents and worker.folder(agents, toolsets=loaded.toolsets, say=print_line)
         await stack.enter_async_context(worker)
@@ -125,9 +186,27 @@ async def serve_agents(
             on_serving()
         else:
             print_line(_format_serving_line(client, worker))
+            reporting = asyncio.create_task(_print_start_report(worker))
+            stack.callback(reporting.cancel)
         if folder:
             await stack.enter_async_context(folder)
         await stop.wait()
+        if exit_limit is not None:
+            exit_limit.set(worker.drain.total_seconds() + CANCEL_SECONDS + CLOSE_SECONDS)
+    if exit_limit is not None:
+        exit_limit.set(CLOSE_SECONDS)
+
+
+async def _print_start_report(worker: Worker) -> None:
+    """Print what the worker serves, a line each; what is missing to stderr."""
+    if worker.health_address is not None:
+        print_line(f"health: http://{worker.health_address}/healthz and /readyz")
+    for finding in await worker.report_start():
+        if finding.status == "ok":
+            print_line(f"{finding.check}: {finding.detail}")
+        else:
+            hint = f" → {finding.hint}" if finding.hint else ""
+            print_line(f"warning: {finding.check}: {finding.detail}{hint}", error=True)
 
 
 def _format_serving_line(client: Client, worker: Worker) -> str:
@@ -137,7 +216,9 @@ def _format_serving_line(client: Client, worker: Worker) -> str:
     store = mask_password(client.store_url or config.get_home_store_url())
     namespace = client.temporal.namespace
     place = get_server_address(client) + ("" if namespace == "default" else f", namespace {namespace}")
-    return f"serving {names} on queue {worker.task_queue} of {place}, store {store}"
+    version = worker.deployment_version
+    version_text = "" if version is None else f", as version {version.to_canonical_string()}"
+    return f"serving {names} on queue {worker.task_queue} of {place}, store {store}{version_text}"
 
 
 def install_signal_handlers(stop: asyncio.Event, *, quiet: bool) -> None:

@@ -8,14 +8,13 @@ from datetime import UTC, datetime, timedelta
 from temporalio.api.common.v1 import Payload
 from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
 from temporalio.api.failure.v1 import Failure
-from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import WorkflowExecutionDescription
 from temporalio.converter import DataConverter
 from temporalio.exceptions import ApplicationError, FailureError
 
-from ..temporal_service import find_failing_task
+from ..temporal_service import find_failing_task, find_pollers
 from .handles import ClientHandle
+from .visibility import read_deployment_version
 
 _MAX_POLLER_AGE = timedelta(seconds=70)
 """Longest time between two polls of a worker, and a little more."""
@@ -68,9 +67,12 @@ def _join_reason_lines(message: str) -> str:
 
 async def has_poller(client: ClientHandle, run: WorkflowExecutionDescription, *, lately: bool = False) -> bool:
     """Whether a worker has polled the run's task queue since the run started and, with ``lately``, within the last poll
-    interval. A live worker takes the run at once."""
+    interval. A live worker takes the run at once. Of a run that is pinned to a version, a worker of that version."""
     since = max(run.start_time, datetime.now(UTC) - _MAX_POLLER_AGE) if lately else run.start_time
-    return await _is_polled_since(client, run.task_queue, since)
+    status = read_deployment_version(run)
+    return await _is_polled_since(
+        client, run.task_queue, since, version=status["version"] if status.get("version_pinned") else None
+    )
 
 
 async def is_queue_polled(client: ClientHandle, task_queue: str) -> bool:
@@ -78,15 +80,13 @@ async def is_queue_polled(client: ClientHandle, task_queue: str) -> bool:
     return await _is_polled_since(client, task_queue, datetime.now(UTC) - _MAX_POLLER_AGE)
 
 
-async def _is_polled_since(client: ClientHandle, task_queue: str, since: datetime) -> bool:
+async def _is_polled_since(
+    client: ClientHandle, task_queue: str, since: datetime, *, version: str | None = None
+) -> bool:
     """The server lists pollers for minutes after they have stopped; a live worker begins a new poll every minute."""
-    request = DescribeTaskQueueRequest(
-        namespace=client.temporal.namespace,
-        task_queue=TaskQueue(name=task_queue),
-        task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
-    )
-    described = await client.temporal.workflow_service.describe_task_queue(request, retry=True)
-    return any(poller.last_access_time.ToDatetime(UTC) >= since for poller in described.pollers)
+    kind = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
+    polls = await find_pollers(client.temporal, task_queue, kind, version=version)
+    return any(polled_at >= since for polled_at in polls.values())
 
 
 async def _read_heartbeat_wait(converter: DataConverter, payloads: Sequence[Payload]) -> str | None:

@@ -56,7 +56,7 @@ from .progress import find_pending_reason, has_poller
 from .streams import StreamReader, build_output_form
 from .tasks import background_task
 from .turn import ANSWER_TIMEOUT, Turn
-from .visibility import attribute_of, build_closed_status, find_agent_name, read_pending_memo
+from .visibility import attribute_of, build_closed_status, find_agent_name, read_deployment_version, read_pending_memo
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
@@ -203,14 +203,22 @@ class Run(StreamReader[OutputT]):
             recorded = await self._read_recorded_status()
             return closed.model_copy(update=recorded | await self._read_closed_result(closed, description.run_id))
         reason = await find_pending_reason(self.client, description)
+        version = read_deployment_version(description)
         try:
             status = Status.model_validate(await self.ask_workflow("status"))
         except RunClosedError:  # closed between the two requests
             return await self.status()
         except PerdureError as error:
-            missing = "no worker answers on its task queue" if isinstance(error, NoWorkerError) else error.message
+            missing = error.message
+            if isinstance(error, NoWorkerError):
+                place = (
+                    f"version {version['version']}, to which it is pinned"
+                    if version.get("version_pinned")
+                    else "its task queue"
+                )
+                missing = f"no worker answers on {place}"
             return await self._build_unanswered_status(description, reason or missing)
-        return status if status.reason or not reason else status.model_copy(update={"reason": reason})
+        return status.model_copy(update=version | ({} if status.reason or not reason else {"reason": reason}))
 
     async def _build_unanswered_status(self, description: WorkflowExecutionDescription, reason: str) -> Status:
         """Build the status of an open run for which no worker answers, from Temporal and the store."""
@@ -220,6 +228,7 @@ class Run(StreamReader[OutputT]):
             "reason": reason,
             "agent": await find_agent_name(self.client, description),
             "state": indexed_status if indexed_status in ("waiting", "paused") else "running",
+            **read_deployment_version(description),
             "approvals": await read_pending_memo(description) or (),
         }
         try:

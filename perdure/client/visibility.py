@@ -23,6 +23,7 @@ from temporalio.api.workflowservice.v1 import (
 )
 from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowExecution, WorkflowExecutionDescription, WorkflowExecutionStatus
+from temporalio.common import VersioningBehavior
 from temporalio.service import RPCError, RPCStatusCode, WorkflowService
 
 from .. import config
@@ -453,6 +454,23 @@ async def _read_labels(execution: WorkflowExecution) -> dict[str, str]:
             memo = await execution.memo()
             labels = {name: value or memo.get(name) for name, value in labels.items()}
     return {name: value for name, value in labels.items() if isinstance(value, str)}
+
+
+def read_deployment_version(description: WorkflowExecutionDescription) -> dict[str, Any]:
+    """Return the fields ``version`` and ``version_pinned`` of a run's status from its description; {} without one."""
+    info = description.raw_description.workflow_execution_info.versioning_info
+    override, version = info.versioning_override, info.deployment_version
+    is_pinned = info.behavior == _PINNED
+    if override.HasField("pinned"):
+        version, is_pinned = override.pinned.version, True
+    elif override.auto_upgrade:
+        is_pinned = False
+    if not version.build_id:
+        return {}
+    return {"version": f"{version.deployment_name}.{version.build_id}", "version_pinned": is_pinned}
+
+
+_PINNED = int(VersioningBehavior.PINNED)
 
 
 async def find_agent_name(client: ClientHandle, execution: WorkflowExecution) -> str:

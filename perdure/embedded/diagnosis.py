@@ -85,7 +85,7 @@ async def _check_server(target: ServerTarget) -> list[Finding]:
     try:
         client = await connect(target)
         await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=target.namespace))
-        attributes = await _check_search_attributes(client)
+        attributes = await check_search_attributes(client)
         stuck = [*await _check_missing_store_file(client), *await _check_stuck_runs(client)]
     except PerdureError as error:
         return [Finding("server", "fail", error.message, error.hint)]
@@ -118,7 +118,8 @@ async def _check_stuck_runs(client: Client) -> list[Finding]:
     return [Finding("stuck runs", "fail", f"{task.run_id}: {task}", task.way_out) for task in failing]
 
 
-async def _check_search_attributes(client: Client) -> Finding:
+async def check_search_attributes(client: Client) -> Finding:
+    """Check the search attributes of the client's namespace."""
     try:
         attributes = await find_search_attributes(client.service_client, client.namespace)
     except RPCError as error:

@@ -147,6 +147,15 @@ def decide(state: RunState) -> NextStep:
     return _decide_model_call(state)
 
 
+def is_turn_in_progress(state: RunState) -> bool:
+    """Whether a turn of the run is at work, or waits for something. Not between two turns, and not while the run waits
+    for an engine without the fault that it met."""
+    if state.pause is not None and state.pause.fault:
+        return False
+    is_idle = state.turn is None or (is_turn_answered(state) and not state.calls)
+    return not (is_idle and isinstance(decide(state), Wait))
+
+
 def _decide_requested_pause(state: RunState) -> NextStep | None:
     """Return the step of a pause that a client has asked for, or of its end; None without one. Nothing is in flight.
 

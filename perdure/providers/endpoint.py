@@ -187,6 +187,10 @@ class Endpoint(ABC, Generic[ClientT]):
             return "api_key"
         return next((name for name in self._api_key_envs if os.environ.get(name)), self._api_key_envs[0])
 
+    def check_key(self) -> None:
+        """Raise ``AuthenticationError`` if the key is missing or malformed."""
+        self._read_key()
+
     async def aclose(self) -> None:
         """Close the connections of this event loop; those of other loops end with their loop."""
         client = self._clients.pop(asyncio.get_running_loop(), None)

@@ -21,6 +21,7 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 from ..errors import PerdureError
 from ..ports import timestamp
 from ..types.interface import PENDING_ATTRIBUTE
+from ..types.schema_version import check_schema_version
 from ..types.wire import MODEL_ACTIVITY, CallFacts, ModelInput, ModelOutput, ToolInput, ToolOutput
 from .heartbeat import Heartbeat, measure_agent_missing
 from .retries import RetryDecision, decide_retry
@@ -129,9 +130,11 @@ def _parse_activity_input(input: ExecuteActivityInput) -> ModelCall | ToolCall:
     raw = input.args[0]
     if info.activity_type == MODEL_ACTIVITY:
         waited = (info.started_time - info.scheduled_time).total_seconds()  # both are the server's
+        check_schema_version(raw, "the input of the model call")
         return ModelCall(ModelInput.model_validate(raw), scheduled=monotonic() - waited, **attempt)
     first = raw[0]  # a dynamic activity gets its arguments undecoded, as a list
     plain = activity.payload_converter().from_payload(first.payload) if isinstance(first, RawValue) else first
+    check_schema_version(plain, "the input of the tool call")
     return ToolCall(ToolInput.model_validate(plain), **attempt)
 
 

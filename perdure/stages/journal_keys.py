@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from ..errors import TranscriptCorruptedError
 from ..types.messages import Data
+from ..types.schema_version import check_schema_version
 from ..types.wire import ModelInput, ToolInput
 
 _encode_canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode
@@ -77,7 +79,11 @@ OutputT = TypeVar("OutputT", bound=BaseModel)
 
 
 def parse_outcome(kind: type[OutputT], body: bytes, key: str) -> OutputT:
-    """Parse the outcome of journal entry ``key``. Raises ``TranscriptCorruptedError``, on which the run waits."""
+    """Parse the outcome of journal entry ``key``. Raises ``TranscriptCorruptedError``, on which the run waits, and
+    ``NewerStateError``, on which a worker of the newer perdure takes the call."""
+    if b'"schema_version"' in body:  # of a newer version: this one's outcomes have none
+        with suppress(json.JSONDecodeError):
+            check_schema_version(json.loads(body), f"the outcome in journal entry {key}")
     try:
         return kind.model_validate_json(body)
     except ValidationError:

@@ -11,6 +11,7 @@ from typing import TypeVar
 from ..errors import (
     AgentNotFoundError,
     ContextLengthError,
+    NewerStateError,
     PerdureError,
     ProviderError,
     ProviderTimeoutError,
@@ -130,6 +131,8 @@ def _format_seconds(seconds: float) -> str:
 AGENT_SECONDS = 60.0
 """Seconds for which an unknown agent is retried, from the first attempt that did not find it: a deploy may be under
 way."""
+NEWER_STATE_SECONDS = 5.0
+"""Seconds until a call that only a newer engine can run is offered again: a worker of it may take it then."""
 TOOLSET_ATTEMPTS = 7
 """Attempts to list a toolset's tools: about a minute with the delays of activity_options.py, because its server may be
 restarting."""
@@ -183,6 +186,7 @@ def decide_retry(error: Exception, attempt: int, missing: float = 0.0) -> RetryD
     if isinstance(error, AgentNotFoundError):
         retry = missing < AGENT_SECONDS
     delay = error.retry_after if isinstance(error, ProviderError) else None
+    delay = NEWER_STATE_SECONDS if isinstance(error, NewerStateError) else delay
     delay = None if delay is None else min(delay, LONGEST_DELAY)
     ways = error.ways if isinstance(error, ContextLengthError) else ()
     return RetryDecision(type(error).__name__, _truncate_failure_text(str(error)), retry, delay, ways)

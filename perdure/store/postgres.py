@@ -197,7 +197,7 @@ class PostgresStore(SurfaceTables, retention.SqlRetention):
     it runs; calls from other event loops are run there.
     """
 
-    skip_locked = "FOR UPDATE SKIP LOCKED"
+    skip_locked, clock = "FOR UPDATE SKIP LOCKED", "SELECT clock_timestamp()"
 
     def __init__(self, url: str, *, now: Callable[[], str] = format_utc_now) -> None:
         self._address = parse_postgres_url(url)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from ..ports.store import format_utc_now, timestamp
 from ..ports.surfaces import (
     AuditRow,
     IdempotencyClaim,
@@ -87,6 +88,16 @@ class SurfaceTables:
 
     _now: Callable[[], str]
 
+    clock = ""
+    """Reads the clock that leases are compared with; "" for this machine's: processes of a file are on one machine."""
+
+    async def _read_clock(self) -> str:
+        """Return the time that all processes of the store agree on: machines may differ by more than a lease."""
+        rows = (
+            await self._select_rows(self.clock) if self.clock and self._now is format_utc_now else []
+        )  # else a test's
+        return timestamp(rows[0][0]) if rows else self._now()
+
     @abstractmethod
     async def _select_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
         """Return the rows of a statement that reads."""
@@ -142,7 +153,7 @@ class SurfaceTables:
 
     async def take_outbox(self, owner: str, *, target: str, lease_seconds: float, limit: int = 100) -> list[OutboxRow]:
         """See :class:`perdure.ports.surfaces.Outbox`."""
-        now = self._now()
+        now = await self._read_clock()
         rows = await self._change_rows(
             TAKE_OUTBOX.format(skip_locked=self.skip_locked),
             owner=owner,
@@ -185,7 +196,7 @@ class SurfaceTables:
     ) -> IdempotencyClaim:
         """See :class:`perdure.ports.surfaces.Idempotency`."""
         check_idempotency_key(key)
-        now = self._now()
+        now = await self._read_clock()
         times = {"leased_until": add_seconds(now, lease_seconds), "expires_at": add_seconds(now, keep_seconds)}
         claim = {"key": key, "request_hash": request_hash, "owner": owner, "answer": None, "created_at": now}
         while True:
@@ -206,7 +217,7 @@ class SurfaceTables:
 
     async def delete_expired_idempotency(self, limit: int = 1000) -> int:
         """See :class:`perdure.ports.surfaces.Idempotency`."""
-        return len(await self._change_rows(DELETE_EXPIRED_KEYS, now=self._now(), limit=limit))
+        return len(await self._change_rows(DELETE_EXPIRED_KEYS, now=await self._read_clock(), limit=limit))
 
     async def count_keys(self) -> dict[str, dict[str, int]]:
         """See :class:`perdure.ports.surfaces.EncryptedBodies`."""

@@ -29,6 +29,7 @@ from .messages import (
     clean_text,
 )
 from .plain_json import JsonObject, is_none, parse_json
+from .schema_version import schema_version_field
 from .subagents import BackgroundStatus, Lineage
 
 # ---
@@ -161,6 +162,7 @@ Mode = Literal["run", "session"]
 RunPhase = Literal["model", "compacting", "tools", "branches", "approval", "answer", "message", "closing", "nothing"]
 OnLimit = Literal["finish", "return", "error", "pause"]
 FinishProtocol = Literal["text", "tag", "tool"]
+Versioning = Literal["auto_upgrade", "pinned"]
 MAX_SENDERS = 4096
 """Most users who may write to a run in one turn, including those who wrote to the runs above it. All are remembered:
 none of them may approve a call that they asked for if the approval is separate."""
@@ -264,6 +266,7 @@ class Parent(Data):
     """The parent does not wait for it: the run notifies its parent when it has ended."""
     lineage: Lineage
     """The path from the run at the top to it."""
+    schema_version: int = schema_version_field()
     asked_by: tuple[NameHash, ...] = Field(default=(), max_length=MAX_SENDERS, exclude_if=operator.not_)
     """``hash_name`` of the users who wrote to the runs above it in their present turns: its calls count as theirs,
     too."""
@@ -448,6 +451,10 @@ class Status(Data):
     """Messages without an answer, as in ``Response``."""
     refused: tuple[str, ...] = ()
     """The last ten signals that could not be parsed."""
+    version: str | None = Field(default=None, exclude_if=is_none)
+    """The version of a Worker Deployment whose worker has run the last step, as ``NAME.BUILD_ID``, if it has one."""
+    version_pinned: bool = Field(default=False, exclude_if=operator.not_)
+    """Only workers of that version run the next step."""
 
 
 # ---

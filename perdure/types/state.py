@@ -11,18 +11,18 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
-from ..errors import InvalidInputError, NewerStateError
+from ..errors import InvalidInputError
 from .approvals import ApprovalOutcome, DecidedApproval, RevokedApproval, StandingApproval, WaitState
 from .interface import Mode, OperatorPause, Parent, TurnStatus
 from .limits import Bounds, LimitUse
 from .messages import BlobRef, FinishReason, Usage
 from .plain_json import is_none
+from .schema_version import SCHEMA_VERSION, check_schema_version
 from .subagents import BackgroundRun, BranchOutcome, BranchRequest
 from .tool_calls import Call, Clearance, Question, ToolAnswer
 from .validation_errors import describe_validation_error
 from .wire import AgentLimits, NewItem, NewResult, TurnFailure
 
-SCHEMA_VERSION = 1
 MAX_PAST_DECISIONS = 100
 """Most past decisions on approvals that are kept, for late deciders."""
 MAX_SEEN_IDS = 1000
@@ -295,10 +295,8 @@ def read_state(raw: Any) -> RunState:
     if type(version) is not int or version < 1:
         hint = 'Only perdure passes a state on. Start a run with {"agent": "<name>", "message": "<text>"}.'
         raise InvalidInputError("state: not the state of a run", hint=hint)
-    if version > SCHEMA_VERSION:
-        problem = f"the run's state has schema version {version}, this engine reads up to {SCHEMA_VERSION}"
-        raise NewerStateError(problem, hint="Run workers of the newer perdure on this task queue.")
+    check_schema_version(raw, "the run's state")
     try:
-        return RunState.model_validate(raw)
+        return RunState.model_validate({**raw, "schema_version": SCHEMA_VERSION})
     except ValidationError as error:
         raise InvalidInputError(describe_validation_error(error, "state", prefix="state")) from None

@@ -16,6 +16,7 @@ from .interface import FinishProtocol, LastingOverrides, Mode, OnLimit, Operator
 from .limits import DEFAULT_ITERATIONS, Bounds, LimitUse
 from .messages import BlobRef, ContentPart, Data, FilePart, FinishReason, Usage
 from .plain_json import is_none
+from .schema_version import schema_version_field
 from .subagents import BranchOutcome, BranchRequest, Lineage
 from .tool_calls import Call, Clearance, ExternalCallPhase, Question, ToolAnswer
 
@@ -77,6 +78,7 @@ class CallFacts(Data):
     op: int
     """Number of the operation in its scope; never reused."""
     iteration: int
+    schema_version: int = schema_version_field()
     store_id: str | None = None
     context: dict[str, Any] | None = None
     auth_context: str | None = None
@@ -263,6 +265,7 @@ class ModelOutput(Data):
     tenant: str | None = Field(default=None, exclude_if=is_none)
     """The tenant of that conversation, and its ``user``, if the run was started without them."""
     user: str | None = Field(default=None, exclude_if=is_none)
+    schema_version: int = schema_version_field()
 
     @property
     def answer_blob(self) -> BlobRef | None:
@@ -309,3 +312,4 @@ class ToolOutput(Data):
     again when ``question`` is answered. ``cleared``: it may be handed over to the external worker or client."""
     question: Question | None = None
     cleared: Clearance | None = Field(default=None, exclude_if=operator.not_)
+    schema_version: int = schema_version_field()

@@ -74,6 +74,10 @@ class SearchAttributeCheck:
     def __init__(self) -> None:
         self._said: dict[str, str] = {}
 
+    def mark_reported(self, namespace: str, missing: str) -> None:
+        """Do not log that these attributes are missing in a namespace: an operator has been told."""
+        self._said[namespace] = missing
+
     async def __call__(self) -> tuple[str, ...] | None:
         """Return the attributes of the current activity's namespace; None if they cannot be read. Never raises."""
         try:
@@ -358,7 +362,8 @@ class Engine:
             memory=memory,
             toolsets=self.toolsets,
         )
-        self.interceptor = StageInterceptor(lambda: self._stages, self._is_engine_activity, SearchAttributeCheck())
+        self.search_attributes = SearchAttributeCheck()
+        self.interceptor = StageInterceptor(lambda: self._stages, self._is_engine_activity, self.search_attributes)
         self._stages: Stages
         self._users = 0
         self._opening = asyncio.Lock()

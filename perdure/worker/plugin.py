@@ -41,8 +41,12 @@ from ..store.cache import CACHE_BYTES
 from ..tools import Tool
 from ..tools.context import AuthFunction
 from ..types.limits import RateLimit
-from ..workflows import AgentWorkflow
+from ..types.state import RunState
+from ..workflows import AgentWorkflow, VersionedAgentWorkflow
+from ..workflows.host import OBSERVE_STATE
 from .engine import Engine, Lifespan
+from .health import WorkflowTasks
+from .versioning import ChooseBehavior, build_behavior_choice
 
 # ---
 # The workflow runner: runs workflow code only up to the last started workflow task, also for queries.
@@ -62,20 +66,35 @@ class TaskBoundRunner(UnsandboxedWorkflowRunner):
     update in the next task then finds them applied; in replay, where updates come first in a task, it does not:
     TMPRL1100, and the run is stuck permanently. When this fails the activation, the query is refused, the run leaves
     the cache, and its next task loads it from history alone. docs/decisions/025-queries.md.
+
+    With ``choose_behavior``, it also says with each completed workflow task of a run whether the run is pinned to this
+    version of the worker.
     """
+
+    def __init__(self, tasks: WorkflowTasks | None = None, choose_behavior: ChooseBehavior | None = None) -> None:
+        """``tasks`` is told which workflow tasks fail."""
+        super().__init__()
+        self._tasks = tasks or WorkflowTasks()
+        self._choose_behavior = choose_behavior
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         """See base class."""
+        states: list[RunState] = []  # of the run, once its input is read; stays empty for workflows of the author
+        if (choose := self._choose_behavior) is not None:
+            det = replace(det, extern_functions={**det.extern_functions, OBSERVE_STATE: states.append})
         instance = super().create_instance(det)
         activate = instance.activate
         last = WorkflowActivation()
+        observe = self._tasks.follow_run(det.info.workflow_id)
 
         def activate_of_task(act: WorkflowActivation) -> WorkflowActivationCompletion:
+            observe(act)
             if any(job.WhichOneof("variant") not in _PASSIVE_JOBS for job in act.jobs):
                 # Same time and size as at the last started task, yet further events: no other task has started.
                 # The time alone is not enough: it does not change while the server's clock is set back.
                 same_task = act.timestamp == last.timestamp and act.history_size_bytes == last.history_size_bytes
                 if act.history_length > last.history_length and same_task:
+                    observe(None)
                     failed = WorkflowActivationCompletion()
                     failed.failed.failure.message = (
                         "the run has events that no workflow task has processed yet: retry the query"
@@ -84,7 +103,10 @@ class TaskBoundRunner(UnsandboxedWorkflowRunner):
                 last.history_length = act.history_length
                 last.history_size_bytes = act.history_size_bytes
                 last.timestamp.CopyFrom(act.timestamp)
-            return activate(act)
+            completion = activate(act)
+            if choose is not None and states and completion.HasField("successful"):
+                completion.successful.versioning_behavior = choose(states[-1]).value
+            return completion
 
         instance.activate = activate_of_task  # type: ignore[method-assign]  # the SDK's own class is private
         return instance
@@ -106,7 +128,7 @@ class PerdurePlugin(SimplePlugin):
     Adds ``AgentWorkflow``, the model activity and the dynamic tool activity, and the stages around them. Unless the
     worker sets them, sets the timeouts by which a lost worker is detected within seconds. ``lifespan``, ``stream``,
     ``provider_limits``, ``hooks``, ``tools``, ``resolve_auth`` and ``cache``: see ``Worker``. Its ``calls_per_second``
-    is here ``max_task_queue_activities_per_second``.
+    is here ``max_task_queue_activities_per_second``, its ``deployment`` the worker's ``deployment_config``.
     """
 
     def __init__(
@@ -135,6 +157,8 @@ class PerdurePlugin(SimplePlugin):
             resolve_auth=resolve_auth,
             cache=cache,
         )
+        self.workflow_tasks = WorkflowTasks()
+        """The workflow tasks that fail."""
         super().__init__(
             "perdure.PerdurePlugin",
             workflows=[AgentWorkflow],
@@ -160,8 +184,14 @@ class PerdurePlugin(SimplePlugin):
             # The SDK's default hashes the bytecode of all loaded modules, which takes 0.2 s of CPU, and a second
             # where Python keeps no bytecode.
             config["build_id"] = config.get("build_id") or get_build_id()
+        deployment = config.get("deployment_config")
+        is_versioned = deployment is not None and deployment.use_worker_versioning
+        if is_versioned:
+            workflows = config.get("workflows") or ()
+            config["workflows"] = [VersionedAgentWorkflow if one is AgentWorkflow else one for one in workflows]
         if type(config.get("unsandboxed_workflow_runner")) in (type(None), UnsandboxedWorkflowRunner):
-            config["unsandboxed_workflow_runner"] = TaskBoundRunner()
+            choose = build_behavior_choice(self.engine.agents) if is_versioned else None
+            config["unsandboxed_workflow_runner"] = TaskBoundRunner(self.workflow_tasks, choose)
         return config
 
     async def run_worker(self, worker: TemporalWorker, next: Callable[[TemporalWorker], Awaitable[None]]) -> None:

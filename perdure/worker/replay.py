@@ -5,22 +5,26 @@ Also reads and writes history files and fetches histories from a server.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from temporalio.client import WorkflowHistory
+from temporalio.client import WorkflowExecution, WorkflowHistory
 from temporalio.converter import DataConverter
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Replayer
 
+from ..activities import Agents
 from ..client.client import Client
 from ..errors import LIST_HINT, InvalidInputError, PerdureError
-from ..temporal_service import translate_rpc_error
-from ..types.interface import WORKFLOW_TYPE
+from ..temporal_service import translate_rpc_error, translate_service_error
+from ..types.interface import WAITING_MEMO, WORKFLOW_TYPE
 from ..workflows import AgentWorkflow
 
 # ---
@@ -104,6 +108,77 @@ async def list_run_ids(client: Client, query: str) -> list[str]:
     return list(ids)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """An open run, and what it needs of the workers that take it over."""
+
+    id: str
+    run_id: str
+    agent: str
+    """Empty if Temporal does not have it: a client other than perdure's has started the run."""
+    tools: tuple[str, ...] = ()
+    """Tools of its calls that wait for a decision or an answer, as far as its memo has them."""
+
+
+def build_open_query(task_queue: str | None) -> str:
+    """Build the query for all open runs of a task queue, or of the namespace."""
+    quoted = (task_queue or "").replace("\\", "\\\\").replace("'", "\\'")
+    return "ExecutionStatus = 'Running'" + (f" AND TaskQueue = '{quoted}'" if task_queue else "")
+
+
+async def list_open_runs(client: Client, task_queue: str | None = None) -> AsyncGenerator[OpenRun]:
+    """List the open runs of ``task_queue``, or of the namespace, the newest first."""
+    query = f"WorkflowType = '{WORKFLOW_TYPE}' AND {build_open_query(task_queue)}"
+    async for seen in client.temporal.list_workflows(query):
+        memo = await _read_memo(seen)
+        waiting = memo.get(WAITING_MEMO)
+        names = [call.get("name") for call in waiting if isinstance(call, dict)] if isinstance(waiting, list) else []
+        tools = tuple(dict.fromkeys(name for name in names if isinstance(name, str)))
+        yield OpenRun(seen.id, seen.run_id, str(memo.get("agent", "")), tools)
+
+
+async def _read_memo(execution: WorkflowExecution) -> Mapping[str, Any]:
+    try:
+        return await execution.memo()
+    except Exception:  # written with another codec
+        return {}
+
+
+async def fetch_open_histories(
+    client: Client, runs: AsyncIterable[OpenRun]
+) -> AsyncGenerator[tuple[OpenRun, WorkflowHistory]]:
+    """Fetch the history of the present execution of each run: what a worker loads that takes the run over.
+
+    ``HISTORIES_AHEAD`` at a time, so that no more are in memory however many runs are open. Leaves out runs that
+    Temporal has deleted since.
+    """
+    pending: deque[tuple[OpenRun, asyncio.Task[WorkflowHistory | None]]] = deque()
+
+    async def take_first() -> tuple[OpenRun, WorkflowHistory | None]:
+        run, task = pending.popleft()
+        return run, await task
+
+    try:
+        async for run in runs:
+            task = asyncio.create_task(_fetch_execution_history(client, run.id, run.run_id))
+            pending.append((run, task))
+            if len(pending) >= HISTORIES_AHEAD:
+                first, history = await take_first()
+                if history is not None:
+                    yield first, history
+        while pending:
+            first, history = await take_first()
+            if history is not None:
+                yield first, history
+    finally:
+        for _, task in pending:
+            task.cancel()
+
+
+HISTORIES_AHEAD = 8
+"""Histories that are fetched at a time, while those before them are replayed."""
+
+
 def format_history_json(history: WorkflowHistory) -> str:
     """Format a history as JSON, one event a line, so that a diff of two is readable."""
     events = json.loads(history.to_json())["events"]
@@ -142,6 +217,13 @@ class Replayed:
     events: int
     error: str | None = None
     """Why it does not replay."""
+    missing: str | None = None
+    """What the run needs and the agents that it was compared with do not have (``perdure replay --worker``)."""
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it replays, and nothing that it needs is missing."""
+        return self.error is None and self.missing is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +237,32 @@ class ReplayReport:
         """Those that do not replay."""
         return tuple(one for one in self.histories if one.error is not None)
 
+    @property
+    def unserved(self) -> tuple[Replayed, ...]:
+        """Those of runs that need an agent or a tool which is missing."""
+        return tuple(one for one in self.histories if one.missing is not None)
+
     def __str__(self) -> str:
-        lines = [f"ok      {one.name} ({one.events} events)" for one in self.histories if one.error is None]
+        return "\n".join(self.list_lines())
+
+    def list_lines(self, *, ok: bool = True) -> list[str]:
+        """List the results and their sum, as lines. Without ``ok`` those that are not as they should be alone."""
+        lines = [f"ok      {one.name} ({one.events} events)" for one in self.histories if ok and one.is_ok]
+        lines += [f"MISSING {one.name}\n        {one.missing}" for one in self.unserved]
         lines += [f"FAILED  {one.name} ({one.events} events)\n        {one.error}" for one in self.failed]
-        failed, total = len(self.failed), len(self.histories)
+        failed, unserved, total = len(self.failed), len(self.unserved), len(self.histories)
         said = f"all {total}" if total > 1 else "the one history"
-        lines.append(
-            f"{failed} of {total} do not replay: such runs get stuck when workers of this version take them over"
-            if failed
-            else f"{said} replay{'' if total > 1 else 's'}"
-        )
-        return "\n".join(lines)
+        if not total:
+            lines.append("no open runs: nothing to replay")
+        if unserved:
+            lines.append(f"{unserved} of {total} need what the workers will not have: their next call fails")
+        if failed:
+            lines.append(
+                f"{failed} of {total} do not replay: such runs get stuck when workers of this version take them over"
+            )
+        elif not unserved and total:
+            lines.append(f"{said} replay{'' if total > 1 else 's'}")
+        return lines
 
 
 class ReplayError(PerdureError):
@@ -209,14 +306,85 @@ async def replay_histories(
     data_converter: DataConverter = DataConverter.default,
 ) -> ReplayReport:
     """Replay ``histories``, by their names, and return the report."""
+
+    async def iterate() -> AsyncGenerator[tuple[str, WorkflowHistory]]:
+        for named in histories.items():
+            yield named
+
+    return ReplayReport(tuple([one async for one in replay_each(iterate(), workflows, data_converter)]))
+
+
+async def replay_each(
+    histories: AsyncIterable[tuple[str, WorkflowHistory]],
+    workflows: Sequence[type] = (),
+    data_converter: DataConverter = DataConverter.default,
+) -> AsyncGenerator[Replayed]:
+    """Replay ``histories`` one after the other, by their names: each is taken when those before it are done."""
     replayer = Replayer(workflows=[AgentWorkflow, *workflows], data_converter=data_converter, build_id="replay")
-    found = []
-    for name, history in histories.items():
-        result = await replayer.replay_workflow(history, raise_on_replay_failure=False)
-        failure = result.replay_failure
-        error = None if failure is None else f"{type(failure).__name__}: {failure}"
-        found.append(Replayed(name, len(history.events), error))
-    return ReplayReport(tuple(found))
+    present = ""
+
+    async def feed() -> AsyncGenerator[WorkflowHistory]:
+        nonlocal present
+        async for name, history in histories:
+            present = name
+            yield history
+
+    async with replayer.workflow_replay_iterator(feed()) as results:
+        async for result in results:
+            failure = result.replay_failure
+            error = None if failure is None else f"{type(failure).__name__}: {failure}"
+            yield Replayed(present, len(result.history.events), error)
+
+
+async def replay_open_runs(
+    client: Client,
+    *,
+    task_queue: str | None = None,
+    agents: Agents | None = None,
+    report_progress: Callable[[int], object] = lambda _: None,
+) -> ReplayReport:
+    """Replay the present executions of all open runs of ``task_queue``, or of the namespace: the check before a deploy.
+
+    With ``agents``, also compares the runs with them. ``report_progress`` is called with the number of runs after each.
+    Raises ``ServerUnreachableError``.
+    """
+    needs: dict[str, str | None] = {}
+
+    async def name_histories() -> AsyncGenerator[tuple[str, WorkflowHistory]]:
+        runs = list_open_runs(client, task_queue)
+        async with aclosing(runs), aclosing(fetch_open_histories(client, runs)) as fetched:
+            async for run, history in fetched:
+                needs[run.id] = None if agents is None else describe_missing(agents, run)
+                yield run.id, history
+
+    results = []
+    try:
+        async for one in replay_each(name_histories(), data_converter=client.temporal.data_converter):
+            results.append(replace(one, missing=needs.pop(one.name, None)))
+            report_progress(len(results))
+    except RPCError as error:
+        raise translate_service_error(client.temporal, error) from error
+    return ReplayReport(tuple(results))
+
+
+def describe_missing(agents: Agents, run: OpenRun) -> str | None:
+    """Describe what ``run`` needs and ``agents`` do not have; None if they have it, as far as Temporal's list says.
+
+    Tools of toolsets are known in a run alone, so an agent with toolsets lacks none.
+    """
+    if not run.agent:
+        return None
+    agent = agents.find(run.agent)
+    if agent is None:
+        return f"there is no agent {run.agent!r}: the run fails a minute after its next call"
+    if agent.toolsets:
+        return None
+    missing = [name for name in run.tools if name not in agent.toolbox and name not in agents.tools]
+    if not missing:
+        return None
+    return (
+        f"agent {run.agent!r} has no tool {missing[0]!r}, and a call of it waits: the model is told that it is unknown"
+    )
 
 
 async def _load_histories(

@@ -17,6 +17,7 @@ from temporalio.worker import Worker as TemporalWorker
 from .. import config
 from ..agent.agent import Agent
 from ..client.client import Client
+from ..embedded.diagnosis import Finding
 from ..errors import RuntimeSetupError
 from ..hooks import Hook, HookSet
 from ..ports import Toolset
@@ -26,8 +27,12 @@ from ..tools import Tool
 from ..tools.context import AuthFunction
 from ..types.limits import RateLimit
 from .agent_folder import AgentFolder
+from .drain import CANCEL_SECONDS, Drain, RunningActivities
 from .engine import Lifespan, check_call_rate
+from .health import HealthServer, WorkerHealth
 from .plugin import PerdurePlugin
+from .start_report import report_start
+from .versioning import Deployment, build_deployment_config, resolve_version
 
 logger = logging.getLogger("perdure.worker")
 
@@ -68,6 +73,14 @@ class Worker:
     calls, compacted views, tools of toolsets), 256 MiB by default. The least recently used entry is evicted first, and
     costs a read when needed again; with 0 nothing is kept. Calls in progress and the workflows that Temporal's SDK
     caches are not included.
+
+    ``deployment``: the version of a Worker Deployment that this worker is (Temporal's Worker Versioning): a
+    ``WorkerDeploymentVersion``, or text of the form ``"NAME.BUILD_ID"``. By default that of the environment
+    (``TEMPORAL_DEPLOYMENT_NAME`` and ``TEMPORAL_WORKER_BUILD_ID``), if it has one; False for none. A version gets work
+    once it is the deployment's current or ramping one.
+
+    ``health_address``, ``[HOST:]PORT``: answers ``GET /healthz`` (liveness) and ``GET /readyz`` (readiness) there, by
+    default on 127.0.0.1; after the start ``health_address`` has host and port, also for port 0. Off by default.
     """
 
     def __init__(
@@ -87,8 +100,12 @@ class Worker:
         tools: Iterable[Tool | Callable[..., Any]] = (),
         resolve_auth: AuthFunction | None = None,
         cache: int = CACHE_BYTES,
+        deployment: Deployment | None = None,
+        health_address: str | None = None,
     ) -> None:
         rate = check_call_rate(calls_per_second)
+        self.deployment_version = resolve_version(deployment)
+        """The version that it is; None without Worker Versioning."""
         plugin = PerdurePlugin(
             agents,
             store_url=store_url or client.store_url,
@@ -102,18 +119,25 @@ class Worker:
         )
         self.task_queue = config.resolve_task_queue(task_queue or client.task_queue)
         self.drain = plugin.drain_time() if drain is None else timedelta(seconds=drain)
+        self._running = RunningActivities(max_concurrent_activities, plugin.engine.agents)
+        self._drain_log = Drain(self._running, self.drain.total_seconds())
+        self._health = WorkerHealth(self._running, plugin.workflow_tasks, self._drain_log)
+        self._endpoint = None if health_address is None else HealthServer(health_address, self._health.report)
         # Made at the start: a worker that is made and never run keeps its slot on the queue, and no other one of this
         # client could take it.
         self._make: Callable[[], TemporalWorker] = lambda: TemporalWorker(
             client.temporal,
             task_queue=self.task_queue,
             plugins=[plugin],
+            interceptors=[self._running],
             max_concurrent_activities=max_concurrent_activities,
             max_task_queue_activities_per_second=rate,
+            deployment_config=build_deployment_config(self.deployment_version),
             # Zero is the SDK's default and would count as unset.
             graceful_shutdown_timeout=max(self.drain, timedelta(milliseconds=1)),
         )
         self._temporal = client.temporal
+        self._store_url = store_url or client.store_url
         self._engine = plugin.engine
         self._open = AsyncExitStack()
 
@@ -121,6 +145,11 @@ class Worker:
     def agents(self) -> tuple[Agent, ...]:
         """The agents that are served."""
         return tuple(self._engine.agents)
+
+    @property
+    def health_address(self) -> str | None:
+        """host:port of the health endpoint, once the worker has started; None without one."""
+        return None if self._endpoint is None else self._endpoint.address or None
 
     def add(self, agent: Agent, *, replace: bool = False) -> None:
         """Serve ``agent`` too, also while the worker runs; with ``replace`` instead of the one of the same name.
@@ -142,6 +171,11 @@ class Worker:
         loaded or broken. Raises ``InvalidInputError`` if the folder does not exist."""
         return AgentFolder(path, self._engine.agents, toolsets=toolsets, say=say)
 
+    async def report_start(self) -> list[Finding]:
+        """Return what the worker serves, and what is missing for the runs of its task queue; while it runs."""
+        url = config.resolve_store_url(self._store_url) or config.get_home_store_url()
+        return await report_start(self._temporal, self.task_queue, self._engine, url)
+
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, or until this is cancelled; then drain."""
         loop = asyncio.get_running_loop()
@@ -155,11 +189,22 @@ class Worker:
                 loop.remove_signal_handler(name)
 
     async def __aenter__(self) -> Worker:
-        await check_namespace(self._temporal)  # else the first sign of it would be the end of the block
         async with AsyncExitStack() as stack:
+            if self._endpoint is not None:
+                await stack.enter_async_context(self._endpoint)
+            await check_namespace(self._temporal)  # else the first sign of it would be the end of the block
             # Opened here too, so that a store that cannot be opened raises now instead of cancelling the block.
             await stack.enter_async_context(self._engine.serve(self._temporal, self.task_queue))
-            await stack.enter_async_context(_serve_in_block(self._create_temporal_worker()))
+            loop = asyncio.get_running_loop()
+            self._engine.author.fatal_reason.add_done_callback(
+                lambda _: loop.call_soon_threadsafe(self._drain_log.begin)  # the plugin stops the worker then
+            )
+            if self._endpoint is not None:
+                watch = self._health.watch(self._temporal, self.task_queue, self._engine.store)
+                await stack.enter_async_context(watch)
+            await stack.enter_async_context(
+                _serve_in_block(self._create_temporal_worker(), self._drain_log, self._health)
+            )
             self._open = stack.pop_all()
         return self
 
@@ -186,15 +231,16 @@ _MAX_REASON_CHARS = 300
 
 
 @asynccontextmanager
-async def _serve_in_block(worker: TemporalWorker) -> AsyncIterator[None]:
+async def _serve_in_block(worker: TemporalWorker, drain: Drain, health: WorkerHealth) -> AsyncIterator[None]:
     """Run ``worker`` for the length of the block, as ``async with worker`` does; but leaving the block always ends.
 
-    At its end ``asyncio.run`` cancels all tasks of the loop, those of the SDK too. A worker whose tasks were cancelled
-    does not complete its shutdown, and the SDK's own block waits for that without a limit.
+    The SDK's own block waits without a limit for activities that do not end although they were cancelled. So it does
+    for a worker whose tasks were cancelled, as ``asyncio.run`` does at its end: it does not complete its shutdown.
     """
+    drain.has_begun = False
     block = asyncio.current_task()
     assert block is not None, "entered in a task"
-    serving = asyncio.ensure_future(worker.run())
+    serving = health.serving = asyncio.create_task(worker.run())
     is_leaving = is_cancelled_here = False
 
     def cancel_block(_: asyncio.Task[None]) -> None:
@@ -215,10 +261,13 @@ async def _serve_in_block(worker: TemporalWorker) -> AsyncIterator[None]:
         raise
     finally:
         is_leaving = True
+        drain.begin()
         stopping = asyncio.ensure_future(worker.shutdown())
+        limit = _CANCELLED_STOP_SECONDS if serving.cancelling() else drain.seconds + CANCEL_SECONDS
         try:
-            await asyncio.wait([serving], timeout=_CANCELLED_STOP_SECONDS if serving.cancelling() else None)
+            await asyncio.wait([serving], timeout=limit)
         finally:
+            drain.end()
             for task in (stopping, serving):
                 task.cancel()
                 task.add_done_callback(lambda task: task.cancelled() or task.exception())  # marks it as retrieved

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, assert_never
 
 from temporalio import workflow
+from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ApplicationError
 
 from ..loop import decide, lifecycle
@@ -27,6 +28,7 @@ from ..loop.payload_limits import STATE_BYTES
 from ..loop.subagents import build_usage_details
 from ..types.interface import WORKFLOW_TYPE
 from ..types.plain_json import measure_json
+from ..types.schema_version import check_schema_version
 from ..types.state import RunState
 from . import steps
 from .child_workflows import BackgroundChildren, report_to_parent, run_branch
@@ -114,6 +116,9 @@ class AgentWorkflow(WorkflowHandlers):
         with translate_input_errors("the input"):
             values = [decode_argument(argument) for argument in arguments]
             raw: Any = values[0] if len(values) == 1 else values
+        if info.parent is not None and isinstance(raw, dict):  # of a client the input is refused, see ``Parent``
+            check_schema_version(raw.get("parent"), "the run's input")  # fails the workflow task, not the run
+        with translate_input_errors("the input"):
             carried = lifecycle.is_continuation_input(raw, info.continued_run_id)
             parent_id = info.parent.workflow_id if info.parent else None
             state = None if carried else lifecycle.create_run_state(raw, info.workflow_id, scope, parent_id)
@@ -167,6 +172,18 @@ class AgentWorkflow(WorkflowHandlers):
             return False
         info, most = get_host().info(), state.max_history_events
         return info.is_continue_as_new_suggested() or (most is not None and info.get_current_history_length() > most)
+
+
+@workflow.defn(name=WORKFLOW_TYPE, sandboxed=False, versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
+class VersionedAgentWorkflow(AgentWorkflow):
+    """The same for workers that are versions of a deployment. Temporal requires a behaviour of their workflows, and
+    refuses one of other workers."""
+
+    @workflow.run
+    @accept_raw_argument
+    async def run(self, raw: Any = None, *more: Any) -> dict[str, Any]:
+        """See base class."""
+        return await super().run(raw, *more)
 
 
 def _decide_next_step(state: RunState, now: datetime) -> decide.NextStep:

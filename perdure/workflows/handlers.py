@@ -29,7 +29,7 @@ from ..types.interface import READ_ERROR_TYPE
 from ..types.messages import NAME_CHARS, clean_text
 from ..types.state import RunState
 from .guard import Guard
-from .host import TaskProgress, get_host
+from .host import TaskProgress, expose_state, get_host
 
 UpdateResult = TypeVar("UpdateResult")
 ASKER_CHARS = 100
@@ -322,6 +322,7 @@ class WorkflowHandlers:
     def _set_state(self, state: RunState) -> None:
         """Set the state once the input is read, and apply the signals and updates that came before."""
         self._state = state
+        expose_state(state)
         for change in self._queued_changes:
             change(state)
         self._queued_changes.clear()

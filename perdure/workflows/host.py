@@ -192,6 +192,18 @@ def record_marker(mark: str) -> None:
         workflow.patched(mark)
 
 
+OBSERVE_STATE = "perdure.observe_state"
+"""Name of the external function by which a worker gets the state of a run (:func:`expose_state`)."""
+
+
+def expose_state(state: RunState) -> None:
+    """Show the worker the state of this execution, if it wants it. It reads the state after each workflow task, and
+    changes nothing in it."""
+    observe = None if is_hosted() else workflow.extern_functions().get(OBSERVE_STATE)
+    if observe is not None:
+        observe(state)
+
+
 def get_logger() -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
     """Return the logger for operators; Temporal's logs nothing during replay."""
     return logging.getLogger("perdure.worker") if is_hosted() else workflow.logger

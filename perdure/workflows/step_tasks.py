@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from temporalio.exceptions import ActivityError
 
 from ..loop.lifecycle import PAUSING_ERRORS, pause_run
+from ..types.schema_version import check_schema_version
 from ..types.state import RunState
 from .activity_options import ActivityFailure, engine_options, is_cancelled_activity, read_activity_failure
 from .guard import Guard, is_condition_met
@@ -63,7 +64,8 @@ class StepTasks:
         """Run activity ``name`` for ``what``, and apply its output or failure to ``state``, all through the guard.
 
         Nothing is applied if it was stopped with the run (``is_stopped``): the loop closes an open call. An error of
-        ``PAUSING_ERRORS`` pauses the run; when it is resumed, the step is due again.
+        ``PAUSING_ERRORS`` pauses the run; when it is resumed, the step is due again. Raises ``NewerStateError`` for an
+        output of a newer engine.
         """
         task = self.guard.change_or_pause(state, f"the input of {what}", build_input)
         if task is None:
@@ -79,6 +81,7 @@ class StepTasks:
                 return
             self.guard.change_or_pause(state, f"the failure of {what}", apply_failure, failure)
         else:
+            check_schema_version(raw, f"the outcome of {what}")  # fails the workflow task: a newer worker takes it
             self.guard.change_or_pause(state, f"the outcome of {what}", apply_output, raw)
 
     async def run_all(self, work: list[Coroutine[Any, Any, None]], source: TaskSource | None = None) -> None:

@@ -23,6 +23,7 @@ from ..loop.messages import take_message_auth
 from ..loop.turns import get_effective_overrides
 from ..loop.waits import ReminderBatch, find_next_deadline, find_next_expiry, list_calls_to_remind, take_due_reminders
 from ..types.approvals import RevokedApproval
+from ..types.schema_version import check_schema_version
 from ..types.state import RunState, ToolCallState
 from ..types.subagents import TellCall
 from ..types.tool_calls import ActivityCall, CallbackCall, RemoteCall, SubagentCall
@@ -242,6 +243,7 @@ async def record_ending(state: RunState, step: RecordClosing, tasks: StepTasks) 
             return  # the run was cancelled meanwhile: its ending is recorded instead
         get_logger().error("the ending could not be recorded: %s", read_activity_failure(error).message)
         raw = {}
+    check_schema_version(raw, "the record of an ending")
     tasks.guard.change_or_pause(state, "the record of an ending", _apply_close_output, step, revoked, raw)
 
 

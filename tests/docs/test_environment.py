@@ -13,6 +13,8 @@ import openai
 import pytest
 from temporalio.envconfig import ClientConfig
 
+from perdure import config
+from perdure.errors import RuntimeSetupError
 from tests.docs.loopback import ROOT
 
 PAGE = (ROOT / "docs/reference/environment.md").read_text()
@@ -82,13 +84,28 @@ def test_the_variables_of_the_sdks_are_read_by_them(name: str, monkeypatch: pyte
     assert f"| the `{client.__module__.partition('.')[0]}` SDK |" in line
 
 
+OF_A_DEPLOYMENT = {"TEMPORAL_DEPLOYMENT_NAME", "TEMPORAL_WORKER_DEPLOYMENT_NAME", "TEMPORAL_WORKER_BUILD_ID"}
+"""What Temporal's Worker Controller sets, and workers read."""
+
+
+@pytest.mark.parametrize("name", sorted(OF_A_DEPLOYMENT))
+def test_the_variables_of_a_deployment_are_read_by_perdure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in OF_A_DEPLOYMENT:
+        monkeypatch.delenv(variable, raising=False)
+    assert config.resolve_deployment() is None
+    assert name in documented("TEMPORAL_")
+    monkeypatch.setenv(name, "value-of-docs")
+    with pytest.raises(RuntimeSetupError, match="value-of-docs"):
+        config.resolve_deployment()
+
+
 def test_the_variables_of_temporal_are_read_by_its_configuration(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("pem")
     env = {"TEMPORAL_CONFIG_FILE": str(tmp_path / "temporal.toml"), "TEMPORAL_PROFILE": "prod"}
     (tmp_path / "temporal.toml").write_text('[profile.prod]\naddress = "from-file:7233"\n')
     assert ClientConfig.load_client_connect_config(override_env_vars=env) == {"target_host": "from-file:7233"}
-    for name in documented("TEMPORAL_") - env.keys():
+    for name in documented("TEMPORAL_") - env.keys() - OF_A_DEPLOYMENT:
         value = str(file) if name.endswith("_PATH") else "true"
         changed = ClientConfig.load_client_connect_config(override_env_vars={**env, name: value})
         assert changed != {"target_host": "from-file:7233"}, f"{name} changes nothing"

@@ -22,6 +22,7 @@ from perdure.ports.test_seams import Point
 from perdure.testing import kill_at
 from perdure.worker.replay import fetch_run_histories, list_run_ids, replay_histories
 from tests.support import forkserver
+from tests.support.clock import shift_clock
 from tests.support.histories import idle_tasks
 from tests.support.ledger import Ledger
 from tests.support.postgres import Databases
@@ -137,6 +138,10 @@ class Engine:
         self._processes.append(process)
         return process
 
+    def forget_processes(self) -> None:
+        """Leave out the replay of histories at the end: this version of perdure is not to read them."""
+        self._processes.clear()
+
     async def close(self) -> None:
         """Kill processes, close clients. Every history that a worker process had a part in is replayed: a kill must not
         leave one behind that no worker can ever go on with."""
@@ -204,10 +209,13 @@ async def side_by_side(engine: Engine, scenarios: Mapping[str, Callable[[Engine]
 def run_worker(agents: Iterable[Agent], **options: Any) -> None:
     """Main of a worker process: connect by the environment, serve, say ``ready``. ``options`` are ``Worker``'s.
 
-    With ``TEST_KILL_AT`` it kills itself at that named point, the first time in this test.
+    With ``TEST_KILL_AT`` it kills itself at that named point, the first time in this test; with ``TEST_CLOCK_SECONDS``
+    its perdure has a clock that is wrong by as much.
     """
     if point := os.environ.get("TEST_KILL_AT"):
         kill_at(cast(Point, point), once=f"{os.environ['TEST_LEDGER']}.killed")
+    if seconds := os.environ.get("TEST_CLOCK_SECONDS"):
+        shift_clock(float(seconds))
 
     async def main() -> None:
         client = await Client.connect()

@@ -87,5 +87,10 @@ def _is_command(event: HistoryEvent) -> bool:
 
 def _is_received(event: HistoryEvent) -> bool:
     kind = event.WhichOneof("attributes") or ""
-    acknowledged = ("workflow_task_", "activity_task_started_", "external_workflow_execution_cancel_requested_")
+    acknowledged = (
+        "workflow_task_",
+        "activity_task_started_",
+        "external_workflow_execution_cancel_requested_",
+        "workflow_execution_options_updated_",
+    )
     return not (_is_command(event) or kind.startswith(acknowledged) or "_update_" in kind)

@@ -41,7 +41,7 @@ async def test_a_store_that_is_missing_is_a_warning_where_there_are_runs(
     Server.workflow_service.describe_namespace = nothing
     monkeypatch.setattr(diagnosis, "connect", connected)
     monkeypatch.setattr(diagnosis, "find_failing_task", nothing)
-    monkeypatch.setattr(diagnosis, "_check_search_attributes", attributes)
+    monkeypatch.setattr(diagnosis, "check_search_attributes", attributes)
     if file:
         path.touch(mode=0o600)
     found = await diagnosis.check_servers("127.0.0.1:7233", None, None)

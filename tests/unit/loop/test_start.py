@@ -17,7 +17,7 @@ from perdure.loop.lifecycle import (
 from perdure.loop.messages import receive_message
 from perdure.loop.status import build_status
 from perdure.types.messages import BlobRef
-from perdure.types.state import SCHEMA_VERSION
+from perdure.types.schema_version import SCHEMA_VERSION
 from tests.unit.loop.build import carried_over
 
 from .build import ended, model, opened, said, says

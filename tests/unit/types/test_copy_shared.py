@@ -24,7 +24,11 @@ START = "agent mode context auth_context auth_ref parent max_history_events idle
     [
         (RunState, Status, STATUS),
         (Start, RunState, START),
-        (RunState, CallFacts, "agent context_id scope op store_id context auth_context auth_ref is_child"),
+        (
+            RunState,
+            CallFacts,
+            "agent context_id scope op store_id context auth_context auth_ref is_child schema_version",
+        ),
         (UserMessage, NewMessage, "content id by store_id typed auth_context auth_ref"),
         (BackgroundRun, BackgroundStatus, "handle agent state collected"),
         (BranchOutcome, BranchCompleted, "agent content blob error_type error"),

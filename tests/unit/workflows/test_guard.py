@@ -10,12 +10,12 @@ from typing import Any, cast, get_args
 import pytest
 from pydantic import BaseModel
 
-from perdure.errors import EngineError, InvalidInputError
+from perdure.errors import EngineError, InvalidInputError, NewerStateError
 from perdure.loop.apply import apply_result
 from perdure.loop.decide import RecordClosing, Wait, decide
 from perdure.loop.finish import build_response
 from perdure.loop.lifecycle import cancel_run, fail_run, resume_run
-from perdure.types.state import NewerStateError, RunState
+from perdure.types.state import RunState
 from perdure.workflows.guard import MUTABLE_TYPES, Guard, Savepoint
 from perdure.workflows.host import Host, use_host
 from tests.unit.loop.build import asks, call, model, opened
