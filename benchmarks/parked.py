@@ -30,6 +30,7 @@ CACHE = 100
 _WARM = 20
 """Runs before the memory is looked at: what is loaded once is not the runs'."""
 _STARTS = 20
+"""Runs that are started, or awaited, at once."""
 _LINE = 64 * 1024 * 1024
 
 
@@ -72,8 +73,9 @@ async def park(
         await _until_waiting(client, count)
         parked_s = time.perf_counter() - began
         after = await _read_memory(processes)
+        print(f"{count} parked in {parked_s:.0f} s, {before} to {after} KB", file=sys.stderr, flush=True)
         decided, inbox_s, burst_s = await _burst(address, queue)
-        await asyncio.gather(*(run.result() for run in runs))
+        await _finish(runs)
         all_s = time.perf_counter() - began - parked_s
         at_the_end = await _read_memory(processes)
     await client.close()
@@ -118,7 +120,7 @@ async def _warm_up(client: Client) -> None:
     await _until_waiting(client, _WARM)
     for one in await client.approvals(agent=AGENT):
         await one.approve()
-    await asyncio.gather(*(run.result() for run in runs))
+    await _finish(runs)
     await _until_waiting(client, 0)
 
 
@@ -130,6 +132,17 @@ async def _start(client: Client, orders: range) -> list[Run]:
             return await client.start(AGENT, str(order), id=f"{client.task_queue}/{order}")
 
     return list(await asyncio.gather(*map(start, orders)))
+
+
+async def _finish(runs: list[Run]) -> None:
+    """Await their ends, few at once: ten thousand long polls keep a development server from its other work."""
+    limit = asyncio.Semaphore(_STARTS)
+
+    async def finish(run: Run) -> None:
+        async with limit:
+            await run.result()
+
+    await asyncio.gather(*map(finish, runs))
 
 
 async def _until_waiting(client: Client, count: int) -> None:
