@@ -86,7 +86,8 @@ def worker(
     from .agent_loader import load_agent_module
 
     log_to_stderr()
-    logging.getLogger("perdure.store").setLevel(logging.INFO)  # a new store is worth a line in a worker's log
+    for name in ("perdure.store", "perdure.worker.drain"):  # a new store, and what a drain waits for
+        logging.getLogger(name).setLevel(logging.INFO)
     loaded = load_agent_module(target, require_agents=agents is None)
     version = read_version(deployment, build_id)
 

@@ -16,7 +16,8 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 from ..activities import Agents
 from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY_PREFIX
 
-logger = logging.getLogger("perdure.worker")
+logger = logging.getLogger("perdure.worker.drain")
+"""``perdure worker`` prints what it logs; in a program of the author's own it is of the level INFO."""
 
 CANCEL_SECONDS = 12.0
 """Seconds after the drain's deadline until the worker stops waiting for activities that were cancelled: an async
@@ -99,7 +100,7 @@ class Drain:
             return
         self.has_begun = True
         if activities := self._running.list_activities():
-            logger.warning(
+            logger.info(
                 "draining: %s may end within %g s: %s",
                 _count_activities(activities),
                 self.seconds,
@@ -112,7 +113,7 @@ class Drain:
         if self._deadline is not None:
             self._deadline.cancel()
         if activities := self._running.list_activities():
-            logger.warning(
+            logger.info(
                 "stopped, and %s did not end: %s. Runs go on with another worker.",
                 _count_activities(activities),
                 self._describe(activities),
@@ -120,7 +121,7 @@ class Drain:
 
     def _log_cancelled(self) -> None:
         if activities := self._running.list_activities():
-            logger.warning(
+            logger.info(
                 "the drain's %g s are over, and %s cancelled: %s. Runs go on with another worker, where an idempotent "
                 "tool is called again; of another tool the model is told that its outcome is unknown.",
                 self.seconds,

@@ -3,7 +3,8 @@
 A comment above a block says how it is run: ``<!-- test: skip REASON -->``; ``<!-- test: file NAME -->`` keeps the
 program under that name for what follows; ``<!-- test: serve -->`` lets it, or a `perdure worker`, run until the end
 of the page; ``<!-- test: continue -->`` goes on in the namespace of the program before, where ``await`` may stand at
-the top level; ``<!-- test: output -->`` is what the program before has printed. Where the text says "Save it as `NAME`"
+the top level; ``<!-- test: output -->`` is what the program before has printed; ``<!-- test: elsewhere FILE -->``: the
+tests of FILE run these commands. Where the text says "Save it as `NAME`"
 and `perdure worker NAME`, that is done.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import os
 import re
 import signal
@@ -32,6 +34,7 @@ from tests.support.wait import eventually
 
 PAGES = pages()
 MOST_SKIPPED = 5
+NOT_RUN = ("skip ", "elsewhere ")
 LONGEST = 90.0
 """Seconds that a program may take; it takes two."""
 JOINED = {
@@ -120,7 +123,7 @@ async def test_programs_and_commands_run(page: Page, loopback: Loopback) -> None
             serving.append(await serve(block, loopback, env))
         elif block.mark == "output":
             assert said == block.body, f"{page.name}:{block.line}"
-        elif block.language == "python" and not block.mark.startswith("skip "):
+        elif block.language == "python" and not block.mark.startswith(NOT_RUN):
             # A program that serves its own agents has a queue of its own, where another worker serves the page's.
             own = {} if not serving or any("client" in each.body.lower() for each in blocks) else {QUEUE: ""}
             process = await loopback.spawn(*program(blocks, loopback), env=env | own, cwd=loopback.folder)
@@ -131,7 +134,7 @@ async def test_programs_and_commands_run(page: Page, loopback: Loopback) -> None
             if page.served and not serving:
                 (loopback.folder / page.served).write_text(block.body)
                 serving.append(await loopback.spawn("perdure", "worker", page.served, env=env, cwd=loopback.folder))
-        for command in block.commands if not block.mark.startswith("skip ") else ():
+        for command in block.commands if not block.mark.startswith(NOT_RUN) else ():
             if command[0] == "temporal" or (command[0] == "perdure" and " ".join(command[1:]) in READS):
                 await run_command(command, loopback, env)
     for process in serving:
@@ -170,8 +173,22 @@ async def run_command(command: list[str], loopback: Loopback, env: dict[str, str
 
 def test_only_a_handful_of_programs_is_skipped_and_each_says_why() -> None:
     marks = [block.mark for page in PAGES for block in page.blocks if block.mark]
-    assert all(re.fullmatch(r"skip \S.{9,}|serve|continue|output|file [\w.]+", mark) for mark in marks), marks
+    assert all(re.fullmatch(r"skip \S.{9,}|elsewhere \S+|serve|continue|output|file [\w.]+", mark) for mark in marks)
     assert sum(mark.startswith("skip") for mark in marks) <= MOST_SKIPPED
+
+
+def test_what_is_run_elsewhere_is_run_there() -> None:
+    blocks = [block for page in PAGES for block in page.blocks if block.mark.startswith("elsewhere ")]
+    assert blocks
+    for block in blocks:
+        file = ROOT / block.mark.removeprefix("elsewhere ")
+        helpers = [
+            ROOT / f"tests/support/{name}.py" for name in re.findall(r"from tests\.support\.(\w+)", file.read_text())
+        ]
+        text = "".join(path.read_text() for path in (file, *helpers))
+        for command in block.commands:
+            *_, subcommand = itertools.takewhile(lambda word: re.fullmatch(r"[a-z-]+", word), command)
+            assert subcommand in text, f"{block.line}: {file} has no {subcommand}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

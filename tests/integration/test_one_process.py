@@ -15,11 +15,14 @@ from temporalio.common import RawValue
 from temporalio.worker import Worker as TemporalWorker
 
 from perdure import Agent, Client, PerdurePlugin, tool
+from perdure.activities import Agents
 from perdure.config import get_shared_task_queue
 from perdure.errors import ApprovalPendingError, DefinitionError
 from perdure.local_engine import build_agent_queue_name
 from perdure.providers import OpenAIChat, register_provider, registry
 from perdure.testing import ScriptedProvider, call
+from perdure.worker.drain import Drain, RunningActivities
+from perdure.worker.health import WorkerHealth, WorkflowTasks
 from perdure.worker.worker import _serve_in_block
 from tests.servers.model_server import OpenAIServer
 from tests.support.engine import Engine
@@ -97,8 +100,11 @@ async def test_the_error_of_a_worker_replaces_the_cancellation_of_its_block() ->
         async def shutdown(self) -> None:
             pass
 
+    running = RunningActivities(1, Agents())
+    drain = Drain(running, 0.0)
+    failing: Any = Failing()
     with pytest.raises(ValueError, match="the worker failed"):
-        async with _serve_in_block(Failing()):  # type: ignore[arg-type]
+        async with _serve_in_block(failing, drain, WorkerHealth(running, WorkflowTasks(), drain)):
             await asyncio.Event().wait()
     task = asyncio.current_task()
     assert task is not None

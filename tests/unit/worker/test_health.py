@@ -334,6 +334,7 @@ async def test_a_drain_ends_whatever_the_sdk_waits_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("perdure.worker.worker.CANCEL_SECONDS", 0.02)
+    caplog.set_level("INFO", "perdure.worker.drain")
     running = RunningActivities(10, Agents([Agent("support", "openai:gpt-5", tools=[refund])]))
     running._running |= {
         n: RunningActivity("refund", f"order-{n}", drain_module.monotonic() - 40, "refund") for n in range(25)
