@@ -19,7 +19,7 @@ from perdure.testing import ScriptedProvider, call
 from tests.support.checks import users
 from tests.support.commands import Commands
 from tests.support.engine import Engine
-from tests.support.scripts import replied
+from tests.support.scripts import Gate, replied
 from tests.support.wait import eventually
 
 
@@ -78,22 +78,21 @@ async def test_a_chat_decides_calls_of_its_run_and_of_subagents(engine: Engine) 
 
 
 async def test_a_chat_that_comes_back_to_a_paused_run_gets_its_answer(engine: Engine) -> None:
-    entered, opened = asyncio.Event(), asyncio.Event()
+    opened = Gate()
 
     @tool
     async def gate() -> str:
         """Wait."""
-        entered.set()
-        await opened.wait()
+        await opened()
         return "open"
 
     agent = Agent("guard", ScriptedProvider([call("gate"), "Done.", "Again."]), tools=[gate])
     async with engine.served(agent) as client:
         await ChatSession(client, "guard", "chat", {}).send_message("Go.")
-        await entered.wait()
+        await eventually(lambda: opened.entered)
         run = client.run("chat")
         await run.pause(by="ana")
-        opened.set()
+        opened.open()
 
         async def is_paused() -> bool:
             return (await run.status()).state == "paused"
