@@ -241,7 +241,9 @@ class WorkerHealth:
                     return "unknown", f"Temporal does not list pollers for this client: {error.message}"
                 return "failing", f"Temporal does not answer: {error.message}"
             now, polled_at = monotonic(), polls.get(temporal.identity)
-            if polled_at is not None and polled_at != self._last_polls.get(name, (None, 0.0))[0]:
+            is_new = polled_at is not None and polled_at != self._last_polls.get(name, (None, 0.0))[0]
+            # While all slots are in use the SDK does not poll for activities: it goes on when a call ends.
+            if is_new or (name == "activity" and len(self._activities) >= self._activities.slots):
                 self._last_polls[name] = polled_at, now
             if name not in self._last_polls:
                 return "failing", f"Temporal does not list this worker as a poller of {name} tasks"

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import PollerInfo
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueResponse
 from temporalio.bridge.proto.workflow_activation import RemoveFromCache, WorkflowActivation, WorkflowActivationJob
@@ -77,14 +78,19 @@ class FakeTemporal:
         self.workflow_service = self
         self.pollers = {"1@me": SERVER_TIME, "2@other": SERVER_TIME}
         self.error: RPCError | None = None
+        self.requests = 0
+        self.activity_polled_at: datetime | None = None
+        """When this worker polled for activities, if that is another time than for workflow tasks."""
 
-    async def describe_task_queue(self, *_: Any, **__: Any) -> DescribeTaskQueueResponse:
+    async def describe_task_queue(self, request: Any, **_: Any) -> DescribeTaskQueueResponse:
+        self.requests += 1
         if self.error is not None:
             raise self.error
         response = DescribeTaskQueueResponse()
         for identity, at in self.pollers.items():
             poller = PollerInfo(identity=identity)
-            poller.last_access_time.FromDatetime(at)
+            is_own = request.task_queue_type == TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY and identity == self.identity
+            poller.last_access_time.FromDatetime((self.activity_polled_at if is_own else None) or at)
             response.pollers.append(poller)
         return response
 
@@ -99,6 +105,11 @@ class Checked:
         self.running = RunningActivities(2, Agents())
         self.drain = Drain(self.running, 5.0)
         self.health = WorkerHealth(self.running, self.tasks, self.drain)
+
+    async def until_checked_again(self) -> None:
+        """Until Temporal has been asked twice for both kinds of pollers from now."""
+        requests = self.temporal.requests
+        await eventually(lambda: self.temporal.requests >= requests + 5)
 
     def watch(self) -> Any:
         temporal: Any = self.temporal
@@ -161,6 +172,26 @@ async def test_a_server_that_does_not_list_the_worker(checked: Checked, monkeypa
         assert "has not polled for workflow tasks for" in await checked.until("temporal", "failing")
         checked.temporal.pollers["1@me"] += timedelta(minutes=1)
         await checked.until("temporal", "ok")
+
+
+async def test_a_worker_whose_slots_are_in_use_polls_later(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls may take longer than a poll: the SDK polls for activities only with a free slot."""
+    later, real = MAX_POLL_AGE + 60, health_module.monotonic
+    async with checked.watch():
+        await checked.until("temporal", "ok")
+        checked.temporal.activity_polled_at = SERVER_TIME
+        checked.running._running |= {n: RunningActivity("refund", "order-1", real(), "refund") for n in range(2)}
+        checked.temporal.pollers["1@me"] += timedelta(minutes=1)
+        monkeypatch.setattr(health_module, "monotonic", lambda: real() + later)
+        await checked.until_checked_again()
+        assert checked.read("temporal") == ("ok", "")
+        assert checked.read("slots")[0] == "warning"
+        checked.running._running.clear()
+        await checked.until_checked_again()
+        assert checked.read("temporal") == ("ok", ""), "from the end of a call it has the time of a poll"
+        checked.temporal.pollers["1@me"] += timedelta(minutes=1)
+        monkeypatch.setattr(health_module, "monotonic", lambda: real() + 2 * later)
+        assert "has not polled for activity tasks for" in await checked.until("temporal", "failing")
 
 
 async def test_a_server_that_does_not_answer(checked: Checked) -> None:
