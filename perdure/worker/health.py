@@ -1,8 +1,8 @@
 """The health of a worker, and the HTTP endpoint that reports it: ``GET /healthz`` and ``GET /readyz``.
 
 ``/healthz`` (liveness) is 503 only where a restart helps: the worker's event loop does not run, or its poll loop has
-ended. ``/readyz`` (readiness) is 503 while the worker starts or drains, while Temporal does not list it as a poller of
-its task queue, while the store cannot be read, and where workflow tasks of several runs fail and none succeeds.
+ended. ``/readyz`` (readiness) is 503 while the worker starts or drains, while Temporal does not answer or lists no poller
+of its task queue, while the store cannot be read, and where workflow tasks of several runs fail and none succeeds.
 
 No request causes a check: checks run in the background, and requests read their last result. The endpoint has a thread
 and an event loop of its own, so that it also answers when the worker's loop is blocked.
@@ -230,8 +230,10 @@ class WorkerHealth:
     async def _check_pollers(self, temporal: TemporalClient, task_queue: str) -> tuple[CheckState, str | None]:
         """Check that Temporal lists this worker, and that it has begun a poll lately.
 
-        The server's times are only compared with each other: its clock and this machine's may differ.
+        The server's times are only compared with each other: its clock and this machine's may differ. Where it lists
+        other workers alone, nothing follows for this one.
         """
+        unknown: str | None = None
         for kind in (TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY):
             name = TaskQueueType.Name(kind).removeprefix("TASK_QUEUE_TYPE_").lower()
             try:
@@ -240,16 +242,23 @@ class WorkerHealth:
                 if is_denied(error):
                     return "unknown", f"Temporal does not list pollers for this client: {error.message}"
                 return "failing", f"Temporal does not answer: {error.message}"
-            now, polled_at = monotonic(), polls.get(temporal.identity)
+            now, polled_at = monotonic(), polls.pop(temporal.identity, None)
             is_new = polled_at is not None and polled_at != self._last_polls.get(name, (None, 0.0))[0]
             # While all slots are in use the SDK does not poll for activities: it goes on when a call ends.
             if is_new or (name == "activity" and len(self._activities) >= self._activities.slots):
                 self._last_polls[name] = polled_at, now
             if name not in self._last_polls:
-                return "failing", f"Temporal does not list this worker as a poller of {name} tasks"
-            if (age := now - self._last_polls[name][1]) > MAX_POLL_AGE:
-                return "failing", f"this worker has not polled for {name} tasks for {age:.0f} s"
-        return "ok", None
+                reason = f"Temporal does not list this worker as a poller of {name} tasks"
+            elif (age := now - self._last_polls[name][1]) > MAX_POLL_AGE:
+                reason = f"Temporal has seen no poll of this worker for {name} tasks for {age:.0f} s"
+            else:
+                continue
+            if not polls:
+                return "failing", reason
+            # A queue has four partitions unless its operator says otherwise, and the server lists the pollers of the
+            # first. The others pass on one poll at a time: that of a single worker, but not those of many.
+            unknown = f"{reason}; of many workers it does not list all"
+        return ("ok", None) if unknown is None else ("unknown", unknown)
 
     # --- reports, from the endpoint's thread
 

@@ -160,7 +160,7 @@ async def test_a_worker_is_ready_once_it_is_checked(checked: Checked) -> None:
 
 
 async def test_a_server_that_does_not_list_the_worker(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
-    del checked.temporal.pollers["1@me"]
+    checked.temporal.pollers.clear()
     async with checked.watch():
         reason = await eventually(lambda: "list" in checked.read("temporal")[1] and checked.read("temporal")[1])
         assert reason == "Temporal does not list this worker as a poller of workflow tasks"
@@ -169,14 +169,31 @@ async def test_a_server_that_does_not_list_the_worker(checked: Checked, monkeypa
         # The same poll for longer than one may take: an entry of the past, which the server keeps for minutes.
         now = health_module.monotonic()
         monkeypatch.setattr(health_module, "monotonic", lambda: now + MAX_POLL_AGE + 60)
-        assert "has not polled for workflow tasks for" in await checked.until("temporal", "failing")
+        assert "no poll of this worker for workflow tasks for" in await checked.until("temporal", "failing")
         checked.temporal.pollers["1@me"] += timedelta(minutes=1)
         await checked.until("temporal", "ok")
+
+
+async def test_a_server_that_lists_other_workers_alone(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lists those of one partition of the queue: of many workers most are on another one for minutes."""
+    checked.temporal.pollers = {"2@other": SERVER_TIME}
+    async with checked.watch():
+        assert "does not list this worker" in await checked.until("temporal", "unknown")
+        await checked.until("store", "ok")
+        assert checked.report()[0]
+        checked.temporal.pollers["1@me"] = SERVER_TIME
+        await checked.until("temporal", "ok")
+        now = health_module.monotonic()
+        monkeypatch.setattr(health_module, "monotonic", lambda: now + MAX_POLL_AGE + 60)
+        assert "no poll of this worker for" in await checked.until("temporal", "unknown")
+        del checked.temporal.pollers["2@other"]
+        await checked.until("temporal", "failing")
 
 
 async def test_a_worker_whose_slots_are_in_use_polls_later(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls may take longer than a poll: the SDK polls for activities only with a free slot."""
     later, real = MAX_POLL_AGE + 60, health_module.monotonic
+    del checked.temporal.pollers["2@other"]
     async with checked.watch():
         await checked.until("temporal", "ok")
         checked.temporal.activity_polled_at = SERVER_TIME
@@ -191,7 +208,7 @@ async def test_a_worker_whose_slots_are_in_use_polls_later(checked: Checked, mon
         assert checked.read("temporal") == ("ok", ""), "from the end of a call it has the time of a poll"
         checked.temporal.pollers["1@me"] += timedelta(minutes=1)
         monkeypatch.setattr(health_module, "monotonic", lambda: real() + 2 * later)
-        assert "has not polled for activity tasks for" in await checked.until("temporal", "failing")
+        assert "no poll of this worker for activity tasks for" in await checked.until("temporal", "failing")
 
 
 async def test_a_server_that_does_not_answer(checked: Checked) -> None:
