@@ -315,6 +315,15 @@ def test_a_run_that_cannot_be_replayed_is_a_warning(checked: Checked) -> None:
     assert (facts["last"]["run_id"], facts["last"]["reason"]) == ("order-1", "[TMPRL1100] again")
 
 
+def test_a_report_costs_no_search_for_credentials(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any client of the network may ask, any number of times."""
+    monkeypatch.setenv("SHOP_TOKEN", "hunter2-hunter2")
+    fail_task(checked.tasks, "order-1", "no hunter2-hunter2")
+    monkeypatch.delattr(health_module, "clean_reason")
+    last = checked.report()[1]["checks"]["workflow_tasks"]["last"]
+    assert (last["run_id"], last["reason"]) == ("order-1", "no [redacted]")
+
+
 def test_a_worker_on_which_every_run_fails_is_not_ready(checked: Checked) -> None:
     for n in range(3):
         assert checked.tasks.describe()[0] != "failing"
