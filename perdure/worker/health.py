@@ -1,8 +1,9 @@
 """The health of a worker, and the HTTP endpoint that reports it: ``GET /healthz`` and ``GET /readyz``.
 
 ``/healthz`` (liveness) is 503 only where a restart helps: the worker's event loop does not run, or its poll loop has
-ended. ``/readyz`` (readiness) is 503 while the worker starts or drains, while Temporal does not answer or lists no poller
-of its task queue, while the store cannot be read, and where workflow tasks of several runs fail and none succeeds.
+ended. ``/readyz`` (readiness) is 503 while the worker starts or drains, while Temporal does not answer or lists no
+poller of its task queue, while the store cannot be read, and where workflow tasks of several runs fail and none
+succeeds.
 
 No request causes a check: checks run in the background, and requests read their last result. The endpoint has a thread
 and an event loop of its own, so that it also answers when the worker's loop is blocked.
@@ -258,7 +259,7 @@ class WorkerHealth:
             if not polls:
                 return "failing", reason
             # A queue has four partitions unless its operator says otherwise, and the server lists the pollers of the
-            # first. The others pass on one poll at a time: that of a single worker, but not those of many.
+            # first; the others pass on a poll at a time. Of 100 new workers it lists 28 at once, all after a minute.
             unknown = f"{reason}; of many workers it does not list all"
         return ("ok", None) if unknown is None else ("unknown", unknown)
 
