@@ -85,6 +85,7 @@ def worker(
     from .. import config
     from .agent_loader import load_agent_module
 
+    end_at_sigterm()
     log_to_stderr()
     for name in ("perdure.store", "perdure.worker.drain"):  # a new store, and what a drain waits for
         logging.getLogger(name).setLevel(logging.INFO)
@@ -177,12 +178,26 @@ async def serve_agents(
     """
     from ..worker import Worker
     from ..worker.drain import CANCEL_SECONDS, CLOSE_SECONDS
+    from ..worker.worker import ended_by
+
+    worker = Worker(client, loaded.agents, **{"deployment": False, **loaded.worker_options, **options})
+    has_started = False
+
+    async def limit_exit() -> None:
+        await stop.wait()
+        if exit_limit is not None:
+            drain = worker.drain.total_seconds() if has_started else 0.0
+            exit_limit.set(drain + CANCEL_SECONDS + CLOSE_SECONDS)
 
     install_signal_handlers(stop, quiet=on_serving is not None)
-    worker = Worker(client, loaded.agents, **{"deployment": False, **loaded.worker_options, **options})
     async with AsyncExitStack() as stack:
+        stack.callback(asyncio.create_task(limit_exit()).cancel)
         folder = agents and worker.folder(agents, toolsets=loaded.toolsets, say=print_line)
-        await stack.enter_async_context(worker)
+        async with ended_by(stop):
+            await stack.enter_async_context(worker)
+            has_started = True
+        if not has_started:
+            return
         if on_serving is not None:
             on_serving()
         else:
@@ -192,8 +207,6 @@ async def serve_agents(
         if folder:
             await stack.enter_async_context(folder)
         await stop.wait()
-        if exit_limit is not None:
-            exit_limit.set(worker.drain.total_seconds() + CANCEL_SECONDS + CLOSE_SECONDS)
     if exit_limit is not None:
         exit_limit.set(CLOSE_SECONDS)
 
@@ -220,6 +233,17 @@ def _format_serving_line(client: Client, worker: Worker) -> str:
     version = worker.deployment_version
     version_text = "" if version is None else f", as version {version.to_canonical_string()}"
     return f"serving {names} on queue {worker.task_queue} of {place}, store {store}{version_text}"
+
+
+def end_at_sigterm() -> None:
+    """Until the worker handles SIGTERM, end the process at once with it. Process 1, as in a container, would ignore it,
+    and serve until it is killed."""
+
+    def end(number: int, _: object) -> None:
+        os.write(2, b"SIGTERM: ended before it served\n")  # print() may be interrupted by this
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def install_signal_handlers(stop: asyncio.Event, *, quiet: bool) -> None:

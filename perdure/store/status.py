@@ -23,7 +23,8 @@ COUNTED_BYTES = 64 * 1024 * 1024
 SELECT_IDENTITY = f"""
     SELECT version_num, store_id, created_at, usable_from
     FROM {migrations.VERSION_TABLE} LEFT JOIN meta ON true"""  # noqa: S608  # a constant
-SELECT_RUN_TIMES = "SELECT min(created_at), max(created_at) FROM runs"
+# One by one: SQLite reads the whole index for both at once.
+SELECT_RUN_TIMES = "SELECT (SELECT min(created_at) FROM runs), (SELECT max(created_at) FROM runs)"
 SELECT_BLOB_LOCATION = f"SELECT value FROM memory WHERE namespace = '{RECORD_NAME[0]}' AND key = '{RECORD_NAME[1]}'"  # noqa: S608  # a constant
 SELECT_POSTGRES_SIZES = """
     SELECT relname, reltuples, pg_total_relation_size(oid) FROM pg_class

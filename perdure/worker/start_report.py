@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from importlib import metadata
 from itertools import chain
 
@@ -27,10 +27,13 @@ from ..ports import RunRow, Store, WaitRow
 from ..ports.test_seams import find_fake_model
 from ..providers.registry import get_provider
 from ..store.status import read_store_status
+from ..tools import format_error
 from .engine import Engine
 
 REPORT_TIMEOUT = 10.0
 """Seconds that each check may take; a worker serves meanwhile."""
+_USED_STATES = ("current", "to be contracted", "newer")
+"""States of a store in which this version has nothing to do; the last two are those of a rolling deploy."""
 _MAX_ROWS = 500
 """Newest open runs of each status, and oldest waits, that are read."""
 _OPEN_STATUSES = ("running", "waiting", "paused")
@@ -56,9 +59,10 @@ async def report_start(
         ("deployment", lambda: _report_deployment(temporal, version)),
         ("search attrs", lambda: _report_search_attributes(temporal, engine)),
         ("open runs", lambda: _report_open_runs(temporal, task_queue, agents, engine.store)),
+        ("models", lambda: _report_models(agents)),
     ]
     reported = await asyncio.gather(*(_run_check(name, check) for name, check in checks))
-    return [_report_agents(agents), *chain(*reported), *_check_models(agents)]
+    return [_report_agents(agents), *chain(*reported)]
 
 
 async def _run_check(name: str, check: Callable[[], Awaitable[list[Finding]]]) -> list[Finding]:
@@ -71,6 +75,8 @@ async def _run_check(name: str, check: Callable[[], Awaitable[list[Finding]]]) -
         return [Finding(name, "warn", f"not checked: {error.message}", error.hint)]
     except RPCError as error:
         return [Finding(name, "warn", f"not checked: {error.message}")]
+    except Exception as error:  # of a provider of the author's, for instance; the other checks are reported
+        return [Finding(name, "warn", f"not checked: {format_error(error)}")]
 
 
 def _report_agents(agents: Agents) -> Finding:
@@ -95,7 +101,7 @@ async def _report_versions(temporal: TemporalClient, store_url: str) -> list[Fin
     versions = f"perdure {perdure}, Python {platform.python_version()}, {temporal_version}"
     status = await read_store_status(store_url, counts=False)
     findings = [Finding("versions", "ok", f"{versions}, store schema {status.schema} ({status.server})")]
-    if status.state != "current":
+    if status.state not in _USED_STATES:
         hint = "`perdure store status` says more; `perdure store migrate` brings it up to date."
         findings.append(Finding("store schema", "warn", f"version {status.schema}: {status.state}", hint))
     return findings
@@ -136,7 +142,7 @@ async def _report_search_attributes(temporal: TemporalClient, engine: Engine) ->
 # Models whose provider cannot be called: no key, no SDK.
 
 
-def _check_models(agents: Iterable[Agent]) -> Iterator[Finding]:
+async def _report_models(agents: Iterable[Agent]) -> list[Finding]:
     problems: dict[tuple[str, str | None], list[str]] = defaultdict(list)
     for agent in agents:
         for model in agent.chain:
@@ -147,8 +153,10 @@ def _check_models(agents: Iterable[Agent]) -> Iterator[Finding]:
                     check_key()
             except PerdureError as error:
                 problems[f"{model}: {error.message}", error.hint].append(agent.name)
-    for (problem, hint), names in list(problems.items())[:_MAX_FINDINGS]:
-        yield Finding("models", "warn", f"{problem} (agents: {', '.join(sorted(set(names))[:_MAX_NAMES])})", hint)
+    return [
+        Finding("models", "warn", f"{problem} (agents: {', '.join(sorted(set(names))[:_MAX_NAMES])})", hint)
+        for (problem, hint), names in list(problems.items())[:_MAX_FINDINGS]
+    ]
 
 
 # ---

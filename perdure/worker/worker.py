@@ -182,7 +182,9 @@ class Worker:
         stop = asyncio.Event()
         caught = [name for name in (signal.SIGTERM, signal.SIGINT) if _add_stop_signal(loop, name, stop)]
         try:
-            async with self:
+            async with AsyncExitStack() as stack:
+                async with ended_by(stop):
+                    await stack.enter_async_context(self)
                 await stop.wait()
         finally:
             for name in caught:
@@ -271,6 +273,31 @@ async def _serve_in_block(worker: TemporalWorker, drain: Drain, health: WorkerHe
             for task in (stopping, serving):
                 task.cancel()
                 task.add_done_callback(lambda task: task.cancelled() or task.exception())  # marks it as retrieved
+
+
+@asynccontextmanager
+async def ended_by(stop: asyncio.Event) -> AsyncIterator[None]:
+    """Cancel the block, and leave it without an error, when ``stop`` is set: the start of a worker may wait for its
+    lifespan, or for the store, without a limit."""
+    block = asyncio.current_task()
+    assert block is not None, "entered in a task"
+    is_inside, is_cancelled_here = True, False
+
+    def cancel_block(_: asyncio.Task[Any]) -> None:
+        nonlocal is_cancelled_here
+        if is_inside:
+            is_cancelled_here = block.cancel()
+
+    waiting = asyncio.create_task(stop.wait())
+    waiting.add_done_callback(cancel_block)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not is_cancelled_here or block.uncancel():
+            raise
+    finally:
+        is_inside = False
+        waiting.cancel()
 
 
 def _add_stop_signal(loop: asyncio.AbstractEventLoop, name: signal.Signals, stop: asyncio.Event) -> bool:

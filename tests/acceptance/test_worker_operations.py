@@ -214,6 +214,44 @@ async def test_a_process_that_cannot_end_is_ended(cli: Cli) -> None:
     assert "ended by force, as it did not stop in time; the runs go on with the next worker" in worker.output
 
 
+STARTING = """
+import asyncio, os, time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from perdure import Agent
+
+def enter(name):
+    (Path(os.environ["CLI_TEST_FOLDER"]) / "entered").write_text(name)
+
+@asynccontextmanager
+async def lifespan():
+    enter("lifespan")
+    await asyncio.Event().wait()
+    yield
+
+clerk = Agent("clerk", "openai:gpt-5")
+"""
+
+
+async def test_a_signal_ends_a_worker_that_waits_for_its_lifespan(cli: Cli) -> None:
+    (cli.folder / "starting.py").write_text(STARTING)
+    worker = await cli.spawn("worker", "starting.py", "--health", "0")
+    await until_entered(cli, "lifespan")
+    worker.send(signal.SIGTERM)
+    assert await worker.ended() == 0, worker.output
+    assert "Traceback" not in worker.output
+
+
+async def test_a_signal_ends_a_worker_that_imports_its_agents(cli: Cli) -> None:
+    """By a handler of the worker's own: process 1 of a container ignores a signal that has none."""
+    (cli.folder / "starting.py").write_text(STARTING + "enter('import')\ntime.sleep(1000)\n")
+    worker = await cli.spawn("worker", "starting.py")
+    await until_entered(cli, "import")
+    worker.send(signal.SIGTERM)
+    assert await worker.ended() == 128 + signal.SIGTERM
+    assert "SIGTERM: ended before it served" in worker.output
+
+
 async def test_a_second_signal_ends_at_once_and_nothing_is_lost(cli: Cli) -> None:
     worker, _ = await start_worker(cli)
     run_id = named("gate")

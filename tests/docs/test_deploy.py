@@ -268,8 +268,10 @@ def test_the_health_check_of_the_image_tells_what_the_worker_answers(status: int
 
     with HTTPServer(("127.0.0.1", 0), Worker) as server:
         threading.Thread(target=server.handle_request).start()
-        asked = judge(sys.executable, *health_check(server.server_port), cwd=ROOT)
+        proxy = {"http_proxy": "http://127.0.0.1:1", "HTTP_PROXY": "http://127.0.0.1:1", "no_proxy": ""}
+        asked = judge(sys.executable, *health_check(server.server_port), cwd=ROOT, env=proxy)
     assert asked.returncode == code, asked.stderr
+    assert ("HTTP Error 503" in asked.stderr) == (status == 503), asked.stderr
 
 
 @pytest.mark.slow

@@ -217,6 +217,7 @@ def test_workers_are_probed_selected_and_given_time_to_drain(name: str, helm: Pa
     drain = int(container["args"][container["args"].index("--drain") + 1])
     assert drain == values["drainSeconds"]
     assert pod["spec"]["terminationGracePeriodSeconds"] == drain + 30
+    assert container["livenessProbe"]["terminationGracePeriodSeconds"] == 30, "what is not alive cannot drain"
     (port,) = container["ports"]
     variables = {variable["name"]: variable.get("value") for variable in container["env"]}
     assert variables["PERDURE_HEALTH_ADDRESS"] == f"0.0.0.0:{port['containerPort']}"

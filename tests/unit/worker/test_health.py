@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import PollerInfo
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueResponse
 from temporalio.bridge.proto.workflow_activation import RemoveFromCache, WorkflowActivation, WorkflowActivationJob
@@ -77,14 +78,19 @@ class FakeTemporal:
         self.workflow_service = self
         self.pollers = {"1@me": SERVER_TIME, "2@other": SERVER_TIME}
         self.error: RPCError | None = None
+        self.requests = 0
+        self.activity_polled_at: datetime | None = None
+        """When this worker polled for activities, if that is another time than for workflow tasks."""
 
-    async def describe_task_queue(self, *_: Any, **__: Any) -> DescribeTaskQueueResponse:
+    async def describe_task_queue(self, request: Any, **_: Any) -> DescribeTaskQueueResponse:
+        self.requests += 1
         if self.error is not None:
             raise self.error
         response = DescribeTaskQueueResponse()
         for identity, at in self.pollers.items():
             poller = PollerInfo(identity=identity)
-            poller.last_access_time.FromDatetime(at)
+            is_own = request.task_queue_type == TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY and identity == self.identity
+            poller.last_access_time.FromDatetime((self.activity_polled_at if is_own else None) or at)
             response.pollers.append(poller)
         return response
 
@@ -99,6 +105,11 @@ class Checked:
         self.running = RunningActivities(2, Agents())
         self.drain = Drain(self.running, 5.0)
         self.health = WorkerHealth(self.running, self.tasks, self.drain)
+
+    async def until_checked_again(self) -> None:
+        """Until Temporal has been asked twice for both kinds of pollers from now."""
+        requests = self.temporal.requests
+        await eventually(lambda: self.temporal.requests >= requests + 5)
 
     def watch(self) -> Any:
         temporal: Any = self.temporal
@@ -149,7 +160,7 @@ async def test_a_worker_is_ready_once_it_is_checked(checked: Checked) -> None:
 
 
 async def test_a_server_that_does_not_list_the_worker(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
-    del checked.temporal.pollers["1@me"]
+    checked.temporal.pollers.clear()
     async with checked.watch():
         reason = await eventually(lambda: "list" in checked.read("temporal")[1] and checked.read("temporal")[1])
         assert reason == "Temporal does not list this worker as a poller of workflow tasks"
@@ -158,9 +169,46 @@ async def test_a_server_that_does_not_list_the_worker(checked: Checked, monkeypa
         # The same poll for longer than one may take: an entry of the past, which the server keeps for minutes.
         now = health_module.monotonic()
         monkeypatch.setattr(health_module, "monotonic", lambda: now + MAX_POLL_AGE + 60)
-        assert "has not polled for workflow tasks for" in await checked.until("temporal", "failing")
+        assert "no poll of this worker for workflow tasks for" in await checked.until("temporal", "failing")
         checked.temporal.pollers["1@me"] += timedelta(minutes=1)
         await checked.until("temporal", "ok")
+
+
+async def test_a_server_that_lists_other_workers_alone(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lists those of one partition of the queue: of many workers most are on another one for minutes."""
+    checked.temporal.pollers = {"2@other": SERVER_TIME}
+    async with checked.watch():
+        assert "does not list this worker" in await checked.until("temporal", "unknown")
+        await checked.until("store", "ok")
+        assert checked.report()[0]
+        checked.temporal.pollers["1@me"] = SERVER_TIME
+        await checked.until("temporal", "ok")
+        now = health_module.monotonic()
+        monkeypatch.setattr(health_module, "monotonic", lambda: now + MAX_POLL_AGE + 60)
+        assert "no poll of this worker for" in await checked.until("temporal", "unknown")
+        del checked.temporal.pollers["2@other"]
+        await checked.until("temporal", "failing")
+
+
+async def test_a_worker_whose_slots_are_in_use_polls_later(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls may take longer than a poll: the SDK polls for activities only with a free slot."""
+    later, real = MAX_POLL_AGE + 60, health_module.monotonic
+    del checked.temporal.pollers["2@other"]
+    async with checked.watch():
+        await checked.until("temporal", "ok")
+        checked.temporal.activity_polled_at = SERVER_TIME
+        checked.running._running |= {n: RunningActivity("refund", "order-1", real(), "refund") for n in range(2)}
+        checked.temporal.pollers["1@me"] += timedelta(minutes=1)
+        monkeypatch.setattr(health_module, "monotonic", lambda: real() + later)
+        await checked.until_checked_again()
+        assert checked.read("temporal") == ("ok", "")
+        assert checked.read("slots")[0] == "warning"
+        checked.running._running.clear()
+        await checked.until_checked_again()
+        assert checked.read("temporal") == ("ok", ""), "from the end of a call it has the time of a poll"
+        checked.temporal.pollers["1@me"] += timedelta(minutes=1)
+        monkeypatch.setattr(health_module, "monotonic", lambda: real() + 2 * later)
+        assert "no poll of this worker for activity tasks for" in await checked.until("temporal", "failing")
 
 
 async def test_a_server_that_does_not_answer(checked: Checked) -> None:
@@ -265,6 +313,15 @@ def test_a_run_that_cannot_be_replayed_is_a_warning(checked: Checked) -> None:
     assert (state, reason) == ("warning", "1 run of this worker cannot go on; see `last`")
     assert (facts["failures"], facts["failing_runs"]) == (2, 1)
     assert (facts["last"]["run_id"], facts["last"]["reason"]) == ("order-1", "[TMPRL1100] again")
+
+
+def test_a_report_costs_no_search_for_credentials(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any client of the network may ask, any number of times."""
+    monkeypatch.setenv("SHOP_TOKEN", "hunter2-hunter2")
+    fail_task(checked.tasks, "order-1", "no hunter2-hunter2")
+    monkeypatch.delattr(health_module, "clean_reason")
+    last = checked.report()[1]["checks"]["workflow_tasks"]["last"]
+    assert (last["run_id"], last["reason"]) == ("order-1", "no [redacted]")
 
 
 def test_a_worker_on_which_every_run_fails_is_not_ready(checked: Checked) -> None:

@@ -186,6 +186,8 @@ spec:
         periodSeconds: 15
         timeoutSeconds: 5
         failureThreshold: 4
+        # A worker whose event loop does not run cannot drain: it does not get the time for that.
+        terminationGracePeriodSeconds: 30
       readinessProbe:
         httpGet: {path: /readyz, port: health}
         periodSeconds: 10
