@@ -18,6 +18,8 @@ from temporalio.worker import Worker as TemporalWorker
 from temporalio.worker import WorkerDeploymentConfig
 
 from perdure import Agent, Client, PerdurePlugin, Run, Worker
+from perdure.client.progress import build_no_worker_error, has_poller
+from perdure.errors import NoWorkerError
 from perdure.testing import ScriptedProvider
 from tests.support import faults
 from tests.support.cli import Cli
@@ -219,6 +221,10 @@ async def test_a_pinned_turn_whose_workers_are_gone_is_named_and_recovered(fleet
     assert f"on version {fleet.deployment.name}.v1, pinned" in said.out
     waiting = await fleet.cli("approvals")
     assert paying.id in waiting.out, "it is in the inbox, which asks no worker"
+    error = await build_no_worker_error(fleet.client, await paying.describe(), 10.0)
+    name = fleet.deployment.name
+    assert f"to workers of version {name}.v1, and those" in error.message
+    assert error.message.endswith(f"are of version {name}.v2")
 
     override = ("workflow", "update-options", "--workflow-id", paying.id, "--versioning-override-behavior")
     code, output = await fleet.deployment.cli(*override, "auto_upgrade")
@@ -311,6 +317,34 @@ async def test_a_worker_says_whether_runs_are_routed_to_its_version(fleet: Fleet
         await deployment.set_current("v1")
         status, text = await read_report(worker)
         assert (status, text.partition(" of ")[0]) == ("ok", "v1 is the current version")
+
+
+async def test_a_run_that_temporal_routes_to_no_version_says_so(fleet: Fleet) -> None:
+    """The first deploy, before a version is current: a worker polls, and gets nothing."""
+    deployment, agent = fleet.deployment, Agent("plain", ScriptedProvider(lambda _: "hi"))
+    run = await fleet.open("plain", "one")
+
+    async def refusal() -> NoWorkerError:
+        with pytest.raises(NoWorkerError) as refused:
+            await run.begun(within=0)
+        return refused.value
+
+    assert "no worker has polled task queue" in (await refusal()).message
+    async with Worker(fleet.client, [agent], deployment=WorkerDeploymentVersion(deployment.name, "v1")):
+
+        async def names_version() -> bool:
+            error = await refusal()
+            command = f"set-current-version --deployment-name {deployment.name} --build-id v1"
+            routed = f"to workers without a version, and those that poll task queue {fleet.engine.task_queue!r}"
+            said = f"{routed} are of version {deployment.name}.v1"
+            return said in error.message and command in (error.hint or "")
+
+        await eventually(names_version, what="an error that names the version")
+        await deployment.set_current("v1")
+        assert (await run.turn().result()).content == "hi"
+        # A second run is taken as soon as it is there: the version is current, and polls.
+        other = await fleet.open("plain", "two")
+        assert await has_poller(fleet.client, await other.describe())
 
 
 async def test_what_serves_itself_has_no_version(
