@@ -416,6 +416,28 @@ async def test_the_gate_stops_a_version_that_cannot_replay_open_runs(fleet: Flee
         assert (await fleet.cli(*wrong)).code == 2
 
 
+async def test_the_gate_knows_the_agents_of_plain_clients_and_of_a_folder(fleet: Fleet) -> None:
+    """A run that a plain Temporal client has started, and that no worker has taken: its memo has no agent."""
+    start, folder = {"agent": "filed", "message": "hi", "mode": "session"}, fleet.engine.folder / "agents"
+    queue = fleet.engine.task_queue
+    await fleet.client.temporal.start_workflow("AgentWorkflow", start, id=f"plain-{queue}", task_queue=queue)
+
+    async def is_listed() -> bool:  # visibility lags behind a little
+        return (await fleet.client.temporal.count_workflows(f"TaskQueue = '{queue}'")).count == 1
+
+    await eventually(is_listed)
+    code = fleet.engine.folder / "code.py"
+    code.write_text('from perdure import Agent\nother = Agent("other", "openai:gpt-5")\n')
+    folder.mkdir()
+    (folder / "filed.json").write_text('{"name": "filed", "model": "openai:gpt-5"}')
+    lacking = await fleet.cli(*GATE, "--worker", str(code))
+    assert lacking.code == 1
+    assert "there is no agent 'filed'" in lacking.out
+    passed = await fleet.cli(*GATE, "--worker", str(code), "--agents", str(folder))
+    assert (passed.code, passed.out) == (0, "the one history replays\n"), passed.err
+    assert (await fleet.cli(*GATE, "--agents", str(folder))).code == 2
+
+
 @pytest.mark.slow  # it waits for retries; tests/unit/types/test_schema_version.py has what is refused
 async def test_a_worker_of_another_engine_version_on_the_queue(engine: Engine, copies: Any, fleet: Fleet) -> None:
     """Two versions of perdure serve one queue without versions of a deployment. What the older one must not read it
