@@ -26,6 +26,7 @@ from temporalio.api.workflowservice.v1 import (
     CountWorkflowExecutionsRequest,
     DescribeNamespaceRequest,
     DescribeTaskQueueRequest,
+    DescribeTaskQueueResponse,
     GetClusterInfoRequest,
     GetWorkflowExecutionHistoryReverseRequest,
     RegisterNamespaceRequest,
@@ -287,29 +288,26 @@ def is_denied(error: RPCError) -> bool:
     return error.status in _DENIED_STATUSES
 
 
-async def find_pollers(
-    temporal: TemporalClient,
-    task_queue: str,
-    kind: TaskQueueType.ValueType,
-    *,
-    version: str | None = None,
-    timeout: float | None = None,
-) -> dict[str, datetime]:
-    """Return when each worker has polled the task queue last: by identity, by the server's clock. The server lists
-    workers for minutes after they have stopped. With ``version``, ``NAME.BUILD_ID``, those alone that are of that
-    version of a Worker Deployment. Raises ``RPCError``."""
-    described = await temporal.workflow_service.describe_task_queue(
+async def describe_task_queue(
+    temporal: TemporalClient, task_queue: str, kind: TaskQueueType.ValueType, *, timeout: float | None = None
+) -> DescribeTaskQueueResponse:
+    """Return the pollers of a task queue, and to which versions Temporal routes its tasks. Raises ``RPCError``."""
+    return await temporal.workflow_service.describe_task_queue(
         DescribeTaskQueueRequest(
             namespace=temporal.namespace, task_queue=TaskQueue(name=task_queue), task_queue_type=kind
         ),
         retry=timeout is None,
         timeout=None if timeout is None else timedelta(seconds=timeout),
     )
+
+
+async def find_pollers(
+    temporal: TemporalClient, task_queue: str, kind: TaskQueueType.ValueType, *, timeout: float | None = None
+) -> dict[str, datetime]:
+    """Return when each worker has polled the task queue last: by identity, by the server's clock. The server lists
+    workers for minutes after they have stopped. Raises ``RPCError``."""
     polls: dict[str, datetime] = {}
-    for poller in described.pollers:
-        deployment = poller.deployment_options
-        if version not in (None, f"{deployment.deployment_name}.{deployment.build_id}"):
-            continue
+    for poller in (await describe_task_queue(temporal, task_queue, kind, timeout=timeout)).pollers:
         at = poller.last_access_time.ToDatetime(UTC)
         polls[poller.identity] = max(polls.get(poller.identity, at), at)
     return polls

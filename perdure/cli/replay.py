@@ -47,6 +47,9 @@ def replay(
             help="With --open: compare the runs with the agents that `perdure worker` would serve of it.",
         ),
     ] = None,
+    agents: Annotated[
+        Path | None, typer.Option("--agents", metavar="DIR", help="With --worker: its folder of agent files.")
+    ] = None,
     save: Annotated[Path | None, typer.Option(metavar="DIR", help="Save the histories of the runs as files.")] = None,
     *,
     server: ServerOptions,
@@ -59,10 +62,12 @@ def replay(
     if open_runs:
         if sources or query is not None or save is not None:
             raise typer.BadParameter("--open takes all open runs: leave out files, ids, --query and --save")
-        _print_report(_replay_open_runs(server, task_queue, worker), output, ok=False)
+        if agents is not None and worker is None:
+            raise typer.BadParameter("--agents belongs to --worker")
+        _print_report(_replay_open_runs(server, task_queue, worker, agents), output, ok=False)
         return
-    if worker is not None or task_queue is not None:
-        raise typer.BadParameter("--worker and --task-queue belong to --open")
+    if any(option is not None for option in (worker, agents, task_queue)):
+        raise typer.BadParameter("--worker, --agents and --task-queue belong to --open")
     if not sources and query is None:
         raise typer.BadParameter("name files, folders or runs, or give --query or --open")
     from ..worker.replay import read_histories, replay_histories
@@ -93,14 +98,19 @@ def _print_report(report: ReplayReport, output: OutputOptions, *, ok: bool = Tru
 _PROGRESS_SECONDS = 5.0
 
 
-def _replay_open_runs(server: ServerOptions, task_queue: str | None, worker: str | None) -> ReplayReport:
+def _replay_open_runs(
+    server: ServerOptions, task_queue: str | None, worker: str | None, folder: Path | None
+) -> ReplayReport:
     from .. import config
     from ..activities import Agents
+    from ..worker.agent_folder import AgentFolder
     from ..worker.replay import build_open_query, replay_open_runs
     from .agent_loader import load_agent_module
 
-    loaded = None if worker is None else load_agent_module(worker)
+    loaded = None if worker is None else load_agent_module(worker, require_agents=folder is None)
     agents = None if loaded is None else Agents(loaded.agents, loaded.tools)
+    if loaded is not None and agents is not None and folder is not None:  # read here once, and not followed
+        AgentFolder(folder, agents, toolsets=loaded.toolsets, say=lambda line: print_line(line, error=True))
     queue = config.named_task_queue(task_queue)
     next_line = monotonic() + _PROGRESS_SECONDS
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from temporalio.api.common.v1 import Payload
-from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
+from temporalio.api.deployment.v1 import WorkerDeploymentOptions, WorkerDeploymentVersion
+from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType, WorkerVersioningMode
 from temporalio.api.failure.v1 import Failure
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueResponse
 from temporalio.client import WorkflowExecutionDescription
 from temporalio.converter import DataConverter
 from temporalio.exceptions import ApplicationError, FailureError
 
-from ..temporal_service import find_failing_task, find_pollers
+from ..errors import NoWorkerError
+from ..temporal_service import describe_task_queue, find_failing_task
 from .handles import ClientHandle
 from .visibility import read_deployment_version
 
@@ -66,27 +69,80 @@ def _join_reason_lines(message: str) -> str:
 
 
 async def has_poller(client: ClientHandle, run: WorkflowExecutionDescription, *, lately: bool = False) -> bool:
-    """Whether a worker has polled the run's task queue since the run started and, with ``lately``, within the last poll
-    interval. A live worker takes the run at once. Of a run that is pinned to a version, a worker of that version."""
+    """Whether a worker that gets the run has polled its task queue since the run started and, with ``lately``, within
+    the last poll interval. A live worker takes the run at once.
+
+    A run that is pinned goes to workers of its version, others to those of the current or ramping one; without these,
+    to workers without a version.
+    """
     since = max(run.start_time, datetime.now(UTC) - _MAX_POLLER_AGE) if lately else run.start_time
-    status = read_deployment_version(run)
-    return await _is_polled_since(
-        client, run.task_queue, since, version=status["version"] if status.get("version_pinned") else None
+    described = await _describe_queue(client, run.task_queue)
+    return bool(_list_polling_versions(described, since) & _list_versions_of_run(run, described))
+
+
+async def build_no_worker_error(
+    client: ClientHandle, run: WorkflowExecutionDescription, seconds: float
+) -> NoWorkerError:
+    """Build the error for a run for which :func:`has_poller` has found no worker for that many seconds."""
+    queue, described = run.task_queue, await _describe_queue(client, run.task_queue)
+    wanted = _list_versions_of_run(run, described)
+    others = sorted(_list_polling_versions(described, datetime.now(UTC) - _MAX_POLLER_AGE) - wanted)
+    if not others:
+        return NoWorkerError(
+            f"no worker has polled task queue {queue!r} for {seconds:g} s",
+            hint=f"Run {run.id!r} waits for one: perdure worker FILE --task-queue {queue}",
+        )
+    if read_deployment_version(run).get("version_pinned"):
+        command = f"workflow update-options --workflow-id {run.id} --versioning-override-behavior auto_upgrade"
+    else:
+        name, _, build_id = (others[-1] or max(wanted)).partition(".")
+        target = f"--build-id {build_id}" if others[-1] else "--unversioned"
+        command = f"worker deployment set-current-version --deployment-name {name} {target}"
+    return NoWorkerError(
+        f"Temporal sends run {run.id!r} to workers {_describe_versions(wanted)}, and those that poll task queue "
+        f"{queue!r} are {_describe_versions(others)}",
+        hint=f"Start such a worker, or have Temporal send it to these: temporal {command}",
     )
 
 
 async def is_queue_polled(client: ClientHandle, task_queue: str) -> bool:
     """Whether a worker has polled the task queue within the last poll interval."""
-    return await _is_polled_since(client, task_queue, datetime.now(UTC) - _MAX_POLLER_AGE)
+    described = await _describe_queue(client, task_queue)
+    return bool(_list_polling_versions(described, datetime.now(UTC) - _MAX_POLLER_AGE))
 
 
-async def _is_polled_since(
-    client: ClientHandle, task_queue: str, since: datetime, *, version: str | None = None
-) -> bool:
-    """The server lists pollers for minutes after they have stopped; a live worker begins a new poll every minute."""
-    kind = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
-    polls = await find_pollers(client.temporal, task_queue, kind, version=version)
-    return any(polled_at >= since for polled_at in polls.values())
+async def _describe_queue(client: ClientHandle, task_queue: str) -> DescribeTaskQueueResponse:
+    return await describe_task_queue(client.temporal, task_queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW)
+
+
+def _list_polling_versions(described: DescribeTaskQueueResponse, since: datetime) -> set[str]:
+    """List the versions, ``NAME.BUILD_ID``, of the workers that have polled since then; "" for workers without one.
+
+    The server lists pollers for minutes after they have stopped; a live worker begins a new poll every minute.
+    """
+    pollers = [poller for poller in described.pollers if poller.last_access_time.ToDatetime(UTC) >= since]
+    versioned = WorkerVersioningMode.WORKER_VERSIONING_MODE_VERSIONED
+    return {
+        _format_version(options) if (options := poller.deployment_options).worker_versioning_mode == versioned else ""
+        for poller in pollers
+    }
+
+
+def _list_versions_of_run(run: WorkflowExecutionDescription, described: DescribeTaskQueueResponse) -> set[str]:
+    """List the versions to whose workers Temporal may send the run's next task; "" for workers without one."""
+    status, info = read_deployment_version(run), described.versioning_info
+    if status.get("version_pinned"):
+        return {status["version"]}
+    ramping = [info.ramping_deployment_version] if info.ramping_version_percentage > 0 else []
+    return {_format_version(version) for version in (info.current_deployment_version, *ramping)}
+
+
+def _describe_versions(versions: Iterable[str]) -> str:
+    return " or ".join(f"of version {version}" if version else "without a version" for version in sorted(versions))
+
+
+def _format_version(version: WorkerDeploymentVersion | WorkerDeploymentOptions) -> str:
+    return f"{version.deployment_name}.{version.build_id}" if version.build_id else ""
 
 
 async def _read_heartbeat_wait(converter: DataConverter, payloads: Sequence[Payload]) -> str | None:

@@ -52,7 +52,7 @@ from .follow import follow_run, list_child_runs
 from .fork import Difference, compare_transcripts, start_fork
 from .messages import build_user_message, deliver_message
 from .pauses import cancel_run, pause_run, resume_run, terminate_run
-from .progress import find_pending_reason, has_poller
+from .progress import build_no_worker_error, find_pending_reason, has_poller
 from .streams import StreamReader, build_output_form
 from .tasks import background_task
 from .turn import ANSWER_TIMEOUT, Turn
@@ -273,21 +273,17 @@ class Run(StreamReader[OutputT]):
 
     async def begun(self, within: float = NO_WORKER_SECONDS) -> None:
         """Wait until a worker has taken the run. Raises ``NoWorkerError`` if none does within ``within`` seconds and
-        none polls the task queue.
+        none polls the task queue that gets the run.
 
         The run stays open, and continues when a worker starts.
         """
         deadline = asyncio.get_running_loop().time() + within
         while True:
             description = await self.describe()
-            queue = description.task_queue
             if build_closed_status(description) is not None or description.history_length > UNTAKEN_HISTORY_LENGTH:
                 return
             if asyncio.get_running_loop().time() > deadline and not await has_poller(self.client, description):
-                raise NoWorkerError(
-                    f"no worker has polled task queue {queue!r} for {within:g} s",
-                    hint=f"Run {self.id!r} waits for one: perdure worker FILE --task-queue {queue}",
-                )
+                raise await build_no_worker_error(self.client, description, within)
             await asyncio.sleep(_TAKEN_POLL_SECONDS)
 
     async def warn_without_worker(self) -> None:
@@ -295,11 +291,10 @@ class Run(StreamReader[OutputT]):
         await asyncio.sleep(NO_WORKER_SECONDS)
         try:
             description = await self.describe()
-            queue = description.task_queue
             closed = build_closed_status(description) is not None
             if not closed and not await has_poller(self.client, description, lately=True):
-                missing = "run %s waits: no worker polls task queue %r; `perdure worker FILE --task-queue %s` serves it"
-                logger.warning(missing, self.id, queue, queue)
+                missing = await build_no_worker_error(self.client, description, NO_WORKER_SECONDS)
+                logger.warning("run %s waits: %s; %s", self.id, missing.message, missing.hint)
         except (PerdureError, RPCError) as error:  # the wait itself raises the error
             logger.debug("cannot tell whether a worker serves run %s: %s", self.id, error)
 

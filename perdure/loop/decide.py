@@ -148,11 +148,13 @@ def decide(state: RunState) -> NextStep:
 
 
 def is_turn_in_progress(state: RunState) -> bool:
-    """Whether a turn of the run is at work, or waits for something. Not between two turns, and not while the run waits
-    for an engine without the fault that it met."""
+    """Whether a turn of the run is at work, or waits for something. Not between two turns, nor while a message waits
+    in a paused run and no model has replied to it; and not while the run waits for an engine without the fault that it
+    met."""
     if state.pause is not None and state.pause.fault:
         return False
-    is_idle = state.turn is None or (is_turn_answered(state) and not state.calls)
+    turn = state.turn
+    is_idle = turn is None or (not state.calls and (is_turn_answered(state) or turn.iteration == 0))
     return not (is_idle and isinstance(decide(state), Wait))
 
 

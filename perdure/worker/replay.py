@@ -23,6 +23,7 @@ from temporalio.worker import Replayer
 from ..activities import Agents
 from ..client.client import Client
 from ..errors import LIST_HINT, InvalidInputError, PerdureError
+from ..loop.lifecycle import STATE_KEY
 from ..temporal_service import translate_rpc_error, translate_service_error
 from ..types.interface import WAITING_MEMO, WORKFLOW_TYPE
 from ..workflows import AgentWorkflow
@@ -115,7 +116,7 @@ class OpenRun:
     id: str
     run_id: str
     agent: str
-    """Empty if Temporal does not have it: a client other than perdure's has started the run."""
+    """Empty if the run's memo does not have it: a client other than perdure's has started the run."""
     tools: tuple[str, ...] = ()
     """Tools of its calls that wait for a decision or an answer, as far as its memo has them."""
 
@@ -354,7 +355,9 @@ async def replay_open_runs(
         runs = list_open_runs(client, task_queue)
         async with aclosing(runs), aclosing(fetch_open_histories(client, runs)) as fetched:
             async for run, history in fetched:
-                needs[run.id] = None if agents is None else describe_missing(agents, run)
+                if agents is not None:
+                    agent = run.agent or await _read_started_agent(client, history)
+                    needs[run.id] = describe_missing(agents, replace(run, agent=agent))
                 yield run.id, history
 
     results = []
@@ -365,6 +368,16 @@ async def replay_open_runs(
     except RPCError as error:
         raise translate_service_error(client.temporal, error) from error
     return ReplayReport(tuple(results))
+
+
+async def _read_started_agent(client: Client, history: WorkflowHistory) -> str:
+    """Read the agent's name from the input of an execution; "" if it has none: the run refuses such an input."""
+    arguments = history.events[0].workflow_execution_started_event_attributes.input.payloads
+    try:
+        (raw,) = await client.temporal.data_converter.decode(arguments)
+        return str(raw.get(STATE_KEY, raw)["agent"])
+    except Exception:
+        return ""
 
 
 def describe_missing(agents: Agents, run: OpenRun) -> str | None:

@@ -61,10 +61,12 @@ def _check_version(version: WorkerDeploymentVersion) -> WorkerDeploymentVersion:
     problem = None
     if not (name and build_id and isinstance(name, str) and isinstance(build_id, str)):
         problem = f"a version has the name of a deployment and a build id, not {name!r:.80} and {build_id!r:.80}"
-    elif "." in name:
-        problem = f"the deployment's name {name[:80]!r} has a '.', which separates it from the build id"
+    elif separator := next((one for one in ".:" if one in name), None):
+        problem = f"the deployment's name {name[:80]!r} has a {separator!r}, which separates it from the build id"
     elif name.startswith("__"):
         problem = f"the deployment's name {name[:80]!r} begins with '__', which Temporal reserves"
+    elif build_id.startswith("__"):
+        problem = f"the build id {build_id[:80]!r} begins with '__', which Temporal reserves"
     if problem is not None:
         raise RuntimeSetupError(problem, hint="For instance deployment 'shop', build id '2026-11-23-1'.")
     return version

@@ -18,6 +18,8 @@ from temporalio.worker import Worker as TemporalWorker
 from temporalio.worker import WorkerDeploymentConfig
 
 from perdure import Agent, Client, PerdurePlugin, Run, Worker
+from perdure.client.progress import build_no_worker_error, has_poller
+from perdure.errors import NoWorkerError
 from perdure.testing import ScriptedProvider
 from tests.support import faults
 from tests.support.cli import Cli
@@ -219,6 +221,10 @@ async def test_a_pinned_turn_whose_workers_are_gone_is_named_and_recovered(fleet
     assert f"on version {fleet.deployment.name}.v1, pinned" in said.out
     waiting = await fleet.cli("approvals")
     assert paying.id in waiting.out, "it is in the inbox, which asks no worker"
+    error = await build_no_worker_error(fleet.client, await paying.describe(), 10.0)
+    name = fleet.deployment.name
+    assert f"to workers of version {name}.v1, and those" in error.message
+    assert error.message.endswith(f"are of version {name}.v2")
 
     override = ("workflow", "update-options", "--workflow-id", paying.id, "--versioning-override-behavior")
     code, output = await fleet.deployment.cli(*override, "auto_upgrade")
@@ -313,6 +319,34 @@ async def test_a_worker_says_whether_runs_are_routed_to_its_version(fleet: Fleet
         assert (status, text.partition(" of ")[0]) == ("ok", "v1 is the current version")
 
 
+async def test_a_run_that_temporal_routes_to_no_version_says_so(fleet: Fleet) -> None:
+    """The first deploy, before a version is current: a worker polls, and gets nothing."""
+    deployment, agent = fleet.deployment, Agent("plain", ScriptedProvider(lambda _: "hi"))
+    run = await fleet.open("plain", "one")
+
+    async def refusal() -> NoWorkerError:
+        with pytest.raises(NoWorkerError) as refused:
+            await run.begun(within=0)
+        return refused.value
+
+    assert "no worker has polled task queue" in (await refusal()).message
+    async with Worker(fleet.client, [agent], deployment=WorkerDeploymentVersion(deployment.name, "v1")):
+
+        async def names_version() -> bool:
+            error = await refusal()
+            command = f"set-current-version --deployment-name {deployment.name} --build-id v1"
+            routed = f"to workers without a version, and those that poll task queue {fleet.engine.task_queue!r}"
+            said = f"{routed} are of version {deployment.name}.v1"
+            return said in error.message and command in (error.hint or "")
+
+        await eventually(names_version, what="an error that names the version")
+        await deployment.set_current("v1")
+        assert (await run.turn().result()).content == "hi"
+        # A second run is taken as soon as it is there: the version is current, and polls.
+        other = await fleet.open("plain", "two")
+        assert await has_poller(fleet.client, await other.describe())
+
+
 async def test_what_serves_itself_has_no_version(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -380,6 +414,28 @@ async def test_the_gate_stops_a_version_that_cannot_replay_open_runs(fleet: Flee
     assert "21 of 21 need what the workers will not have" in lacking.out
     for wrong in ((*GATE, paying.id), (*GATE, "--query", "x"), ("replay", paying.id, "--worker", str(file))):
         assert (await fleet.cli(*wrong)).code == 2
+
+
+async def test_the_gate_knows_the_agents_of_plain_clients_and_of_a_folder(fleet: Fleet) -> None:
+    """A run that a plain Temporal client has started, and that no worker has taken: its memo has no agent."""
+    start, folder = {"agent": "filed", "message": "hi", "mode": "session"}, fleet.engine.folder / "agents"
+    queue = fleet.engine.task_queue
+    await fleet.client.temporal.start_workflow("AgentWorkflow", start, id=f"plain-{queue}", task_queue=queue)
+
+    async def is_listed() -> bool:  # visibility lags behind a little
+        return (await fleet.client.temporal.count_workflows(f"TaskQueue = '{queue}'")).count == 1
+
+    await eventually(is_listed)
+    code = fleet.engine.folder / "code.py"
+    code.write_text('from perdure import Agent\nother = Agent("other", "openai:gpt-5")\n')
+    folder.mkdir()
+    (folder / "filed.json").write_text('{"name": "filed", "model": "openai:gpt-5"}')
+    lacking = await fleet.cli(*GATE, "--worker", str(code))
+    assert lacking.code == 1
+    assert "there is no agent 'filed'" in lacking.out
+    passed = await fleet.cli(*GATE, "--worker", str(code), "--agents", str(folder))
+    assert (passed.code, passed.out) == (0, "the one history replays\n"), passed.err
+    assert (await fleet.cli(*GATE, "--agents", str(folder))).code == 2
 
 
 @pytest.mark.slow  # it waits for retries; tests/unit/types/test_schema_version.py has what is refused

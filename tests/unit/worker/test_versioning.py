@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from perdure.agent.agent_file import load_agent
 from perdure.agent.definition import describe_agent
 from perdure.cli.worker import read_version
 from perdure.errors import DefinitionError, RuntimeSetupError
-from perdure.loop.lifecycle import create_run_state, pause_run
+from perdure.loop.lifecycle import create_run_state, pause_run, request_pause
 from perdure.types.state import RunState
 from perdure.worker.versioning import build_behavior_choice, resolve_version
 from tests.unit.worker.test_plugin import PLAIN
@@ -63,6 +64,9 @@ def test_the_version_of_a_worker(
         (None, {NAME: "shop", OTHER_NAME: "store", BUILD_ID: "v1"}, f"{NAME} is 'shop' and {OTHER_NAME} is 'store'"),
         (None, {NAME: "shop.eu", BUILD_ID: "v1"}, r"'shop\.eu' has a '\.'"),
         (None, {NAME: "__shop", BUILD_ID: "v1"}, "Temporal reserves"),
+        (None, {NAME: "shop:eu", BUILD_ID: "v1"}, "'shop:eu' has a ':'"),
+        ("shop:v1.2", {}, "'shop:v1' has a ':'"),
+        ("shop.__v1", {}, "the build id '__v1' begins with '__', which Temporal reserves"),
         ("shop", {}, "NAME.BUILD_ID"),
         ("shop.", {}, "NAME.BUILD_ID"),
         (WorkerDeploymentVersion("a.b", "c"), {}, r"'a\.b' has a '\.'"),
@@ -134,6 +138,17 @@ def a_fault() -> RunState:
     return state
 
 
+def paused_with_a_message(*, replied: bool = False) -> RunState:
+    """A session that an operator has paused; the message has come since, or its turn has had a reply."""
+    state = a_state(message="Go.")
+    request_pause(state, None, datetime.now(UTC))
+    assert state.requested_pause is not None
+    assert state.turn is not None
+    state.requested_pause.recorded = True
+    state.turn.iteration = int(replied)
+    return state
+
+
 @pytest.mark.parametrize(
     ("state", "behavior"),
     [
@@ -148,6 +163,8 @@ def a_fault() -> RunState:
         (a_state(**a_subagent("careful", "plain", background=True)), PINNED),
         (a_state(**a_subagent("plain", "careful", parent_id="not-its-parent")), AUTO_UPGRADE),
         (a_fault(), AUTO_UPGRADE),
+        (paused_with_a_message(), AUTO_UPGRADE),
+        (paused_with_a_message(replied=True), PINNED),
     ],
 )
 def test_when_a_run_is_pinned(state: RunState, behavior: VersioningBehavior) -> None:
