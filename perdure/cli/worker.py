@@ -240,7 +240,6 @@ def end_at_sigterm() -> None:
     and serve until it is killed."""
 
     def end(number: int, _: object) -> None:
-        os.write(2, b"SIGTERM: ended before it served\n")  # print() may be interrupted by this
         os._exit(128 + number)
 
     signal.signal(signal.SIGTERM, end)

@@ -342,9 +342,13 @@ async def test_a_run_that_temporal_routes_to_no_version_says_so(fleet: Fleet) ->
         await eventually(names_version, what="an error that names the version")
         await deployment.set_current("v1")
         assert (await run.turn().result()).content == "hi"
-        # A second run is taken as soon as it is there: the version is current, and polls.
+        # A second run is taken as soon as it is there: the version is current, and polls again then.
         other = await fleet.open("plain", "two")
-        assert await has_poller(fleet.client, await other.describe())
+
+        async def is_polled() -> bool:
+            return await has_poller(fleet.client, await other.describe())
+
+        await eventually(is_polled)
 
 
 async def test_what_serves_itself_has_no_version(

@@ -319,9 +319,7 @@ async def test_those_who_wait_for_a_connection_get_it_in_their_order(url: str):
 
 async def test_the_server_ends_statements_that_are_waited_for_no_longer(url: str):
     """They would pile up there as long as the lock is held, each in a connection of its own."""
-    async with opened(url):
-        pass  # making the schema may take longer than a second
-    async with opened(f"{url}?command_timeout=1&pool_size=2") as store:
+    async with opened(f"{url}?command_timeout=3&pool_size=2") as store:
         await store.append(batch())
         other = await asyncpg.connect(url)
         async with other.transaction():
