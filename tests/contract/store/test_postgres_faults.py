@@ -319,9 +319,12 @@ async def test_those_who_wait_for_a_connection_get_it_in_their_order(url: str):
 
 async def test_the_server_ends_statements_that_are_waited_for_no_longer(url: str):
     """They would pile up there as long as the lock is held, each in a connection of its own."""
+    async with opened(url):
+        pass  # making the schema may take longer than a read may
     async with opened(f"{url}?command_timeout=3&pool_size=2") as store:
         await store.append(batch())
-        other = await asyncpg.connect(url)
+        # Two: a transaction sees the connections that there were at its first look.
+        other, watcher = await asyncpg.connect(url), await asyncpg.connect(url)
         async with other.transaction():
             await other.execute("LOCK TABLE feeds")
             with pytest.raises(StoreError, match="did not answer in time"):
@@ -329,16 +332,17 @@ async def test_the_server_ends_statements_that_are_waited_for_no_longer(url: str
             reading = asyncio.create_task(store.get_run("c"))
 
             async def is_blocked() -> bool:
-                return await other.fetchval(BLOCKED) == 1
+                return await watcher.fetchval(BLOCKED) == 1
 
             await eventually(is_blocked)
             reading.cancel()
 
             async def is_ended() -> bool:
-                return await other.fetchval(BLOCKED) == 0
+                return await watcher.fetchval(BLOCKED) == 0
 
             await eventually(is_ended)
         await other.close()
+        await watcher.close()
         assert [row.seq for row in await store.read_events("c")] == [1]
 
 
