@@ -237,12 +237,13 @@ def _format_serving_line(client: Client, worker: Worker) -> str:
 
 def end_at_sigterm() -> None:
     """Until the worker handles SIGTERM, end the process at once with it. Process 1, as in a container, would ignore it,
-    and serve until it is killed."""
+    and serve until it is killed. Only a main thread may set a handler; a command in another leaves SIGTERM as it is."""
 
     def end(number: int, _: object) -> None:
         os._exit(128 + number)
 
-    signal.signal(signal.SIGTERM, end)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end)
 
 
 def install_signal_handlers(stop: asyncio.Event, *, quiet: bool) -> None:
