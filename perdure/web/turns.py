@@ -1,0 +1,361 @@
+"""What front-end protocols need of a turn: its replies as they are written, the calls that wait, and decisions on them.
+
+A front end's request ends when nothing moves without it: with the turn, or when every call in progress waits for a
+decision or an answer, also in subagents. The run itself goes on; the next request continues the same turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from ..client.client import Client
+from ..client.run import Run
+from ..client.turn import Turn
+from ..errors import InvalidInputError, PerdureError, RunNotFoundError
+from ..store import Chain
+from ..types.approvals import PendingApproval
+from ..types.events import (
+    ApprovalRequested,
+    Event,
+    MessageInjected,
+    ModelCompleted,
+    ModelDelta,
+    ModelStarted,
+    QuestionAsked,
+    ToolCompleted,
+    TurnEvent,
+)
+from ..types.interface import FINISH_TOOL
+from ..types.messages import NAME_CHARS, BlobRef, File, ToolCallPart, ToolResultPart
+from ..types.plain_json import parse_json
+from .auth import Caller, Resource, Verb
+from .operations import Web, build_unknown_session_error
+from .problems import WebError
+
+MAX_BODY_BYTES = 4 * 1024 * 1024
+MAX_MESSAGES = 10_000
+QUIET_SECONDS = 0.25
+"""How long nothing must happen until the run is asked whether it only waits."""
+_SEPARATOR = "|"
+
+
+# ---
+# Replies as they are written.
+
+
+@dataclass
+class WrittenCall:
+    """A tool call of a reply, as far as it is written."""
+
+    id: str
+    name: str
+    arguments: str = ""
+    """Raw JSON."""
+
+
+@dataclass
+class Reply:
+    """One reply of a model, as far as it is written."""
+
+    id: str
+    iteration: int
+    text: str = ""
+    thinking: str = ""
+    calls: dict[int, WrittenCall] = field(default_factory=dict)
+
+    def extend(self, delta: ModelDelta) -> str:
+        """Add ``delta`` and return what of it is new: "" for a piece that is known, or whose beginning is missing."""
+        if delta.kind != "tool_call":
+            before = self.text if delta.kind == "text" else self.thinking
+            added = _cut_known(before, delta)
+            if delta.kind == "text":
+                self.text += added
+            else:
+                self.thinking += added
+            return added
+        call = self.calls.setdefault(delta.index, WrittenCall(delta.call_id, delta.name))
+        call.id, call.name = call.id or delta.call_id, call.name or delta.name
+        added = _cut_known(call.arguments, delta)
+        call.arguments += added
+        return added
+
+
+def _cut_known(before: str, delta: ModelDelta) -> str:
+    known = len(before) - delta.offset
+    return delta.text[known:] if known >= 0 else ""
+
+
+class Replies:
+    """The replies in progress of a run and its subagents, with ids that every reader of the events gives them."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Reply] = {}
+        self._uses: dict[tuple[str, str | None, int], int] = {}
+        """How many replies with this turn and iteration have ended, retracted ones too."""
+
+    def find(self, context_id: str) -> Reply | None:
+        """Return the reply in progress of a run."""
+        return self._open.get(context_id)
+
+    def open(self, event: ModelStarted | ModelDelta | ModelCompleted) -> Reply:
+        """Return the reply of ``event``, which may be its first."""
+        reply = self._open.get(event.context_id)
+        if reply is None or reply.iteration != event.iteration:
+            uses = self._uses.get((event.context_id, event.task_id, event.iteration), 0)
+            id = f"{event.context_id}/{event.task_id}/{event.iteration}" + (f".{uses}" if uses else "")
+            reply = self._open[event.context_id] = Reply(id, event.iteration)
+        return reply
+
+    def close(self, event: Event) -> Reply | None:
+        """End the reply in progress of the event's run, and return it."""
+        reply = self._open.pop(event.context_id, None)
+        iteration = getattr(event, "iteration", None)
+        if reply is not None or iteration is not None:
+            key = event.context_id, event.task_id, reply.iteration if iteration is None and reply else iteration or 0
+            self._uses[key] = self._uses.get(key, 0) + 1
+        return reply
+
+
+def dump_arguments(arguments: Mapping[str, Any] | None) -> str:
+    """Encode the arguments of a call."""
+    return json.dumps(arguments or {}, ensure_ascii=False, separators=(",", ":"))
+
+
+def has_arguments(text: str, arguments: Mapping[str, Any] | None) -> bool:
+    """Whether ``text`` is the JSON of ``arguments``, or these are not known."""
+    if arguments is None:
+        return True
+    try:
+        return bool(json.loads(text or "{}") == dict(arguments))
+    except ValueError:
+        return False
+
+
+def dump_event(event: Event) -> dict[str, Any]:
+    """Return the fields of ``event`` that say something beside its place."""
+    hidden = {"context_id", "task_id", "path", "attempt", "partial", "type"}
+    return event.model_dump(mode="json", exclude_defaults=True, exclude=hidden)
+
+
+# ---
+# Events with what is not in them, and the results that have no event.
+
+
+class EventTexts:
+    """Loads long texts, arguments and results into events from the store."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._heads: dict[str, str] = {}
+        """The transcript's head after the last reply of each run."""
+
+    async def load(self, event: Event) -> Event:
+        """Return ``event`` with its text, and the arguments of its calls."""
+        if isinstance(event, ModelCompleted) and event.head is not None:
+            self._heads[event.context_id] = event.head
+            if any(call.arguments is None for call in event.calls):
+                messages = await self._chain(await self._client.store()).load(event.head)
+                found = {p.id: p.arguments for m in messages[-1:] for p in m.parts if isinstance(p, ToolCallPart)}
+                calls = [call.model_copy(update={"arguments": found.get(call.id, {})}) for call in event.calls]
+                return event.model_copy(update={"calls": tuple(calls)})
+        if isinstance(event, MessageInjected | ToolCompleted) and event.blob is not None:
+            return event.model_copy(update={"content": await self._read(event.blob), "blob": None})
+        return event
+
+    async def load_results(self, context_id: str) -> dict[str, str]:
+        """Load the results of a run's calls that are in its transcript by now, by call id."""
+        row = await (store := await self._client.store()).get_run(context_id)
+        messages = await self._chain(store).load(row.head if row else None)
+        return {
+            part.call_id: part.content
+            for message in messages
+            for part in message.parts
+            if isinstance(part, ToolResultPart)
+        }
+
+    async def _read(self, blob: BlobRef) -> str:
+        return await self._chain(await self._client.store()).resolve_blob(blob)
+
+    @staticmethod
+    def _chain(store: Any) -> Chain:
+        return Chain(store)
+
+
+# ---
+# Calls that wait.
+
+
+@dataclass(frozen=True)
+class OpenWait:
+    """A call that waits for a decision or an answer, of the followed run or of a subagent."""
+
+    run_id: str
+    call: PendingApproval
+
+    @property
+    def id(self) -> str:
+        """Names the run, the call and its arguments, so that nothing has to be kept between two requests."""
+        return _SEPARATOR.join((self.run_id, self.call.call_id, self.call.hash))
+
+
+def parse_wait_id(id: str, root: str) -> tuple[str, str, str] | None:
+    """Return the run, call and hash that ``OpenWait.id`` names; None for another text, or a run that is neither
+    ``root`` nor below it."""
+    parts = id.rsplit(_SEPARATOR, 2)
+    if len(parts) != 3 or not all(parts) or not (parts[0] == root or parts[0].startswith(f"{root}/")):
+        return None
+    return parts[0], parts[1], parts[2]
+
+
+async def read_waits(client: Client, run_id: str) -> tuple[list[OpenWait], bool]:
+    """Return the calls that wait in a run and its subagents, and whether everything else of it stands still."""
+    status = await client.run(run_id).status()
+    waits = [OpenWait(run_id, call) for call in status.approvals]
+    is_still = status.state == "waiting" and status.doing in ("approval", "answer")
+    waiting = {call.call_id for call in status.approvals}
+    children = [call for call in status.calls if call.call_id not in waiting]
+    if children and status.doing in ("tools", "branches", "approval", "answer"):
+        is_still = True
+        for child in children:
+            if child.context_id is None:
+                is_still = False
+                continue
+            try:
+                below, child_is_still = await read_waits(client, child.context_id)
+            except RunNotFoundError:  # it has not started yet
+                below, child_is_still = [], False
+            waits += below
+            is_still = is_still and child_is_still and bool(below)
+    return waits, is_still and bool(waits)
+
+
+async def follow_until_still(
+    client: Client, turn: Turn[Any], after: int, *, has_waits: bool
+) -> AsyncGenerator[Event | list[OpenWait]]:
+    """Yield the events of ``turn`` after number ``after`` until it has ended, or last the calls that wait where
+    everything else stands still. ``has_waits``: calls may wait since before ``after``."""
+    async with aclosing(turn.events(after)) as events:
+        pending = asyncio.ensure_future(anext(events, None))
+        try:
+            while True:
+                done, _ = await asyncio.wait([pending], timeout=QUIET_SECONDS if has_waits else None)
+                if not done:
+                    waits, is_still = await _try_waits(client, turn)
+                    if is_still and not pending.done():
+                        yield waits
+                        return
+                    continue
+                event = pending.result()
+                if event is None:
+                    return
+                has_waits = has_waits or isinstance(event, ApprovalRequested | QuestionAsked)
+                yield event
+                pending = asyncio.ensure_future(anext(events, None))
+        finally:
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
+
+
+async def _try_waits(client: Client, turn: Turn[Any]) -> tuple[list[OpenWait], bool]:
+    try:
+        return await read_waits(client, turn.run.id)
+    except PerdureError:  # no worker answers: the turn goes on when one does
+        return [], False
+
+
+# ---
+# Requests.
+
+
+async def read_body(request: Request) -> Any:
+    """Read a JSON body of at most ``MAX_BODY_BYTES``. Raises ``WebError``."""
+    content_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise WebError("the body must be JSON", status=415, hint="Send Content-Type: application/json.")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise WebError(f"the body has more than {MAX_BODY_BYTES:,} bytes", status=413, name="BodyTooLargeError")
+    try:
+        plain = parse_json(bytes(body))
+    except ValueError as flaw:
+        raise WebError(f"the body is not JSON: {flaw}", name="InvalidInputError") from None
+    if not isinstance(plain, dict):
+        raise WebError("the body must be an object", name="InvalidInputError")
+    return plain
+
+
+async def open_session(web: Web, caller: Caller, agent: str, id: str, verb: Verb) -> Resource:
+    """Return the session ``id`` of ``agent``, which the caller may ``verb``; with ``send`` also one that does not exist
+    yet, of the caller's tenant. Raises ``RunNotFoundError``, ``ForbiddenError``."""
+    try:
+        found = await web.find_session(id)
+    except RunNotFoundError:
+        if verb != "send":
+            raise
+        tenant = caller.tenants[0] if caller.tenants is not None and len(caller.tenants) == 1 else None
+        found = Resource("session", id, agent, tenant)
+    await web.authorize(caller, verb, found)
+    if found.agent != agent:
+        raise build_unknown_session_error(id)
+    return found
+
+
+def shorten_id(id: str) -> str:
+    """Return a name of at most ``NAME_CHARS`` characters for a client's id, the same for the same id."""
+    if 0 < len(id) <= NAME_CHARS and id.isprintable():
+        return id
+    return hashlib.sha256(id.encode(errors="replace")).hexdigest()
+
+
+def build_file(value: str, media_type: str | None, name: str | None = None) -> File:
+    """Build a file of a data URL, of base64 text (``data:`` left out), or at an http(s) URL. Raises
+    ``InvalidInputError``."""
+    if value.startswith(("http://", "https://")):
+        return File.at(value, media_type, name)
+    if value.startswith("data:"):
+        head, _, value = value.partition(",")
+        if not head.endswith(";base64"):
+            raise InvalidInputError("a data URL of a file is in base64", hint="data:image/png;base64,…")
+        media_type = media_type or head[len("data:") : -len(";base64")] or None
+    try:
+        return File(base64.b64decode(value, validate=True), media_type, name)
+    except (binascii.Error, ValueError):
+        raise InvalidInputError("the data of a file is not base64") from None
+
+
+async def read_latest_seq(client: Client, run_id: str) -> int:
+    """Return the number of the last event of a conversation; 0 for none."""
+    return await (await client.store()).wait_for_event(run_id, 0, 0.0)
+
+
+async def read_history(run: Run[Any], texts: EventTexts, until: int) -> list[Event]:
+    """Read the events of a conversation and its subagents up to number ``until``."""
+    history: list[Event] = []
+    async with aclosing(run.events(wait=False)) as events:
+        async for event in events:
+            if event.seq > until:
+                break
+            history.append(await texts.load(event))
+    return history
+
+
+def is_answer_call(name: str) -> bool:
+    """Whether a call is not one of a tool: it gives the turn's typed answer."""
+    return name == FINISH_TOOL
+
+
+def describe_answer(event: TurnEvent, last_text: str) -> str:
+    """Return the answer of a turn where it is not the text of its last reply; "" otherwise."""
+    return event.content if event.content and event.content != last_text else ""
