@@ -15,7 +15,7 @@ from ..errors import InvalidInputError, NoWorkerError
 from ..types.approvals import DecidedApproval
 from ..types.interface import Mode, Override, Status, TurnStatus
 from ..types.messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS, BlobRef, File, FilePart, MessageInput
-from .auth import Resource
+from .auth import Resource, Verb
 from .operations import Call, Input, Operation
 from .problems import ForbiddenError
 from .sse import encode_event, parse_seq, sse
@@ -236,7 +236,8 @@ async def create_session(call: Call) -> Response | BaseModel:
     if tenant is None and call.caller.tenants is not None and len(call.caller.tenants) == 1:
         tenant = call.caller.tenants[0]
     session_id = body.id or f"{body.agent[:100]}-{call.derive_id('session')[:16]}"
-    if not await call.may("send", Resource("session", session_id, body.agent, tenant, body.user)):
+    new = Resource("session", session_id, body.agent, tenant, body.user)
+    if not await call.may("send", new):
         which = f"tenant {tenant!r}" if tenant is not None else "no tenant"
         raise ForbiddenError(f"{call.by!r:.200} may not start agent {body.agent!r} for {which}")
     run = await call.client.start(
@@ -255,7 +256,7 @@ async def create_session(call: Call) -> Response | BaseModel:
         by=call.by,
     )
     call.resource = await call.web.find_session(run.id)
-    await call.authorize("read")  # an existing session may be another's, where the start had no tenant
+    await call.authorize("read", "read")  # an existing session may be another's, where the start had no tenant
     call.headers["Location"] = call.link("get_session", id=run.id)
     return await _build_session(call, run.id)
 
@@ -278,7 +279,8 @@ _OPERATE = ("cancel", "close", "pause", "resume")
 async def post_event(call: Call) -> Accepted:
     """Send an event to a session: a message, an interrupt, a decision, an answer; pause, resume, cancel or close it."""
     event = cast(SessionEvent, call.body).root
-    await call.authorize("operate" if event.type in _OPERATE else "decide" if event.type == "approval" else "send")
+    verb: Verb = "operate" if event.type in _OPERATE else "decide" if event.type == "approval" else "send"
+    await call.authorize(verb, event.decision if isinstance(event, Approval) else event.type)
     run, by = call.run, call.by
     match event:
         case NewMessage():
