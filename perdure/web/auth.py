@@ -9,8 +9,8 @@ from typing import Literal, Protocol
 from starlette.requests import HTTPConnection
 
 Verb = Literal["read", "send", "decide", "operate", "admin"]
-"""``read``: see runs and their contents. ``send``: start sessions, send messages, answer questions and callbacks, fork.
-``decide``: approve and deny. ``operate``: interrupt, cancel, pause, resume, close, raise limits, schedules.
+"""``read``: see runs and their contents. ``send``: start sessions, send messages, interrupt, answer questions and
+callbacks, fork. ``decide``: approve and deny. ``operate``: cancel, pause, resume, close, raise limits, schedules.
 ``admin``: tokens, webhooks."""
 Role = Literal["viewer", "sender", "approver", "operator", "admin"]
 
@@ -41,7 +41,8 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What a request is about. Fields that are None do not apply, or are unknown: a list is about no one session."""
+    """What a request is about. Without an ``id`` it is about no one thing, as a list is: each row is asked for besides.
+    Of a session, ``tenant`` and ``user`` are None if it has none."""
 
     kind: Literal["session", "agent", "approval", "schedule", "webhook", "file"]
     id: str | None = None

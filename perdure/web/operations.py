@@ -106,6 +106,7 @@ class Call:
     key: str | None = None
     """Identifies the request for repeats: that of its ``Idempotency-Key``, with its caller."""
     resource: Resource | None = None
+    """The session of the path, with its labels; of a list only its kind."""
     headers: dict[str, str] = field(default_factory=dict)
     """Headers of the answer."""
 
@@ -130,9 +131,19 @@ class Call:
             return uuid.uuid4().hex
         return hashlib.sha256(f"{self.key}\0{purpose}".encode()).hexdigest()[:32]
 
-    async def authorize(self, verb: Verb, resource: Resource | None = None) -> None:
-        """Check what the operation itself could not declare. Raises as :meth:`Web.authorize`."""
-        await self.web.authorize(self.caller, verb, resource or self.resource or Resource("session"))
+    async def authorize(self, verb: Verb, action: str, resource: Resource | None = None) -> None:
+        """Check that the caller may; a refusal of anything but ``read`` is recorded as ``action`` in the audit trail.
+
+        Raises as :meth:`Web.authorize`.
+        """
+        resource = resource or self.resource or Resource("session")
+        try:
+            await self.web.authorize(self.caller, verb, resource)
+        except (ForbiddenError, RunNotFoundError) as error:
+            if verb != "read":
+                subject = resource.id or resource.kind
+                await SteeringAudit(self.client, action, subject, self.by, None).record_refusal(error)
+            raise
 
     async def may(self, verb: Verb, resource: Resource) -> bool:
         """Whether the caller may, for the rows of a list."""
@@ -198,24 +209,14 @@ async def _answer(operation: Operation, web: Web, request: Request) -> Response:
     """Answer the request. Raises the error that it is refused with."""
     params = dict(request.path_params)
     if operation.is_public:
-        return _encode(
-            operation,
-            Call(web, request, PUBLIC, params, None, None),
-            await operation.handler(Call(web, request, PUBLIC, params, None, None)),
-        )
+        call = Call(web, request, _PUBLIC, params, None, None)
+        return _encode(operation, call, await operation.handler(call))
     caller = await web.authenticate(request)
     origin = request.client.host if request.client else ""
     with audit_caller(caller.auth, origin):
         call = Call(web, request, caller, params, None, None)
-        try:
-            call.resource = await _find_resource(operation, web, params)
-            await web.authorize(caller, operation.verb, call.resource)
-        except (ForbiddenError, RunNotFoundError) as error:
-            if operation.verb != "read":
-                subject = params.get("id") or operation.path
-                audit = SteeringAudit(web.client, operation.name, subject, caller.name, None)
-                await audit.record_refusal(error)
-            raise
+        call.resource = await _find_resource(operation, web, params)
+        await call.authorize(operation.verb, operation.name)
         call.query = _parse_query(operation, request)
         raw = await request.body() if operation.body is not None else b""
         call.body = _parse_body(operation, raw)
@@ -224,7 +225,7 @@ async def _answer(operation: Operation, web: Web, request: Request) -> Response:
         return await _answer_once(operation, call, raw)
 
 
-PUBLIC = Caller("", "none", frozenset())
+_PUBLIC = Caller("", "none", frozenset())
 """The caller of an operation that answers anyone."""
 
 
