@@ -26,16 +26,7 @@ from ..types.events import (
     TurnEvent,
 )
 from ..types.messages import Usage
-from .turns import (
-    OpenWait,
-    Replies,
-    Reply,
-    describe_answer,
-    dump_arguments,
-    dump_event,
-    has_arguments,
-    is_answer_call,
-)
+from .turns import OpenWait, Replies, Reply, describe_answer, dump_arguments, dump_event, has_arguments, is_answer_call
 
 Frame = dict[str, Any]
 
@@ -70,15 +61,20 @@ class AguiTranslator:
         """Calls without a result: their run and name, by AG-UI's id."""
         self._usage: dict[str, Usage] = {}
         self._last_text = ""
+        self._has_own_message = False
+        """Whether the client has the message that it sent: it is not restated then."""
         self._end: TurnEvent | RunEvent | None = None
 
     # --- the stream
 
-    def rebuild(self, history: Sequence[Event]) -> None:
-        """Take the events before the stream."""
+    def rebuild(self, history: Sequence[Event], task_id: str) -> None:
+        """Take the events before the stream, which is one of turn ``task_id``."""
         for event in history:
+            if isinstance(event, TurnEvent) and not event.path and event.state == "started":
+                self._end = None
             self.feed(event)
-        self._end = None
+        if self._end is not None and self._end.task_id != task_id:
+            self._end = None
         self._usage.clear()
 
     def start(self, messages: Sequence[Frame] | None = None) -> list[Frame]:
@@ -89,6 +85,7 @@ class AguiTranslator:
         self._emit("RUN_STARTED", threadId=self.thread_id, runId=self.run_id, **version)
         if messages is not None:
             self.messages = [*messages, *self.messages]
+            self._has_own_message = True
             return self._take()
         self._emit("MESSAGES_SNAPSHOT", messages=self.messages)
         for context_id in self._active:
@@ -164,14 +161,14 @@ class AguiTranslator:
             outcome = {"type": "suspended"} | ({"interruptIds": ids} if ids else {})
             self._emit("SUBAGENT_FINISHED", subagentRunId=context_id, outcome=outcome)
         self._active.clear()
-        usage = {"usage": self._list_usage()} if self._is_v1 and self._usage else {}
+        usage: Frame = {"usage": self._list_usage()} if self._is_v1 and self._usage else {}
         end = self._end
         if not waits and end is not None and end.state not in ("completed", "cancelled"):
             code = {"code": end.error_type} if end.error_type else {}
             self._emit("RUN_ERROR", message=end.error or f"the turn has {end.state}", **code, **usage)
             return self._take()
         outcome = self._build_outcome(waits)
-        named = {"outcome": outcome} if self._is_v1 or outcome["type"] == "interrupt" else {}
+        named: Frame = {"outcome": outcome} if self._is_v1 or outcome["type"] == "interrupt" else {}
         self._emit("RUN_FINISHED", threadId=self.thread_id, runId=self.run_id, **named, **usage)
         return self._take()
 
@@ -403,18 +400,15 @@ class AguiTranslator:
                 self._answer_call(context_id, call_id, results.get(call_id, ""), name)
 
     def _inject(self, event: MessageInjected) -> None:
-        id = event.id or f"{event.context_id}/{event.seq}"
-        if event.path or id == self.run_id and self._has_own_message():
+        message_id = event.id or f"{event.context_id}/{event.seq}"
+        if event.path or (message_id == self.run_id and self._has_own_message):
             return
-        if any(message["id"] == id for message in self.messages):
+        if any(message["id"] == message_id for message in self.messages):
             return
-        self._message(id, "user", event.context_id, content=event.content)
-        self._emit("TEXT_MESSAGE_START", messageId=id, role="user")
-        self._emit("TEXT_MESSAGE_CONTENT", messageId=id, delta=event.content)
-        self._emit("TEXT_MESSAGE_END", messageId=id)
-
-    def _has_own_message(self) -> bool:
-        return any(message.get("role") == "user" for message in self.messages)
+        self._message(message_id, "user", event.context_id, content=event.content)
+        self._emit("TEXT_MESSAGE_START", messageId=message_id, role="user")
+        self._emit("TEXT_MESSAGE_CONTENT", messageId=message_id, delta=event.content)
+        self._emit("TEXT_MESSAGE_END", messageId=message_id)
 
     def _announce(self, event: Event) -> None:
         if event.context_id not in self._active:

@@ -112,8 +112,8 @@ class Replies:
         reply = self._open.get(event.context_id)
         if reply is None or reply.iteration != event.iteration:
             uses = self._uses.get((event.context_id, event.task_id, event.iteration), 0)
-            id = f"{event.context_id}/{event.task_id}/{event.iteration}" + (f".{uses}" if uses else "")
-            reply = self._open[event.context_id] = Reply(id, event.iteration)
+            reply_id = f"{event.context_id}/{event.task_id}/{event.iteration}" + (f".{uses}" if uses else "")
+            reply = self._open[event.context_id] = Reply(reply_id, event.iteration)
         return reply
 
     def close(self, event: Event) -> Reply | None:

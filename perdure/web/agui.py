@@ -1,0 +1,305 @@
+"""AG-UI 1.0: ``POST /agui/{agent}`` takes a ``RunAgentInput`` and answers with the events of the turn.
+
+    threadId   id of the session              interrupt   a call that waits for approval, or asks
+    runId      id of the message and turn     tools       client tools of the turn
+
+The server keeps the history: of ``messages`` only the last is sent. Needs the extra ``agui``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from ag_ui.core import RunAgentInput, ToolMessage, UserMessage
+from ag_ui.core.capabilities import AgentCapabilities
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ..client.audit import audit_caller
+from ..client.turn import Turn
+from ..errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, PerdureError, RunNotFoundError
+from ..types.messages import File
+from .agui_events import AguiTranslator, Frame
+from .auth import Caller
+from .operations import Web, validate
+from .problems import WebError, build_problem, build_unexpected_problem
+from .sse import EventStream, encode_frame, parse_seq
+from .turns import (
+    MAX_MESSAGES,
+    EventTexts,
+    build_file,
+    follow_until_still,
+    open_session,
+    parse_wait_id,
+    read_body,
+    read_history,
+    read_latest_seq,
+    read_waits,
+    shorten_id,
+)
+
+CAPABILITIES: Frame = {
+    "transport": {"streaming": True, "resumable": True, "websocket": False, "httpBinary": False},
+    "tools": {"supported": True, "clientProvided": True, "parallelCalls": True},
+    "state": {"snapshots": False, "deltas": False, "persistentState": True},
+    "multiAgent": {"supported": True, "delegation": True},
+    "reasoning": {"supported": True, "streaming": True, "encrypted": False},
+    "multimodal": {"input": {"image": True, "audio": True, "video": True, "pdf": True, "file": True}},
+    "humanInTheLoop": {"supported": True, "approvals": True, "interrupts": True, "approveWithEdits": True},
+}
+
+
+def agui_routes(web: Web, prefix: str = "/agui") -> list[Route]:
+    """Build the routes of AG-UI: ``POST`` and ``GET {prefix}/{agent}``, ``GET {prefix}/{agent}/capabilities``."""
+    return [
+        Route(f"{prefix}/{{agent}}", _guard(web, _run), methods=["POST"], name="agui_run"),
+        Route(f"{prefix}/{{agent}}", _guard(web, _continue), methods=["GET"], name="agui_continue"),
+        Route(f"{prefix}/{{agent}}/capabilities", _guard(web, _tell), methods=["GET"], name="agui_capabilities"),
+    ]
+
+
+def _guard(
+    web: Web, handler: Callable[[Web, Caller, Request], Awaitable[Response]]
+) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            caller = await web.authenticate(request)
+            with audit_caller(caller.auth, request.client.host if request.client else ""):
+                return await handler(web, caller, request)
+        except PerdureError as error:
+            return build_problem(error)
+        except Exception as error:  # nothing of it is for the caller
+            return build_unexpected_problem(error)
+
+    return endpoint
+
+
+async def _tell(web: Web, caller: Caller, request: Request) -> Response:
+    fields = {**CAPABILITIES, "identity": {"name": request.path_params["agent"]}}
+    return JSONResponse(AgentCapabilities.model_validate(fields).model_dump(mode="json", by_alias=True))
+
+
+async def _continue(web: Web, caller: Caller, request: Request) -> Response:
+    """Continue the stream of a run: it begins with the whole conversation, so that the last id only saves time."""
+    thread_id, run_id = request.query_params.get("threadId", ""), request.query_params.get("runId", "")
+    parse_seq(request.headers.get("last-event-id"))
+    await open_session(web, caller, request.path_params["agent"], thread_id, "read")
+    turn = web.client.run(thread_id).turn(shorten_id(run_id))
+    if not run_id or (await turn.status()).state == "unknown":
+        turn = await _find_present_turn(web, thread_id)
+    translator = AguiTranslator(thread_id, run_id or turn.task_id, version="1.0")
+    after = await read_latest_seq(web.client, thread_id)
+    return EventStream(_stream(web, turn, translator, after, messages=None))
+
+
+async def _find_present_turn(web: Web, thread_id: str) -> Turn[Any]:
+    turn = web.client.run(thread_id).turn()
+    status = await turn.status()
+    turn.task_id = turn.task_id or status.task_id
+    if not turn.task_id or status.state == "unknown":
+        raise WebError("the session has no turn yet", status=409, hint="Send a user message.")
+    return turn
+
+
+@dataclass
+class _Acted:
+    """What a request has done."""
+
+    turn: Turn[Any]
+    messages: list[Frame] | None = None
+    """What the client has, if the stream is that of a new turn; None restates the conversation."""
+    warnings: list[tuple[str, Any]] = field(default_factory=list)
+
+
+async def _run(web: Web, caller: Caller, request: Request) -> Response:
+    sent = validate(RunAgentInput, await read_body(request), "body")
+    if len(sent.messages) > MAX_MESSAGES:
+        raise WebError(f"messages has more than {MAX_MESSAGES:,} entries", status=413, name="BodyTooLargeError")
+    agent, thread_id = request.path_params["agent"], sent.thread_id
+    after = 0
+    acted: _Acted
+    if sent.resume:
+        await open_session(web, caller, agent, thread_id, "read")
+        after = await read_latest_seq(web.client, thread_id)
+        acted = await _resume(web, caller, sent)
+    elif sent.messages and isinstance(sent.messages[-1], ToolMessage):
+        await open_session(web, caller, agent, thread_id, "send")
+        after = await read_latest_seq(web.client, thread_id)
+        acted = await _answer(web, caller, sent)
+    else:
+        acted, after = await _send(web, caller, agent, sent)
+    names = [tool.name for tool in sent.tools or ()]
+    translator = AguiTranslator(thread_id, sent.run_id, version=sent.protocol_version, frontend_tools=names)
+    return EventStream(_stream(web, acted.turn, translator, after, messages=acted.messages, warnings=acted.warnings))
+
+
+async def _send(web: Web, caller: Caller, agent: str, sent: RunAgentInput) -> tuple[_Acted, int]:
+    """Send the last message. A run id that was sent before is the same turn."""
+    resource = await open_session(web, caller, agent, sent.thread_id, "send")
+    message = sent.messages[-1] if sent.messages else None
+    if not isinstance(message, UserMessage):
+        try:
+            turn = await _find_present_turn(web, sent.thread_id)
+        except RunNotFoundError:
+            raise WebError("the last of messages is not the user's", name="InvalidInputError") from None
+        return _Acted(turn), await read_latest_seq(web.client, sent.thread_id)
+    id = shorten_id(sent.run_id)
+    after = await read_latest_seq(web.client, sent.thread_id)
+    is_known = after > 0 and (await web.client.run(sent.thread_id).turn(id).status()).state != "unknown"
+    options: dict[str, Any] = {"tenant": resource.tenant, "user": resource.user}
+    if sent.tools:
+        options["client_tools"] = [
+            {"name": tool.name, "description": tool.description, "parameters": tool.parameters or {"type": "object"}}
+            for tool in sent.tools
+        ]
+    turn = await web.client.send(
+        agent, _read_content(message), id=sent.thread_id, message_id=id, task_id=id, by=caller.name, **options
+    )
+    is_new = turn.task_id == id and not is_known
+    messages = [m.model_dump(mode="json", by_alias=True) for m in sent.messages] if is_new else None
+    return _Acted(turn, messages), after
+
+
+def _read_content(message: UserMessage) -> str | list[str | File]:
+    if isinstance(message.content, str):
+        return message.content
+    content: list[str | File] = []
+    for part in message.content:
+        if part.type == "text":
+            content.append(part.text)
+        elif part.source.type == "file":
+            raise InvalidInputError("a file of a provider's own cannot be read", hint="Send its data, or a URL.")
+        else:
+            name = part.metadata.get("filename") if isinstance(part.metadata, dict) else None
+            value, mime_type = part.source.value, part.source.mime_type
+            content.append(build_file(value, mime_type, name if isinstance(name, str) else None))
+    return content
+
+
+async def _resume(web: Web, caller: Caller, sent: RunAgentInput) -> _Acted:
+    """Decide the interrupts. Each open one needs an entry; what others have decided meanwhile is told."""
+    thread_id, entries = sent.thread_id, sent.resume or []
+    frontend = {tool.name for tool in sent.tools or ()}
+    waits, _ = await read_waits(web.client, thread_id)
+    given = {entry.interrupt_id for entry in entries}
+    asked = [wait for wait in waits if not (wait.call.kind == "callback" and wait.call.name in frontend)]
+    kinds = {wait.id: wait.call.kind for wait in waits}
+    if given & kinds.keys() and (missing := [wait.id for wait in asked if wait.id not in given]):
+        raise WebError(
+            f"resume has no entry for {len(missing)} open interrupts: {', '.join(missing)[:500]}",
+            status=409, name="UncoveredInterruptError", hint="Answer each, or give it the status cancelled.",
+        )  # fmt: skip
+    warnings: list[tuple[str, Any]] = []
+    for entry in entries:
+        parsed = parse_wait_id(entry.interrupt_id, thread_id)
+        if parsed is None:
+            warnings.append(("unknown_interrupt", {"interruptId": entry.interrupt_id[:1000]}))
+            continue
+        try:
+            await _decide(web, caller, parsed, entry, kinds.get(entry.interrupt_id))
+        except (ApprovalDecidedError, ApprovalExpiredError, RunNotFoundError) as error:
+            problem = {"interruptId": entry.interrupt_id, "error": type(error).__name__, "message": error.message}
+            warnings.append(("already_decided", problem))
+        except InvalidInputError as error:
+            if entry.interrupt_id in kinds:
+                raise
+            warnings.append(("unknown_interrupt", {"interruptId": entry.interrupt_id, "message": error.message}))
+    return _Acted(await _find_present_turn(web, thread_id), warnings=warnings)
+
+
+async def _decide(web: Web, caller: Caller, wait: tuple[str, str, str], entry: Any, kind: str | None) -> None:
+    run_id, call_id, hash = wait
+    run, payload = web.client.run(run_id), entry.payload
+    is_decision = isinstance(payload, dict) and isinstance(payload.get("approved"), bool)
+    is_approval = kind == "approval" or (kind is None and (is_decision or entry.status == "cancelled"))
+    resource = await web.find_session(run_id)
+    await web.authorize(caller, "decide" if is_approval else "send", resource)
+    if not is_approval:
+        cancelled = "the user gave no answer" if entry.status == "cancelled" else None
+        value = None if cancelled else payload
+        await run.answer(call_id, value, error=cancelled, hash=hash, by=caller.name)
+        return
+    if entry.status != "cancelled" and not is_decision:
+        raise InvalidInputError("the payload of an approval has approved: true or false", hint=f"Interrupt {call_id}.")
+    comment = payload.get("reason") if is_decision else None
+    comment = comment if isinstance(comment, str) else None
+    if entry.status == "cancelled" or not payload["approved"]:
+        await run.deny(call_id, comment=comment, hash=hash, by=caller.name)
+    else:
+        await run.approve(call_id, arguments=payload.get("editedArgs"), comment=comment, hash=hash, by=caller.name)
+
+
+async def _answer(web: Web, caller: Caller, sent: RunAgentInput) -> _Acted:
+    """Answer the calls of frontend tools with the tool messages at the end of ``messages``."""
+    waits, _ = await read_waits(web.client, sent.thread_id)
+    open_calls = {wait.call.call_id: wait for wait in waits if wait.call.kind == "callback"}
+    warnings: list[tuple[str, Any]] = []
+    for message in _list_last_tool_messages(sent.messages):
+        id = message.tool_call_id
+        wait = open_calls.get(id) or open_calls.get(id.rpartition("/")[2])
+        if wait is None:
+            warnings.append(("unknown_call", {"toolCallId": id[:1000]}))
+            continue
+        texts = message.content if isinstance(message.content, str) else _join_texts(message.content)
+        run, value = web.client.run(wait.run_id), None if message.error else texts
+        try:
+            await run.answer(wait.call.call_id, value, error=message.error, hash=wait.call.hash, by=caller.name)
+        except (ApprovalDecidedError, ApprovalExpiredError) as error:
+            warnings.append(("already_decided", {"toolCallId": id, "message": error.message}))
+    return _Acted(await _find_present_turn(web, sent.thread_id), warnings=warnings)
+
+
+def _list_last_tool_messages(messages: Sequence[Any]) -> list[ToolMessage]:
+    found: list[ToolMessage] = []
+    for message in reversed(messages):
+        if not isinstance(message, ToolMessage):
+            break
+        found.append(message)
+    return found[::-1]
+
+
+def _join_texts(parts: Sequence[Any]) -> str:
+    return "".join(part.text for part in parts if part.type == "text")
+
+
+async def _stream(
+    web: Web,
+    turn: Turn[Any],
+    translator: AguiTranslator,
+    after: int,
+    *,
+    messages: list[Frame] | None,
+    warnings: Sequence[tuple[str, Any]] = (),
+) -> AsyncGenerator[bytes]:
+    """Yield the frames of a run. The number of an event is the id of its last frame only, so that a client that was
+    cut off between two of them has not seen it."""
+    client, texts = web.client, EventTexts(web.client)
+    has_waits = messages is None
+    if messages is None:
+        translator.rebuild(await read_history(turn.run, texts, after), turn.task_id)
+    for frame in translator.start(messages):
+        yield _encode(frame)
+    for name, value in warnings:
+        for frame in translator.warn(name, value):
+            yield _encode(frame)
+    async with aclosing(follow_until_still(client, turn, after, has_waits=has_waits)) as events:
+        async for event in events:
+            if isinstance(event, list):
+                for frame in translator.finish(event):
+                    yield _encode(frame)
+                return
+            results = await texts.load_results(event.context_id) if translator.lacks_results(event) else None
+            frames = translator.feed(await texts.load(event), results)
+            for index, frame in enumerate(frames, 1):
+                yield _encode(frame, event.seq if index == len(frames) else None)
+    for frame in translator.finish():
+        yield _encode(frame)
+
+
+def _encode(frame: Frame, seq: int | None = None) -> bytes:
+    return encode_frame(json.dumps(frame, ensure_ascii=False, separators=(",", ":")), seq)

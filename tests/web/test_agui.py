@@ -1,0 +1,170 @@
+"""AG-UI over HTTP: whole turns with approvals, questions and subagents, and requests that are wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from starlette.applications import Starlette
+from starlette.requests import HTTPConnection
+
+from perdure import Agent, Client, RunContext, tool
+from perdure.testing import ScriptedProvider, call
+from perdure.web.agui import agui_routes
+from perdure.web.auth import Caller, Resource, Verb
+from perdure.web.operations import Web
+from tests.support.engine import Engine
+from tests.web.agui_rules import StrictClient
+
+
+class Tokens:
+    """Callers by the name that a header gives; each sees its own tenant, ``ann`` all."""
+
+    async def authenticate(self, connection: HTTPConnection) -> Caller | None:
+        name = connection.headers.get("x-user", "ann")
+        tenants = None if name == "ann" else (name,)
+        return Caller(name, "test", frozenset({"read", "send", "decide"}), tenants)
+
+    async def is_allowed(self, caller: Caller, verb: Verb, resource: Resource) -> bool:
+        return verb in caller.verbs and (caller.tenants is None or resource.tenant in caller.tenants)
+
+
+@asynccontextmanager
+async def browser(client: Client) -> AsyncIterator[httpx.AsyncClient]:
+    web = Web(client, Tokens(), Tokens())
+    transport = httpx.ASGITransport(Starlette(routes=agui_routes(web)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as http:
+        yield http
+
+
+def build_input(run: str, *messages: dict[str, Any], thread: str = "t1", **fields: Any) -> dict[str, Any]:
+    return {"threadId": thread, "runId": run, "protocolVersion": "1.0", "messages": list(messages), **fields}
+
+
+def user(text: str, id: str = "u1") -> dict[str, Any]:
+    return {"id": id, "role": "user", "content": text}
+
+
+async def post(http: httpx.AsyncClient, body: dict[str, Any], agent: str = "helper") -> StrictClient:
+    response = await http.post(f"/agui/{agent}", json=body)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    client = StrictClient(body["messages"])
+    client.frames = read_frames(response.text)
+    for frame in client.frames:
+        client.take(frame)
+    assert client.state == "closed"
+    return client
+
+
+def read_frames(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line[len("data: ") :]) for line in text.split("\n") if line.startswith("data: ")]
+
+
+@tool(needs_approval=True)
+async def refund(order: str) -> str:
+    """Refund an order."""
+    return f"refunded {order}"
+
+
+@tool
+async def choose(ctx: RunContext[Any]) -> str:
+    """Ask for a colour."""
+    return f"chose {await ctx.ask('Which colour?', str)}"
+
+
+async def test_a_repeated_post_is_the_same_turn(engine: Engine) -> None:
+    agent = Agent("helper", ScriptedProvider(["Hello there.", "Again?"]))
+    async with engine.served(agent) as client, browser(client) as http:
+        first = await post(http, build_input("r1", user("hi")))
+        again = await post(http, build_input("r1", user("hi")))
+        assert first.texts() == again.texts() == ["Hello there."]
+        assert first.end["outcome"] == {"type": "success"}
+        assert first.end["usage"]
+        assert len([m for m in await client.run("t1").transcript() if m.role == "user"]) == 1
+
+
+async def test_an_approval_ends_the_run_and_resume_continues_the_turn(engine: Engine) -> None:
+    calls = [call("refund", order="7"), call("refund", order="8")]
+    agent = Agent("helper", ScriptedProvider([calls, "Both done."]), tools=[refund])
+    async with engine.served(agent) as client, browser(client) as http:
+        asked = await post(http, build_input("r1", user("refund")))
+        outcome = asked.end["outcome"]
+        assert outcome["type"] == "interrupt"
+        first, second = outcome["interrupts"]
+        assert first["metadata"]["arguments"] == {"order": "7"}
+        yes = {"interruptId": first["id"], "status": "resolved", "payload": {"approved": True}}
+        changed = {"approved": True, "editedArgs": {"order": "9"}}
+        other = {"interruptId": second["id"], "status": "resolved", "payload": changed}
+        refused = await http.post("/agui/helper", json=build_input("r2", user("refund"), resume=[yes]))
+        assert refused.status_code == 409
+        assert refused.json()["error"] == "UncoveredInterruptError"
+        unknown = {"interruptId": "t1|nothing|0", "status": "cancelled"}
+        done = await post(http, build_input("r2", user("refund"), resume=[yes, other, unknown]))
+        assert done.texts()[-1] == "Both done."
+        assert done.end["outcome"] == {"type": "success"}
+        assert {m["content"] for m in done.messages.values() if m["role"] == "tool"} == {"refunded 7", "refunded 9"}
+        assert [f["value"]["interruptId"] for f in done.frames if f.get("name") == "perdure.unknown_interrupt"] == [
+            "t1|nothing|0"
+        ]
+        again = await post(http, build_input("r3", user("refund"), resume=[yes, other]))
+        assert again.texts()[-1] == "Both done."
+
+
+async def test_a_subagents_approval_and_a_question_are_interrupts(engine: Engine) -> None:
+    sub = Agent("sub", ScriptedProvider([call("refund", order="1"), "Sub done."]), tools=[refund], description="Does.")
+    replies = [[call("call_sub", task="go"), call("choose")], "All done."]
+    agent = Agent("helper", ScriptedProvider(replies), tools=[choose], subagents=[sub])
+    async with engine.served(agent) as client, browser(client) as http:
+        asked = await post(http, build_input("r1", user("go")))
+        interrupts = asked.end["outcome"]["interrupts"]
+        by_reason = {interrupt["reason"]: interrupt for interrupt in interrupts}
+        assert set(by_reason) == {"tool_call", "input_required"}
+        assert by_reason["tool_call"]["subagentRunId"].startswith("t1/")
+        assert by_reason["input_required"]["message"] == "Which colour?"
+        resume = [
+            {"interruptId": by_reason["tool_call"]["id"], "status": "cancelled"},
+            {"interruptId": by_reason["input_required"]["id"], "status": "resolved", "payload": "red"},
+        ]
+        done = await post(http, build_input("r2", user("go"), resume=resume))
+        assert done.texts()[-1] == "All done."
+        assert "chose red" in {m.get("content") for m in done.messages.values()}
+
+
+async def test_a_stream_is_continued_by_get(engine: Engine) -> None:
+    agent = Agent("helper", ScriptedProvider(["One.", "Two."]))
+    async with engine.served(agent) as client, browser(client) as http:
+        await post(http, build_input("r1", user("a")))
+        await post(http, build_input("r2", user("b", "u2")))
+        response = await http.get("/agui/helper?threadId=t1&runId=r2", headers={"Last-Event-ID": "3"})
+        held = StrictClient()
+        for frame in read_frames(response.text):
+            held.take(frame)
+        assert held.texts() == ["One.", "Two."]
+        assert [m["content"] for m in held.messages.values() if m["role"] == "user"] == ["a", "b"]
+
+
+async def test_wrong_requests_are_problems(engine: Engine) -> None:
+    agent = Agent("helper", ScriptedProvider(lambda _: "Hello."))
+    async with engine.served(agent) as client, browser(client) as http:
+        await post(http, build_input("r1", user("hi")))
+        wrong: list[tuple[dict[str, Any], int]] = [
+            (build_input("r1"), 400),
+            ({"threadId": "t1"}, 400),
+            (build_input("r1", user("x"), thread="x" * 10_000), 400),
+            (build_input("r1", {"id": "u", "role": "user", "content": None}), 400),
+            (build_input("r1", {"id": "u", "role": "user", "content": [{"type": "smell"}]}), 400),
+        ]
+        for body, status in wrong[1:]:
+            assert (await http.post("/agui/helper", json=body)).status_code == status, body
+        stranger = await http.post("/agui/helper", json=build_input("r9", user("x")), headers={"X-User": "bob"})
+        assert stranger.status_code == 404
+        large = await http.post("/agui/helper", content=b" " * 5_000_000, headers={"Content-Type": "application/json"})
+        assert large.status_code == 413
+        assert (await http.post("/agui/helper", content="x")).status_code == 415
+        result = {"id": "x", "role": "tool", "content": "42", "toolCallId": "no/such"}
+        told = await post(http, build_input("r3", user("hi"), result))
+        assert "perdure.unknown_call" in {frame.get("name") for frame in told.frames}
