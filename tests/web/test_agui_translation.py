@@ -66,7 +66,9 @@ def turns(draw: Any) -> tuple[list[Event], list[str]]:
     events: list[Event] = [TurnEvent(state="started", **top), MessageInjected(id="k", content="hello", **top)]
     texts: list[str] = []
     for iteration in range(1, draw(st.integers(1, 3))):
-        calls = [CallSaid(id=f"c{iteration}{n}", name="look", arguments={"n": n}) for n in range(draw(st.integers(0, 2)))]
+        calls = [
+            CallSaid(id=f"c{iteration}{n}", name="look", arguments={"n": n}) for n in range(draw(st.integers(0, 2)))
+        ]
         replied, text = build_reply(draw, top, iteration, calls)
         events, texts = events + replied, [*texts, text]
         for call in calls:

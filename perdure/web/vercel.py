@@ -1,0 +1,499 @@
+"""The UI message stream of the Vercel AI SDK (``useChat``): versions 6 and 7.
+
+    POST {prefix}/{agent}                    a user's message, or the decisions and outputs of an assistant's message
+    GET  {prefix}/{agent}/{chatId}/stream    the present turn from its start; 204 when nothing runs
+    POST {prefix}/{agent}/{chatId}/stop      interrupts it: an aborted request looks like a lost connection
+
+A chat is a session and the id of the user's message its turn. The server keeps the history: of ``messages`` only the
+last is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..client.audit import audit_caller
+from ..client.turn import Turn
+from ..errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, PerdureError, RunNotFoundError
+from ..types.events import (
+    ApprovalDecided,
+    Event,
+    ModelCompleted,
+    ModelDelta,
+    ModelRetracted,
+    ModelStarted,
+    RunEvent,
+    ToolCompleted,
+    ToolProgress,
+    TurnEvent,
+)
+from ..types.messages import File
+from .auth import Caller
+from .operations import Web, validate
+from .problems import WebError, build_problem, build_unexpected_problem
+from .sse import EventStream, encode_frame
+from .turns import (
+    MAX_MESSAGES,
+    EventTexts,
+    OpenWait,
+    Replies,
+    Reply,
+    build_file,
+    describe_answer,
+    dump_arguments,
+    dump_event,
+    follow_until_still,
+    has_arguments,
+    is_answer_call,
+    open_session,
+    parse_wait_id,
+    read_body,
+    read_history,
+    read_latest_seq,
+    read_waits,
+    shorten_id,
+)
+
+HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
+_FINISH_REASONS = {"stop": "stop", "length": "length", "content_filter": "content-filter", "tool_calls": "tool-calls"}
+Part = dict[str, Any]
+
+
+# ---
+# From events to parts.
+
+
+class VercelTranslator:
+    """The parts of one answer. With ``sdk`` 7 text of a retracted attempt is taken back (``reset-step``); version 6
+    does not know that part: there it stays, and ``data-retracted`` names it."""
+
+    def __init__(self, session_id: str, task_id: str, *, sdk: Literal[6, 7] = 7) -> None:
+        self._session_id, self._task_id, self._sdk = session_id, task_id, sdk
+        self._replies = Replies()
+        self._parts: list[Part] = []
+        self._open: dict[str, Part] = {}
+        self._has_step = self._has_content = False
+        self._step: int | None = None
+        self._calls: set[str] = set()
+        """Calls whose input is complete, and that have no output."""
+        self._shown: set[str] = set()
+        self._last_text = ""
+        self._end: TurnEvent | RunEvent | None = None
+
+    def rebuild(self, history: Sequence[Event]) -> None:
+        """Take the events of the turn before the stream."""
+        for event in history:
+            self.feed(event)
+        self._has_step, self._step = False, None
+
+    def start(self) -> list[Part]:
+        """Return the first parts. What was being written goes on in parts of its own."""
+        begun = list(self._open.values())
+        return [{"type": "start", "messageId": self._task_id}, *begun]
+
+    def feed(self, event: Event, results: Mapping[str, str] | None = None) -> list[Part]:
+        """Return the parts of ``event``; ``results`` as of ``AguiTranslator.feed``."""
+        self._parts = []
+        if event.path:
+            self._show_subagent(event)
+            return self._take()
+        match event:
+            case ModelStarted():
+                self._answer_rest(results or {})
+                self._begin_step(event.iteration)
+            case ModelDelta():
+                self._write(event)
+            case ModelCompleted():
+                self._complete(event)
+            case ModelRetracted():
+                self._retract(event)
+            case ToolProgress():
+                data = {"toolCallId": event.call_id, "name": event.name, "message": event.message, "data": event.data}
+                self._emit("data-progress", id=event.call_id, data=data)
+            case ToolCompleted():
+                self._output(event.call_id, event.content, is_error=event.is_error)
+                for file in event.files:
+                    if file.url is not None:
+                        self._emit("file", url=file.url, mediaType=file.media_type)
+            case ApprovalDecided(decision="denied" | "expired"):
+                if event.call_id in self._calls:
+                    self._calls.discard(event.call_id)
+                    self._emit("tool-output-denied", toolCallId=event.call_id)
+            case TurnEvent() | RunEvent():
+                self._note_state(event, results or {})
+            case _ if event.type in ("compacted", "limit", "message.withheld", "error"):
+                self._emit(f"data-{event.type.replace('.', '-')}", data=dump_event(event))
+            case _:
+                pass
+        return self._take()
+
+    def lacks_results(self, event: Event) -> bool:
+        """As of ``AguiTranslator``."""
+        return isinstance(event, ModelStarted | TurnEvent) and not event.path and bool(self._calls)
+
+    def finish(self, waits: Sequence[OpenWait] = ()) -> list[Part]:
+        """Return the last parts: the turn has ended, or only the calls of ``waits`` are left."""
+        self._parts = []
+        self._close_open()
+        for wait in waits:
+            self._ask(wait)
+        if self._has_step:
+            self._emit("finish-step")
+            self._has_step = False
+        end, reason = self._end, "tool-calls" if waits else "stop"
+        if not waits and end is not None:
+            if end.state == "cancelled" or getattr(end, "finish_reason", None) == "interrupted":
+                self._emit("abort", reason="interrupted")
+                return self._take()
+            if end.state != "completed":
+                self._emit("error", errorText=end.error or f"the turn has {end.state}")
+                reason = "error"
+            else:
+                reason = _FINISH_REASONS.get(getattr(end, "finish_reason", None) or "stop", "other")
+        self._emit("finish", finishReason=reason)
+        return self._take()
+
+    def _emit(self, kind: str, **fields: Any) -> Part:
+        part = {"type": kind, **fields}
+        self._parts.append(part)
+        return part
+
+    def _take(self) -> list[Part]:
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _begin_step(self, iteration: int) -> None:
+        self._close_open()
+        if self._has_step and self._step == iteration:  # another attempt
+            return
+        if self._has_step:
+            self._emit("finish-step")
+        self._has_step, self._step, self._has_content = True, iteration, False
+        self._emit("start-step")
+
+    def _close_open(self, kind: str | None = None) -> None:
+        for key, begun in list(self._open.items()):
+            if kind is None or begun["type"] == f"{kind}-start":
+                del self._open[key]
+                self._emit(begun["type"].replace("-start", "-end"), id=begun["id"])
+
+    def _write(self, event: ModelDelta) -> None:
+        reply = self._replies.open(event)
+        added = reply.extend(event)
+        if event.kind == "tool_call":
+            call = reply.calls[event.index]
+            if call.id and call.name and not is_answer_call(call.name):
+                self._close_open()
+                self._input(call.id, call.name, added)
+        elif added:
+            kind = "text" if event.kind == "text" else "reasoning"
+            self._close_open("reasoning" if kind == "text" else "text")
+            self._say(reply, kind, added)
+
+    def _say(self, reply: Reply, kind: str, added: str) -> None:
+        if not added:
+            return
+        key = f"{reply.id}/{kind}"
+        if key not in self._open:
+            self._open[key] = self._emit(f"{kind}-start", id=key)
+        self._has_content = True
+        self._emit(f"{kind}-delta", id=key, delta=added)
+
+    def _input(self, call_id: str, name: str, added: str) -> None:
+        if call_id not in self._shown:
+            self._shown.add(call_id)
+            self._emit("tool-input-start", toolCallId=call_id, toolName=name, dynamic=True)
+        self._has_content = True
+        if added:
+            self._emit("tool-input-delta", toolCallId=call_id, inputTextDelta=added)
+
+    def _complete(self, event: ModelCompleted) -> None:
+        reply = self._replies.open(event)
+        calls = [call for call in event.calls if not is_answer_call(call.name)]
+        written = {call.id: call.arguments for call in reply.calls.values() if not is_answer_call(call.name)}
+        is_wrong = bool(written.keys() - {call.id for call in calls}) or any(
+            not has_arguments(written[call.id], call.arguments) for call in calls if call.id in written
+        )
+        if event.blob is None and (is_wrong or not event.text.startswith(reply.text)):
+            self._take_back(reply)
+            reply = Reply(reply.id, reply.iteration)
+        if event.blob is None:
+            self._say(reply, "text", event.text[len(reply.text) :])
+        self._close_open()
+        for call in calls:
+            if call.id not in self._shown:
+                self._input(call.id, call.name, dump_arguments(call.arguments))
+            fields = {"toolCallId": call.id, "toolName": call.name, "input": call.arguments or {}, "dynamic": True}
+            self._emit("tool-input-available", **fields)
+            self._calls.add(call.id)
+        self._replies.close(event)
+        self._last_text = event.text
+
+    def _retract(self, event: ModelRetracted) -> None:
+        self._close_open()
+        reply = self._replies.close(event)
+        if reply is not None:
+            self._take_back(reply)
+
+    def _take_back(self, reply: Reply) -> None:
+        """Take back what was written of a reply in this step."""
+        self._close_open()
+        if not self._has_content:
+            return
+        self._has_content = False
+        self._shown -= {call.id for call in reply.calls.values()}
+        if self._sdk >= 7 and self._has_step:
+            self._emit("reset-step")
+        else:
+            self._emit("data-retracted", data={"ids": [f"{reply.id}/text", f"{reply.id}/reasoning"]})
+
+    def _output(self, call_id: str, content: str, *, is_error: bool = False) -> None:
+        if call_id not in self._calls:
+            return
+        self._calls.discard(call_id)
+        if is_error:
+            self._emit("tool-output-error", toolCallId=call_id, errorText=content, dynamic=True)
+        else:
+            self._emit("tool-output-available", toolCallId=call_id, output=_read_output(content), dynamic=True)
+
+    def _answer_rest(self, results: Mapping[str, str]) -> None:
+        for call_id in sorted(self._calls):
+            self._output(call_id, results.get(call_id, ""))
+
+    def _show_subagent(self, event: Event) -> None:
+        if isinstance(event, TurnEvent):
+            data = {"agent": event.path[-1].agent, "toolCallId": event.path[-1].call_id, "state": event.state}
+            self._emit("data-subagent", id=event.context_id, data=data)
+
+    def _ask(self, wait: OpenWait) -> None:
+        """Ask for a decision or an answer; a call of a subagent gets a part of its own."""
+        call, call_id = wait.call, wait.call.call_id
+        if wait.run_id != self._session_id:
+            call_id = f"{wait.run_id}/{call_id}"
+        if call_id not in self._shown:
+            fields = {"toolCallId": call_id, "toolName": call.name, "input": call.arguments or {}, "dynamic": True}
+            self._emit("tool-input-available", **fields)
+        if call.kind == "approval":
+            self._emit("tool-approval-request", approvalId=wait.id, toolCallId=call_id)
+        elif call.kind == "question":
+            question = {"toolCallId": call_id, "question": call.question, "form": call.form}
+            self._emit("data-question", id=wait.id, data=question)
+
+    def _note_state(self, event: TurnEvent | RunEvent, results: Mapping[str, str]) -> None:
+        if event.state in ("started", "waiting"):
+            return
+        if event.state in ("paused", "resumed"):
+            self._emit(f"data-{event.state}", data=dump_event(event))
+            return
+        self._answer_rest(results)
+        self._end = event if self._end is None or isinstance(event, TurnEvent) else self._end
+        if isinstance(event, TurnEvent) and (answer := describe_answer(event, self._last_text)):
+            self._last_text = answer
+            self._say(Reply(f"{event.context_id}/{event.seq}/answer", 0), "text", answer)
+            self._close_open()
+
+
+def _read_output(content: str) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return content
+
+
+# ---
+# Requests. Unknown fields and parts are those of a newer SDK: they are ignored.
+
+
+class _Lenient(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _Approval(_Lenient):
+    id: str
+    approved: bool | None = None
+    reason: str | None = None
+
+
+class _Part(_Lenient):
+    type: str
+    text: str | None = None
+    url: str | None = None
+    media_type: str | None = Field(default=None, alias="mediaType")
+    filename: str | None = None
+    state: str | None = None
+    tool_call_id: str | None = Field(default=None, alias="toolCallId")
+    output: Any = None
+    error_text: str | None = Field(default=None, alias="errorText")
+    approval: _Approval | None = None
+
+
+class _Message(_Lenient):
+    id: str
+    role: Literal["user", "assistant", "system"]
+    parts: list[_Part]
+
+
+class _Chat(_Lenient):
+    id: str
+    trigger: Literal["submit-message", "regenerate-message"] = "submit-message"
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_MESSAGES)
+
+
+def vercel_routes(web: Web, prefix: str = "/ui", *, sdk: Literal[6, 7] = 7) -> list[Route]:
+    """Build the routes for ``useChat``. ``sdk`` is the major version of the package ``ai`` that the front end uses."""
+
+    def guard(handler: Callable[[Web, Caller, Request, Literal[6, 7]], Awaitable[Response]]) -> Any:
+        async def endpoint(request: Request) -> Response:
+            try:
+                caller = await web.authenticate(request)
+                with audit_caller(caller.auth, request.client.host if request.client else ""):
+                    return await handler(web, caller, request, sdk)
+            except PerdureError as error:
+                return build_problem(error)
+            except Exception as error:  # nothing of it is for the caller
+                return build_unexpected_problem(error)
+
+        return endpoint
+
+    return [
+        Route(f"{prefix}/{{agent}}", guard(_post), methods=["POST"], name="vercel_chat"),
+        Route(f"{prefix}/{{agent}}/{{chat:segment}}/stream", guard(_resume), methods=["GET"], name="vercel_resume"),
+        Route(f"{prefix}/{{agent}}/{{chat:segment}}/stop", guard(_stop), methods=["POST"], name="vercel_stop"),
+    ]
+
+
+async def _post(web: Web, caller: Caller, request: Request, sdk: Literal[6, 7]) -> Response:
+    chat = validate(_Chat, await read_body(request), "body")
+    if chat.trigger == "regenerate-message":
+        raise WebError(
+            "a reply cannot be written again in the same session: what was said stays", status=409,
+            name="RegenerateError", hint="Fork the session before the message, and send it to the fork.",
+        )  # fmt: skip
+    last = validate(_Message, chat.messages[-1], "messages[-1]")
+    agent = request.path_params["agent"]
+    if last.role == "assistant":
+        await open_session(web, caller, agent, chat.id, "read")
+        after = await read_latest_seq(web.client, chat.id)
+        await _decide(web, caller, chat.id, last)
+        return await _respond(web, await _find_turn(web, chat.id), after, sdk)
+    if last.role != "user":
+        raise WebError("the last of messages is neither the user's nor the assistant's", name="InvalidInputError")
+    resource = await open_session(web, caller, agent, chat.id, "send")
+    task_id = shorten_id(last.id)
+    turn = await web.client.send(
+        agent, _read_content(last), id=chat.id, message_id=task_id, task_id=task_id, by=caller.name,
+        tenant=resource.tenant, user=resource.user,
+    )  # fmt: skip
+    return await _respond(web, turn, 0, sdk)
+
+
+def _read_content(message: _Message) -> str | list[str | File]:
+    content: list[str | File] = []
+    for part in message.parts:
+        if part.type == "text" and part.text is not None:
+            content.append(part.text)
+        elif part.type == "file" and part.url is not None:
+            content.append(build_file(part.url, part.media_type, part.filename))
+    if not content:
+        raise InvalidInputError("the message has neither text nor a file")
+    return content[0] if len(content) == 1 and isinstance(content[0], str) else content
+
+
+async def _decide(web: Web, caller: Caller, chat_id: str, message: _Message) -> None:
+    """Carry out the approvals and outputs of an assistant's message. What is decided already stays decided."""
+    waits, _ = await read_waits(web.client, chat_id)
+    open_calls = {wait.call.call_id: wait for wait in waits if wait.call.kind != "approval"}
+    for part in message.parts:
+        try:
+            if part.state == "approval-responded" and part.approval is not None and part.approval.approved is not None:
+                await _decide_approval(web, caller, chat_id, part.approval)
+            elif part.state in ("output-available", "output-error") and part.tool_call_id is not None:
+                wait = open_calls.get(part.tool_call_id) or open_calls.get(part.tool_call_id.rpartition("/")[2])
+                if wait is not None:
+                    await web.authorize(caller, "send", await web.find_session(wait.run_id))
+                    error = (part.error_text or "failed") if part.state == "output-error" else None
+                    value = None if error else part.output
+                    run = web.client.run(wait.run_id)
+                    await run.answer(wait.call.call_id, value, error=error, hash=wait.call.hash, by=caller.name)
+        except (ApprovalDecidedError, ApprovalExpiredError):
+            continue  # the stream says how the call went on
+
+
+async def _decide_approval(web: Web, caller: Caller, chat_id: str, approval: _Approval) -> None:
+    parsed = parse_wait_id(approval.id, chat_id)
+    if parsed is None:
+        raise InvalidInputError(f"approval {approval.id!r:.200} is none of this chat")
+    run_id, call_id, hash = parsed
+    await web.authorize(caller, "decide", await web.find_session(run_id))
+    run = web.client.run(run_id)
+    if approval.approved:
+        await run.approve(call_id, comment=approval.reason, hash=hash, by=caller.name)
+    else:
+        await run.deny(call_id, comment=approval.reason, hash=hash, by=caller.name)
+
+
+async def _find_turn(web: Web, chat_id: str) -> Turn[Any]:
+    turn = web.client.run(chat_id).turn()
+    status = await turn.status()
+    turn.task_id = turn.task_id or status.task_id
+    if not turn.task_id:
+        raise RunNotFoundError(f"session {chat_id!r:.200} has no turn")
+    return turn
+
+
+async def _resume(web: Web, caller: Caller, request: Request, sdk: Literal[6, 7]) -> Response:
+    chat_id = request.path_params["chat"]
+    try:
+        await open_session(web, caller, request.path_params["agent"], chat_id, "read")
+        turn = await _find_turn(web, chat_id)
+    except RunNotFoundError:  # a chat without a message yet
+        return Response(status_code=204)
+    if (await turn.status()).state != "running":
+        return Response(status_code=204)
+    return await _respond(web, turn, 0, sdk)
+
+
+async def _stop(web: Web, caller: Caller, request: Request, sdk: Literal[6, 7]) -> Response:
+    chat_id = request.path_params["chat"]
+    await open_session(web, caller, request.path_params["agent"], chat_id, "operate")
+    await web.client.run(chat_id).interrupt(by=caller.name)
+    return Response(status_code=204)
+
+
+async def _respond(web: Web, turn: Turn[Any], after: int, sdk: Literal[6, 7]) -> Response:
+    response = EventStream(_stream(web, turn, after, sdk))
+    response.headers.update(HEADERS)
+    return response
+
+
+async def _stream(web: Web, turn: Turn[Any], after: int, sdk: Literal[6, 7]) -> AsyncGenerator[bytes]:
+    texts, translator = EventTexts(web.client), VercelTranslator(turn.run.id, turn.task_id, sdk=sdk)
+    if after:
+        history = await read_history(turn.run, texts, after)
+        translator.rebuild([event for event in history if event.path or event.task_id == turn.task_id])
+    for part in translator.start():
+        yield _encode(part)
+    async with aclosing(follow_until_still(web.client, turn, after, has_waits=after > 0)) as events:
+        waits: list[OpenWait] = []
+        async for event in events:
+            if isinstance(event, list):
+                waits = event
+                break
+            results = await texts.load_results(event.context_id) if translator.lacks_results(event) else None
+            for part in translator.feed(await texts.load(event), results):
+                yield _encode(part)
+    for part in translator.finish(waits):
+        yield _encode(part)
+    yield encode_frame("[DONE]")
+
+
+def _encode(part: Part) -> bytes:
+    return encode_frame(json.dumps(part, ensure_ascii=False, separators=(",", ":")))

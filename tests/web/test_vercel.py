@@ -1,0 +1,155 @@
+"""The Vercel AI SDK's UI stream: translation of any events, and whole chats over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from hypothesis import given
+from starlette.applications import Starlette
+
+from perdure import Agent, Client, tool
+from perdure.testing import ScriptedProvider, call
+from perdure.types.events import Event
+from perdure.web.operations import Web
+from perdure.web.vercel import VercelTranslator, vercel_routes
+from tests.support.engine import Engine
+from tests.web.test_agui import Tokens
+from tests.web.test_agui_translation import turns
+
+
+class ChatMessage:
+    """What ``useChat`` makes of a stream; an ``AssertionError`` is what it would throw."""
+
+    def __init__(self) -> None:
+        self.parts: list[dict[str, Any]] = []
+        self.end: dict[str, Any] = {}
+        self._open: dict[str, dict[str, Any]] = {}
+        self._is_done = False
+
+    def take(self, part: dict[str, Any]) -> None:
+        kind = part["type"]
+        assert not self._is_done, f"{kind} after the end"
+        if kind == "start-step":
+            self.parts.append({"type": "step-start"})
+        elif kind == "reset-step":
+            while self.parts and self.parts[-1]["type"] != "step-start":
+                self.parts.pop()
+            self._open.clear()
+        elif kind in ("text-start", "reasoning-start"):
+            assert part["id"] not in self._open
+            self._open[part["id"]] = {"type": kind[: -len("-start")], "text": ""}
+            self.parts.append(self._open[part["id"]])
+        elif kind in ("text-delta", "reasoning-delta"):
+            self._open[part["id"]]["text"] += part["delta"]
+        elif kind in ("text-end", "reasoning-end"):
+            del self._open[part["id"]]
+        elif kind == "tool-input-start":
+            self.parts.append({"type": "dynamic-tool", "toolCallId": part["toolCallId"], "state": "input-streaming"})
+        elif kind.startswith("tool-"):
+            self._take_tool(kind, part)
+        elif kind in ("finish", "abort"):
+            assert not self._open
+            self.end, self._is_done = part, True
+
+    def _take_tool(self, kind: str, part: dict[str, Any]) -> None:
+        found = [p for p in self.parts if p.get("toolCallId") == part["toolCallId"]]
+        if kind == "tool-input-available" and not found:
+            found = [{"type": "dynamic-tool", "toolCallId": part["toolCallId"]}]
+            self.parts += found
+        assert found, f"{kind} of an unknown call"
+        found[-1]["state"] = kind[len("tool-") :]
+        found[-1] |= {name: part[name] for name in ("input", "output", "approvalId") if name in part}
+
+    def texts(self) -> list[str]:
+        return [part["text"] for part in self.parts if part["type"] == "text"]
+
+
+@given(turns())
+def test_a_chat_ends_with_the_text_of_the_transcript(turn: tuple[list[Event], list[str]]) -> None:
+    events, _ = turn
+    message, translator = ChatMessage(), VercelTranslator("s", "k")
+    for part in translator.start():
+        message.take(part)
+    for event in events:
+        for part in translator.feed(event):
+            message.take(part)
+    for part in translator.finish():
+        message.take(part)
+    own = [event.text for event in events if event.type == "model.completed" and not event.path and event.text]
+    assert message.texts() == own
+    assert message.end["finishReason"] == "stop"
+    assert {part["state"] for part in message.parts if part["type"] == "dynamic-tool"} <= {"output-available"}
+
+
+@asynccontextmanager
+async def browser(client: Client) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(Starlette(routes=vercel_routes(Web(client, Tokens(), Tokens()))))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as http:
+        yield http
+
+
+def build_chat(*messages: dict[str, Any], chat: str = "c1", **fields: Any) -> dict[str, Any]:
+    return {"id": chat, "trigger": "submit-message", "messages": list(messages), **fields}
+
+
+def user(text: str, id: str = "u1") -> dict[str, Any]:
+    return {"id": id, "role": "user", "parts": [{"type": "text", "text": text}, {"type": "new-in-v8", "x": None}]}
+
+
+def read(response: httpx.Response) -> ChatMessage:
+    assert response.status_code == 200, response.text
+    assert response.headers["x-vercel-ai-ui-message-stream"] == "v1"
+    lines = [line[len("data: ") :] for line in response.text.split("\n") if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    message = ChatMessage()
+    for line in lines[:-1]:
+        message.take(json.loads(line))
+    return message
+
+
+@tool(needs_approval=True)
+async def refund(order: str) -> str:
+    """Refund an order."""
+    return f"refunded {order}"
+
+
+async def test_an_approval_in_the_assistants_message_continues_the_turn(engine: Engine) -> None:
+    agent = Agent("helper", ScriptedProvider([call("refund", order="7"), "Done."]), tools=[refund])
+    async with engine.served(agent) as client, browser(client) as http:
+        asked = read(await http.post("/ui/helper", json=build_chat(user("refund"))))
+        assert asked.end["finishReason"] == "tool-calls"
+        part = next(part for part in asked.parts if part["type"] == "dynamic-tool")
+        assert part["state"] == "approval-request"
+        waiting = read(await http.get("/ui/helper/c1/stream"))
+        assert waiting.parts == asked.parts
+        approval = {"id": part["approvalId"], "approved": True}
+        answered = {**part, "state": "approval-responded", "approval": approval}
+        body = build_chat(user("refund"), {"id": "u1", "role": "assistant", "parts": [answered]})
+        done = ChatMessage()
+        done.parts = [dict(part)]
+        response = await http.post("/ui/helper", json=body)
+        for line in response.text.split("\n"):
+            if line.startswith("data: {"):
+                done.take(json.loads(line[len("data: ") :]))
+        assert done.parts[0]["output"] == "refunded 7"
+        assert done.texts() == ["Done."]
+        assert (await http.get("/ui/helper/c1/stream")).status_code == 204
+
+
+async def test_a_repeated_message_is_the_same_turn_and_wrong_requests_are_problems(engine: Engine) -> None:
+    agent = Agent("helper", ScriptedProvider(["Hello.", "Again?"]))
+    async with engine.served(agent) as client, browser(client) as http:
+        body = build_chat(user("hi"))
+        assert read(await http.post("/ui/helper", json=body)).texts() == ["Hello."]
+        assert read(await http.post("/ui/helper", json=body)).texts() == ["Hello."]
+        again = await http.post("/ui/helper", json={**body, "trigger": "regenerate-message"})
+        assert again.status_code == 409
+        assert (await http.post("/ui/helper", json=build_chat())).status_code == 400
+        assert (await http.post("/ui/helper", json=build_chat({"id": None}))).status_code == 400
+        assert (await http.get("/ui/helper/nothing/stream")).status_code == 204
+        assert (await http.post("/ui/helper", json=body, headers={"X-User": "bob"})).status_code == 404
+        assert (await http.post("/ui/helper/c1/stop")).status_code == 403
