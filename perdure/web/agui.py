@@ -9,7 +9,7 @@ The server keeps the history: of ``messages`` only the last is sent. Needs the e
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,19 +20,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ..client.audit import audit_caller
 from ..client.turn import Turn
-from ..errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, PerdureError, RunNotFoundError
+from ..errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, RunNotFoundError
 from ..types.messages import File
 from .agui_events import AguiTranslator, Frame
-from .auth import Caller
+from .auth import Caller, Resource
 from .operations import Web, validate
-from .problems import WebError, build_problem, build_unexpected_problem
+from .problems import WebError
 from .sse import EventStream, encode_frame, parse_seq
 from .turns import (
     MAX_MESSAGES,
     EventTexts,
+    build_endpoint,
     build_file,
+    find_present_turn,
     follow_until_still,
     open_session,
     parse_wait_id,
@@ -56,31 +57,20 @@ CAPABILITIES: Frame = {
 
 def agui_routes(web: Web, prefix: str = "/agui") -> list[Route]:
     """Build the routes of AG-UI: ``POST`` and ``GET {prefix}/{agent}``, ``GET {prefix}/{agent}/capabilities``."""
+    path = f"{prefix}/{{agent}}"
     return [
-        Route(f"{prefix}/{{agent}}", _guard(web, _run), methods=["POST"], name="agui_run"),
-        Route(f"{prefix}/{{agent}}", _guard(web, _continue), methods=["GET"], name="agui_continue"),
-        Route(f"{prefix}/{{agent}}/capabilities", _guard(web, _tell), methods=["GET"], name="agui_capabilities"),
+        Route(path, build_endpoint(web, _run), methods=["POST"], name="agui_run"),
+        Route(path, build_endpoint(web, _continue), methods=["GET"], name="agui_continue"),
+        Route(
+            f"{prefix}/{{agent}}/capabilities", build_endpoint(web, _tell), methods=["GET"], name="agui_capabilities"
+        ),
     ]
 
 
-def _guard(
-    web: Web, handler: Callable[[Web, Caller, Request], Awaitable[Response]]
-) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        try:
-            caller = await web.authenticate(request)
-            with audit_caller(caller.auth, request.client.host if request.client else ""):
-                return await handler(web, caller, request)
-        except PerdureError as error:
-            return build_problem(error)
-        except Exception as error:  # nothing of it is for the caller
-            return build_unexpected_problem(error)
-
-    return endpoint
-
-
 async def _tell(web: Web, caller: Caller, request: Request) -> Response:
-    fields = {**CAPABILITIES, "identity": {"name": request.path_params["agent"]}}
+    name = request.path_params["agent"]
+    await web.authorize(caller, "read", Resource("agent", name, name))
+    fields = {**CAPABILITIES, "identity": {"name": name}}
     return JSONResponse(AgentCapabilities.model_validate(fields).model_dump(mode="json", by_alias=True))
 
 
@@ -91,19 +81,10 @@ async def _continue(web: Web, caller: Caller, request: Request) -> Response:
     await open_session(web, caller, request.path_params["agent"], thread_id, "read")
     turn = web.client.run(thread_id).turn(shorten_id(run_id))
     if not run_id or (await turn.status()).state == "unknown":
-        turn = await _find_present_turn(web, thread_id)
+        turn = await find_present_turn(web.client, thread_id)
     translator = AguiTranslator(thread_id, run_id or turn.task_id, version="1.0")
     after = await read_latest_seq(web.client, thread_id)
     return EventStream(_stream(web, turn, translator, after, messages=None))
-
-
-async def _find_present_turn(web: Web, thread_id: str) -> Turn[Any]:
-    turn = web.client.run(thread_id).turn()
-    status = await turn.status()
-    turn.task_id = turn.task_id or status.task_id
-    if not turn.task_id or status.state == "unknown":
-        raise WebError("the session has no turn yet", status=409, hint="Send a user message.")
-    return turn
 
 
 @dataclass
@@ -144,13 +125,13 @@ async def _send(web: Web, caller: Caller, agent: str, sent: RunAgentInput) -> tu
     message = sent.messages[-1] if sent.messages else None
     if not isinstance(message, UserMessage):
         try:
-            turn = await _find_present_turn(web, sent.thread_id)
+            turn = await find_present_turn(web.client, sent.thread_id)
         except RunNotFoundError:
             raise WebError("the last of messages is not the user's", name="InvalidInputError") from None
         return _Acted(turn), await read_latest_seq(web.client, sent.thread_id)
-    id = shorten_id(sent.run_id)
+    task_id = shorten_id(sent.run_id)
     after = await read_latest_seq(web.client, sent.thread_id)
-    is_known = after > 0 and (await web.client.run(sent.thread_id).turn(id).status()).state != "unknown"
+    is_known = after > 0 and (await web.client.run(sent.thread_id).turn(task_id).status()).state != "unknown"
     options: dict[str, Any] = {"tenant": resource.tenant, "user": resource.user}
     if sent.tools:
         options["client_tools"] = [
@@ -158,9 +139,9 @@ async def _send(web: Web, caller: Caller, agent: str, sent: RunAgentInput) -> tu
             for tool in sent.tools
         ]
     turn = await web.client.send(
-        agent, _read_content(message), id=sent.thread_id, message_id=id, task_id=id, by=caller.name, **options
+        agent, _read_content(message), id=sent.thread_id, message_id=task_id, task_id=task_id, by=caller.name, **options
     )
-    is_new = turn.task_id == id and not is_known
+    is_new = turn.task_id == task_id and not is_known
     messages = [m.model_dump(mode="json", by_alias=True) for m in sent.messages] if is_new else None
     return _Acted(turn, messages), after
 
@@ -209,11 +190,11 @@ async def _resume(web: Web, caller: Caller, sent: RunAgentInput) -> _Acted:
             if entry.interrupt_id in kinds:
                 raise
             warnings.append(("unknown_interrupt", {"interruptId": entry.interrupt_id, "message": error.message}))
-    return _Acted(await _find_present_turn(web, thread_id), warnings=warnings)
+    return _Acted(await find_present_turn(web.client, thread_id), warnings=warnings)
 
 
 async def _decide(web: Web, caller: Caller, wait: tuple[str, str, str], entry: Any, kind: str | None) -> None:
-    run_id, call_id, hash = wait
+    run_id, call_id, reviewed = wait
     run, payload = web.client.run(run_id), entry.payload
     is_decision = isinstance(payload, dict) and isinstance(payload.get("approved"), bool)
     is_approval = kind == "approval" or (kind is None and (is_decision or entry.status == "cancelled"))
@@ -222,16 +203,16 @@ async def _decide(web: Web, caller: Caller, wait: tuple[str, str, str], entry: A
     if not is_approval:
         cancelled = "the user gave no answer" if entry.status == "cancelled" else None
         value = None if cancelled else payload
-        await run.answer(call_id, value, error=cancelled, hash=hash, by=caller.name)
+        await run.answer(call_id, value, error=cancelled, hash=reviewed, by=caller.name)
         return
     if entry.status != "cancelled" and not is_decision:
         raise InvalidInputError("the payload of an approval has approved: true or false", hint=f"Interrupt {call_id}.")
     comment = payload.get("reason") if is_decision else None
     comment = comment if isinstance(comment, str) else None
     if entry.status == "cancelled" or not payload["approved"]:
-        await run.deny(call_id, comment=comment, hash=hash, by=caller.name)
+        await run.deny(call_id, comment=comment, hash=reviewed, by=caller.name)
     else:
-        await run.approve(call_id, arguments=payload.get("editedArgs"), comment=comment, hash=hash, by=caller.name)
+        await run.approve(call_id, arguments=payload.get("editedArgs"), comment=comment, hash=reviewed, by=caller.name)
 
 
 async def _answer(web: Web, caller: Caller, sent: RunAgentInput) -> _Acted:
@@ -240,18 +221,18 @@ async def _answer(web: Web, caller: Caller, sent: RunAgentInput) -> _Acted:
     open_calls = {wait.call.call_id: wait for wait in waits if wait.call.kind == "callback"}
     warnings: list[tuple[str, Any]] = []
     for message in _list_last_tool_messages(sent.messages):
-        id = message.tool_call_id
-        wait = open_calls.get(id) or open_calls.get(id.rpartition("/")[2])
+        call_id = message.tool_call_id
+        wait = open_calls.get(call_id) or open_calls.get(call_id.rpartition("/")[2])
         if wait is None:
-            warnings.append(("unknown_call", {"toolCallId": id[:1000]}))
+            warnings.append(("unknown_call", {"toolCallId": call_id[:1000]}))
             continue
         texts = message.content if isinstance(message.content, str) else _join_texts(message.content)
         run, value = web.client.run(wait.run_id), None if message.error else texts
         try:
             await run.answer(wait.call.call_id, value, error=message.error, hash=wait.call.hash, by=caller.name)
         except (ApprovalDecidedError, ApprovalExpiredError) as error:
-            warnings.append(("already_decided", {"toolCallId": id, "message": error.message}))
-    return _Acted(await _find_present_turn(web, sent.thread_id), warnings=warnings)
+            warnings.append(("already_decided", {"toolCallId": call_id, "message": error.message}))
+    return _Acted(await find_present_turn(web.client, sent.thread_id), warnings=warnings)
 
 
 def _list_last_tool_messages(messages: Sequence[Any]) -> list[ToolMessage]:

@@ -118,9 +118,9 @@ class AguiTranslator:
                 if event.child_context_id:
                     self._subagents[event.child_context_id] = (event.context_id, event.call_id)
             case ToolProgress():
-                id = self._call_id(event.context_id, event.call_id)
-                content = {"toolCallId": id, "name": event.name, "message": event.message, "data": event.data}
-                fields = {"messageId": f"{id}/progress", "activityType": "perdure.progress", "content": content}
+                call_id = self._call_id(event.context_id, event.call_id)
+                content = {"toolCallId": call_id, "name": event.name, "message": event.message, "data": event.data}
+                fields = {"messageId": f"{call_id}/progress", "activityType": "perdure.progress", "content": content}
                 self._emit("ACTIVITY_SNAPSHOT", event.context_id, **fields)
             case ToolCompleted():
                 self._answer_call(event.context_id, event.call_id, event.content, event.name)
@@ -289,32 +289,32 @@ class AguiTranslator:
     def _think(self, reply: Reply, context_id: str, added: str) -> None:
         if not added:
             return
-        id = f"{reply.id}/thinking"
-        message = self._message(id, "reasoning", context_id, content="")
+        thought_id = f"{reply.id}/thinking"
+        message = self._message(thought_id, "reasoning", context_id, content="")
         message["content"] += added
-        span = {"type": "REASONING_START", "messageId": id}
-        self._begin("span", id, context_id, span, {"type": "REASONING_END", "messageId": id})
-        begin = {"type": "REASONING_MESSAGE_START", "messageId": id, "role": "reasoning"}
-        self._begin("thinking", id, context_id, begin, {"type": "REASONING_MESSAGE_END", "messageId": id})
-        self._emit("REASONING_MESSAGE_CONTENT", context_id, messageId=id, delta=added)
+        span = {"type": "REASONING_START", "messageId": thought_id}
+        self._begin("span", thought_id, context_id, span, {"type": "REASONING_END", "messageId": thought_id})
+        begin = {"type": "REASONING_MESSAGE_START", "messageId": thought_id, "role": "reasoning"}
+        self._begin("thinking", thought_id, context_id, begin, {"type": "REASONING_MESSAGE_END", "messageId": thought_id})
+        self._emit("REASONING_MESSAGE_CONTENT", context_id, messageId=thought_id, delta=added)
 
     def _end_thinking(self, reply: Reply) -> None:
         for kind in ("thinking", "span"):
             self._end_of(kind, f"{reply.id}/thinking")
 
     def _call(self, reply: Reply, context_id: str, call_id: str, name: str, added: str) -> None:
-        id = self._call_id(context_id, call_id)
+        wire_id = self._call_id(context_id, call_id)
         calls = self._message(reply.id, "assistant", context_id).setdefault("toolCalls", [])
-        known = next((call for call in calls if call["id"] == id), None)
+        known = next((call for call in calls if call["id"] == wire_id), None)
         if known is None:
-            known = {"id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+            known = {"id": wire_id, "type": "function", "function": {"name": name, "arguments": ""}}
             calls.append(known)
         known["function"]["arguments"] += added
-        begin = {"type": "TOOL_CALL_START", "toolCallId": id, "toolCallName": name, "parentMessageId": reply.id}
-        self._begin("call", id, context_id, begin, {"type": "TOOL_CALL_END", "toolCallId": id})
+        begin = {"type": "TOOL_CALL_START", "toolCallId": wire_id, "toolCallName": name, "parentMessageId": reply.id}
+        self._begin("call", wire_id, context_id, begin, {"type": "TOOL_CALL_END", "toolCallId": wire_id})
         if added:
-            self._emit("TOOL_CALL_ARGS", context_id, toolCallId=id, delta=added)
-        self._calls[id] = (context_id, name)
+            self._emit("TOOL_CALL_ARGS", context_id, toolCallId=wire_id, delta=added)
+        self._calls[wire_id] = (context_id, name)
 
     def _complete(self, event: ModelCompleted) -> None:
         """Emit what is still missing of a reply, made from its whole text, and close it."""
@@ -383,20 +383,20 @@ class AguiTranslator:
     # --- calls, messages, subagents
 
     def _answer_call(self, context_id: str, call_id: str, content: str, name: str) -> None:
-        id = self._call_id(context_id, call_id)
-        is_known = self._calls.pop(id, None) is not None
-        is_new = not any(message["id"] == f"{id}/result" for message in self.messages)
+        wire_id = self._call_id(context_id, call_id)
+        is_known = self._calls.pop(wire_id, None) is not None
+        is_new = not any(message["id"] == f"{wire_id}/result" for message in self.messages)
         if not is_known or not is_new:
             return
-        self._message(f"{id}/result", "tool", context_id, content=content, toolCallId=id)
+        self._message(f"{wire_id}/result", "tool", context_id, content=content, toolCallId=wire_id)
         if name not in self._frontend_tools:  # its result is the client's own
-            self._emit("TOOL_CALL_RESULT", context_id, messageId=f"{id}/result", toolCallId=id, content=content)
+            self._emit("TOOL_CALL_RESULT", context_id, messageId=f"{wire_id}/result", toolCallId=wire_id, content=content)
 
     def _close_calls(self, context_id: str, results: Mapping[str, str]) -> None:
         """Answer calls whose results have no event: of unknown tools, of denied calls."""
-        for id, (owner, name) in list(self._calls.items()):
+        for wire_id, (owner, name) in list(self._calls.items()):
             if owner == context_id:
-                call_id = id if owner == self.thread_id else id[len(owner) + 1 :]
+                call_id = wire_id if owner == self.thread_id else wire_id[len(owner) + 1 :]
                 self._answer_call(context_id, call_id, results.get(call_id, ""), name)
 
     def _inject(self, event: MessageInjected) -> None:

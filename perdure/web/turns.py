@@ -11,13 +11,15 @@ import base64
 import binascii
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 
+from ..client.audit import audit_caller
 from ..client.client import Client
 from ..client.run import Run
 from ..client.turn import Turn
@@ -40,7 +42,7 @@ from ..types.messages import NAME_CHARS, BlobRef, File, ToolCallPart, ToolResult
 from ..types.plain_json import parse_json
 from .auth import Caller, Resource, Verb
 from .operations import Web, build_unknown_session_error
-from .problems import WebError
+from .problems import WebError, build_problem, build_unexpected_problem
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_MESSAGES = 10_000
@@ -275,6 +277,34 @@ async def _try_waits(client: Client, turn: Turn[Any]) -> tuple[list[OpenWait], b
 
 # ---
 # Requests.
+
+
+def build_endpoint(
+    web: Web, handler: Callable[[Web, Caller, Request], Awaitable[Response]]
+) -> Callable[[Request], Awaitable[Response]]:
+    """Build the endpoint that calls ``handler`` for an authenticated caller, and answers errors with problems."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            caller = await web.authenticate(request)
+            with audit_caller(caller.auth, request.client.host if request.client else ""):
+                return await handler(web, caller, request)
+        except PerdureError as error:
+            return build_problem(error)
+        except Exception as error:  # nothing of it is for the caller
+            return build_unexpected_problem(error)
+
+    return endpoint
+
+
+async def find_present_turn(client: Client, session_id: str) -> Turn[Any]:
+    """Return the current turn of a session, or its last one. Raises ``RunNotFoundError``."""
+    turn = client.run(session_id).turn()
+    status = await turn.status()
+    turn.task_id = turn.task_id or status.task_id
+    if not turn.task_id or status.state == "unknown":
+        raise RunNotFoundError(f"session {session_id!r:.200} has no turn yet", hint="Send a user's message.")
+    return turn
 
 
 async def read_body(request: Request) -> Any:

@@ -11,7 +11,7 @@ last is read.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -20,9 +20,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..client.audit import audit_caller
 from ..client.turn import Turn
-from ..errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, PerdureError, RunNotFoundError
+from ..errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, RunNotFoundError
 from ..types.events import (
     ApprovalDecided,
     Event,
@@ -38,7 +37,7 @@ from ..types.events import (
 from ..types.messages import File
 from .auth import Caller
 from .operations import Web, validate
-from .problems import WebError, build_problem, build_unexpected_problem
+from .problems import WebError
 from .sse import EventStream, encode_frame
 from .turns import (
     MAX_MESSAGES,
@@ -46,10 +45,12 @@ from .turns import (
     OpenWait,
     Replies,
     Reply,
+    build_endpoint,
     build_file,
     describe_answer,
     dump_arguments,
     dump_event,
+    find_present_turn,
     follow_until_still,
     has_arguments,
     is_answer_call,
@@ -350,23 +351,17 @@ class _Chat(_Lenient):
 def vercel_routes(web: Web, prefix: str = "/ui", *, sdk: Literal[6, 7] = 7) -> list[Route]:
     """Build the routes for ``useChat``. ``sdk`` is the major version of the package ``ai`` that the front end uses."""
 
-    def guard(handler: Callable[[Web, Caller, Request, Literal[6, 7]], Awaitable[Response]]) -> Any:
-        async def endpoint(request: Request) -> Response:
-            try:
-                caller = await web.authenticate(request)
-                with audit_caller(caller.auth, request.client.host if request.client else ""):
-                    return await handler(web, caller, request, sdk)
-            except PerdureError as error:
-                return build_problem(error)
-            except Exception as error:  # nothing of it is for the caller
-                return build_unexpected_problem(error)
+    async def post(web: Web, caller: Caller, request: Request) -> Response:
+        return await _post(web, caller, request, sdk)
 
-        return endpoint
+    async def resume(web: Web, caller: Caller, request: Request) -> Response:
+        return await _resume(web, caller, request, sdk)
 
+    chat = f"{prefix}/{{agent}}/{{chat:segment}}"
     return [
-        Route(f"{prefix}/{{agent}}", guard(_post), methods=["POST"], name="vercel_chat"),
-        Route(f"{prefix}/{{agent}}/{{chat:segment}}/stream", guard(_resume), methods=["GET"], name="vercel_resume"),
-        Route(f"{prefix}/{{agent}}/{{chat:segment}}/stop", guard(_stop), methods=["POST"], name="vercel_stop"),
+        Route(f"{prefix}/{{agent}}", build_endpoint(web, post), methods=["POST"], name="vercel_chat"),
+        Route(f"{chat}/stream", build_endpoint(web, resume), methods=["GET"], name="vercel_resume"),
+        Route(f"{chat}/stop", build_endpoint(web, _stop), methods=["POST"], name="vercel_stop"),
     ]
 
 
@@ -383,7 +378,7 @@ async def _post(web: Web, caller: Caller, request: Request, sdk: Literal[6, 7]) 
         await open_session(web, caller, agent, chat.id, "read")
         after = await read_latest_seq(web.client, chat.id)
         await _decide(web, caller, chat.id, last)
-        return await _respond(web, await _find_turn(web, chat.id), after, sdk)
+        return _respond(web, await find_present_turn(web.client, chat.id), after, sdk)
     if last.role != "user":
         raise WebError("the last of messages is neither the user's nor the assistant's", name="InvalidInputError")
     resource = await open_session(web, caller, agent, chat.id, "send")
@@ -392,7 +387,7 @@ async def _post(web: Web, caller: Caller, request: Request, sdk: Literal[6, 7]) 
         agent, _read_content(last), id=chat.id, message_id=task_id, task_id=task_id, by=caller.name,
         tenant=resource.tenant, user=resource.user,
     )  # fmt: skip
-    return await _respond(web, turn, 0, sdk)
+    return _respond(web, turn, 0, sdk)
 
 
 def _read_content(message: _Message) -> str | list[str | File]:
@@ -431,44 +426,35 @@ async def _decide_approval(web: Web, caller: Caller, chat_id: str, approval: _Ap
     parsed = parse_wait_id(approval.id, chat_id)
     if parsed is None:
         raise InvalidInputError(f"approval {approval.id!r:.200} is none of this chat")
-    run_id, call_id, hash = parsed
+    run_id, call_id, reviewed = parsed
     await web.authorize(caller, "decide", await web.find_session(run_id))
     run = web.client.run(run_id)
     if approval.approved:
-        await run.approve(call_id, comment=approval.reason, hash=hash, by=caller.name)
+        await run.approve(call_id, comment=approval.reason, hash=reviewed, by=caller.name)
     else:
-        await run.deny(call_id, comment=approval.reason, hash=hash, by=caller.name)
-
-
-async def _find_turn(web: Web, chat_id: str) -> Turn[Any]:
-    turn = web.client.run(chat_id).turn()
-    status = await turn.status()
-    turn.task_id = turn.task_id or status.task_id
-    if not turn.task_id:
-        raise RunNotFoundError(f"session {chat_id!r:.200} has no turn")
-    return turn
+        await run.deny(call_id, comment=approval.reason, hash=reviewed, by=caller.name)
 
 
 async def _resume(web: Web, caller: Caller, request: Request, sdk: Literal[6, 7]) -> Response:
     chat_id = request.path_params["chat"]
     try:
         await open_session(web, caller, request.path_params["agent"], chat_id, "read")
-        turn = await _find_turn(web, chat_id)
+        turn = await find_present_turn(web.client, chat_id)
     except RunNotFoundError:  # a chat without a message yet
         return Response(status_code=204)
     if (await turn.status()).state != "running":
         return Response(status_code=204)
-    return await _respond(web, turn, 0, sdk)
+    return _respond(web, turn, 0, sdk)
 
 
-async def _stop(web: Web, caller: Caller, request: Request, sdk: Literal[6, 7]) -> Response:
+async def _stop(web: Web, caller: Caller, request: Request) -> Response:
     chat_id = request.path_params["chat"]
     await open_session(web, caller, request.path_params["agent"], chat_id, "operate")
     await web.client.run(chat_id).interrupt(by=caller.name)
     return Response(status_code=204)
 
 
-async def _respond(web: Web, turn: Turn[Any], after: int, sdk: Literal[6, 7]) -> Response:
+def _respond(web: Web, turn: Turn[Any], after: int, sdk: Literal[6, 7]) -> Response:
     response = EventStream(_stream(web, turn, after, sdk))
     response.headers.update(HEADERS)
     return response

@@ -74,7 +74,7 @@ class StrictClient:
             assert len(self.messages) == len(frame["messages"]), "an id occurs twice"
             answered = {message.get("toolCallId") for message in self.messages.values()}
             calls = [call["id"] for message in self.messages.values() for call in message.get("toolCalls", [])]
-            self.unanswered = [id for id in calls if id not in answered]
+            self.unanswered = [call for call in calls if call not in answered]
         elif kind == "TOOL_CALL_RESULT":
             assert frame["messageId"] not in self.messages
             self.messages[frame["messageId"]] = {"role": "tool", "content": frame["content"]} | {
