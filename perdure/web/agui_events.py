@@ -295,7 +295,9 @@ class AguiTranslator:
         span = {"type": "REASONING_START", "messageId": thought_id}
         self._begin("span", thought_id, context_id, span, {"type": "REASONING_END", "messageId": thought_id})
         begin = {"type": "REASONING_MESSAGE_START", "messageId": thought_id, "role": "reasoning"}
-        self._begin("thinking", thought_id, context_id, begin, {"type": "REASONING_MESSAGE_END", "messageId": thought_id})
+        self._begin(
+            "thinking", thought_id, context_id, begin, {"type": "REASONING_MESSAGE_END", "messageId": thought_id}
+        )
         self._emit("REASONING_MESSAGE_CONTENT", context_id, messageId=thought_id, delta=added)
 
     def _end_thinking(self, reply: Reply) -> None:
@@ -390,7 +392,9 @@ class AguiTranslator:
             return
         self._message(f"{wire_id}/result", "tool", context_id, content=content, toolCallId=wire_id)
         if name not in self._frontend_tools:  # its result is the client's own
-            self._emit("TOOL_CALL_RESULT", context_id, messageId=f"{wire_id}/result", toolCallId=wire_id, content=content)
+            self._emit(
+                "TOOL_CALL_RESULT", context_id, messageId=f"{wire_id}/result", toolCallId=wire_id, content=content
+            )
 
     def _close_calls(self, context_id: str, results: Mapping[str, str]) -> None:
         """Answer calls whose results have no event: of unknown tools, of denied calls."""

@@ -11,7 +11,7 @@ import httpx
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
 
-from perdure import Agent, Client, RunContext, tool
+from perdure import Agent, Client, ToolContext, tool
 from perdure.testing import ScriptedProvider, call
 from perdure.web.agui import agui_routes
 from perdure.web.auth import Caller, Resource, Verb
@@ -71,7 +71,7 @@ async def refund(order: str) -> str:
 
 
 @tool
-async def choose(ctx: RunContext[Any]) -> str:
+async def choose(ctx: ToolContext) -> str:
     """Ask for a colour."""
     return f"chose {await ctx.ask('Which colour?', str)}"
 
@@ -117,7 +117,7 @@ async def test_an_approval_ends_the_run_and_resume_continues_the_turn(engine: En
 
 async def test_a_subagents_approval_and_a_question_are_interrupts(engine: Engine) -> None:
     sub = Agent("sub", ScriptedProvider([call("refund", order="1"), "Sub done."]), tools=[refund], description="Does.")
-    replies = [[call("call_sub", task="go"), call("choose")], "All done."]
+    replies: Any = [[call("call_sub", task="go"), call("choose")], "All done."]
     agent = Agent("helper", ScriptedProvider(replies), tools=[choose], subagents=[sub])
     async with engine.served(agent) as client, browser(client) as http:
         asked = await post(http, build_input("r1", user("go")))
