@@ -24,7 +24,6 @@ from ..client.client import Client
 from ..client.run import Run
 from ..client.turn import Turn
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
-from ..store import Chain
 from ..types.approvals import PendingApproval
 from ..types.events import (
     ApprovalRequested,
@@ -38,7 +37,7 @@ from ..types.events import (
     TurnEvent,
 )
 from ..types.interface import FINISH_TOOL
-from ..types.messages import NAME_CHARS, BlobRef, File, ToolCallPart, ToolResultPart
+from ..types.messages import NAME_CHARS, File, FilePart, ToolCallPart, ToolResultPart
 from ..types.plain_json import parse_json
 from .auth import Caller, Resource, Verb
 from .operations import Web, build_unknown_session_error
@@ -158,39 +157,28 @@ class EventTexts:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._heads: dict[str, str] = {}
-        """The transcript's head after the last reply of each run."""
 
     async def load(self, event: Event) -> Event:
         """Return ``event`` with its text, and the arguments of its calls."""
-        if isinstance(event, ModelCompleted) and event.head is not None:
-            self._heads[event.context_id] = event.head
-            if any(call.arguments is None for call in event.calls):
-                messages = await self._chain(await self._client.store()).load(event.head)
-                found = {p.id: p.arguments for m in messages[-1:] for p in m.parts if isinstance(p, ToolCallPart)}
-                calls = [call.model_copy(update={"arguments": found.get(call.id, {})}) for call in event.calls]
-                return event.model_copy(update={"calls": tuple(calls)})
+        if isinstance(event, ModelCompleted) and any(call.arguments is None for call in event.calls):
+            messages = await self._client.run(event.context_id).transcript(full=True)
+            found = {part.id: part.arguments for m in messages for part in m.parts if isinstance(part, ToolCallPart)}
+            calls = [call.model_copy(update={"arguments": found.get(call.id)}) for call in event.calls]
+            return event.model_copy(update={"calls": tuple(calls)})
         if isinstance(event, MessageInjected | ToolCompleted) and event.blob is not None:
-            return event.model_copy(update={"content": await self._read(event.blob), "blob": None})
+            content = await self._client.file(FilePart(media_type="text/plain", blob=event.blob))
+            return event.model_copy(update={"content": content.decode(errors="replace"), "blob": None})
         return event
 
     async def load_results(self, context_id: str) -> dict[str, str]:
         """Load the results of a run's calls that are in its transcript by now, by call id."""
-        row = await (store := await self._client.store()).get_run(context_id)
-        messages = await self._chain(store).load(row.head if row else None)
+        messages = await self._client.run(context_id).transcript(full=True)
         return {
             part.call_id: part.content
             for message in messages
             for part in message.parts
             if isinstance(part, ToolResultPart)
         }
-
-    async def _read(self, blob: BlobRef) -> str:
-        return await self._chain(await self._client.store()).resolve_blob(blob)
-
-    @staticmethod
-    def _chain(store: Any) -> Chain:
-        return Chain(store)
 
 
 # ---

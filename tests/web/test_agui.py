@@ -169,3 +169,36 @@ async def test_wrong_requests_are_problems(engine: Engine) -> None:
         result = {"id": "x", "role": "tool", "content": "42", "toolCallId": "no/such"}
         told = await post(http, build_input("r3", user("hi"), result))
         assert "perdure.unknown_call" in {frame.get("name") for frame in told.frames}
+
+
+async def test_results_without_events_and_long_texts_are_those_of_the_transcript(engine: Engine) -> None:
+    long = "x" * 100_000
+    replies: Any = [[call("refund", order=long), call("no_such_tool")], "Done."]
+    agent = Agent("helper", ScriptedProvider(replies), tools=[refund])
+    async with engine.served(agent) as client, browser(client) as http:
+        asked = await post(http, build_input("r1", user(long)))
+        (interrupt,) = asked.end["outcome"]["interrupts"]
+        deny = {"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": False, "reason": "no"}}
+        done = await post(http, build_input("r2", user(long), resume=[deny]))
+        assert done.texts()[-1] == "Done."
+        assert done.unanswered == []
+        results = [m["content"] for m in done.messages.values() if m["role"] == "tool"]
+        assert len(results) == 2
+        assert all(results), results
+        calls = [made for message in done.messages.values() for made in message.get("toolCalls", [])]
+        assert json.loads(calls[0]["function"]["arguments"]) == {"order": long}
+        assert [m["content"] for m in done.messages.values() if m["role"] == "user"] == [long]
+
+
+async def test_messages_of_two_runs_join_one_turn(engine: Engine) -> None:
+    agent = Agent("helper", ScriptedProvider([call("refund", order="7"), "Done."]), tools=[refund])
+    async with engine.served(agent) as client, browser(client) as http:
+        first = await post(http, build_input("r1", user("refund")))
+        joined = await post(http, build_input("r2", user("and hurry", "u2")))
+        (interrupt,) = first.end["outcome"]["interrupts"]
+        assert joined.end["outcome"]["interrupts"] == [interrupt]
+        yes = {"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": True}}
+        done = await post(http, build_input("r3", user("and hurry", "u2"), resume=[yes]))
+        assert done.texts() == ["Done."]
+        said = [m["content"] for m in done.messages.values() if m["role"] == "user"]
+        assert sorted(said) == ["and hurry", "refund"]
