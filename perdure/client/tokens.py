@@ -72,19 +72,26 @@ class ApiTokens:
         _check_name("name", name)
         if role not in ROLES:
             raise InvalidInputError(f"there is no role {role!r:.100}", hint=f"The roles are {', '.join(ROLES)}.")
-        scopes: dict[str, tuple[str, ...] | None] = {
-            "tenants": _check_scope("tenant", tenants),
-            "agents": _check_scope("agent", agents),
-            "sessions": _check_scope("session", sessions),
-        }
+        given = {"tenant": tenants, "agent": agents, "session": sessions}
+        scopes = {noun: _check_scope(noun, names) for noun, names in given.items()}
         now = format_utc_now()
         try:
             expires_at = None if expires is None else add_seconds(now, parse_seconds(expires))
         except ValueError as error:
             raise InvalidInputError(f"the time until a token expires: {error}", hint="For instance: 30d") from None
         new = generate_token()
-        created_by = by or self._client.actor
-        row = TokenRow(new.id, new.hash, name, role, now, created_by, *scopes.values(), expires_at=expires_at)
+        row = TokenRow(
+            new.id,
+            new.hash,
+            name,
+            role,
+            now,
+            by or self._client.actor,
+            scopes["tenant"],
+            scopes["agent"],
+            scopes["session"],
+            expires_at,
+        )
         limits = "".join(f", {noun} {', '.join(names)}" for noun, names in scopes.items() if names is not None)
         async with audit_steering(
             self._client, "token.create", f"token:{new.id}", by=by, detail=f"{name}, {role}{limits}"

@@ -42,8 +42,8 @@ async def test_the_last_use_is_written_unless_it_is_recent(store: Store) -> None
 
 
 async def test_tokens_are_listed_by_pages(store: Store) -> None:
-    for id, at in [("a", T1), ("b", T2), ("c", T2), ("d", T3)]:
-        await store.create_token(token(id, at))
+    for token_id, at in [("a", T1), ("b", T2), ("c", T2), ("d", T3)]:
+        await store.create_token(token(token_id, at))
     await store.revoke_token("c", T3)
     assert [row.id for row in await store.list_tokens()] == ["d", "b", "a"]
     assert [row.id for row in await store.list_tokens(revoked=True)] == ["d", "c", "b", "a"]
