@@ -29,10 +29,12 @@ from . import (
     run,
     schedule,
     schema,
+    serve,
     server,
     show,
     steer,
     store,
+    token,
     worker,
 )
 from .options import Commands
@@ -72,7 +74,7 @@ def _read_global_options(
     """Durable agents: runs that survive crashes, deploys and month-long waits."""
 
 
-app.add(demo.demo, run.run, chat.chat, dev.dev, worker.worker)
+app.add(demo.demo, run.run, chat.chat, dev.dev, worker.worker, serve.serve)
 app.add(list_runs.list_runs, name="list")
 app.add(show.show, events.events, steer.send, run.wait, steer.inject, steer.interrupt, steer.cancel, steer.close)
 app.add(steer.terminate, steer.pause, steer.resume, fork.fork, fork.diff)
@@ -81,6 +83,7 @@ app.add(replay.replay, schema.schema)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(server.app, name="server")
 app.add_typer(store.app, name="store")
+app.add_typer(token.app, name="token")
 app.add(server.env, doctor.doctor)
 
 

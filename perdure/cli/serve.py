@@ -88,8 +88,8 @@ def serve(
         trusted_proxies=trusted_proxy or (),
         dev=is_loopback_name(host),
     )
-    headers = {"user": user_header, "roles": role_header, "tenants": tenant_header}
-    headers = {name: header for name, header in headers.items() if header}
+    given = {"user": user_header, "roles": role_header, "tenants": tenant_header}
+    headers = {name: header.lower() for name, header in given.items() if header}
     asyncio.run(_serve(server, options, headers, file, agents, task_queue, (host, port, root_path), dev=dev))
 
 

@@ -64,6 +64,7 @@ from .start import (
     get_agent_name,
     hash_first_message,
 )
+from .tokens import ApiTokens
 from .turn import Turn
 from .visibility import RunSummary, create_store, list_runs
 
@@ -508,6 +509,11 @@ class Client:
     def memory(self) -> KeptMemory:
         """The memory that conversations share (``ctx.memory``), read and written at once. Needs the store."""
         return KeptMemory(self.store)
+
+    @property
+    def tokens(self) -> ApiTokens:
+        """The API tokens of the HTTP service. Needs the store."""
+        return ApiTokens(self)
 
     async def close(self) -> None:
         """Close the store; Temporal's client needs no closing."""

@@ -43,5 +43,10 @@ from .surfaces import OutboxRow as OutboxRow
 from .surfaces import WaitCursor as WaitCursor
 from .surfaces import WaitRow as WaitRow
 from .surfaces import WriteOptions as WriteOptions
+from .tokens import ROLES as ROLES
+from .tokens import Role as Role
+from .tokens import TokenCursor as TokenCursor
+from .tokens import TokenRow as TokenRow
+from .tokens import Verb as Verb
 from .toolset import ListedTool as ListedTool
 from .toolset import Toolset as Toolset

@@ -26,6 +26,7 @@ from ..types.events import (
 )
 from ..types.messages import RUN_ID_CHARS, clean_text
 from ..types.subagents import Lineage
+from .tokens import Tokens
 
 # ---
 # Waits: the calls of all runs that wait for a person or a client.
@@ -361,5 +362,5 @@ class EncryptedBodies(Protocol):
         """Count the rows under each key: by key id, then by table. Rows in plain are not counted."""
 
 
-class Surfaces(Waits, Outbox, Audit, Idempotency, EncryptedBodies, Protocol):
+class Surfaces(Waits, Outbox, Audit, Idempotency, EncryptedBodies, Tokens, Protocol):
     """The tables of a store that are not for runs themselves."""

@@ -34,6 +34,10 @@ TABLES = {
     "outbox": ("stream", "seq", "target", "context_id", "type", "created_at", "taken", "owner", "leased_until"),
     "audit": ("id", "at", "by", "auth", "origin", "subject", "verb", "call_id", "detail", "refused"),
     "idempotency": ("key", "request_hash", "owner", "leased_until", "answer", "created_at", "expires_at"),
+    "api_tokens": (  # in the order of the fields of TokenRow
+        *("id", "hash", "name", "role", "created_at", "created_by", "tenants", "agents", "sessions", "expires_at"),
+        *("revoked_at", "last_used_at"),
+    ),
     "node_references": ("target", "node"),
     "run_references": ("target", "context_id"),
 }

@@ -26,6 +26,7 @@ from ..ports.surfaces import (
 )
 from ..types.approvals import PendingKind
 from .schema import TABLES, as_bytes, build_insert
+from .tokens import TokenTables
 
 SELECT_WAITS = """
     SELECT waits.context_id, call_id, root, kind, agent, tool, hash, created_at, expires_at, events.body
@@ -80,7 +81,7 @@ COUNT_KEYS = " UNION ALL ".join(
 )
 
 
-class SurfaceTables:
+class SurfaceTables(TokenTables):
     """The methods of :class:`perdure.ports.surfaces.Surfaces`, for a store in a database."""
 
     skip_locked = ""

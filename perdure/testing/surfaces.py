@@ -23,6 +23,7 @@ from ..ports.surfaces import (
     cut_audit_row,
 )
 from ..types.approvals import PendingKind
+from .tokens import MemoryTokens
 
 
 @dataclass(slots=True)
@@ -36,12 +37,13 @@ class IdempotencyEntry:
     answer: bytes | None = None
 
 
-class MemorySurfaces:
+class MemorySurfaces(MemoryTokens):
     """The methods of :class:`perdure.ports.surfaces.Surfaces`. A test may access everything."""
 
     _now: Callable[[], str]
 
     def __init__(self) -> None:
+        super().__init__()
         self.write_options = WriteOptions()
         self.waits: dict[tuple[str, str], tuple[WaitRow, int]] = {}
         """By conversation and call, each with the number of its event."""

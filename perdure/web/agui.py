@@ -16,21 +16,22 @@ from typing import Any
 
 from ag_ui.core import RunAgentInput, ToolMessage, UserMessage
 from ag_ui.core.capabilities import AgentCapabilities
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ..client.client import Client
 from ..client.turn import Turn
 from ..errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, RunNotFoundError
 from ..types.messages import File
 from .agui_events import AguiTranslator, Frame
-from .auth import Caller, Resource
-from .operations import Web, validate
+from .auth import Resource
+from .operations import Call, Web, validate
 from .problems import WebError
 from .sse import EventStream, encode_frame, parse_seq
 from .turns import (
     MAX_MESSAGES,
     EventTexts,
+    authorize_wait,
     build_endpoint,
     build_file,
     find_present_turn,
@@ -67,24 +68,25 @@ def agui_routes(web: Web, prefix: str = "/agui") -> list[Route]:
     ]
 
 
-async def _tell(web: Web, caller: Caller, request: Request) -> Response:
-    name = request.path_params["agent"]
-    await web.authorize(caller, "read", Resource("agent", name, name))
+async def _tell(call: Call) -> Response:
+    name = call.params["agent"]
+    await call.authorize("read", "agui", Resource("agent", name, name))
     fields = {**CAPABILITIES, "identity": {"name": name}}
     return JSONResponse(AgentCapabilities.model_validate(fields).model_dump(mode="json", by_alias=True))
 
 
-async def _continue(web: Web, caller: Caller, request: Request) -> Response:
+async def _continue(call: Call) -> Response:
     """Continue the stream of a run: it begins with the whole conversation, so that the last id only saves time."""
-    thread_id, run_id = request.query_params.get("threadId", ""), request.query_params.get("runId", "")
-    parse_seq(request.headers.get("last-event-id"))
-    await open_session(web, caller, request.path_params["agent"], thread_id, "read")
-    turn = web.client.run(thread_id).turn(shorten_id(run_id))
+    thread_id, run_id = call.request.query_params.get("threadId", ""), call.request.query_params.get("runId", "")
+    parse_seq(call.request.headers.get("last-event-id"))
+    await open_session(call, thread_id, "read", "agui")
+    turn = call.client.run(thread_id).turn(shorten_id(run_id))
     if not run_id or (await turn.status()).state == "unknown":
-        turn = await find_present_turn(web.client, thread_id)
+        turn = await find_present_turn(call.client, thread_id)
     translator = AguiTranslator(thread_id, run_id or turn.task_id, version="1.0")
-    after = await read_latest_seq(web.client, thread_id)
-    return EventStream(_stream(web, turn, translator, after, messages=None))
+    after = await read_latest_seq(call.client, thread_id)
+    frames = _stream(call.client, turn, translator, after, messages=None)
+    return EventStream(frames, on_close=call.hold_stream())
 
 
 @dataclass
@@ -97,49 +99,51 @@ class _Acted:
     warnings: list[tuple[str, Any]] = field(default_factory=list)
 
 
-async def _run(web: Web, caller: Caller, request: Request) -> Response:
-    sent = validate(RunAgentInput, await read_body(request), "body")
+async def _run(call: Call) -> Response:
+    sent = validate(RunAgentInput, await read_body(call.request), "body")
     if len(sent.messages) > MAX_MESSAGES:
         raise WebError(f"messages has more than {MAX_MESSAGES:,} entries", status=413, name="BodyTooLargeError")
-    agent, thread_id = request.path_params["agent"], sent.thread_id
+    agent, thread_id = call.params["agent"], sent.thread_id
     after = 0
     acted: _Acted
     if sent.resume:
-        await open_session(web, caller, agent, thread_id, "read")
-        after = await read_latest_seq(web.client, thread_id)
-        acted = await _resume(web, caller, sent)
+        await open_session(call, thread_id, "read", "agui")
+        after = await read_latest_seq(call.client, thread_id)
+        acted = await _resume(call, sent)
     elif sent.messages and isinstance(sent.messages[-1], ToolMessage):
-        await open_session(web, caller, agent, thread_id, "send")
-        after = await read_latest_seq(web.client, thread_id)
-        acted = await _answer(web, caller, sent)
+        await open_session(call, thread_id, "send", "agui")
+        after = await read_latest_seq(call.client, thread_id)
+        acted = await _answer(call, sent)
     else:
-        acted, after = await _send(web, caller, agent, sent)
+        acted, after = await _send(call, agent, sent)
     names = [tool.name for tool in sent.tools or ()]
     translator = AguiTranslator(thread_id, sent.run_id, version=sent.protocol_version, frontend_tools=names)
-    return EventStream(_stream(web, acted.turn, translator, after, messages=acted.messages, warnings=acted.warnings))
+    warnings = acted.warnings
+    frames = _stream(call.client, acted.turn, translator, after, messages=acted.messages, warnings=warnings)
+    return EventStream(frames, on_close=call.hold_stream())
 
 
-async def _send(web: Web, caller: Caller, agent: str, sent: RunAgentInput) -> tuple[_Acted, int]:
+async def _send(call: Call, agent: str, sent: RunAgentInput) -> tuple[_Acted, int]:
     """Send the last message. A run id that was sent before is the same turn."""
-    resource = await open_session(web, caller, agent, sent.thread_id, "send")
+    resource = await open_session(call, sent.thread_id, "send", "agui")
     message = sent.messages[-1] if sent.messages else None
     if not isinstance(message, UserMessage):
         try:
-            turn = await find_present_turn(web.client, sent.thread_id)
+            turn = await find_present_turn(call.client, sent.thread_id)
         except RunNotFoundError:
             raise WebError("the last of messages is not the user's", name="InvalidInputError") from None
-        return _Acted(turn), await read_latest_seq(web.client, sent.thread_id)
+        return _Acted(turn), await read_latest_seq(call.client, sent.thread_id)
     task_id = shorten_id(sent.run_id)
-    after = await read_latest_seq(web.client, sent.thread_id)
-    is_known = after > 0 and (await web.client.run(sent.thread_id).turn(task_id).status()).state != "unknown"
+    after = await read_latest_seq(call.client, sent.thread_id)
+    is_known = after > 0 and (await call.client.run(sent.thread_id).turn(task_id).status()).state != "unknown"
     options: dict[str, Any] = {"tenant": resource.tenant, "user": resource.user}
     if sent.tools:
         options["client_tools"] = [
             {"name": tool.name, "description": tool.description, "parameters": tool.parameters or {"type": "object"}}
             for tool in sent.tools
         ]
-    turn = await web.client.send(
-        agent, _read_content(message), id=sent.thread_id, message_id=task_id, task_id=task_id, by=caller.name, **options
+    turn = await call.client.send(
+        agent, _read_content(message), id=sent.thread_id, message_id=task_id, task_id=task_id, by=call.by, **options
     )
     is_new = turn.task_id == task_id and not is_known
     messages = [m.model_dump(mode="json", by_alias=True) for m in sent.messages] if is_new else None
@@ -162,11 +166,11 @@ def _read_content(message: UserMessage) -> str | list[str | File]:
     return content
 
 
-async def _resume(web: Web, caller: Caller, sent: RunAgentInput) -> _Acted:
+async def _resume(call: Call, sent: RunAgentInput) -> _Acted:
     """Decide the interrupts. Each open one needs an entry; what others have decided meanwhile is told."""
     thread_id, entries = sent.thread_id, sent.resume or []
     frontend = {tool.name for tool in sent.tools or ()}
-    waits, _ = await read_waits(web.client, thread_id)
+    waits, _ = await read_waits(call.client, thread_id)
     given = {entry.interrupt_id for entry in entries}
     asked = [wait for wait in waits if not (wait.call.kind == "callback" and wait.call.name in frontend)]
     kinds = {wait.id: wait.call.kind for wait in waits}
@@ -182,7 +186,7 @@ async def _resume(web: Web, caller: Caller, sent: RunAgentInput) -> _Acted:
             warnings.append(("unknown_interrupt", {"interruptId": entry.interrupt_id[:1000]}))
             continue
         try:
-            await _decide(web, caller, parsed, entry, kinds.get(entry.interrupt_id))
+            await _decide(call, parsed, entry, kinds.get(entry.interrupt_id))
         except (ApprovalDecidedError, ApprovalExpiredError, RunNotFoundError) as error:
             problem = {"interruptId": entry.interrupt_id, "error": type(error).__name__, "message": error.message}
             warnings.append(("already_decided", problem))
@@ -190,34 +194,33 @@ async def _resume(web: Web, caller: Caller, sent: RunAgentInput) -> _Acted:
             if entry.interrupt_id in kinds:
                 raise
             warnings.append(("unknown_interrupt", {"interruptId": entry.interrupt_id, "message": error.message}))
-    return _Acted(await find_present_turn(web.client, thread_id), warnings=warnings)
+    return _Acted(await find_present_turn(call.client, thread_id), warnings=warnings)
 
 
-async def _decide(web: Web, caller: Caller, wait: tuple[str, str, str], entry: Any, kind: str | None) -> None:
+async def _decide(call: Call, wait: tuple[str, str, str], entry: Any, kind: str | None) -> None:
     run_id, call_id, reviewed = wait
-    run, payload = web.client.run(run_id), entry.payload
+    run, payload = call.client.run(run_id), entry.payload
     is_decision = isinstance(payload, dict) and isinstance(payload.get("approved"), bool)
     is_approval = kind == "approval" or (kind is None and (is_decision or entry.status == "cancelled"))
-    resource = await web.find_session(run_id)
-    await web.authorize(caller, "decide" if is_approval else "send", resource)
+    await authorize_wait(call, run_id, "decide" if is_approval else "send")
     if not is_approval:
         cancelled = "the user gave no answer" if entry.status == "cancelled" else None
         value = None if cancelled else payload
-        await run.answer(call_id, value, error=cancelled, hash=reviewed, by=caller.name)
+        await run.answer(call_id, value, error=cancelled, hash=reviewed, by=call.by)
         return
     if entry.status != "cancelled" and not is_decision:
         raise InvalidInputError("the payload of an approval has approved: true or false", hint=f"Interrupt {call_id}.")
     comment = payload.get("reason") if is_decision else None
     comment = comment if isinstance(comment, str) else None
     if entry.status == "cancelled" or not payload["approved"]:
-        await run.deny(call_id, comment=comment, hash=reviewed, by=caller.name)
+        await run.deny(call_id, comment=comment, hash=reviewed, by=call.by)
     else:
-        await run.approve(call_id, arguments=payload.get("editedArgs"), comment=comment, hash=reviewed, by=caller.name)
+        await run.approve(call_id, arguments=payload.get("editedArgs"), comment=comment, hash=reviewed, by=call.by)
 
 
-async def _answer(web: Web, caller: Caller, sent: RunAgentInput) -> _Acted:
+async def _answer(call: Call, sent: RunAgentInput) -> _Acted:
     """Answer the calls of frontend tools with the tool messages at the end of ``messages``."""
-    waits, _ = await read_waits(web.client, sent.thread_id)
+    waits, _ = await read_waits(call.client, sent.thread_id)
     open_calls = {wait.call.call_id: wait for wait in waits if wait.call.kind == "callback"}
     warnings: list[tuple[str, Any]] = []
     for message in _list_last_tool_messages(sent.messages):
@@ -227,12 +230,12 @@ async def _answer(web: Web, caller: Caller, sent: RunAgentInput) -> _Acted:
             warnings.append(("unknown_call", {"toolCallId": call_id[:1000]}))
             continue
         texts = message.content if isinstance(message.content, str) else _join_texts(message.content)
-        run, value = web.client.run(wait.run_id), None if message.error else texts
+        run, value = call.client.run(wait.run_id), None if message.error else texts
         try:
-            await run.answer(wait.call.call_id, value, error=message.error, hash=wait.call.hash, by=caller.name)
+            await run.answer(wait.call.call_id, value, error=message.error, hash=wait.call.hash, by=call.by)
         except (ApprovalDecidedError, ApprovalExpiredError) as error:
             warnings.append(("already_decided", {"toolCallId": call_id, "message": error.message}))
-    return _Acted(await find_present_turn(web.client, sent.thread_id), warnings=warnings)
+    return _Acted(await find_present_turn(call.client, sent.thread_id), warnings=warnings)
 
 
 def _list_last_tool_messages(messages: Sequence[Any]) -> list[ToolMessage]:
@@ -249,7 +252,7 @@ def _join_texts(parts: Sequence[Any]) -> str:
 
 
 async def _stream(
-    web: Web,
+    client: Client,
     turn: Turn[Any],
     translator: AguiTranslator,
     after: int,
@@ -259,7 +262,7 @@ async def _stream(
 ) -> AsyncGenerator[bytes]:
     """Yield the frames of a run. The number of an event is the id of its last frame only, so that a client that was
     cut off between two of them has not seen it."""
-    client, texts = web.client, EventTexts(web.client)
+    texts = EventTexts(client)
     has_waits = messages is None
     if messages is None:
         translator.rebuild(await read_history(turn.run, texts, after), turn.task_id)

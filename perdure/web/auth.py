@@ -1,26 +1,41 @@
-"""Who sends a request, and what they may do: callers, verbs and roles, and the two hooks that decide."""
+"""Who sends a request, and what they may do: callers, verbs and roles, and the two hooks that decide.
+
+An :class:`Authenticator` finds out who calls; several are tried in order by :class:`AuthenticatorChain`. An
+:class:`Authorizer` says what the caller may do; :class:`RoleAuthorizer` is the one that is used by default. Both are
+plain classes with one method, so a program may bring its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import binascii
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from starlette.requests import HTTPConnection
 
-Verb = Literal["read", "send", "decide", "operate", "admin"]
-"""``read``: see runs and their contents. ``send``: start sessions, send messages, interrupt, answer questions and
-callbacks, fork. ``decide``: approve and deny. ``operate``: cancel, pause, resume, close, raise limits, schedules.
-``admin``: tokens, webhooks."""
-Role = Literal["viewer", "sender", "approver", "operator", "admin"]
+from ..client.handles import ClientHandle
+from ..errors import InvalidInputError, StoreError
+from ..ports.store import format_utc_now
+from ..ports.surfaces import add_seconds
+from ..ports.tokens import ROLES as ROLES
+from ..ports.tokens import TOKEN_PREFIX, TokenRow, is_secret_of, parse_token
+from ..ports.tokens import Role as Role
+from ..ports.tokens import Verb as Verb
+from .origins import FORWARDING_HEADERS, TrustedPeers, get_peer, is_loopback, is_loopback_name, parse_host
+from .problems import ForbiddenError, NotFoundError, UnauthorizedError, WebError
 
-ROLES: Mapping[Role, frozenset[Verb]] = {
-    "viewer": frozenset({"read"}),
-    "sender": frozenset({"read", "send"}),
-    "approver": frozenset({"read", "decide"}),
-    "operator": frozenset({"read", "send", "decide", "operate"}),
-    "admin": frozenset({"read", "send", "decide", "operate", "admin"}),
-}
+logger = logging.getLogger("perdure.web")
+
+_TOKEN_USE_SECONDS = 60.0
+"""A token's last use is written at most this often."""
+_MAX_CREDENTIAL_CHARS = 1_000
+_MAX_NAME_CHARS = 200
+_NAME = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+"""Visible ASCII, with spaces inside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +61,7 @@ class Resource:
 
     kind: Literal["session", "agent", "approval", "schedule", "webhook", "file"]
     id: str | None = None
+    """Of an approval and a file the id of their session."""
     agent: str | None = None
     tenant: str | None = None
     user: str | None = None
@@ -65,3 +81,294 @@ class Authorizer(Protocol):
     async def is_allowed(self, caller: Caller, verb: Verb, resource: Resource) -> bool:
         """Whether ``caller`` may do ``verb`` with ``resource``. A resource that it may not ``read`` does not exist for
         it: the answer is 404."""
+
+
+# ---
+# Authentication.
+
+
+class FailureLimit(Protocol):
+    """Counts failed authentications by the address that they come from; see :class:`.limits.FailureLimiter`."""
+
+    def check(self, connection: HTTPConnection) -> None:
+        """Raise a ``WebError`` with status 429 for an address that has failed too often."""
+
+    def record(self, connection: HTTPConnection) -> None:
+        """Count a failed authentication."""
+
+
+class AuthenticatorChain:
+    """Tries authenticators in order: the first that knows the request's credentials decides.
+
+    Raises ``UnauthorizedError`` with a challenge for wrong credentials and for none.
+    """
+
+    def __init__(self, authenticators: Sequence[Authenticator], *, failures: FailureLimit | None = None) -> None:
+        self._authenticators = tuple(authenticators)
+        self._failures = failures
+
+    async def authenticate(self, connection: HTTPConnection) -> Caller:
+        """Return the caller."""
+        if self._failures is not None:
+            self._failures.check(connection)
+        try:
+            for authenticator in self._authenticators:
+                if (caller := await authenticator.authenticate(connection)) is not None:
+                    return caller
+        except UnauthorizedError as error:
+            if self._failures is not None:
+                self._failures.record(connection)
+            challenge = _build_challenge(connection, error="invalid_token")
+            raise UnauthorizedError(
+                error.message, name=error.name, hint=error.hint, headers={**challenge, **error.headers}
+            ) from None
+        raise UnauthorizedError(
+            "the request has no credentials",
+            hint=f"Send `Authorization: Bearer {TOKEN_PREFIX}…`; `perdure token create` makes a token.",
+            headers=_build_challenge(connection),
+        )
+
+
+def _build_challenge(connection: HTTPConnection, error: str | None = None) -> dict[str, str]:
+    """Build the headers of a 401. Basic, which makes a browser ask for a password, for pages alone."""
+    if "text/html" in connection.headers.get("accept", ""):
+        return {"WWW-Authenticate": 'Basic realm="perdure", charset="UTF-8"'}
+    return {"WWW-Authenticate": 'Bearer realm="perdure"' + (f', error="{error}"' if error else "")}
+
+
+class BearerTokens:
+    """Authenticates by API tokens: ``Authorization: Bearer pdr_<id>_<secret>``, or Basic with the token as password,
+    for browsers. The user name of Basic is ignored.
+
+    Every request reads the token's row, so a revocation counts from the next request on, on every replica.
+    """
+
+    def __init__(self, client: ClientHandle, *, now: Callable[[], str] = format_utc_now) -> None:
+        self._client = client
+        self._now = now
+
+    async def authenticate(self, connection: HTTPConnection) -> Caller | None:
+        """Return the token's caller; None without a token."""
+        token = _read_token(connection)
+        if token is None:
+            return None
+        parts = parse_token(token)
+        if parts is None:
+            raise UnauthorizedError("the token is malformed", hint=f"A token is {TOKEN_PREFIX}<id>_<secret>.")
+        store = await self._client.store()
+        row = await store.get_token(parts[0])
+        if not is_secret_of(row, *parts):
+            raise UnauthorizedError("the token is unknown or its secret is wrong")
+        assert row is not None, "is_secret_of says so"
+        now = self._now()
+        if row.revoked_at is not None:
+            raise UnauthorizedError("the token is revoked")
+        if row.expires_at is not None and row.expires_at <= now:
+            raise UnauthorizedError("the token has expired", hint="Create another one with `perdure token create`.")
+        since = add_seconds(now, -_TOKEN_USE_SECONDS)
+        if row.last_used_at is None or row.last_used_at <= since:
+            try:
+                await store.record_token_use(row.id, now, unless_since=since)
+            except StoreError as error:  # a store that is full can be read
+                logger.warning("the use of token %s is not recorded: %s", row.id, error)
+        return build_token_caller(row)
+
+
+def build_token_caller(row: TokenRow) -> Caller:
+    """Build the caller of a token. A role that this version does not know has no verbs."""
+    verbs = next((verbs for role, verbs in ROLES.items() if role == row.role), frozenset[Verb]())
+    return Caller(row.name, f"token:{row.id}", verbs, row.tenants, row.agents, row.sessions)
+
+
+def _read_token(connection: HTTPConnection) -> str | None:
+    """Return the token of the request; None for credentials of another kind, which another authenticator may know."""
+    values = connection.headers.getlist("authorization")
+    if not values:
+        return None
+    if len(values) > 1:
+        raise UnauthorizedError("the request has several Authorization headers", hint="Send one.")
+    scheme, _, credentials = values[0].strip().partition(" ")
+    if scheme.lower() not in ("bearer", "basic"):
+        return None
+    if len(credentials) > _MAX_CREDENTIAL_CHARS:
+        raise UnauthorizedError("the credentials are too long")
+    credentials = credentials.strip()
+    if scheme.lower() == "basic":
+        try:
+            decoded = base64.b64decode(credentials, validate=True).decode()
+        except (binascii.Error, ValueError):
+            raise UnauthorizedError("the Basic credentials are not base64 of UTF-8") from None
+        credentials = decoded.partition(":")[2]
+    return credentials if credentials.startswith(TOKEN_PREFIX) else None
+
+
+class ProxyHeaders:
+    """Authenticates by headers of a reverse proxy that has authenticated the user. They count from trusted peers only;
+    from others they are ignored.
+
+    ``trusted``: addresses and networks of the proxy (``10.0.0.0/8``), or ``"unix"`` for peers of a Unix socket.
+    ``user``: the header with the user's name. ``tenants``, ``roles``: headers with a tenant and a role; without
+    ``tenants`` the user may see every tenant's runs, without ``roles`` each has ``role``. ``role_names``: the role of
+    each value of the roles header (a group); by default the roles' own names. ``lists``: the tenants and roles headers
+    may be comma lists, as headers with groups are; values that are no role then count for nothing.
+
+    A header that is there twice, empty, a list, or not printable ASCII is refused: a proxy that adds its header to the
+    one of the client must not let the client choose.
+    """
+
+    def __init__(
+        self,
+        trusted: Sequence[str],
+        *,
+        user: str = "x-forwarded-user",
+        tenants: str | None = None,
+        roles: str | None = None,
+        role: Role = "viewer",
+        role_names: Mapping[str, Role] | None = None,
+        lists: bool = False,
+    ) -> None:
+        names = {name: name for name in get_args(Role)} if role_names is None else dict(role_names)
+        for name in (role, *names.values()):
+            if name not in ROLES:
+                raise InvalidInputError(f"there is no role {name!r}", hint=f"The roles are {', '.join(ROLES)}.")
+        self._trusted = TrustedPeers(trusted)
+        self._user, self._tenants, self._roles = user, tenants, roles
+        self._role: Role = role
+        self._role_names: dict[str, Role] = names
+        self._lists = lists
+
+    async def authenticate(self, connection: HTTPConnection) -> Caller | None:
+        """Return the user that the proxy names; None without one, and for a peer that is not trusted."""
+        if get_peer(connection.scope) not in self._trusted or self._user not in connection.headers:
+            return None
+        (name,) = self._read(connection, self._user, lists=False)
+        tenants = None if self._tenants is None else self._read(connection, self._tenants, lists=self._lists)
+        verbs = frozenset(ROLES[self._role])
+        if self._roles is not None:
+            values = self._read(connection, self._roles, lists=self._lists)
+            granted = [self._role_names[value] for value in values if value in self._role_names]
+            if not granted:
+                raise UnauthorizedError(f"the proxy's header {self._roles} names no role of this service")
+            verbs = frozenset(verb for role in granted for verb in ROLES[role])
+        return Caller(name, "proxy", verbs, tenants)
+
+    def _read(self, connection: HTTPConnection, header: str, *, lists: bool) -> tuple[str, ...]:
+        """Return the values of a header, at least one."""
+        instances = connection.headers.getlist(header)
+        if len(instances) != 1:
+            there = "several" if instances else "no"
+            raise UnauthorizedError(f"there are {there} {header} headers", hint="The proxy must set it, once.")
+        values = tuple(value.strip() for value in instances[0].split(",")) if lists else (instances[0].strip(),)
+        for value in values:
+            if not _NAME.fullmatch(value) or len(value) > _MAX_NAME_CHARS or "," in value:
+                raise UnauthorizedError(
+                    f"the header {header} is not one name of 1 to {_MAX_NAME_CHARS} printable ASCII characters",
+                    hint="The proxy must replace the client's header, not add to it.",
+                )
+        return values
+
+
+class DevAccess:
+    """Lets every request of this machine in, as the caller ``dev`` with all verbs: for ``perdure serve --dev``.
+
+    Refuses requests that a proxy or a tunnel forwards (it is on this machine, too), those of other machines, and those
+    whose Host is not this machine's: a web page of another origin can make a browser send such a request, if the
+    page's name resolves to 127.0.0.1.
+    """
+
+    async def authenticate(self, connection: HTTPConnection) -> Caller | None:
+        """Return the caller. Raises ``ForbiddenError``."""
+        peer = get_peer(connection.scope)
+        if peer is None or not is_loopback(peer):
+            raise _build_dev_error("the request comes from another machine")
+        for name in connection.headers:
+            if name.startswith(FORWARDING_HEADERS):
+                raise _build_dev_error(f"the request was forwarded: it has the header {name[:50]}")
+        hosts = connection.headers.getlist("host")
+        host = parse_host(hosts[0]) if len(hosts) == 1 else None
+        if host is None or not is_loopback_name(host.name):
+            raise _build_dev_error("the Host of the request is not this machine")
+        return Caller("dev", "dev", ROLES["admin"])
+
+
+def _build_dev_error(reason: str) -> WebError:
+    return ForbiddenError(
+        f"{reason}, and --dev lets requests of this machine in alone",
+        hint="Serve without --dev, and create a token with `perdure token create`.",
+    )
+
+
+# ---
+# Authorization.
+
+
+class RoleAuthorizer:
+    """Allows what the caller's verbs, tenants, agents and sessions allow.
+
+    A caller that is limited to tenants sees no run without a tenant. One that is limited to sessions has their
+    subagents' too, and no schedules and webhooks. Requests about no one thing (without an ``id``) are allowed; lists
+    show what :func:`get_list_scope` says.
+    """
+
+    async def is_allowed(self, caller: Caller, verb: Verb, resource: Resource) -> bool:
+        """See :class:`Authorizer`."""
+        if verb not in caller.verbs:
+            return False
+        scope = get_list_scope(caller)
+        if resource.kind == "agent":  # agents have no tenant, and their definitions are no session's
+            name = resource.agent or resource.id
+            return name is None or scope.has_agent(name)
+        is_list = resource.id is None
+        if resource.tenant is None and resource.agent is None and is_list:
+            return True
+        if is_list:
+            return (resource.tenant is None or scope.has_tenant(resource.tenant)) and (
+                resource.agent is None or scope.has_agent(resource.agent)
+            )
+        session = None if resource.kind in ("schedule", "webhook") else resource.id
+        return scope.has_tenant(resource.tenant) and scope.has_agent(resource.agent) and scope.has_session(session)
+
+
+@dataclass(frozen=True, slots=True)
+class ListScope:
+    """What a list may show a caller: of the tenants, agents and sessions that are given, None for all."""
+
+    tenants: tuple[str, ...] | None = None
+    agents: tuple[str, ...] | None = None
+    sessions: tuple[str, ...] | None = None
+
+    def has_tenant(self, tenant: str | None) -> bool:
+        """Whether it has the runs of ``tenant``; None stands for runs without one."""
+        return self.tenants is None or (tenant is not None and tenant in self.tenants)
+
+    def has_agent(self, agent: str | None) -> bool:
+        """Whether it has the runs of ``agent``."""
+        return self.agents is None or (agent is not None and agent in self.agents)
+
+    def has_session(self, id: str | None) -> bool:
+        """Whether it has the session, or the subagent of a session."""
+        if self.sessions is None:
+            return True
+        return id is not None and any(id == session or id.startswith(f"{session}/") for session in self.sessions)
+
+    def shows(self, *, id: str | None, agent: str | None, tenant: str | None) -> bool:
+        """Whether a list may show the run."""
+        return self.has_tenant(tenant) and self.has_agent(agent) and self.has_session(id)
+
+
+def get_list_scope(caller: Caller) -> ListScope:
+    """Return what lists may show the caller, for filters in the query. With another :class:`Authorizer` than
+    :class:`RoleAuthorizer`, ask it for each row beside."""
+    return ListScope(caller.tenants, caller.agents, caller.sessions)
+
+
+async def check_allowed(authorizer: Authorizer, caller: Caller, verb: Verb, resource: Resource) -> None:
+    """Raise ``NotFoundError`` for what the caller may not read, ``ForbiddenError`` for what it may read but not do."""
+    if await authorizer.is_allowed(caller, verb, resource):
+        return
+    if resource.id is not None and not await authorizer.is_allowed(caller, "read", resource):
+        raise NotFoundError(f"there is no such {resource.kind}")
+    raise ForbiddenError(
+        f"{caller.name!r} may not {verb} this",
+        hint=f"The verb {verb!r} comes with the roles {', '.join(name for name in ROLES if verb in ROLES[name])}.",
+    )

@@ -12,6 +12,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 from urllib.parse import unquote
@@ -30,9 +31,10 @@ from ..ports import Blob, Commit, Store
 from ..ports.surfaces import IDEMPOTENCY_ANSWER_BYTES
 from ..types.interface import LABELS
 from ..types.messages import BlobRef
-from ..types.plain_json import parse_json
 from ..types.validation_errors import describe_validation_error
 from .auth import Authenticator, Authorizer, Caller, Resource, Verb
+from .limits import ConnectionLimiter, RateLimiter, WebLimits, parse_json_body
+from .origins import get_client_address
 from .problems import ForbiddenError, UnauthorizedError, WebError, build_problem, build_unexpected_problem
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -57,14 +59,18 @@ class Web:
     client: Client
     authenticator: Authenticator
     authorizer: Authorizer
+    rates: RateLimiter
+    streams: ConnectionLimiter
+    limits: WebLimits
 
     async def authenticate(self, request: Request) -> Caller:
-        """Return the caller. Raises ``UnauthorizedError``."""
+        """Return the caller, and count the request. Raises ``UnauthorizedError``, ``WebError`` for too many."""
         caller = await self.authenticator.authenticate(request)
         if caller is None:
             raise UnauthorizedError(
                 "the request has no credentials", hint="Send `Authorization: Bearer <token>`; `perdure token create`."
             )
+        self.rates.check(caller)
         return caller
 
     async def authorize(self, caller: Caller, verb: Verb, resource: Resource) -> None:
@@ -149,6 +155,12 @@ class Call:
         """Whether the caller may, for the rows of a list."""
         return await self.web.authorizer.is_allowed(self.caller, verb, resource)
 
+    def hold_stream(self) -> Callable[[], None]:
+        """Count an open stream of the caller, and return what ends it. Raises ``WebError`` for too many."""
+        held = ExitStack()
+        held.enter_context(self.web.streams.hold(self.caller))
+        return held.close
+
     def link(self, name: str, **params: str) -> str:
         """Return the path of another operation, as the caller reaches it."""
         return self.request.url_for(name, **params).path
@@ -212,14 +224,13 @@ async def _answer(operation: Operation, web: Web, request: Request) -> Response:
         call = Call(web, request, _PUBLIC, params, None, None)
         return _encode(operation, call, await operation.handler(call))
     caller = await web.authenticate(request)
-    origin = request.client.host if request.client else ""
-    with audit_caller(caller.auth, origin):
+    with audit_caller(caller.auth, get_client_address(request.scope)):
         call = Call(web, request, caller, params, None, None)
         call.resource = await _find_resource(operation, web, params)
         await call.authorize(operation.verb, operation.name)
         call.query = _parse_query(operation, request)
         raw = await request.body() if operation.body is not None else b""
-        call.body = _parse_body(operation, raw)
+        call.body = _parse_body(operation, raw, web.limits)
         if operation.method != "POST" or not operation.can_repeat:
             return _encode(operation, call, await operation.handler(call))
         return await _answer_once(operation, call, raw)
@@ -246,14 +257,10 @@ def _parse_query(operation: Operation, request: Request) -> Any:
     return validate(operation.query, dict(request.query_params), "query")
 
 
-def _parse_body(operation: Operation, raw: bytes) -> Any:
+def _parse_body(operation: Operation, raw: bytes, limits: WebLimits) -> Any:
     if operation.body is None:
         return None
-    try:
-        plain = parse_json(raw) if raw else {}
-    except ValueError as flaw:
-        raise WebError(f"the body is not JSON: {flaw}", name="InvalidInputError") from None
-    return validate(operation.body, plain, "body")
+    return validate(operation.body, parse_json_body(raw, limits.json_depth, limits.json_values), "body")
 
 
 def validate(model: type[ModelT], plain: Any, name: str) -> ModelT:

@@ -348,7 +348,7 @@ async def follow_session(call: Call) -> Response:
         return await _build_page(call, after, query)
     if after and await _has_ended(call, after, query):
         return Response(status_code=204)  # an EventSource does not connect again
-    return sse(call.run, after, children=query.children)
+    return sse(call.run, after, children=query.children, on_close=call.hold_stream())
 
 
 def wants_stream(call: Call) -> bool:
@@ -407,8 +407,9 @@ async def get_turn(call: Call) -> TurnStatus:
 async def follow_turn_events(call: Call) -> Response:
     """Follow one turn of a session as Server-Sent Events; the stream ends with the turn."""
     query = cast(EventsQuery, call.query)
-    after = call.request.headers.get("last-event-id") or query.after
-    return sse(call.run.turn(call.params["task_id"]), after, children=query.children)
+    after = parse_seq(call.request.headers.get("last-event-id") or query.after)
+    turn = call.run.turn(call.params["task_id"])
+    return sse(turn, after, children=query.children, on_close=call.hold_stream())
 
 
 OPERATIONS = [

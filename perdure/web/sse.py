@@ -35,18 +35,24 @@ MAX_SEQ = 2**53
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-def sse(followed: Run[Any] | Turn[Any], after: int | str | None = None, *, children: bool = True) -> EventStream:
+def sse(
+    followed: Run[Any] | Turn[Any],
+    after: int | str | None = None,
+    *,
+    children: bool = True,
+    on_close: Callable[[], None] | None = None,
+) -> EventStream:
     """Answer with the events of a run or turn after number ``after``: its ``Last-Event-ID``, as text or None.
 
-    Texts above 8 KB stay references (``blob``). The stream is read from the store as fast as its follower reads. Raises
-    ``WebError`` for an ``after`` that is no number of an event.
+    Texts above 8 KB stay references (``blob``). The stream is read from the store as fast as its follower reads;
+    ``on_close`` is called at its end. Raises ``WebError`` for an ``after`` that is no number of an event.
     """
     seq = parse_seq(after)
     if isinstance(followed, Turn):
         events = follow_turn(followed, seq, children=children, texts=False)
     else:
         events = follow_run(followed, seq, children=children, texts=False)
-    return EventStream(_encode_events(events))
+    return EventStream(_encode_events(events), on_close=on_close)
 
 
 def parse_seq(text: int | str | None) -> int:

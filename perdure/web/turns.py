@@ -39,8 +39,9 @@ from ..types.events import (
 from ..types.interface import FINISH_TOOL
 from ..types.messages import NAME_CHARS, File, FilePart, ToolCallPart, ToolResultPart
 from ..types.plain_json import parse_json
-from .auth import Caller, Resource, Verb
-from .operations import Web, build_unknown_session_error
+from .auth import Resource, Verb
+from .operations import Call, Web, build_unknown_session_error
+from .origins import get_client_address
 from .problems import WebError, build_problem, build_unexpected_problem
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
@@ -268,15 +269,16 @@ async def _try_waits(client: Client, turn: Turn[Any]) -> tuple[list[OpenWait], b
 
 
 def build_endpoint(
-    web: Web, handler: Callable[[Web, Caller, Request], Awaitable[Response]]
+    web: Web, handler: Callable[[Call], Awaitable[Response]]
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Build the endpoint that calls ``handler`` for an authenticated caller, and answers errors with problems."""
+    """Build the endpoint that calls ``handler`` for an authenticated caller, and answers errors with problems. The
+    handler checks what the caller may: which session it is about stands in the body."""
 
     async def endpoint(request: Request) -> Response:
         try:
             caller = await web.authenticate(request)
-            with audit_caller(caller.auth, request.client.host if request.client else ""):
-                return await handler(web, caller, request)
+            with audit_caller(caller.auth, get_client_address(request.scope)):
+                return await handler(Call(web, request, caller, dict(request.path_params), None, None))
         except PerdureError as error:
             return build_problem(error)
         except Exception as error:  # nothing of it is for the caller
@@ -314,20 +316,25 @@ async def read_body(request: Request) -> Any:
     return plain
 
 
-async def open_session(web: Web, caller: Caller, agent: str, id: str, verb: Verb) -> Resource:
-    """Return the session ``id`` of ``agent``, which the caller may ``verb``; with ``send`` also one that does not exist
-    yet, of the caller's tenant. Raises ``RunNotFoundError``, ``ForbiddenError``."""
+async def open_session(call: Call, id: str, verb: Verb, action: str) -> Resource:
+    """Return the session ``id`` of the path's agent, which the caller may ``verb``; with ``send`` also one that does
+    not exist yet, of the caller's tenant. Raises ``RunNotFoundError``, ``ForbiddenError``."""
+    agent, tenants = call.params["agent"], call.caller.tenants
     try:
-        found = await web.find_session(id)
+        found = await call.web.find_session(id)
     except RunNotFoundError:
         if verb != "send":
             raise
-        tenant = caller.tenants[0] if caller.tenants is not None and len(caller.tenants) == 1 else None
-        found = Resource("session", id, agent, tenant)
-    await web.authorize(caller, verb, found)
+        found = Resource("session", id, agent, tenants[0] if tenants is not None and len(tenants) == 1 else None)
+    await call.authorize(verb, action, found)
     if found.agent != agent:
         raise build_unknown_session_error(id)
     return found
+
+
+async def authorize_wait(call: Call, run_id: str, verb: Verb) -> None:
+    """Check that the caller may decide or answer the calls of a run, which may be a subagent's."""
+    await call.authorize(verb, "answer" if verb == "send" else verb, await call.web.find_session(run_id))
 
 
 def shorten_id(id: str) -> str:

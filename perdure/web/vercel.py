@@ -16,10 +16,10 @@ from contextlib import aclosing
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..client.client import Client
 from ..client.turn import Turn
 from ..errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, RunNotFoundError
 from ..types.events import (
@@ -35,8 +35,7 @@ from ..types.events import (
     TurnEvent,
 )
 from ..types.messages import File
-from .auth import Caller
-from .operations import Web, validate
+from .operations import Call, Web, validate
 from .problems import WebError
 from .sse import EventStream, encode_frame
 from .turns import (
@@ -45,6 +44,7 @@ from .turns import (
     OpenWait,
     Replies,
     Reply,
+    authorize_wait,
     build_endpoint,
     build_file,
     describe_answer,
@@ -351,11 +351,11 @@ class _Chat(_Lenient):
 def vercel_routes(web: Web, prefix: str = "/ui", *, sdk: Literal[6, 7] = 7) -> list[Route]:
     """Build the routes for ``useChat``. ``sdk`` is the major version of the package ``ai`` that the front end uses."""
 
-    async def post(web: Web, caller: Caller, request: Request) -> Response:
-        return await _post(web, caller, request, sdk)
+    async def post(call: Call) -> Response:
+        return await _post(call, sdk)
 
-    async def resume(web: Web, caller: Caller, request: Request) -> Response:
-        return await _resume(web, caller, request, sdk)
+    async def resume(call: Call) -> Response:
+        return await _resume(call, sdk)
 
     chat = f"{prefix}/{{agent}}/{{chat:segment}}"
     return [
@@ -365,29 +365,29 @@ def vercel_routes(web: Web, prefix: str = "/ui", *, sdk: Literal[6, 7] = 7) -> l
     ]
 
 
-async def _post(web: Web, caller: Caller, request: Request, sdk: Literal[6, 7]) -> Response:
-    chat = validate(_Chat, await read_body(request), "body")
+async def _post(call: Call, sdk: Literal[6, 7]) -> Response:
+    chat = validate(_Chat, await read_body(call.request), "body")
     if chat.trigger == "regenerate-message":
         raise WebError(
             "a reply cannot be written again in the same session: what was said stays", status=409,
             name="RegenerateError", hint="Fork the session before the message, and send it to the fork.",
         )  # fmt: skip
     last = validate(_Message, chat.messages[-1], "messages[-1]")
-    agent = request.path_params["agent"]
+    agent = call.params["agent"]
     if last.role == "assistant":
-        await open_session(web, caller, agent, chat.id, "read")
-        after = await read_latest_seq(web.client, chat.id)
-        await _decide(web, caller, chat.id, last)
-        return _respond(web, await find_present_turn(web.client, chat.id), after, sdk)
+        await open_session(call, chat.id, "read", "vercel")
+        after = await read_latest_seq(call.client, chat.id)
+        await _decide(call, chat.id, last)
+        return _respond(call, await find_present_turn(call.client, chat.id), after, sdk)
     if last.role != "user":
         raise WebError("the last of messages is neither the user's nor the assistant's", name="InvalidInputError")
-    resource = await open_session(web, caller, agent, chat.id, "send")
+    resource = await open_session(call, chat.id, "send", "vercel")
     task_id = shorten_id(last.id)
-    turn = await web.client.send(
-        agent, _read_content(last), id=chat.id, message_id=task_id, task_id=task_id, by=caller.name,
+    turn = await call.client.send(
+        agent, _read_content(last), id=chat.id, message_id=task_id, task_id=task_id, by=call.by,
         tenant=resource.tenant, user=resource.user,
     )  # fmt: skip
-    return _respond(web, turn, 0, sdk)
+    return _respond(call, turn, 0, sdk)
 
 
 def _read_content(message: _Message) -> str | list[str | File]:
@@ -402,72 +402,72 @@ def _read_content(message: _Message) -> str | list[str | File]:
     return content[0] if len(content) == 1 and isinstance(content[0], str) else content
 
 
-async def _decide(web: Web, caller: Caller, chat_id: str, message: _Message) -> None:
+async def _decide(call: Call, chat_id: str, message: _Message) -> None:
     """Carry out the approvals and outputs of an assistant's message. What is decided already stays decided."""
-    waits, _ = await read_waits(web.client, chat_id)
+    waits, _ = await read_waits(call.client, chat_id)
     open_calls = {wait.call.call_id: wait for wait in waits if wait.call.kind != "approval"}
     for part in message.parts:
         try:
             if part.state == "approval-responded" and part.approval is not None and part.approval.approved is not None:
-                await _decide_approval(web, caller, chat_id, part.approval)
+                await _decide_approval(call, chat_id, part.approval)
             elif part.state in ("output-available", "output-error") and part.tool_call_id is not None:
                 wait = open_calls.get(part.tool_call_id) or open_calls.get(part.tool_call_id.rpartition("/")[2])
                 if wait is not None:
-                    await web.authorize(caller, "send", await web.find_session(wait.run_id))
+                    await authorize_wait(call, wait.run_id, "send")
                     error = (part.error_text or "failed") if part.state == "output-error" else None
                     value = None if error else part.output
-                    run = web.client.run(wait.run_id)
-                    await run.answer(wait.call.call_id, value, error=error, hash=wait.call.hash, by=caller.name)
+                    run = call.client.run(wait.run_id)
+                    await run.answer(wait.call.call_id, value, error=error, hash=wait.call.hash, by=call.by)
         except (ApprovalDecidedError, ApprovalExpiredError):
             continue  # the stream says how the call went on
 
 
-async def _decide_approval(web: Web, caller: Caller, chat_id: str, approval: _Approval) -> None:
+async def _decide_approval(call: Call, chat_id: str, approval: _Approval) -> None:
     parsed = parse_wait_id(approval.id, chat_id)
     if parsed is None:
         raise InvalidInputError(f"approval {approval.id!r:.200} is none of this chat")
     run_id, call_id, reviewed = parsed
-    await web.authorize(caller, "decide", await web.find_session(run_id))
-    run = web.client.run(run_id)
+    await authorize_wait(call, run_id, "decide")
+    run = call.client.run(run_id)
     if approval.approved:
-        await run.approve(call_id, comment=approval.reason, hash=reviewed, by=caller.name)
+        await run.approve(call_id, comment=approval.reason, hash=reviewed, by=call.by)
     else:
-        await run.deny(call_id, comment=approval.reason, hash=reviewed, by=caller.name)
+        await run.deny(call_id, comment=approval.reason, hash=reviewed, by=call.by)
 
 
-async def _resume(web: Web, caller: Caller, request: Request, sdk: Literal[6, 7]) -> Response:
-    chat_id = request.path_params["chat"]
+async def _resume(call: Call, sdk: Literal[6, 7]) -> Response:
+    chat_id = call.params["chat"]
     try:
-        await open_session(web, caller, request.path_params["agent"], chat_id, "read")
-        turn = await find_present_turn(web.client, chat_id)
+        await open_session(call, chat_id, "read", "vercel")
+        turn = await find_present_turn(call.client, chat_id)
     except RunNotFoundError:  # a chat without a message yet
         return Response(status_code=204)
     if (await turn.status()).state != "running":
         return Response(status_code=204)
-    return _respond(web, turn, 0, sdk)
+    return _respond(call, turn, 0, sdk)
 
 
-async def _stop(web: Web, caller: Caller, request: Request) -> Response:
-    chat_id = request.path_params["chat"]
-    await open_session(web, caller, request.path_params["agent"], chat_id, "operate")
-    await web.client.run(chat_id).interrupt(by=caller.name)
+async def _stop(call: Call) -> Response:
+    chat_id = call.params["chat"]
+    await open_session(call, chat_id, "operate", "vercel")
+    await call.client.run(chat_id).interrupt(by=call.by)
     return Response(status_code=204)
 
 
-def _respond(web: Web, turn: Turn[Any], after: int, sdk: Literal[6, 7]) -> Response:
-    response = EventStream(_stream(web, turn, after, sdk))
+def _respond(call: Call, turn: Turn[Any], after: int, sdk: Literal[6, 7]) -> Response:
+    response = EventStream(_stream(call.client, turn, after, sdk), on_close=call.hold_stream())
     response.headers.update(HEADERS)
     return response
 
 
-async def _stream(web: Web, turn: Turn[Any], after: int, sdk: Literal[6, 7]) -> AsyncGenerator[bytes]:
-    texts, translator = EventTexts(web.client), VercelTranslator(turn.run.id, turn.task_id, sdk=sdk)
+async def _stream(client: Client, turn: Turn[Any], after: int, sdk: Literal[6, 7]) -> AsyncGenerator[bytes]:
+    texts, translator = EventTexts(client), VercelTranslator(turn.run.id, turn.task_id, sdk=sdk)
     if after:
         history = await read_history(turn.run, texts, after)
         translator.rebuild([event for event in history if event.path or event.task_id == turn.task_id])
     for part in translator.start():
         yield _encode(part)
-    async with aclosing(follow_until_still(web.client, turn, after, has_waits=after > 0)) as events:
+    async with aclosing(follow_until_still(client, turn, after, has_waits=after > 0)) as events:
         waits: list[OpenWait] = []
         async for event in events:
             if isinstance(event, list):

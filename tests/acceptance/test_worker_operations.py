@@ -289,7 +289,7 @@ async def test_a_worker_says_at_its_start_what_it_serves_and_what_is_missing(cli
         first.output,
     )
     assert re.search(
-        r"versions: perdure \S+, Python 3\.\S+, Temporal server \S+, store schema 0001 \(SQLite", first.output
+        r"versions: perdure \S+, Python 3\.\S+, Temporal server \S+, store schema 0002 \(SQLite", first.output
     )
     assert "open runs:" not in first.output
 

@@ -16,8 +16,8 @@ import uvicorn
 from starlette.requests import HTTPConnection
 
 from perdure import Client
-from perdure.web.app import create_app
-from perdure.web.auth import ROLES, Caller, Resource, Role, Verb
+from perdure.web.app import WebOptions, create_app
+from perdure.web.auth import ROLES, Caller, Role
 from perdure.web.problems import UnauthorizedError
 from tests.support.wait import eventually
 
@@ -42,14 +42,6 @@ class NamedCallers:
         if caller is None:
             raise UnauthorizedError("the token is unknown")
         return caller
-
-
-class ByTenant:
-    """Verbs and tenants of the caller."""
-
-    async def is_allowed(self, caller: Caller, verb: Verb, resource: Resource) -> bool:
-        seen = resource.id is None or caller.tenants is None or resource.tenant in caller.tenants
-        return verb in caller.verbs and seen
 
 
 class _Server(uvicorn.Server):
@@ -83,7 +75,7 @@ class Service:
 @asynccontextmanager
 async def serve(client: Client, *callers: Caller, app: Any = None) -> AsyncIterator[Service]:
     """Serve the application, or ``app``, until the end of the block."""
-    app = app or create_app(client, authenticator=NamedCallers(ADA, *callers), authorizer=ByTenant())
+    app = app or create_app(client, authenticator=NamedCallers(ADA, *callers), options=WebOptions(dev=True))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         config = uvicorn.Config(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=1)

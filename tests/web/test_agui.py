@@ -14,8 +14,8 @@ from starlette.requests import HTTPConnection
 from perdure import Agent, Client, ToolContext, tool
 from perdure.testing import ScriptedProvider, call
 from perdure.web.agui import agui_routes
+from perdure.web.app import build_web
 from perdure.web.auth import Caller, Resource, Verb
-from perdure.web.operations import Web
 from tests.support.engine import Engine
 from tests.web.agui_rules import StrictClient
 
@@ -34,7 +34,7 @@ class Tokens:
 
 @asynccontextmanager
 async def browser(client: Client) -> AsyncIterator[httpx.AsyncClient]:
-    web = Web(client, Tokens(), Tokens())
+    web = build_web(client, authenticator=Tokens(), authorizer=Tokens())
     transport = httpx.ASGITransport(Starlette(routes=agui_routes(web)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as http:
         yield http

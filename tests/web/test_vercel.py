@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from perdure import Agent, Client, tool
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import Event
-from perdure.web.operations import Web
+from perdure.web.app import build_web
 from perdure.web.vercel import VercelTranslator, vercel_routes
 from tests.support.engine import Engine
 from tests.web.test_agui import Tokens
@@ -87,7 +87,9 @@ def test_a_chat_ends_with_the_text_of_the_transcript(turn: tuple[list[Event], li
 
 @asynccontextmanager
 async def browser(client: Client) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(Starlette(routes=vercel_routes(Web(client, Tokens(), Tokens()))))
+    transport = httpx.ASGITransport(
+        Starlette(routes=vercel_routes(build_web(client, authenticator=Tokens(), authorizer=Tokens())))
+    )
     async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as http:
         yield http
 
