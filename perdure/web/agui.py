@@ -8,7 +8,6 @@ The server keeps the history: of ``messages`` only the last is sent. Needs the e
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -34,6 +33,7 @@ from .turns import (
     authorize_wait,
     build_endpoint,
     build_file,
+    encode_json,
     find_present_turn,
     follow_until_still,
     open_session,
@@ -135,7 +135,7 @@ async def _send(call: Call, agent: str, sent: RunAgentInput) -> tuple[_Acted, in
         return _Acted(turn), await read_latest_seq(call.client, sent.thread_id)
     task_id = shorten_id(sent.run_id)
     after = await read_latest_seq(call.client, sent.thread_id)
-    is_known = after > 0 and (await call.client.run(sent.thread_id).turn(task_id).status()).state != "unknown"
+    is_known = after > 0 and await _is_known_turn(call.client.run(sent.thread_id).turn(task_id))
     options: dict[str, Any] = {"tenant": resource.tenant, "user": resource.user}
     if sent.tools:
         options["client_tools"] = [
@@ -148,6 +148,13 @@ async def _send(call: Call, agent: str, sent: RunAgentInput) -> tuple[_Acted, in
     is_new = turn.task_id == task_id and not is_known
     messages = [m.model_dump(mode="json", by_alias=True) for m in sent.messages] if is_new else None
     return _Acted(turn, messages), after
+
+
+async def _is_known_turn(turn: Turn[Any]) -> bool:
+    try:
+        return (await turn.status()).state != "unknown"
+    except RunNotFoundError:  # Temporal has deleted the session, and the store has its events
+        return False
 
 
 def _read_content(message: UserMessage) -> str | list[str | File]:
@@ -286,4 +293,4 @@ async def _stream(
 
 
 def _encode(frame: Frame, seq: int | None = None) -> bytes:
-    return encode_frame(json.dumps(frame, ensure_ascii=False, separators=(",", ":")), seq)
+    return encode_frame(encode_json(frame), seq)

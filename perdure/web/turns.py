@@ -46,8 +46,8 @@ from .problems import WebError, build_problem, build_unexpected_problem
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_MESSAGES = 10_000
-QUIET_SECONDS = 0.25
-"""How long nothing must happen until the run is asked whether it only waits."""
+QUIET_SECONDS, MAX_QUIET_SECONDS = 0.25, 4.0
+"""How long nothing must happen until the run is asked whether it only waits: at first, and while it says no."""
 _SEPARATOR = "|"
 
 
@@ -236,22 +236,23 @@ async def follow_until_still(
     """Yield the events of ``turn`` after number ``after`` until it has ended, or last the calls that wait where
     everything else stands still. ``has_waits``: calls may wait since before ``after``."""
     async with aclosing(turn.events(after)) as events:
-        pending = asyncio.ensure_future(anext(events, None))
+        pending, quiet = asyncio.ensure_future(anext(events, None)), QUIET_SECONDS
         try:
             while True:
-                done, _ = await asyncio.wait([pending], timeout=QUIET_SECONDS if has_waits else None)
+                done, _ = await asyncio.wait([pending], timeout=quiet if has_waits else None)
                 if not done:
                     waits, is_still = await _try_waits(client, turn)
                     if is_still and not pending.done():
                         yield waits
                         return
+                    quiet = min(quiet * 2, MAX_QUIET_SECONDS)
                     continue
                 event = pending.result()
                 if event is None:
                     return
                 has_waits = has_waits or isinstance(event, ApprovalRequested | QuestionAsked)
                 yield event
-                pending = asyncio.ensure_future(anext(events, None))
+                pending, quiet = asyncio.ensure_future(anext(events, None)), QUIET_SECONDS
         finally:
             pending.cancel()
             await asyncio.gather(pending, return_exceptions=True)
@@ -374,6 +375,20 @@ async def read_history(run: Run[Any], texts: EventTexts, until: int) -> list[Eve
                 break
             history.append(await texts.load(event))
     return history
+
+
+def encode_json(value: Any) -> str:
+    """Encode JSON on one line; a lone surrogate, as a model may write, is escaped."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text if text.isascii() or _is_encodable(text) else json.dumps(value, separators=(",", ":"))
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_answer_call(name: str) -> bool:

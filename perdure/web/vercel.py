@@ -50,6 +50,7 @@ from .turns import (
     describe_answer,
     dump_arguments,
     dump_event,
+    encode_json,
     find_present_turn,
     follow_until_still,
     has_arguments,
@@ -482,4 +483,4 @@ async def _stream(client: Client, turn: Turn[Any], after: int, sdk: Literal[6, 7
 
 
 def _encode(part: Part) -> bytes:
-    return encode_frame(json.dumps(part, ensure_ascii=False, separators=(",", ":")))
+    return encode_frame(encode_json(part))

@@ -202,3 +202,17 @@ async def test_messages_of_two_runs_join_one_turn(engine: Engine) -> None:
         assert done.texts() == ["Done."]
         said = [m["content"] for m in done.messages.values() if m["role"] == "user"]
         assert sorted(said) == ["and hurry", "refund"]
+
+
+async def test_hostile_ids_are_problems_or_names(engine: Engine) -> None:
+    agent = Agent("helper", ScriptedProvider(lambda _: "Hello \ud83d."))
+    async with engine.served(agent) as client, browser(client) as http:
+        for thread in ("", "a\x00b", "x" * 10_000, "a|b|c", "a/b"):
+            for run in ("", "r/1", "y" * 10_000):
+                body = build_input(run, user("hi"), thread=thread)
+                response = await http.post("/agui/helper", json=body)
+                assert response.status_code in (200, 400, 404), (thread[:10], response.text)
+                resume = [{"interruptId": "x" * 10_000, "status": "resolved", "payload": None}]
+                response = await http.post("/agui/helper", json=body | {"resume": resume})
+                assert response.status_code in (200, 400, 404, 409), (thread[:10], response.text)
+        assert (await http.get("/agui/helper?threadId=a%2Fb&runId=" + "z" * 5000)).status_code in (200, 404)

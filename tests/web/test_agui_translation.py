@@ -24,8 +24,9 @@ from perdure.events import (
     ToolStarted,
     TurnEvent,
 )
-from perdure.types.events import EventBase
+from perdure.types.approvals import PendingApproval
 from perdure.web.agui_events import AguiTranslator
+from perdure.web.turns import OpenWait
 from tests.web.agui_rules import StrictClient
 
 CHILD = "s/1"
@@ -130,7 +131,6 @@ def test_a_stream_may_be_cut_and_continued_anywhere(turn: tuple[list[Event], lis
 
 def test_a_failed_turn_is_an_error_and_an_interrupted_one_is_cancelled() -> None:
     base: dict[str, Any] = {"context_id": "s", "task_id": "k"}
-    assert issubclass(TurnEvent, EventBase)
     failed, stopped = StrictClient(), StrictClient()
     error = TurnEvent(state="failed", error_type="MaxIterationsError", error="too many", **base)
     run_stream([error], failed, AguiTranslator("s", "k", version="1.0"), [])
@@ -138,3 +138,41 @@ def test_a_failed_turn_is_an_error_and_an_interrupted_one_is_cancelled() -> None
     end = TurnEvent(state="completed", finish_reason="interrupted", **base)
     run_stream([end], stopped, AguiTranslator("s", "k", version="1.0"), [])
     assert stopped.end["outcome"] == {"type": "cancelled"}
+
+
+def build_wait(name: str, call_id: str, kind: str = "callback") -> OpenWait:
+    return OpenWait("s", PendingApproval.model_validate({"call_id": call_id, "name": name, "hash": "h", "kind": kind}))
+
+
+def test_calls_of_the_pages_tools_end_the_run_with_success_and_others_interrupt_it() -> None:
+    at: dict[str, Any] = {"context_id": "s", "task_id": "k", "iteration": 1}
+    calls = (CallSaid(id="c1", name="open_page", arguments={}), CallSaid(id="c2", name="ask", arguments={}))
+    events: list[Event] = [ModelStarted(**at), ModelCompleted(calls=calls, **at)]
+    page, both = build_wait("open_page", "c1"), build_wait("ask", "c2", "question")
+    outcomes = []
+    for waits in ([page], [page, both]):
+        translator = AguiTranslator("s", "k", version="1.0", frontend_tools=["open_page"])
+        client = StrictClient()
+        for frame in translator.start([]) + [frame for event in events for frame in translator.feed(event)]:
+            client.take(copy.deepcopy(frame))
+        for frame in translator.finish(waits):
+            client.take(frame)
+        outcomes.append(client.end["outcome"])
+    assert outcomes[0] == {"type": "success", "pendingToolCallIds": ["c1"]}
+    assert [interrupt["id"] for interrupt in outcomes[1]["interrupts"]] == ["s|c2|h"]
+
+
+def test_a_result_of_a_tool_of_the_page_is_not_repeated_to_it() -> None:
+    at: dict[str, Any] = {"context_id": "s", "task_id": "k"}
+    calls = (CallSaid(id="c1", name="open_page", arguments={}),)
+    translator = AguiTranslator("s", "k2", version="1.0", frontend_tools=["open_page"])
+    translator.rebuild([ModelStarted(iteration=1, **at), ModelCompleted(iteration=1, calls=calls, **at)], "k")
+    translator.start()
+    assert translator.feed(ToolCompleted(call_id="c1", name="open_page", content="opened", **at)) == []
+    assert translator.messages[-1]["content"] == "opened"
+
+
+def test_a_client_of_0_x_gets_no_fields_of_1_0() -> None:
+    translator = AguiTranslator("s", "k")
+    frames = translator.start([]) + translator.finish()
+    assert [sorted(frame) for frame in frames] == [["runId", "threadId", "type"], ["runId", "threadId", "type"]]
