@@ -108,7 +108,7 @@ def find_client_tools_problem(
         return _describe_count(len(tools))
     names: set[str] = set()
     for tool in tools:
-        if flaw := _find_tool_flaw(tool):
+        if (flaw := _find_tool_flaw(tool)) is not None:
             return f"client_tools: tool {_show_name(tool.name)}: {flaw}"
         if tool.name in names:
             return f"client_tools: tool {_show_name(tool.name)} is declared twice"
@@ -128,7 +128,7 @@ def _find_tool_flaw(tool: ClientTool) -> str | None:
         return f"its name does not match {NAME_PATTERN.pattern}"
     if tool.name.startswith("__"):
         return "names that begin with __ are the engine's own"
-    if flaw := find_json_flaw([tool.description, schema]):
+    if (flaw := find_json_flaw([tool.description, schema])) is not None:
         return flaw
     if _is_deeper(schema, MAX_SCHEMA_LEVELS):
         return f"its parameters are nested deeper than {MAX_SCHEMA_LEVELS} levels"
@@ -175,6 +175,6 @@ def decode_client_tools(body: str | bytes) -> tuple[ClientTool, ...]:
     except ValidationError as error:
         problem = describe_validation_error(error, "they", prefix="client_tools")
         raise InvalidInputError(f"{problem}, as the store has them") from None
-    if problem := find_client_tools_problem(tools):
-        raise InvalidInputError(problem)
+    if (flaw := find_client_tools_problem(tools)) is not None:
+        raise InvalidInputError(flaw)
     return tools

@@ -206,11 +206,9 @@ def _group_missing_tools(agents: Agents, waits: Iterable[WaitRow]) -> dict[tuple
     ids: dict[tuple[str, str], list[str]] = defaultdict(list)
     for row in waits:
         agent = agents.find(row.agent)
-        if (
-            agent is not None
-            and not (agent.toolsets or agent.client_tools)
-            and agents.find_tool(row.agent, row.tool) is None
-        ):
+        if agent is None or agent.toolsets or agent.client_tools:
+            continue
+        if agents.find_tool(row.agent, row.tool) is None:
             ids[row.agent, row.tool].append(row.context_id)
     return dict(list(ids.items())[:_MAX_FINDINGS])
 
