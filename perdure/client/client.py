@@ -312,8 +312,8 @@ class Client:
 
         A conversation that does not exist is opened as a session; a closed one continues from its end. ``context``,
         ``history`` and ``idle_timeout`` apply when it is opened. The same ``message_id`` twice counts once; concurrent
-        senders are safe. ``override`` changes the agent for this turn; ``client_tools`` are tools that the client runs, for
-        this turn (:class:`~perdure.types.client_tools.ClientTool`); ``task_id`` names the turn. With
+        senders are safe. ``override`` changes the agent for this turn; ``client_tools`` are tools that the client runs,
+        for this turn (:class:`~perdure.types.client_tools.ClientTool`); ``task_id`` names the turn. With
         ``auth_context`` or ``auth_ref`` the conversation acts on that behalf from the step that takes the message. A
         message of None opens a turn without a message. ``output`` is as of :meth:`start`. ``tenant`` and ``user`` are
         those of the message that begins the conversation; later ones need not repeat them, and are refused with others

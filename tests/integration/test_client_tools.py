@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, ClientTool, RunContext, deny, hook, tool
+from perdure import Agent, ClientTool, deny, hook, tool
 from perdure.errors import InvalidInputError
 from perdure.testing import ScriptedProvider, call
 from tests.integration.test_questions import asked, told
@@ -49,8 +49,8 @@ async def test_arguments_are_checked_hooks_run_and_rules_do_not_apply(engine: En
     seen: list[str] = []
 
     @hook("before_tool_call")
-    async def see(given: Any, ctx: RunContext[Any]) -> None:
-        seen.append(given.name)
+    async def see(name: str) -> None:
+        seen.append(name)
 
     provider = ScriptedProvider([[call("open_page", path=1), call("open_page", path="/a")], "Done."])
     guide = Agent("guide", provider, hooks=[see], approvals=[deny("*")], client_tools=True)

@@ -139,16 +139,14 @@ async def questions_interrupted(engine: Engine) -> Run:
 
 @scenario
 async def client_tools_continue_as_new(engine: Engine) -> Run:
-    """Tools that the client declares, by reference, over continue-as-new; the next turn has none."""
+    """Tools that the client declares, by reference: one is called after the run has continued as new."""
     schema = {"type": "object", "properties": {"path": {"type": "string"}}}
-    replies: list[Any] = [[call("add", a=n, b=n) for n in range(4)], call("open", path="/a"), "Opened."]
-    agent = Agent("recorded", ScriptedProvider([*replies, call("open"), "Done."]), tools=TOOLS, client_tools=True)
+    replies: list[Any] = [[call("add", a=n, b=n) for n in range(4)], call("open", path="/a"), "Done."]
+    agent = Agent("recorded", ScriptedProvider(replies), tools=TOOLS, client_tools=True)
     async with engine.served(agent) as client:
         tools = [ClientTool(name="open", parameters=schema)]
-        run = await client.start(agent, "Go.", mode="session", client_tools=tools, max_history_events=15)
+        run = await client.start(agent, "Go.", client_tools=tools, max_history_events=15)
         waits = await _waits(run, "open")
         await run.answer(waits["open"].call_id, "opened", by="ana")
-        await (await run.send("And now?")).result()
-        await run.close()
         await _end(run)
     return run
