@@ -115,7 +115,7 @@ async def build_start_input(
         tools = check_client_tools(agent, client_tools)
         user_message = await build_user_message(client, check_message_input(agent, message), by=by, client_tools=tools)
     elif client_tools is not None:
-        hint = "Send them with the first message: client.send(…, client_tools=[…])."
+        hint = "Send them with the first message."
         raise InvalidInputError("client_tools: they are for the turn of a message, and there is none", hint=hint)
     if mode not in get_args(Mode):
         raise InvalidInputError(f"the mode of a run is one of {', '.join(get_args(Mode))}, not {mode!r:.100}")
