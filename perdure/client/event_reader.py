@@ -173,8 +173,9 @@ class EventReader:
     """Reads the events of one conversation and of the runs below it, after number ``after``.
 
     With ``task_id`` only the events of that turn and of the runs that it starts; without ``children`` only the
-    conversation's own events. Without ``wait`` it reads the events recorded so far, and gives up on a store that is
-    unreachable for ``SNAPSHOT_RETRY_SECONDS``. Raises ``InvalidInputError`` for an ``after`` that is not an integer.
+    conversation's own events; without ``texts`` long texts stay references, and deltas have no ``partial``. Without
+    ``wait`` it reads the events recorded so far, and gives up on a store that is unreachable for
+    ``SNAPSHOT_RETRY_SECONDS``. Raises ``InvalidInputError`` for an ``after`` that is not an integer.
     """
 
     context_id: str
@@ -183,6 +184,7 @@ class EventReader:
     task_id: str | None = None
     children: bool = True
     wait: bool = True
+    texts: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.after, int) or isinstance(self.after, bool):
@@ -240,8 +242,8 @@ class EventReader:
         if self.task_id is not None and (row.path[0].task_id if row.path else row.task_id) != self.task_id:
             return None
         event = decode_row(self.context_id, row)
-        if event is None:
-            return None
+        if event is None or not self.texts:
+            return event
         partials = self._partials.setdefault(event.context_id, PartialArguments(self._read_earlier_deltas))
         if event.type == "run" and event.state not in ("started", "waiting", "paused", "resumed"):
             del self._partials[event.context_id]  # a run may have started many others

@@ -260,17 +260,17 @@ async def _check_run_store(run: RunHandle, store: Store, retry_seconds: float = 
 
 
 async def follow_run(
-    run: RunHandle, after: int = 0, *, wait: bool = True, children: bool = True
+    run: RunHandle, after: int = 0, *, wait: bool = True, children: bool = True, texts: bool = True
 ) -> AsyncGenerator[Event]:
     """Yield the events of ``run`` after number ``after`` until it has ended; without ``wait`` only those recorded so
     far.
 
-    Includes those of the runs below it, unless ``children`` is false. Raises ``RunNotFoundError``,
-    ``TranscriptUnavailableError`` where the client has no store, ``StoreMismatchError`` where it has another one than
-    the run, ``StoreError``.
+    Includes those of the runs below it, unless ``children`` is false. ``texts``: see ``EventReader``. Raises
+    ``RunNotFoundError``, ``TranscriptUnavailableError`` where the client has no store, ``StoreMismatchError`` where it
+    has another one than the run, ``StoreError``.
     """
     store = await run.client.store()
-    reader = EventReader(run.id, store, after, children=children, wait=wait)
+    reader = EventReader(run.id, store, after, children=children, wait=wait, texts=texts)
     async with (
         background_task(_find_or_wait_for_end(run, store, wait=wait)) as end_task,
         aclosing(reader.read_until(end_task)) as events,
@@ -283,7 +283,7 @@ async def follow_run(
 
 
 async def follow_turn(
-    turn: TurnHandle, after: int = 0, *, wait: bool = True, children: bool = True
+    turn: TurnHandle, after: int = 0, *, wait: bool = True, children: bool = True, texts: bool = True
 ) -> AsyncGenerator[Event]:
     """Yield the events of one turn after number ``after`` until it has ended; without ``wait`` only those recorded so
     far.
@@ -293,7 +293,7 @@ async def follow_turn(
     store = await turn.run.client.store()
     if not await _resolve_task_id(turn):
         return
-    reader = EventReader(turn.run.id, store, after, turn.task_id, children=children, wait=wait)
+    reader = EventReader(turn.run.id, store, after, turn.task_id, children=children, wait=wait, texts=texts)
     end_recorded = asyncio.Event()
     async with (
         background_task(_wait_for_turn_end(turn, store, end_recorded, wait=wait)) as end_task,

@@ -41,7 +41,7 @@ from ..errors import (
 from ..loop.lifecycle import parse_start
 from ..loop.turns import merge_overrides
 from ..ports import Blob, Commit, timestamp
-from ..ports.store import add_blob, record_file
+from ..ports.store import add_blob, move_file_to_blob, record_file
 from ..temporal_service import (
     TASK_TIMEOUT,
     build_start_attributes,
@@ -516,13 +516,16 @@ async def upload_content(client: ClientHandle, content: Content) -> tuple[Upload
     Raises ``InvalidInputError`` for an invalid message, and where a store is needed and the client has none.
     """
     blobs: list[Blob] = []
+    stored: list[BlobRef] = []
     uploaded: UploadedContent
     if isinstance(content, str):
         part = _upload_long_text(clean_text(content), MAX_INLINE_BYTES, blobs)
         uploaded = part.blob or part.text
     else:
-        uploaded = await _upload_parts(normalize_content(content), blobs)
-    if not blobs:
+        pieces = normalize_content(content)
+        stored = [piece.blob for piece in pieces if isinstance(piece, FilePart) and piece.blob is not None]
+        uploaded = await _upload_parts(pieces, blobs)
+    if not blobs and not stored:
         return uploaded, None
     if client.store_url is None:
         if isinstance(uploaded, tuple) and any(isinstance(part, FilePart) and part.blob for part in uploaded):
@@ -532,11 +535,15 @@ async def upload_content(client: ClientHandle, content: Content) -> tuple[Upload
         limit = f"more than {MAX_INLINE_BYTES:,} are sent through the store, and this client has none"
         raise InvalidInputError(f"{size}; {limit}", hint=STORE_HINT)
     store = await client.store(create=True)
-    await store.commit(Commit(blobs=blobs))
+    found = await store.find_blobs([ref.hash for ref in stored]) if stored else set()
+    if missing := next((ref.hash for ref in stored if ref.hash not in found), None):
+        raise InvalidInputError(f"the store has no file {missing}", hint="Upload it again.")
+    if blobs:
+        await store.commit(Commit(blobs=blobs))
     return uploaded, store.store_id
 
 
-async def _upload_parts(content: list[str | File], blobs: list[Blob]) -> tuple[ContentPart, ...]:
+async def _upload_parts(content: list[str | File | FilePart], blobs: list[Blob]) -> tuple[ContentPart, ...]:
     parts: list[ContentPart] = []
     left = MAX_INLINE_BYTES
     for piece in content:
@@ -544,6 +551,8 @@ async def _upload_parts(content: list[str | File], blobs: list[Blob]) -> tuple[C
             part = _upload_long_text(clean_text(piece), left, blobs)
             left -= len(part.text.encode())
             parts.append(part)
+        elif isinstance(piece, FilePart):
+            parts.append(move_file_to_blob(piece, blobs))
         else:
             parts.append(await record_file(piece, blobs))
     return tuple(parts)

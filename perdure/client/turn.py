@@ -110,7 +110,7 @@ class Turn(StreamReader[OutputT]):
         """Whether the turn has ended. Raises ``RunNotFoundError`` for an unknown turn."""
         status = await self.status()
         if status.state == "unknown":
-            raise self._build_unknown_turn_error(status)
+            raise self.build_unknown_turn_error(status)
         return status.state != "running"
 
     async def interrupt(
@@ -140,9 +140,10 @@ class Turn(StreamReader[OutputT]):
             raise RunCancelledError(
                 status.error or f"run {self.run.id!r} was cancelled before this turn had its answer"
             )
-        raise self._build_unknown_turn_error(status)
+        raise self.build_unknown_turn_error(status)
 
-    def _build_unknown_turn_error(self, status: TurnStatus) -> RunNotFoundError:
+    def build_unknown_turn_error(self, status: TurnStatus) -> RunNotFoundError:
+        """Build the error for a turn that the run does not have."""
         hint = f"perdure events {self.run.id} shows the turns that it had."
         if not self.run.has_store:
             hint = "The store also has turns of long ago: give this client store_url=…."

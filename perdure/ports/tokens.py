@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 Verb = Literal["read", "send", "decide", "operate", "admin"]
-"""``read``: see runs and their contents. ``send``: start sessions, send messages, answer questions and callbacks, fork.
-``decide``: approve and deny. ``operate``: interrupt, cancel, pause, resume, close, raise limits, schedules.
+"""``read``: see runs and their contents. ``send``: start sessions, send messages, interrupt, answer questions and
+callbacks, fork. ``decide``: approve and deny. ``operate``: cancel, pause, resume, close, raise limits, schedules.
 ``admin``: tokens, webhooks."""
 Role = Literal["viewer", "sender", "approver", "operator", "admin"]
 

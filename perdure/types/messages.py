@@ -454,8 +454,8 @@ class File:
         return FilePart(media_type=self.media_type, name=self.name, url=self.url, data=data)
 
 
-Content = str | Sequence[str | File]
-"""Content of a message: text, or texts and files in order."""
+Content = str | Sequence[str | File | FilePart]
+"""Content of a message: text, or texts and files in order. A ``FilePart`` is a file that the store has."""
 
 
 @runtime_checkable
@@ -474,19 +474,25 @@ def build_content_parts(content: Content) -> tuple[ContentPart, ...]:
     if isinstance(content, str):
         return (TextPart(text=clean_text(content)),)
     return tuple(
-        piece.part if isinstance(piece, File) else TextPart(text=clean_text(piece))
+        piece if isinstance(piece, FilePart) else piece.part if isinstance(piece, File) else _build_text_part(piece)
         for piece in normalize_content(content)
     )
 
 
-def normalize_content(content: Sequence[str | File]) -> list[str | File]:
+def _build_text_part(text: str) -> TextPart:
+    return TextPart(text=clean_text(text))
+
+
+def normalize_content(content: Sequence[str | File | FilePart]) -> list[str | File | FilePart]:
     """Return ``content``, a list of texts and files, without empty texts. Raises ``InvalidInputError``."""
     expected = 'A message is text, or a list: ["What is this?", File.read("cat.png")].'
     if isinstance(content, bytes | File) or not isinstance(content, Sequence):
         raise InvalidInputError(f"a message must be text or a list, not {type(content).__name__}", hint=expected)
     for piece in content:
-        if not isinstance(piece, str | File):
+        if not isinstance(piece, str | File | FilePart):
             raise InvalidInputError(f"a message has texts and Files in it, not {type(piece).__name__}", hint=expected)
+        if isinstance(piece, FilePart) and (flaw := find_file_flaw(piece)):
+            raise InvalidInputError(flaw)
         if isinstance(piece, File) and piece.data is not None and len(piece.data) > MAX_FILE_BYTES:
             raise InvalidInputError(_describe_oversized_file(piece.name or "the file", len(piece.data)))
     pieces = [piece for piece in content if piece != ""]

@@ -119,7 +119,10 @@ def build_problem(error: PerdureError, *, instance: str | None = None) -> Respon
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
     detail, hint = error.message, error.hint
     if isinstance(error, NoWorkerError):
-        detail, hint = "No worker serves this run at present.", "The same request may succeed later."
+        detail, hint = (
+            "No worker serves this run at present.",
+            "Send the same request later: what has an id counts once.",
+        )
     elif isinstance(error, _INTERNAL) or status == 500:
         logger.warning("%s: %s", type(error).__name__, error)
         detail, hint = _INTERNAL_TEXTS.get(status, "The request failed."), None

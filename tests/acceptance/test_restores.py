@@ -99,7 +99,8 @@ async def test_a_session_whose_store_is_older_pauses_and_goes_on_from_what_is_th
         await run.resume(from_store=True)
         assert await ask(client, "five", run.id) == "3: five"
         assert users(await run.transcript()) == ["one", "two", "five"]
-        assert counted.paid == 5, "the reopened run asks the model to go on, then the message"
+        # The reopened run asks the model to go on; the message joins that call, if it comes before it, or gets its own.
+        assert counted.paid in (4, 5)
 
 
 @pytest.mark.server

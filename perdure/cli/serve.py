@@ -1,0 +1,199 @@
+"""``perdure serve``: the HTTP API, and with a file of agents a worker beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import InvalidInputError, RuntimeSetupError
+from ..terminal import print_line
+from .connection import StoreOptions, open_client
+from .options import AgentsOption, TaskQueueOption
+from .worker import ExitLimit, install_signal_handlers, log_to_stderr, serve_agents
+
+if TYPE_CHECKING:
+    from ..client.client import Client
+    from ..web.app import WebOptions
+    from ..web.auth import Authenticator
+
+DEFAULT_PORT = 8000
+_DRAIN_SECONDS = 10
+
+
+def serve(
+    file: Annotated[
+        str | None, typer.Argument(metavar="[FILE]", help="Also serve the agents of this file, as `perdure worker`.")
+    ] = None,
+    agents: AgentsOption = None,
+    task_queue: TaskQueueOption = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = DEFAULT_PORT,
+    dev: Annotated[
+        bool, typer.Option("--dev", help="Let requests of this machine in without a token; only on a loopback address.")
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST", help="A host that it is reached by; repeatable. By default its own address."),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(metavar="ORIGIN", help="An origin whose pages may call it; repeatable.")
+    ] = None,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NETWORK", help="Network of a reverse proxy whose headers count; repeatable."),
+    ] = None,
+    user_header: Annotated[
+        str | None, typer.Option(metavar="HEADER", help="Header in which a trusted proxy names the user.")
+    ] = None,
+    role_header: Annotated[
+        str | None, typer.Option(metavar="HEADER", help="Header in which it names the user's role; else viewer.")
+    ] = None,
+    tenant_header: Annotated[
+        str | None, typer.Option(metavar="HEADER", help="Header in which it names the user's tenant; else all.")
+    ] = None,
+    root_path: Annotated[str, typer.Option(metavar="PATH", help="Path that a proxy removes: /perdure.")] = "",
+    *,
+    server: StoreOptions,
+) -> None:
+    """Serve the HTTP API until SIGTERM or Ctrl-C; with FILE also its agents. Requests need a token (perdure token)."""
+    try:
+        from ..web.app import WebOptions
+        from ..web.origins import is_loopback_name
+    except ImportError as error:
+        raise RuntimeSetupError(f"the HTTP API needs {error.name}", hint="pip install 'perdure[web]'") from None
+    if dev and not is_loopback_name(host):
+        raise InvalidInputError(
+            f"--dev lets anyone in who reaches it, so it listens on a loopback address, not on {host}",
+            hint="Leave --dev out, and create a token: perdure token create NAME --role operator.",
+        )
+    if (user_header or role_header or tenant_header) and not (trusted_proxy and user_header):
+        raise InvalidInputError(
+            "headers with users count only from trusted proxies",
+            hint="Give --trusted-proxy NETWORK and --user-header HEADER.",
+        )
+    log_to_stderr()
+    for name in ("perdure.store", "perdure.worker.drain"):
+        logging.getLogger(name).setLevel(logging.INFO)
+    hosts = [*(allow_host or ()), *([] if is_loopback_name(host) or host in ("0.0.0.0", "::") else [host])]  # noqa: S104
+    options = WebOptions(
+        hosts=hosts,
+        origins=allow_origin or (),
+        trusted_proxies=trusted_proxy or (),
+        dev=is_loopback_name(host),
+    )
+    headers = {"user": user_header, "roles": role_header, "tenants": tenant_header}
+    headers = {name: header for name, header in headers.items() if header}
+    asyncio.run(_serve(server, options, headers, file, agents, task_queue, (host, port, root_path), dev=dev))
+
+
+async def _serve(
+    server: StoreOptions,
+    options: WebOptions,
+    headers: dict[str, str],
+    file: str | None,
+    agents: Path | None,
+    task_queue: str | None,
+    place: tuple[str, int, str],
+    *,
+    dev: bool,
+) -> None:
+    from .. import config
+    from ..local_engine import build_program_queue_name
+    from ..web.app import create_app
+    from .agent_loader import load_agent_module
+
+    loaded = None if file is None else load_agent_module(file, require_agents=agents is None)
+    queue = config.named_task_queue(task_queue) or (build_program_queue_name(Path(file)) if file and dev else None)
+    exit_limit = ExitLimit()
+    try:
+        async with open_client(server, start_server=file is not None, task_queue=queue, warnings=True) as client:
+            client.store_url = client.store_url or (config.get_home_store_url() if file is not None else None)
+            if client.store_url is None:
+                raise RuntimeSetupError(
+                    "the HTTP API reads events from the store, and there is none",
+                    hint="Give --store-url or set PERDURE_STORE_URL to the store of the workers.",
+                )
+            app = create_app(client, authenticator=_build_authenticator(client, options, headers, dev), options=options)
+            stop = asyncio.Event()
+            async with _listen(app, place, stop):
+                if loaded is None:
+                    install_signal_handlers(stop, quiet=False)
+                    await stop.wait()
+                else:
+                    await serve_agents(client, loaded, stop, agents=agents, exit_limit=exit_limit)
+    finally:
+        exit_limit.cancel()
+
+
+def _build_authenticator(client: Client, options: WebOptions, headers: dict[str, str], dev: bool) -> Authenticator:
+    from ..web.auth import AuthenticatorChain, BearerTokens, DevAccess, ProxyHeaders
+    from ..web.limits import FailureLimiter
+
+    known: list[Authenticator] = [BearerTokens(client)]
+    if headers:
+        known.append(ProxyHeaders(options.trusted_proxies, **headers))  # type: ignore[arg-type]  # names of headers
+    if dev:
+        known.append(DevAccess())
+    return AuthenticatorChain(known, failures=FailureLimiter(options.limits))
+
+
+@asynccontextmanager
+async def _listen(app: Any, place: tuple[str, int, str], stop: asyncio.Event) -> AsyncIterator[None]:
+    """Serve ``app`` within the block; ends open streams at its end, so that followers go on with another replica."""
+    import uvicorn
+    from sse_starlette.sse import AppStatus
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:  # the command handles them
+            yield
+
+    host, port, root_path = place
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        root_path=root_path,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=_DRAIN_SECONDS,
+        h11_max_incomplete_event_size=64 * 1024,
+    )
+    server = Server(config)
+    serving = asyncio.create_task(_run(server, stop))
+    try:
+        while not server.started and not serving.done():
+            await asyncio.wait([serving], timeout=0.01)
+        if serving.done():
+            await serving
+        for listener in server.servers:
+            for socket in listener.sockets:
+                address, bound = socket.getsockname()[:2]
+                shown = f"[{address}]" if ":" in address else address
+                print_line(f"http://{shown}:{bound}{root_path}/v1")
+        yield
+    finally:
+        AppStatus.should_exit = True
+        server.should_exit = True
+        await asyncio.wait([serving])
+
+
+async def _run(server: Any, stop: asyncio.Event) -> None:
+    try:
+        await server.serve()
+    except SystemExit:  # what uvicorn makes of a port that is in use; its log names it
+        raise RuntimeSetupError(
+            f"cannot listen on {server.config.host}:{server.config.port}", hint="Give another --port."
+        ) from None
+    finally:
+        stop.set()

@@ -1,0 +1,168 @@
+"""The application: all routes behind one door, and what a request passes before it reaches any.
+
+    headers and URL ─► proxy's headers ─► Host ─► origin ─► body ─► route: caller, rate, verb, handler
+
+Nothing is kept from one request to the next but rates: any replica may answer any request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+from temporalio.service import RPCError
+
+from ..client.client import Client
+from ..errors import PerdureError
+from .auth import Authenticator, Authorizer, RoleAuthorizer
+from .limits import BodyLimits, ConnectionLimiter, RateLimiter, RequestLimits, WebLimits
+from .operations import Operation, Web, decode_path, list_routes
+from .origins import CrossOrigin, ForwardedHeaders, HostCheck, SecurityHeaders
+from .problems import problem_response
+from .sessions import OPERATIONS as SESSIONS
+
+PREFIX = "/v1"
+OPERATIONS: Sequence[Operation] = (*SESSIONS,)
+"""Every operation of the native API."""
+_READY_SECONDS = 1.0
+"""How long the result of a readiness check is answered again."""
+_CHECK_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class WebOptions:
+    """Who may reach the application, and how much of it."""
+
+    hosts: Sequence[str] = ()
+    """Hosts that it is reached by: ``api.example.com``, ``*.example.com``."""
+    origins: Sequence[str] = ()
+    """Other origins whose pages may call it: ``https://app.example.com``."""
+    trusted_proxies: Sequence[str] = ()
+    """Networks of reverse proxies whose ``X-Forwarded-*`` headers count."""
+    dev: bool = False
+    """Names of this machine are hosts, too."""
+    limits: WebLimits = field(default_factory=WebLimits)
+
+
+def build_web(
+    client: Client,
+    *,
+    authenticator: Authenticator,
+    authorizer: Authorizer | None = None,
+    limits: WebLimits | None = None,
+) -> Web:
+    """Build what routes work with, for one's own application. ``client`` needs a store; ``authorizer`` is by default
+    :class:`~perdure.web.auth.RoleAuthorizer`."""
+    limits = limits or WebLimits()
+    return Web(
+        client, authenticator, authorizer or RoleAuthorizer(), RateLimiter(limits), ConnectionLimiter(limits), limits
+    )
+
+
+def native_routes(web: Web, prefix: str = PREFIX) -> list[BaseRoute]:
+    """Build the routes of the native API, to be mounted in another application, inside :func:`wrap_app`'s checks."""
+    return [Mount(prefix, routes=list_routes(web, OPERATIONS))]
+
+
+def create_app(
+    client: Client,
+    *,
+    authenticator: Authenticator,
+    authorizer: Authorizer | None = None,
+    options: WebOptions | None = None,
+    routes: Sequence[BaseRoute] = (),
+) -> Starlette:
+    """Build the application that ``perdure serve`` runs: the native API under ``/v1``, ``/healthz``, ``/readyz``, and
+    ``routes`` of one's own. ``client`` needs a store."""
+    options = options or WebOptions()
+    web = build_web(client, authenticator=authenticator, authorizer=authorizer, limits=options.limits)
+    readiness = Readiness(client)
+    own: list[BaseRoute] = [Route("/healthz", _answer_alive), Route("/readyz", readiness.answer)]
+    handlers: dict[Any, Any] = {404: _answer_unknown, 405: _answer_wrong_method}
+    app = Starlette(
+        routes=[*own, *native_routes(web), *routes], exception_handlers=handlers, middleware=build_middleware(options)
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def build_middleware(options: WebOptions) -> list[Middleware]:
+    """Build what a request passes before the routes, for one's own application."""
+    return [
+        Middleware(SecurityHeaders),
+        Middleware(RequestLimits, limits=options.limits),
+        Middleware(ForwardedHeaders, trusted=options.trusted_proxies),
+        Middleware(HostCheck, hosts=options.hosts, dev=options.dev),
+        Middleware(CrossOrigin, origins=options.origins),
+        Middleware(BodyLimits, limits=options.limits),
+        Middleware(EncodedSlashes),
+    ]
+
+
+class EncodedSlashes:
+    """Keeps %2F in the ids of paths: see :func:`~perdure.web.operations.decode_path`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a connection."""
+        await self._app(decode_path(dict(scope)) if scope["type"] == "http" else scope, receive, send)
+
+
+async def _answer_alive(_: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+class Readiness:
+    """Whether the store and Temporal answer. One check serves all requests of a second: anyone may ask."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._checked_at = -_READY_SECONDS
+        self._checks: dict[str, str] = {}
+        self._lock = asyncio.Lock()
+
+    async def answer(self, _: Request) -> Response:
+        """Answer ``GET /readyz``: 200, or 503 with the part that does not answer."""
+        async with self._lock:
+            if monotonic() - self._checked_at >= _READY_SECONDS:
+                store, temporal = await asyncio.gather(_check(self._read_store()), _check(self._ask_temporal()))
+                self._checks = {"store": store, "temporal": temporal}
+                self._checked_at = monotonic()
+        is_ready = set(self._checks.values()) == {"ok"}
+        body = {"status": "ok" if is_ready else "unavailable", "checks": self._checks}
+        return JSONResponse(body, 200 if is_ready else 503)
+
+    async def _read_store(self) -> None:
+        await (await self._client.store()).count_waits()
+
+    async def _ask_temporal(self) -> None:
+        await self._client.temporal.service_client.check_health()
+
+
+async def _check(part: Any) -> str:
+    try:
+        async with asyncio.timeout(_CHECK_SECONDS):
+            await part
+    except (PerdureError, RPCError, TimeoutError, RuntimeError):
+        return "unavailable"
+    return "ok"
+
+
+async def _answer_unknown(request: Request, _: Exception) -> Response:
+    return problem_response(404, "NotFoundError", f"there is nothing at {request.url.path!r:.300}")
+
+
+async def _answer_wrong_method(request: Request, error: Exception) -> Response:
+    headers = getattr(error, "headers", None) or {}
+    return problem_response(405, "MethodNotAllowed", f"{request.method} is not possible here", headers=headers)

@@ -1,0 +1,397 @@
+"""Operations of the HTTP API: each is declared once, for the route and for the OpenAPI document.
+
+    request ─► caller ─► may it see this session? ─► body and query ─► seen this key before? ─► handler ─► answer
+
+A handler gets a :class:`Call` that has passed all of it, and returns what is sent: a model, or a response of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, cast
+from urllib.parse import unquote
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..client.audit import SteeringAudit, audit_caller
+from ..client.client import Client
+from ..client.run import Run
+from ..errors import PerdureError, RunNotFoundError
+from ..ports import Blob, Commit, Store
+from ..ports.surfaces import IDEMPOTENCY_ANSWER_BYTES
+from ..types.interface import LABELS
+from ..types.messages import BlobRef
+from ..types.plain_json import parse_json
+from ..types.validation_errors import describe_validation_error
+from .auth import Authenticator, Authorizer, Caller, Resource, Verb
+from .problems import ForbiddenError, UnauthorizedError, WebError, build_problem, build_unexpected_problem
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+IDEMPOTENCY_HOURS = 24
+KEY_CHARS = 255
+ACT_SECONDS = 50.0
+"""Longest time of a request that acts: less than the lease of its key."""
+_LEASE_SECONDS = 60.0
+
+
+class Input(BaseModel):
+    """Base of bodies and queries: an unknown field is an error, so that the sender learns of a mistake."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class Web:
+    """What the routes work with: one client, and the two hooks that decide who may do what."""
+
+    client: Client
+    authenticator: Authenticator
+    authorizer: Authorizer
+
+    async def authenticate(self, request: Request) -> Caller:
+        """Return the caller. Raises ``UnauthorizedError``."""
+        caller = await self.authenticator.authenticate(request)
+        if caller is None:
+            raise UnauthorizedError(
+                "the request has no credentials", hint="Send `Authorization: Bearer <token>`; `perdure token create`."
+            )
+        return caller
+
+    async def authorize(self, caller: Caller, verb: Verb, resource: Resource) -> None:
+        """Raises ``ForbiddenError``; for a session that the caller may not see ``RunNotFoundError``."""
+        if not await self.authorizer.is_allowed(caller, verb, resource):
+            if resource.kind == "session" and not await self.authorizer.is_allowed(caller, "read", resource):
+                raise build_unknown_session_error(resource.id or "")
+            raise ForbiddenError(f"{caller.name!r:.200} may not {verb} here")
+
+    async def find_session(self, id: str) -> Resource:
+        """Return the session with its agent, tenant and user. Raises ``RunNotFoundError``."""
+        if self.client.store_url is not None:
+            row = await (await self.client.store()).get_run(id)
+            if row is not None:
+                return Resource("session", id, row.agent, row.tenant, row.user)
+        try:
+            memo = await (await self.client.run(id).describe()).memo()
+        except RunNotFoundError:
+            raise build_unknown_session_error(id) from None
+        labels = {name: memo.get(name) for name in ("agent", *LABELS)}
+        return Resource("session", id, **labels)
+
+
+def build_unknown_session_error(id: str) -> RunNotFoundError:
+    """Build the error for a session that does not exist, or is none of the caller's: the same for both."""
+    return RunNotFoundError(f"there is no session {id!r:.200}")
+
+
+@dataclass
+class Call:
+    """A request that may act: of a known caller, for a session that it may see, with a valid body and query."""
+
+    web: Web
+    request: Request
+    caller: Caller
+    params: Mapping[str, str]
+    body: Any
+    query: Any
+    key: str | None = None
+    """Identifies the request for repeats: that of its ``Idempotency-Key``, with its caller."""
+    resource: Resource | None = None
+    """The session of the path, with its labels; of a list only its kind."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Headers of the answer."""
+
+    @property
+    def client(self) -> Client:
+        """perdure's client."""
+        return self.web.client
+
+    @property
+    def by(self) -> str:
+        """Who acts: never what a body says."""
+        return self.caller.name
+
+    @property
+    def run(self) -> Run[Any]:
+        """The session of the path."""
+        return self.client.run(self.params["id"])
+
+    def derive_id(self, purpose: str) -> str:
+        """Return an id that is new, and the same for a repeat of this request."""
+        if self.key is None:
+            return uuid.uuid4().hex
+        return hashlib.sha256(f"{self.key}\0{purpose}".encode()).hexdigest()[:32]
+
+    async def authorize(self, verb: Verb, action: str, resource: Resource | None = None) -> None:
+        """Check that the caller may; a refusal of anything but ``read`` is recorded as ``action`` in the audit trail.
+
+        Raises as :meth:`Web.authorize`.
+        """
+        resource = resource or self.resource or Resource("session")
+        try:
+            await self.web.authorize(self.caller, verb, resource)
+        except (ForbiddenError, RunNotFoundError) as error:
+            if verb != "read":
+                subject = resource.id or resource.kind
+                await SteeringAudit(self.client, action, subject, self.by, None).record_refusal(error)
+            raise
+
+    async def may(self, verb: Verb, resource: Resource) -> bool:
+        """Whether the caller may, for the rows of a list."""
+        return await self.web.authorizer.is_allowed(self.caller, verb, resource)
+
+    def link(self, name: str, **params: str) -> str:
+        """Return the path of another operation, as the caller reaches it."""
+        return self.request.url_for(name, **params).path
+
+
+Handler = Callable[[Call], Awaitable[BaseModel | Response | None]]
+Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation. ``path`` is relative to the prefix of its API; ``{id}`` in it is a session, whose run the caller
+    must be allowed to ``verb``."""
+
+    method: Method
+    path: str
+    handler: Handler
+    verb: Verb
+    body: type[BaseModel] | None = None
+    query: type[BaseModel] | None = None
+    answer: Any = None
+    """Type of the answer's JSON; None for none, or for a response of its own."""
+    status: int = 200
+    kind: Literal["session", "agent", "approval", "schedule", "webhook", "file"] = "session"
+    is_public: bool = False
+    """Answers anyone."""
+    body_type: str = "application/json"
+    answer_type: str = "application/json"
+    can_repeat: bool = True
+    """For a POST: whether it takes an ``Idempotency-Key``."""
+    tag: str = "sessions"
+
+    @property
+    def name(self) -> str:
+        """Name of the route, and ``operationId``."""
+        return self.handler.__name__
+
+    @property
+    def summary(self) -> str:
+        """First line of the handler's docstring."""
+        return (self.handler.__doc__ or "").strip().split("\n")[0]
+
+    def build_route(self, web: Web, prefix: str = "") -> Route:
+        """Build the route that serves it."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                return await _answer(self, web, request)
+            except PerdureError as error:
+                return build_problem(error)
+            except Exception as error:  # nothing of it is for the caller
+                return build_unexpected_problem(error)
+
+        return Route(prefix + self.path, endpoint, methods=[self.method], name=self.name)
+
+
+async def _answer(operation: Operation, web: Web, request: Request) -> Response:
+    """Answer the request. Raises the error that it is refused with."""
+    params = dict(request.path_params)
+    if operation.is_public:
+        call = Call(web, request, _PUBLIC, params, None, None)
+        return _encode(operation, call, await operation.handler(call))
+    caller = await web.authenticate(request)
+    origin = request.client.host if request.client else ""
+    with audit_caller(caller.auth, origin):
+        call = Call(web, request, caller, params, None, None)
+        call.resource = await _find_resource(operation, web, params)
+        await call.authorize(operation.verb, operation.name)
+        call.query = _parse_query(operation, request)
+        raw = await request.body() if operation.body is not None else b""
+        call.body = _parse_body(operation, raw)
+        if operation.method != "POST" or not operation.can_repeat:
+            return _encode(operation, call, await operation.handler(call))
+        return await _answer_once(operation, call, raw)
+
+
+_PUBLIC = Caller("", "none", frozenset())
+"""The caller of an operation that answers anyone."""
+
+
+async def _find_resource(operation: Operation, web: Web, params: Mapping[str, str]) -> Resource:
+    if operation.kind == "session" and "id" in params:
+        return await web.find_session(params["id"])
+    return Resource(operation.kind, params.get("id"))
+
+
+def _parse_query(operation: Operation, request: Request) -> Any:
+    names = [name for name, _ in request.query_params.multi_items()]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise WebError(f"query: {repeated!r:.100} is given twice", name="InvalidInputError")
+    if operation.query is None:
+        if names:
+            raise WebError(f"query: there is no parameter {names[0]!r:.100}", name="InvalidInputError")
+        return None
+    return validate(operation.query, dict(request.query_params), "query")
+
+
+def _parse_body(operation: Operation, raw: bytes) -> Any:
+    if operation.body is None:
+        return None
+    try:
+        plain = parse_json(raw) if raw else {}
+    except ValueError as flaw:
+        raise WebError(f"the body is not JSON: {flaw}", name="InvalidInputError") from None
+    return validate(operation.body, plain, "body")
+
+
+def validate(model: type[ModelT], plain: Any, name: str) -> ModelT:
+    """Validate what a caller sent. Raises ``WebError``."""
+    try:
+        return model.model_validate(plain)
+    except ValidationError as error:
+        text = describe_validation_error(error, name, max_problems=5)
+        raise WebError(text, name="InvalidInputError") from None
+
+
+def _encode(operation: Operation, call: Call, result: BaseModel | Response | None) -> Response:
+    """Build the answer of a handler's result."""
+    if isinstance(result, Response):
+        result.headers.update(call.headers)
+        return result
+    if result is None:
+        return Response(status_code=operation.status if operation.status != 200 else 204, headers=call.headers)
+    body = result.model_dump_json(exclude_none=True)
+    return Response(body, operation.status, call.headers, "application/json")
+
+
+# ---
+# Repeated requests: the answer to an ``Idempotency-Key`` is kept for a day, in the store.
+
+
+async def _answer_once(operation: Operation, call: Call, raw: bytes) -> Response:
+    """Answer the request; one that was answered before gets that answer."""
+    given = call.request.headers.getlist("idempotency-key")
+    if not given:
+        return _encode(operation, call, await _act(operation, call))
+    if len(given) > 1 or not 0 < len(given[0]) <= KEY_CHARS or not given[0].isprintable() or not given[0].isascii():
+        raise WebError(f"an Idempotency-Key has 1 to {KEY_CHARS} printable ASCII characters", name="InvalidInputError")
+    store = await call.client.store(create=True)
+    scope = json.dumps([call.caller.name, call.caller.tenants, call.caller.sessions])
+    call.key = f"http/{hashlib.sha256(scope.encode()).hexdigest()[:16]}/{given[0]}"
+    url = call.request.url
+    digest = hashlib.sha256(f"{operation.method} {url.path}?{url.query}\n".encode() + raw).hexdigest()
+    owner = uuid.uuid4().hex
+    keep = IDEMPOTENCY_HOURS * 3600.0
+    claim = await store.claim_idempotency(call.key, digest, owner, lease_seconds=_LEASE_SECONDS, keep_seconds=keep)
+    match claim.state:
+        case "mismatch":
+            raise WebError(
+                "this Idempotency-Key was sent with another request", status=409, name="IdempotencyKeyConflict",
+                hint="Give each request a key of its own.",
+            )  # fmt: skip
+        case "running":
+            raise WebError(
+                "the request of this Idempotency-Key is in progress", status=409, name="IdempotencyKeyInUse",
+                hint="Send it again later.", headers={"Retry-After": "1"},
+            )  # fmt: skip
+        case "done":
+            return await _restore_answer(store, claim.answer or b"{}")
+        case "new":
+            return await _record_answer(operation, call, store, owner)
+
+
+async def _record_answer(operation: Operation, call: Call, store: Store, owner: str) -> Response:
+    answer: Response | None = None
+    try:
+        try:
+            answer = _encode(operation, call, await _act(operation, call))
+        except PerdureError as error:
+            answer = build_problem(error)
+        return answer
+    finally:
+        # A failure of ours may pass: the same key may try again. What a caller got wrong stays wrong.
+        kept = answer is not None and answer.status_code < 500 and answer.status_code not in (408, 429)
+        record = await _build_record(store, answer) if kept and answer is not None else None
+        await store.complete_idempotency(cast(str, call.key), owner, record)
+
+
+async def _act(operation: Operation, call: Call) -> BaseModel | Response | None:
+    try:
+        async with asyncio.timeout(ACT_SECONDS):
+            return await operation.handler(call)
+    except TimeoutError:
+        raise WebError(
+            f"the request took longer than {ACT_SECONDS:g} s, and may still take effect", status=504,
+            name="TimeoutError", hint="Send it again with the same Idempotency-Key.", headers={"Retry-After": "1"},
+        ) from None  # fmt: skip
+
+
+_KEPT_HEADERS = ("content-type", "location", "etag", "retry-after")
+
+
+async def _build_record(store: Store, answer: Response) -> bytes:
+    body = bytes(answer.body)
+    record: dict[str, Any] = {
+        "status": answer.status_code,
+        "headers": {name: value for name, value in answer.headers.items() if name in _KEPT_HEADERS},
+    }
+    encoded = json.dumps({**record, "body": body.decode()}).encode()
+    if len(encoded) <= IDEMPOTENCY_ANSWER_BYTES:
+        return encoded
+    blob = Blob.from_content(body)
+    await store.commit(Commit(blobs=[blob]))
+    return json.dumps({**record, "blob": blob.ref.model_dump()}).encode()
+
+
+async def _restore_answer(store: Store, recorded: bytes) -> Response:
+    record = json.loads(recorded)
+    if "blob" in record:
+        ref = BlobRef.model_validate(record["blob"])
+        body = (await store.read_blobs([ref.hash]))[ref.hash]
+    else:
+        body = record["body"].encode()
+    return Response(body, record["status"], {**record["headers"], "Idempotency-Replayed": "true"})
+
+
+# ---
+# Ids in paths: a subagent's has slashes, which a client sends as %2F.
+
+
+class _SegmentConvertor(Convertor[str]):
+    regex = "[^/]+"
+
+    def convert(self, value: str) -> str:
+        return unquote(value)
+
+    def to_string(self, value: str) -> str:
+        return value.replace("%", "%25").replace("/", "%2F")
+
+
+register_url_convertor("segment", _SegmentConvertor())
+
+
+def decode_path(scope: dict[str, Any]) -> dict[str, Any]:
+    """Return ``scope`` with a path in which %2F and %25 are still encoded, so that an id with a slash is one segment:
+    parameters of the type ``segment`` decode them."""
+    raw = scope.get("raw_path")
+    if not raw or b"%2" not in raw:
+        return scope
+    kept = raw.decode("ascii", "replace").replace("%25", "%2525").replace("%2F", "%252F").replace("%2f", "%252F")
+    return {**scope, "path": unquote(kept)}
+
+
+def list_routes(web: Web, operations: Sequence[Operation], prefix: str = "") -> list[Route]:
+    """Build the routes of ``operations``."""
+    return [operation.build_route(web, prefix) for operation in operations]

@@ -1,0 +1,125 @@
+"""Events as Server-Sent Events. ``id`` is the number of an event: a follower continues from it, on any replica.
+
+Frames have no name (``event:``): an ``EventSource`` hands all of them to ``onmessage``, and keeps its own ``error``
+apart from perdure's event of that type. The JSON has the type.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from sse_starlette import EventSourceResponse
+from starlette.types import Receive, Scope, Send
+
+from ..client.follow import follow_run, follow_turn
+from ..client.run import Run
+from ..client.turn import Turn
+from ..errors import PerdureError
+from ..types.events import Event
+from .problems import WebError
+
+logger = logging.getLogger("perdure.web")
+
+KEEP_ALIVE_SECONDS = 15
+"""Between two comments on a stream without events: proxies close what is silent."""
+STREAM_SECONDS = 3600.0
+"""Longest time of one stream: its follower connects again, and proves anew who it is."""
+SEND_SECONDS = 60.0
+"""How long a follower may take to read what was sent, before its connection is closed. It may continue later."""
+RECONNECT_MS = 1000
+MAX_SEQ = 2**53
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+def sse(followed: Run[Any] | Turn[Any], after: int | str | None = None, *, children: bool = True) -> EventStream:
+    """Answer with the events of a run or turn after number ``after``: its ``Last-Event-ID``, as text or None.
+
+    Texts above 8 KB stay references (``blob``). The stream is read from the store as fast as its follower reads. Raises
+    ``WebError`` for an ``after`` that is no number of an event.
+    """
+    seq = parse_seq(after)
+    if isinstance(followed, Turn):
+        events = follow_turn(followed, seq, children=children, texts=False)
+    else:
+        events = follow_run(followed, seq, children=children, texts=False)
+    return EventStream(_encode_events(events))
+
+
+def parse_seq(text: int | str | None) -> int:
+    """Return the number of an event; 0 for none. Raises ``WebError``."""
+    if text is None or text == "":
+        return 0
+    plain = str(text)
+    if plain.isascii() and plain.isdigit() and len(plain) <= 16 and int(plain) <= MAX_SEQ:
+        return int(plain)
+    raise WebError(
+        f"the number of the last event is a whole number, not {plain!r:.100}",
+        name="InvalidInputError", hint="Send the `id` of the last event that was received.",
+    )  # fmt: skip
+
+
+def encode_frame(data: bytes | str, seq: int | None = None) -> bytes:
+    """Encode a frame: ``data`` without line breaks, as JSON on one line is."""
+    text = data.encode() if isinstance(data, str) else data
+    return (b"" if seq is None else b"id: %d\n" % seq) + b"data: " + text + b"\n\n"
+
+
+def encode_event(event: Event) -> bytes:
+    """Encode an event as JSON; fields with their default value are left out, but for the type."""
+    fields = event.model_dump_json(exclude_defaults=True).encode()
+    return b'{"type":"%s",%s' % (event.type.encode(), fields[1:])
+
+
+async def _encode_events(events: AsyncGenerator[Event]) -> AsyncGenerator[bytes]:
+    yield b"retry: %d\n\n" % RECONNECT_MS
+    async with aclosing(events) as opened:
+        async for event in opened:
+            yield encode_frame(encode_event(event), event.seq)
+
+
+class EventStream(EventSourceResponse):
+    """A stream of frames. It ends with its source; after ``STREAM_SECONDS``; or when the source fails, with a comment
+    that names the error: its follower connects again."""
+
+    def __init__(self, frames: AsyncGenerator[bytes], *, on_close: Callable[[], None] | None = None) -> None:
+        super().__init__(
+            bounded(frames),
+            headers=HEADERS,
+            ping=KEEP_ALIVE_SECONDS,
+            sep="\n",
+            send_timeout=SEND_SECONDS,
+        )
+        self._on_close = on_close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except TimeoutError:  # the follower has stopped reading: nothing can be said to it
+            logger.info("a follower of events was too slow, and its connection was closed")
+        finally:
+            if self._on_close is not None:
+                self._on_close()
+
+
+async def bounded(frames: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """Yield ``frames`` for ``STREAM_SECONDS`` at most; a failure of theirs ends them, with a comment."""
+    deadline = asyncio.get_running_loop().time() + STREAM_SECONDS
+    async with aclosing(frames):
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    frame = await anext(frames, None)
+            except TimeoutError:
+                yield b": this stream has lasted long enough; connect again\n\n"
+                return
+            except PerdureError as error:
+                logger.warning("a stream of events ended: %s: %s", type(error).__name__, error)
+                yield b": the stream ended: %s; connect again\n\n" % type(error).__name__.encode()
+                return
+            if frame is None:
+                return
+            yield frame

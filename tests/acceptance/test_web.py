@@ -1,0 +1,280 @@
+"""The native HTTP API on a real server: sessions, events, decisions, repeats, tenants."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+
+from perdure import Agent, tool
+from perdure.testing import ScriptedProvider, call
+from tests.support.engine import Engine
+from tests.support.scripts import Gate
+from tests.support.web import make_caller, read_frames, serve
+
+
+def answering() -> Agent:
+    return Agent("echo", ScriptedProvider(lambda request: f"heard: {request.messages[-1].text}"))
+
+
+async def create(http: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
+    answer = await http.post("/sessions", json={"agent": "echo", **body})
+    assert answer.status_code == 201, answer.text
+    return dict(answer.json())
+
+
+async def finished_turn(http: httpx.AsyncClient, session: str, task_id: str) -> dict[str, Any]:
+    answer = await http.get(f"/sessions/{session}/turns/{task_id}", params={"wait": 30})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["state"] != "running"
+    return dict(answer.json())
+
+
+@pytest.mark.server
+async def test_a_session_by_http(engine: Engine) -> None:
+    async with engine.served(answering()) as client, serve(client) as service, service.connect() as http:
+        session = await create(http)
+        assert session["agent"] == "echo"
+        said = await http.post(f"/sessions/{session['id']}/events", json={"type": "message", "content": "one"})
+        assert said.status_code == 202, said.text
+        turn = await finished_turn(http, session["id"], said.json()["task_id"])
+        assert turn["response"]["content"] == "heard: one"
+        said = await http.post(f"/sessions/{session['id']}/events", json={"type": "message", "content": "two"})
+        path = f"/sessions/{session['id']}/turns/{said.json()['task_id']}/events"
+        async with http.stream("GET", path, headers={"accept": "text/event-stream"}) as stream:
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            assert stream.headers["cache-control"] == "no-store"
+            frames = [frame async for frame in read_frames(stream)]
+        ended = [event for _, event in frames if event["type"] == "turn"][-1]
+        assert (ended["state"], ended["content"]) == ("completed", "heard: two")
+        page = (await http.get(f"/sessions/{session['id']}/events")).json()
+        assert [event["seq"] for event in page["data"]][-1] == page["last"]
+        after = frames[0][0]
+        again = (await http.get(f"/sessions/{session['id']}/events", params={"after": after})).json()
+        assert [event["seq"] for event in again["data"]] == [
+            event["seq"] for event in page["data"] if event["seq"] > (after or 0)
+        ]
+        closed = await http.post(f"/sessions/{session['id']}/events", json={"type": "close"})
+        assert closed.status_code == 202
+        await client.run(session["id"]).wait_for_close()
+        headers = {"accept": "text/event-stream"}
+        async with http.stream("GET", f"/sessions/{session['id']}/events", headers=headers) as stream:
+            frames = [frame async for frame in read_frames(stream)]
+        assert frames[-1][1] | {"at": ""} == frames[-1][1] | {"type": "run", "state": "completed", "at": ""}
+        headers["last-event-id"] = str(frames[-1][0])
+        assert (await http.get(f"/sessions/{session['id']}/events", headers=headers)).status_code == 204
+
+
+@pytest.mark.server
+async def test_a_repeated_request_acts_once_on_any_replica(engine: Engine) -> None:
+    async with (
+        engine.served(answering()) as client,
+        serve(client) as first,
+        serve(await engine.client()) as second,
+        first.connect() as one,
+        second.connect() as other,
+    ):
+        key = {"idempotency-key": "k1"}
+        created = await asyncio.gather(
+            *(http.post("/sessions", json={"agent": "echo", "content": "hi"}, headers=key) for http in (one, other) * 3)
+        )
+        codes = {answer.status_code for answer in created}
+        assert codes <= {201, 409}
+        again = await other.post("/sessions", json={"agent": "echo", "content": "hi"}, headers=key)
+        assert again.status_code == 201
+        assert again.headers["idempotency-replayed"] == "true"
+        assert {answer.json()["id"] for answer in (*created, again) if answer.status_code == 201} == {
+            again.json()["id"]
+        }
+        assert again.headers["location"].endswith(f"/v1/sessions/{again.json()['id']}")
+        conflict = await one.post("/sessions", json={"agent": "echo", "content": "ho"}, headers=key)
+        assert (conflict.status_code, conflict.json()["error"]) == (409, "IdempotencyKeyConflict")
+        session, key = again.json()["id"], {"idempotency-key": "k2"}
+        event = {"type": "message", "content": "once"}
+        sent = [await http.post(f"/sessions/{session}/events", json=event, headers=key) for http in (one, other, one)]
+        assert len({answer.json()["task_id"] for answer in sent}) == 1
+        await finished_turn(one, session, sent[0].json()["task_id"])
+        texts = [message.text for message in await client.run(session).transcript() if message.role == "user"]
+        assert texts == ["hi", "once"]
+
+
+@pytest.mark.server
+async def test_an_approval_by_http_needs_the_hash_and_names_the_caller(engine: Engine) -> None:
+    paid: list[int] = []
+
+    @tool(needs_approval=True)
+    def pay(amount: int) -> str:
+        paid.append(amount)
+        return "paid"
+
+    provider = ScriptedProvider([call("pay", amount=3), "done"])
+    approver, viewer = make_caller("bob", "approver"), make_caller("eve", "viewer")
+    async with (
+        engine.served(Agent("payer", provider, tools=[pay])) as client,
+        serve(client, approver, viewer) as service,
+        service.connect() as ada,
+        service.connect("bob") as bob,
+        service.connect("eve") as eve,
+    ):
+        session = (await ada.post("/sessions", json={"agent": "payer", "content": "Pay"})).json()["id"]
+        headers = {"accept": "text/event-stream"}
+        async with ada.stream("GET", f"/sessions/{session}/events", headers=headers) as stream:
+            async for _, event in read_frames(stream):
+                if event["type"] == "approval.requested":
+                    asked = event
+                    break
+        path = f"/sessions/{session}/events"
+        decision = {"type": "approval", "call_id": asked["call_id"], "decision": "approve"}
+        refused = await bob.post(path, json=decision)
+        assert (refused.status_code, refused.json()["error"]) == (400, "InvalidInputError")
+        denied = await eve.post(path, json=decision | {"hash": asked["hash"]})
+        assert (denied.status_code, denied.json()["error"]) == (403, "ForbiddenError")
+        wrong = await bob.post(path, json=decision | {"hash": "0" * 32})
+        assert wrong.status_code == 400
+        assert paid == []
+        decided = await bob.post(path, json=decision | {"hash": asked["hash"], "comment": "fine"})
+        assert decided.status_code == 202, decided.text
+        assert decided.json()["decided"]["by"] == "bob"
+        late = await ada.post(path, json=decision | {"hash": asked["hash"]})
+        assert (late.status_code, late.json()["error"]) == (409, "ApprovalDecidedError")
+        rows = await (await client.store()).list_audit(subject=session)
+        assert {(row.by, row.verb, bool(row.refused)) for row in rows} >= {
+            ("bob", "approve", False),
+            ("bob", "approve", True),
+            ("eve", "approve", True),
+        }
+        assert {row.auth for row in rows if row.by == "bob"} == {"token:bob"}
+
+
+@pytest.mark.server
+async def test_the_sessions_of_another_tenant_do_not_exist(engine: Engine) -> None:
+    acme, other = make_caller("acme", "admin", tenants=("acme",)), make_caller("other", "admin", tenants=("other",))
+    async with (
+        engine.served(answering()) as client,
+        serve(client, acme, other) as service,
+        service.connect("acme") as mine,
+        service.connect("other") as theirs,
+        httpx.AsyncClient(base_url=f"{service.url}/v1") as nobody,
+    ):
+        session = await create(mine)
+        assert session["tenant"] == "acme"
+        for method, path, body in (
+            ("GET", f"/sessions/{session['id']}", None),
+            ("GET", f"/sessions/{session['id']}/events", None),
+            ("POST", f"/sessions/{session['id']}/events", {"type": "message", "content": "hi"}),
+            ("POST", f"/sessions/{session['id']}/events", {"type": "cancel"}),
+        ):
+            missing = await theirs.request(method, path.replace(session["id"], "nothing"), json=body)
+            hidden = await theirs.request(method, path, json=body)
+            assert hidden.status_code == missing.status_code == 404
+            assert hidden.text.replace(session["id"], "nothing") == missing.text
+            assert (await nobody.request(method, path, json=body)).status_code == 401
+        assert (await theirs.post("/sessions", json={"agent": "echo", "tenant": "acme"})).status_code == 403
+        taken = await theirs.post("/sessions", json={"agent": "echo", "id": session["id"]})
+        assert taken.status_code in (404, 409)
+        assert (await mine.get(f"/sessions/{session['id']}")).json()["state"] == "waiting"
+
+
+@pytest.mark.server
+async def test_a_follower_goes_on_with_another_replica_when_the_first_is_lost(engine: Engine) -> None:
+    gate = Gate()
+
+    @tool
+    async def wait() -> str:
+        await gate()
+        return "open"
+
+    provider = ScriptedProvider([call("wait"), "The end."])
+    async with engine.served(Agent("slow", provider, tools=[wait])) as client, serve(await engine.client()) as second:
+        headers = {"accept": "text/event-stream"}
+        seen: list[Any] = []
+        async with serve(await engine.client()) as first, first.connect() as http:
+            session = (await http.post("/sessions", json={"agent": "slow", "content": "Go"})).json()["id"]
+            with suppress(httpx.HTTPError):
+                async with http.stream("GET", f"/sessions/{session}/events", headers=headers) as stream:
+                    async for seq, event in read_frames(stream):
+                        seen.append((seq, event))
+                        if event["type"] == "tool.started":
+                            await first.kill()
+            assert seen[-1][1]["type"] == "tool.started"
+        gate.open()
+        headers["last-event-id"] = str(seen[-1][0])
+        path = f"/sessions/{session}/events"
+        async with second.connect() as http, http.stream("GET", path, headers=headers) as stream:
+            async for seq, event in read_frames(stream):
+                seen.append((seq, event))
+                if event["type"] == "turn" and event["state"] == "completed":
+                    break
+        recorded = [event.seq async for event in client.run(session).events(wait=False)]
+        numbers = [seq for seq, _ in seen]
+        assert numbers == sorted(set(numbers))
+        assert set(recorded) <= {*numbers, numbers[-1] + 1}, "but for that the session waits again"
+        assert seen[-1][1]["content"] == "The end."
+
+
+HOSTILE = [
+    ("POST", "/sessions", b"", 400),
+    ("POST", "/sessions", b"null", 400),
+    ("POST", "/sessions", b"{", 400),
+    ("POST", "/sessions", b'{"agent": null}', 400),
+    ("POST", "/sessions", b'{"agent": "echo", "surprise": 1}', 400),
+    ("POST", "/sessions", b'{"agent": "echo", "id": ""}', 400),
+    ("POST", "/sessions", b'{"agent": "echo", "id": "' + b"x" * 1500 + b'"}', 400),
+    ("POST", "/sessions", b'{"agent": "echo", "idle_timeout": -1}', 400),
+    ("POST", "/sessions", b'{"agent": "echo", "context": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400),
+    ("POST", "/sessions", b'{"agent": "echo", "content": [{"type": "file", "media_type": "a", "url": "x"}]}', 400),
+    ("POST", "/sessions", b'{"agent": "echo", "content": [{"type": "file", "media_type": "a/b", "data": "%"}]}', 400),
+    ("POST", "/sessions", b'{"agent": "echo", "content": "\\ud800"}', 400),
+    ("POST", "/sessions", b'{"agent": "echo", "content": NaN}', 400),
+    ("GET", "/sessions/nothing", None, 404),
+    ("GET", "/sessions/a%2Fb%252F%00", None, 404),
+    ("GET", "/sessions/nothing/turns/x?wait=1e9", None, 404),
+    ("GET", "/nowhere", None, 404),
+    ("PUT", "/sessions", b"{}", 405),
+    ("GET", "/sessions/{id}/events?after=x", None, 400),
+    ("GET", "/sessions/{id}/events?after=1&after=2", None, 400),
+    ("GET", "/sessions/{id}/events?surprise=1", None, 400),
+    ("GET", "/sessions/{id}/turns/unknown", None, 404),
+    ("GET", "/sessions/{id}/turns/unknown?wait=nan", None, 400),
+    ("POST", "/sessions/{id}/events", b'{"type": "explode"}', 400),
+    ("POST", "/sessions/{id}/events", b"[]", 400),
+    ("POST", "/sessions/{id}/events", b'{"type": "message", "content": []}', 400),
+    ("POST", "/sessions/{id}/events", b'{"type": "answer", "call_id": "c", "value": 1}', 400),
+    ("POST", "/sessions/{id}/events", b'{"type": "resume", "limits": {"nothing": 1}}', 400),
+]
+
+
+@pytest.fixture
+def secret(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-planted-secret")
+    return "sk-planted-secret"
+
+
+@pytest.mark.server
+async def test_hostile_requests_are_refused_with_a_problem(engine: Engine, secret: str) -> None:
+    async with engine.served(answering()) as client, serve(client) as service, service.connect() as http:
+        session = (await create(http, content="hi"))["id"]
+        for method, path, body, status in HOSTILE:
+            answer = await http.request(
+                method, path.replace("{id}", session), content=body, headers={"content-type": "application/json"}
+            )
+            assert answer.status_code == status, (method, path, body, answer.text)
+            problem = answer.json()
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert problem["status"] == status
+            assert problem["error"]
+            assert len(answer.content) < 5000
+            assert secret not in answer.text
+            assert str(engine.folder) not in answer.text
+
+
+@pytest.mark.server
+async def test_a_service_without_a_worker_says_so(engine: Engine) -> None:
+    client = await engine.client()
+    async with serve(client) as service, service.connect() as http:
+        session = await create(http, content="hi")
+        assert session["state"] == "running"
+        assert (await http.get(f"/sessions/{session['id']}")).json()["reason"]
