@@ -1,4 +1,4 @@
-"""The table of API tokens in memory, for :class:`.store.MemoryStore`."""
+"""The table of API tokens in memory, for :class:`.store.MemoryStore`; apart because it mirrors ``store.tokens``."""
 
 from __future__ import annotations
 
