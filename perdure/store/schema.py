@@ -34,6 +34,14 @@ TABLES = {
     "outbox": ("stream", "seq", "target", "context_id", "type", "created_at", "taken", "owner", "leased_until"),
     "audit": ("id", "at", "by", "auth", "origin", "subject", "verb", "call_id", "detail", "refused"),
     "idempotency": ("key", "request_hash", "owner", "leased_until", "answer", "created_at", "expires_at"),
+    "webhooks": (  # in the order of the fields of WebhookRow
+        *("id", "url", "events", "agent", "tenant", "session", "enabled", "disabled_reason", "failing_since"),
+        *("secrets", "key_id", "created_by", "created_at", "updated_at"),
+    ),
+    "webhook_deliveries": (  # in the order of the fields of DeliveryRow
+        *("id", "webhook_id", "message_id", "type", "stream", "seq", "context_id", "url", "attempt", "outcome"),
+        *("status", "error", "answer", "milliseconds", "next_at", "created_at"),
+    ),
     "node_references": ("target", "node"),
     "run_references": ("target", "context_id"),
 }

@@ -31,14 +31,14 @@ async def test_a_store_is_made_migrated_and_shown(cli: Cli, tmp_path: Path) -> N
     assert (missing.code, f"there is no store at {tmp_path}/store.db" in missing.err) == (1, True)
     assert "perdure store migrate" in missing.err
     made = (await cli("store", "migrate", "--json")).json
-    assert [version[:4] for version in made["applied"]] == ["0001"]
+    assert [version[:4] for version in made["applied"]] == ["0001", "0002"]
     again = await cli("store", "migrate")
     assert again.out == f"{tmp_path}/store.db: nothing to apply\n"
     shown = (await cli("store", "status", "--json")).json
     assert (shown["kind"], shown["state"], shown["schema"], shown["usable_from"]) == (
         "sqlite",
         "current",
-        "0001",
+        "0002",
         "0001",
     )
     assert shown["tables"]["meta"] == {"rows": 1, "is_estimate": False, "bytes": None}

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from ..schema import Database
 
-CURRENT_VERSION = "0001"
+CURRENT_VERSION = "0002"
 """The newest version in ``versions/``. Numbered, so that a newer one is recognised."""
-NEEDED_VERSION = "0001"
+NEEDED_VERSION = "0002"
 """The newest expanding version, without which this code does not work."""
 USABLE_FROM = "0001"
 """The oldest version whose code works with ``CURRENT_VERSION``: the ``usable_from`` of the last contracting version."""

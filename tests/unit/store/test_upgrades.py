@@ -22,8 +22,8 @@ EXPANDING = '''
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "0003"
+down_revision = "0002"
 
 
 def upgrade() -> None:
@@ -34,10 +34,10 @@ CONTRACTING = '''
 """No labels table."""
 from alembic import op
 
-revision = "0003"
-down_revision = "0002"
+revision = "0004"
+down_revision = "0003"
 contract = True
-usable_from = "0002"
+usable_from = "0003"
 
 
 def upgrade() -> None:
@@ -47,11 +47,11 @@ def upgrade() -> None:
 
 @pytest.fixture
 def later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BeLater:
-    """Makes this process the code of a later version: ``with later("0002", "0003"):``."""
+    """Makes this process the code of a later version: ``with later("0003", "0004"):``."""
     folder = tmp_path / "later"
     shutil.copytree(migrations.FOLDER, folder)
-    (folder / "versions" / "0002_labels.py").write_text(EXPANDING)
-    (folder / "versions" / "0003_no_labels.py").write_text(CONTRACTING)
+    (folder / "versions" / "0003_labels.py").write_text(EXPANDING)
+    (folder / "versions" / "0004_no_labels.py").write_text(CONTRACTING)
 
     @contextmanager
     def be_later(needed: str, current: str, usable_from: str) -> Iterator[None]:
@@ -86,10 +86,10 @@ async def test_old_workers_go_on_while_the_schema_is_expanded_and_are_refused_wh
     old = open_store(url)
     await old.open()
     await record(old, "before")
-    with later("0002", "0003", "0002"):
+    with later("0003", "0004", "0003"):
         expansion = asyncio.create_task(migrate_store(url))
         await asyncio.gather(*(record(old, f"during {number}") for number in range(20)))
-        assert (await expansion).applied == ["0002 Labels of journal entries."]
+        assert (await expansion).applied == ["0003 Labels of journal entries."]
         assert (await migrate_store(url)).applied == []
         with pytest.raises(StoreVersionError) as refused:
             await migrate_store(url, contract=True)
@@ -102,20 +102,20 @@ async def test_old_workers_go_on_while_the_schema_is_expanded_and_are_refused_wh
     await record(started_later, "of an old worker that starts after it")
     await started_later.close()
 
-    with later("0002", "0003", "0002"):
-        assert (await migrate_store(url, contract=True)).applied == ["0003 No labels table."]
+    with later("0003", "0004", "0003"):
+        assert (await migrate_store(url, contract=True)).applied == ["0004 No labels table."]
         new = open_store(url)
         await new.open()
         await record(new, "new")
         await new.close()
-    with pytest.raises(StoreVersionError, match="has schema 0003, this perdure knows up to 0001"):
+    with pytest.raises(StoreVersionError, match="has schema 0004, this perdure knows up to 0002"):
         await open_store(url).open()
 
 
 async def test_a_worker_expands_an_old_schema_when_it_opens_it(url: str, later: BeLater) -> None:
     old = open_store(url)
     await old.open()
-    with later("0002", "0003", "0002"):
+    with later("0003", "0004", "0003"):
         new = open_store(url)
         await new.open()
         assert new.store_id == old.store_id
@@ -128,17 +128,17 @@ async def test_a_version_that_is_needed_behind_a_contraction(url: str, later: Be
     old = open_store(url)
     await old.open()
     await old.close()
-    with later("0003", "0003", "0002"), pytest.raises(StoreVersionError, match="comes after a contraction") as refused:
+    with later("0004", "0004", "0003"), pytest.raises(StoreVersionError, match="comes after a contraction") as refused:
         await open_store(url).open()
     assert "perdure store migrate --contract" in str(refused.value)
 
 
 async def test_migrations_at_once_wait_for_one_another(url: str, later: BeLater) -> None:
     made = await asyncio.gather(*(asyncio.to_thread(asyncio.run, migrate_store(url)) for _ in range(4)))
-    assert sorted(len(migration.applied) for migration in made) == [0, 0, 0, 1]
-    with later("0002", "0003", "0002"):
+    assert sorted(len(migration.applied) for migration in made) == [0, 0, 0, 2]
+    with later("0003", "0004", "0003"):
         expanded = await asyncio.gather(*(asyncio.to_thread(asyncio.run, migrate_store(url)) for _ in range(4)))
-    assert sorted(len(migration.applied) for migration in expanded) == [0, 0, 0, 1]
+    assert sorted(len(migration.applied) for migration in expanded) == [0, 0, 0, 2]
 
 
 @pytest.mark.postgres
@@ -153,8 +153,8 @@ async def test_a_role_that_may_not_change_the_schema_is_told_what_to_run(
     grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}"
     await execute(url, f"CREATE ROLE {role} LOGIN", grant)
     worker_url = url.replace("postgres@", f"{role}@")
-    with later("0002", "0003", "0002"):
-        with pytest.raises(StoreVersionError, match="has schema 0001, and its user may not upgrade it") as refused:
+    with later("0003", "0004", "0003"):
+        with pytest.raises(StoreVersionError, match="has schema 0002, and its user may not upgrade it") as refused:
             await open_store(worker_url).open()
         assert "Run `perdure store migrate` with the URL of the user who owns the tables" in str(refused.value)
         assert (await migrate_store(url)).applied
