@@ -85,6 +85,16 @@ def get_outbox() -> dict[str, list[str]]:
     return rules
 
 
+def get_webhook_allow() -> str:
+    """Return ``PERDURE_WEBHOOK_ALLOW``, the hosts and networks that webhooks may reach although they are not public."""
+    return os.environ.get("PERDURE_WEBHOOK_ALLOW", "")
+
+
+def get_public_url() -> str | None:
+    """Return ``PERDURE_PUBLIC_URL``, the URL of the web application for people, without a slash at its end."""
+    return os.environ.get("PERDURE_PUBLIC_URL", "").rstrip("/") or None
+
+
 def get_health_address() -> str | None:
     """Return ``PERDURE_HEALTH_ADDRESS``, the ``[HOST:]PORT`` of the health endpoint of ``perdure worker``."""
     return os.environ.get("PERDURE_HEALTH_ADDRESS") or None

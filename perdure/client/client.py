@@ -66,6 +66,7 @@ from .start import (
 )
 from .turn import Turn
 from .visibility import RunSummary, create_store, list_runs
+from .webhooks import Webhooks
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
@@ -508,6 +509,11 @@ class Client:
     def memory(self) -> KeptMemory:
         """The memory that conversations share (``ctx.memory``), read and written at once. Needs the store."""
         return KeptMemory(self.store)
+
+    @property
+    def webhooks(self) -> Webhooks:
+        """The webhooks that runs' events are delivered to. Needs the store."""
+        return Webhooks(self)
 
     async def close(self) -> None:
         """Close the store; Temporal's client needs no closing."""
