@@ -298,10 +298,12 @@ def build_event_body(event: Event, task: WebhookTask, public_url: str | None) ->
     if (seconds := getattr(event, "expires_in", None)) is not None and event.at:
         with suppress(OverflowError):
             own["expires_at"] = add_seconds(event.at, seconds)
-    call_id, hash = own.get("call_id"), own.get("hash")
-    if public_url and call_id and hash:
+    call_id, call_hash = own.get("call_id"), own.get("hash")
+    if public_url and call_id and call_hash:
         session = quote(event.context_id, safe="")
-        own["decision_url"] = f"{public_url}/decide/{session}/{quote(call_id, safe='')}?hash={quote(hash, safe='')}"
+        own["decision_url"] = (
+            f"{public_url}/decide/{session}/{quote(call_id, safe='')}?hash={quote(call_hash, safe='')}"
+        )
     return _encode_body(task.type, event.at, data, own)
 
 
@@ -354,7 +356,8 @@ class Answer:
 async def post_webhook(endpoint: Endpoint, addresses: Sequence[str], headers: Mapping[str, str], body: bytes) -> Answer:
     """Send a request to one of the checked ``addresses``; TLS verifies the name of the host.
 
-    Raises ``OSError`` (also ``ssl.SSLError``) or ``ValueError`` if there is no valid answer; the caller bounds the time.
+    Raises ``OSError`` (also ``ssl.SSLError``) or ``ValueError`` if there is no valid answer; the caller bounds
+    the time.
     """
     reader, writer = await _connect(endpoint, addresses)
     try:

@@ -109,10 +109,10 @@ def build_message_id(webhook_id: str, stream: str, seq: int) -> str:
 
 def build_delivery_id(webhook_id: str, stream: str, seq: int) -> str:
     """Build the id of the workflow that delivers an event."""
-    id = f"perdure-webhook/{webhook_id}/{stream}/{seq}"
-    if len(id.encode()) > RUN_ID_BYTES:
-        id = f"perdure-webhook/{webhook_id}/{hashlib.sha256(stream.encode()).hexdigest()}/{seq}"
-    return id
+    name = f"perdure-webhook/{webhook_id}/{stream}/{seq}"
+    if len(name.encode()) > RUN_ID_BYTES:
+        name = f"perdure-webhook/{webhook_id}/{hashlib.sha256(stream.encode()).hexdigest()}/{seq}"
+    return name
 
 
 async def start_delivery(temporal: TemporalClient, task_queue: str, id: str, task: WebhookTask) -> None:
@@ -219,13 +219,13 @@ class Webhooks:
         ):
             _check_filter(name, value, most)
         secret = generate_secret() if secret is None else check_secret(secret)
-        id, now = f"wh_{uuid.uuid4().hex[:24]}", format_utc_now()
+        name, now = f"wh_{uuid.uuid4().hex[:24]}", format_utc_now()
         created_by = clean_text(by or self._client.actor)[:NAME_CHARS]
-        async with self._audit("create", id, by, _describe_url(url)):
+        async with self._audit("create", name, by, _describe_url(url)):
             await self._check_url(url)
             row = WebhookRow(
-                *(id, url, " ".join(patterns), agent, tenant, session, True, None, None),
-                **_seal(id, [_Secret(secret)]),  # type: ignore[arg-type]  # two columns
+                *(name, url, " ".join(patterns), agent, tenant, session, True, None, None),
+                **_seal(name, [_Secret(secret)]),  # type: ignore[arg-type]  # two columns
                 created_by=created_by,
                 created_at=now,
                 updated_at=now,
@@ -336,8 +336,8 @@ class Webhooks:
             )
             if delivery.type != PING:
                 task = await label_task(await self._open_store(), task)
-            id = build_delivery_id(delivery.webhook_id, delivery.stream or PING, delivery.seq)
-            await self._start(f"{id}/{uuid.uuid4().hex[:8]}", task)
+            name = build_delivery_id(delivery.webhook_id, delivery.stream or PING, delivery.seq)
+            await self._start(f"{name}/{uuid.uuid4().hex[:8]}", task)
         return delivery.message_id
 
     async def test(self, id: str, *, by: str | None = None) -> str:
@@ -471,9 +471,9 @@ def _decode_cursor(text: str | None) -> RowCursor | None:
     if text is None:
         return None
     try:
-        at, id = json.loads(base64.urlsafe_b64decode(text))
+        at, name = json.loads(base64.urlsafe_b64decode(text))
     except (ValueError, TypeError, RecursionError):
-        at = id = None
-    if not isinstance(at, str) or not isinstance(id, str) or clean_text(at + id) != at + id:
+        at = name = None
+    if not isinstance(at, str) or not isinstance(name, str) or clean_text(at + name) != at + name:
         raise InvalidInputError(f"after is the cursor of a page, not {text!r:.100}")
-    return at, id
+    return at, name

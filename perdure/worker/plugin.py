@@ -131,7 +131,8 @@ class PerdurePlugin(SimplePlugin):
 
     Adds ``AgentWorkflow``, the model activity and the dynamic tool activity, and the stages around them. Unless the
     worker sets them, sets the timeouts by which a lost worker is detected within seconds. ``lifespan``, ``stream``,
-    ``provider_limits``, ``hooks``, ``tools``, ``resolve_auth``, ``cache`` and ``webhooks``: see ``Worker``. Its ``calls_per_second``
+    ``provider_limits``, ``hooks``, ``tools``, ``resolve_auth``, ``cache`` and ``webhooks``: see ``Worker``. Its
+    ``calls_per_second``
     is here ``max_task_queue_activities_per_second``, its ``deployment`` the worker's ``deployment_config``.
     """
 

@@ -212,12 +212,12 @@ class WebhookDispatcher:
     """Takes events from the outbox, starts a delivery for each subscription that they match, and deletes them then."""
 
     def __init__(
-        self, store: Store, temporal: TemporalClient, task_queue: str, *, lease_seconds: float = LEASE_SECONDS
+        self, store: Store, temporal: TemporalClient, task_queue: str, *, lease_seconds: float | None = None
     ) -> None:
         self._store = store
         self._temporal = temporal
         self._task_queue = task_queue
-        self._lease_seconds = lease_seconds
+        self._lease_seconds = LEASE_SECONDS if lease_seconds is None else lease_seconds
         self._owner = uuid.uuid4().hex
         self._slots = asyncio.Semaphore(_PARALLEL_STARTS)
 
@@ -279,12 +279,12 @@ class WebhookDispatcher:
             event = await self._read_event(row)
             if event is None:
                 return  # deleted, with its run
-            type = get_webhook_type(event)
-            due = [one for one in webhooks if matches_types(one.events.split(), type) and _is_of_session(one, row)]
+            name = get_webhook_type(event)
+            due = [one for one in webhooks if matches_types(one.events.split(), name) and _is_of_session(one, row)]
             if not due:
                 return
             task = WebhookTask(
-                webhook_id="", message_id="", type=type, stream=row.stream, seq=row.seq, context_id=row.context_id
+                webhook_id="", message_id="", type=name, stream=row.stream, seq=row.seq, context_id=row.context_id
             )
             task = await self._label(task, event)
             for webhook in due:
@@ -292,8 +292,8 @@ class WebhookDispatcher:
                     continue
                 message_id = build_message_id(webhook.id, row.stream, row.seq)
                 own = task.model_copy(update={"webhook_id": webhook.id, "message_id": message_id})
-                id = build_delivery_id(webhook.id, row.stream, row.seq)
-                await start_delivery(self._temporal, self._task_queue, id, own)
+                workflow_id = build_delivery_id(webhook.id, row.stream, row.seq)
+                await start_delivery(self._temporal, self._task_queue, workflow_id, own)
 
     async def _read_event(self, row: OutboxRow) -> Event | None:
         try:

@@ -61,7 +61,8 @@ async def test_of_many_who_disable_one_does(store: Store):
     done = await asyncio.gather(*(store.disable_webhook("w1", f"reason {n}", T2) for n in range(5)))
     row = await store.get_webhook("w1")
     assert (sorted(done), row and row.enabled) == ([False] * 4 + [True], False)
-    assert row and (row.disabled_reason, row.updated_at) == (f"reason {done.index(True)}", T2)
+    assert row
+    assert (row.disabled_reason, row.updated_at) == (f"reason {done.index(True)}", T2)
     assert not await store.disable_webhook("unknown", "x", T2)
 
 
