@@ -70,9 +70,9 @@ def get_outbox() -> dict[str, list[str]]:
     for rule in filter(None, map(str.strip, os.environ.get("PERDURE_OUTBOX", "").split(";"))):
         target, _, listed = rule.partition("=")
         patterns = [pattern.strip() for pattern in listed.split(",") if pattern.strip()]
-        if not target.strip() or not patterns or target.strip() in rules:
+        if not target.strip() or not patterns or target.strip() in rules or target.strip().startswith("perdure."):
             raise RuntimeSetupError(
-                f"PERDURE_OUTBOX has {rule[:80]!r}, which is not the form target=types, each target once",
+                f"PERDURE_OUTBOX has {rule[:80]!r}, which is not the form target=types, each target once (and none that begins with perdure.)",
                 hint="For instance PERDURE_OUTBOX='webhooks=approval.*,question.*,run,turn'.",
             )
         for pattern in patterns:

@@ -33,6 +33,7 @@ from . import (
     show,
     steer,
     store,
+    webhook,
     worker,
 )
 from .options import Commands
@@ -81,6 +82,7 @@ app.add(replay.replay, schema.schema)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(server.app, name="server")
 app.add_typer(store.app, name="store")
+app.add_typer(webhook.app, name="webhook")
 app.add(server.env, doctor.doctor)
 
 

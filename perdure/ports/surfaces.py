@@ -197,7 +197,7 @@ class WriteOptions:
 
     def _find_targets(self, type: str) -> list[str]:
         given = [target for target, patterns in self.outbox.items() if any(fnmatchcase(type, one) for one in patterns)]
-        return [*given, WEBHOOK_TARGET] if type in WEBHOOK_EVENT_TYPES else given
+        return list(dict.fromkeys([*given, WEBHOOK_TARGET])) if type in WEBHOOK_EVENT_TYPES else given
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ async def test_an_approval_reaches_its_endpoint(engine: Engine, endpoint: Endpoi
         [asked] = [one for one in endpoint.requests if one.json["type"] == "approval.requested"]
         data = asked.json["data"]
         assert (data["context_id"], data["agent"], data["tenant"], data["user"]) == (
-            "order/7",
+            run.id,
             "support",
             "acme",
             "ana",
