@@ -1,7 +1,7 @@
 """Approvals in Slack: a webhook of perdure becomes a message with buttons, and a click of an approver decides the call.
 
-    perdure webhook create https://HOST/perdure --event approval.requested     # its secret: PERDURE_WEBHOOK_SECRET
-    uvicorn --app-dir examples 53_slack_approvals:app                          # Slack: Interactivity → https://HOST/slack
+perdure webhook create https://HOST/perdure --event approval.requested     # its secret: PERDURE_WEBHOOK_SECRET
+uvicorn --app-dir examples 53_slack_approvals:app                          # Slack: Interactivity → https://HOST/slack
 """
 
 import base64
@@ -78,7 +78,7 @@ async def ask_in_slack(request: Request) -> Response:
 
 
 async def take_click(request: Request) -> Response:
-    """A click in Slack, which is answered within 3 s: the decision follows. Lost with the process, it is clicked again."""
+    """A click in Slack, answered within 3 s: the decision follows. Lost with the process, it is clicked again."""
     body = await request.body()
     if not is_from_slack(request.headers, body):
         return Response(status_code=401)

@@ -72,7 +72,8 @@ def get_outbox() -> dict[str, list[str]]:
         patterns = [pattern.strip() for pattern in listed.split(",") if pattern.strip()]
         if not target.strip() or not patterns or target.strip() in rules or target.strip().startswith("perdure."):
             raise RuntimeSetupError(
-                f"PERDURE_OUTBOX has {rule[:80]!r}, which is not the form target=types, each target once (and none that begins with perdure.)",
+                f"PERDURE_OUTBOX has {rule[:80]!r}, which is not the form target=types, "
+                "each target once and none that begins with perdure.",
                 hint="For instance PERDURE_OUTBOX='webhooks=approval.*,question.*,run,turn'.",
             )
         for pattern in patterns:

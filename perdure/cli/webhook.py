@@ -138,7 +138,12 @@ def delete(id: WebhookArgument, *, server: ActorStoreOptions, output: OutputOpti
 
 
 def deliveries(
-    id: WebhookArgument, limit: LimitOption = 50, after: AfterOption = None, *, server: StoreOptions, output: OutputOptions
+    id: WebhookArgument,
+    limit: LimitOption = 50,
+    after: AfterOption = None,
+    *,
+    server: StoreOptions,
+    output: OutputOptions,
 ) -> None:
     """List the attempts of the last 30 days, the newest first."""
     page = call_client(server, lambda client: client.webhooks.deliveries(id, limit=limit, after=after))
@@ -164,7 +169,7 @@ def resend(
     output.print_result({"message_id": message_id}, f"{message_id} is sent again")
 
 
-def test(
+def send_test(
     id: WebhookArgument, task_queue: TaskQueueOption = None, *, server: ActorStoreOptions, output: OutputOptions
 ) -> None:
     """Send an event of the type ping."""
@@ -175,4 +180,5 @@ def test(
 app = Commands(help="Endpoints that get events: approvals, questions, ends of runs.", no_args_is_help=True)
 app.add(create)
 app.add(list_webhooks, name="list")
-app.add(show, rotate, enable, disable, delete, deliveries, resend, test)
+app.add(show, rotate, enable, disable, delete, deliveries, resend)
+app.add(send_test, name="test")

@@ -65,7 +65,8 @@ async def serve_endpoint() -> AsyncIterator[Endpoint]:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            headers = dict(line.split(": ", 1) for line in head[1:] if line)
+            pairs = (line.split(": ", 1) for line in head[1:] if line)
+            headers = {name.lower(): value for name, value in pairs}
             body = await reader.readexactly(int(headers["content-length"]))
             request = Received(head[0].split(" ")[1], headers, body)
             endpoint.requests.append(request)

@@ -156,9 +156,19 @@ def test_the_body_of_an_approval() -> None:
     data = body.pop("data")
     assert body == {"type": "approval.requested", "timestamp": "2026-01-01T00:00:01.000000+00:00"}
     assert data == {
-        "context_id": "c/call 1", "root": "c", "task_id": "t", "agent": "support", "tenant": "acme", "user": None,
-        "seq": 7, "path": [{"agent": "helper", "call_id": "call 1"}], "call_id": "a/b", "tool": "refund",
-        "arguments": {"amount": 3}, "hash": "h", "on_expiry": "deny",
+        "context_id": "c/call 1",
+        "root": "c",
+        "task_id": "t",
+        "agent": "support",
+        "tenant": "acme",
+        "user": None,
+        "seq": 7,
+        "path": [{"agent": "helper", "call_id": "call 1"}],
+        "call_id": "a/b",
+        "tool": "refund",
+        "arguments": {"amount": 3},
+        "hash": "h",
+        "on_expiry": "deny",
         "expires_at": "2026-01-01T00:01:01.000000+00:00",
         "decision_url": "https://perdure.example/x/decide/c%2Fcall%201/a%2Fb?hash=h",
     }

@@ -24,4 +24,4 @@ deliveries.RETRY_SECONDS = (0.05,) * 9
 if point := os.environ.get("TEST_KILL_POINT"):
     kill_at(cast(Point, point), once=f"{os.environ['TEST_LEDGER']}.killed")
 script = ScriptedProvider([[call("refund", amount=3)], "Done."])
-run_worker(Agent("support", script, tools=[refund]))
+run_worker([Agent("support", script, tools=[refund])])
