@@ -9,7 +9,7 @@ import ssl
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,13 +19,15 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
 from .. import config
+from ..client.client import Client
+from ..client.follow import record_run_end
 from ..client.webhooks import build_delivery_id, build_message_id, label_task, open_secrets, start_delivery
-from ..errors import InvalidInputError, StoreError
+from ..errors import InvalidInputError, RunNotFoundError, StoreError
 from ..ports import Store, timestamp
 from ..ports.surfaces import OutboxRow, add_seconds
 from ..ports.test_seams import reach_point
 from ..ports.webhooks import WEBHOOK_TARGET, DeliveryRow, WebhookRow
-from ..types.events import Event, RunEvent, decode_event
+from ..types.events import Event, RunEvent, TurnEvent, decode_event
 from ..types.interface import LABELS
 from ..types.messages import clean_text
 from ..webhooks import (
@@ -205,6 +207,10 @@ KEEP_LOG = timedelta(days=30)
 """How long attempts stay in the log."""
 _CLEAN_SECONDS = 3600.0
 _PARALLEL_STARTS = 10
+_END_TYPES = ("run.completed", "run.failed", "run.cancelled")
+_ENDED_STATUSES = ("completed", "failed", "cancelled")
+_END_CHECKS, _END_CHECK_SECONDS = 50, 0.1
+"""Looks at a run that is about to end, and the seconds between two."""
 _WEBHOOK_PAGE = 500
 
 
@@ -216,6 +222,7 @@ class WebhookDispatcher:
     ) -> None:
         self._store = store
         self._temporal = temporal
+        self._client = Client(temporal, task_queue=task_queue)
         self._task_queue = task_queue
         self._lease_seconds = LEASE_SECONDS if lease_seconds is None else lease_seconds
         self._owner = uuid.uuid4().hex
@@ -279,6 +286,8 @@ class WebhookDispatcher:
             event = await self._read_event(row)
             if event is None:
                 return  # deleted, with its run
+            if isinstance(event, TurnEvent) and event.state != "started":
+                await self._record_end(row, webhooks)
             name = get_webhook_type(event)
             due = [one for one in webhooks if matches_types(one.events.split(), name) and _is_of_session(one, row)]
             if not due:
@@ -294,6 +303,25 @@ class WebhookDispatcher:
                 own = task.model_copy(update={"webhook_id": webhook.id, "message_id": message_id})
                 workflow_id = build_delivery_id(webhook.id, row.stream, row.seq)
                 await start_delivery(self._temporal, self._task_queue, workflow_id, own)
+
+    async def _record_end(self, row: OutboxRow, webhooks: Sequence[WebhookRow]) -> None:
+        """Record the end of a run whose last turn has ended, as its first reader does; it has no other event.
+
+        Raises ``StoreError`` if the run has not ended yet: then the row is taken again after its lease.
+        """
+        if not any(matches_types(one.events.split(), name) for one in webhooks for name in _END_TYPES):
+            return
+        run = await self._store.get_run(row.context_id)
+        if run is None or run.status not in _ENDED_STATUSES:
+            return  # a session
+        handle = self._client.run(row.context_id)
+        with suppress(RunNotFoundError):  # past Temporal's retention, or its store was moved
+            for _ in range(_END_CHECKS):
+                if (await handle.describe()).close_time is not None:
+                    await record_run_end(handle, self._store)
+                    return
+                await asyncio.sleep(_END_CHECK_SECONDS)
+            raise StoreError(f"run {row.context_id} has not ended yet")
 
     async def _read_event(self, row: OutboxRow) -> Event | None:
         try:
