@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +25,7 @@ AfterOption = Annotated[str | None, typer.Option(help="The cursor that the page 
 EventsOption = Annotated[
     list[str] | None, typer.Option("--event", help="Type, * for any characters: approval.*; repeatable. Default: all.")
 ]
-SecretOption = Annotated[str | None, typer.Option(envvar="PERDURE_WEBHOOK_SECRET", help="whsec_…; else generated.")]
+SecretOption = Annotated[str | None, typer.Option(help="whsec_…; PERDURE_WEBHOOK_SECRET, else generated.")]
 
 
 def create(
@@ -43,10 +44,14 @@ def create(
     async def act(client: Client) -> Webhook:
         filters = {"agent": agent, "tenant": tenant, "session": session}
         chosen = {"events": event} if event else {}
-        return await client.webhooks.create(url, secret=secret, **filters, **chosen)  # type: ignore[arg-type]  # by name
+        return await client.webhooks.create(url, secret=_find_secret(secret), **filters, **chosen)  # type: ignore[arg-type]  # by name
 
     webhook = call_client(server, act)
     output.print_result(asdict(webhook), f"{webhook.id}  {webhook.secret}")
+
+
+def _find_secret(given: str | None) -> str | None:
+    return given or os.environ.get("PERDURE_WEBHOOK_SECRET") or None
 
 
 def list_webhooks(
@@ -112,7 +117,9 @@ def rotate(
 ) -> None:
     """Give a webhook a new secret, and print it."""
     keep_time: float | str = 0.0 if keep == "0" else keep
-    webhook = call_client(server, lambda client: client.webhooks.rotate_secret(id, keep=keep_time, secret=secret))
+    webhook = call_client(
+        server, lambda client: client.webhooks.rotate_secret(id, keep=keep_time, secret=_find_secret(secret))
+    )
     output.print_result(asdict(webhook), str(webhook.secret))
 
 

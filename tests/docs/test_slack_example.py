@@ -18,7 +18,7 @@ from perdure import Agent, tool
 from perdure.testing import call, scripted
 from perdure.types.events import ApprovalRequested
 from perdure.webhooks import WebhookTask, build_event_body, build_webhook_headers, generate_secret
-from tests.support.examples import example
+from tests.support.examples import EXAMPLES, example
 from tests.support.wait import eventually
 from tests.support.webhooks import Endpoint, serve_endpoint, status
 
@@ -52,7 +52,7 @@ async def test_an_approval_in_slack(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = Agent("support", "openai:gpt-5", tools=[refund])
     async with serve_endpoint() as slack, scripted(agent, [[call("refund", amount=3)], "Done."]) as kit:
         slack.answer = status(200, '{"ok": true}', content_type="application/json")
-        module = example("53_slack_approvals.py")
+        module = example(str(EXAMPLES / "53_slack_approvals.py"))
         module.SLACK_API, module.app.state.client = slack.url, kit.client
         run = await kit.client.start(agent, "Go.")
 
