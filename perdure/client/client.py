@@ -69,6 +69,7 @@ from .start import (
 from .tokens import ApiTokens
 from .turn import Turn
 from .visibility import RunSummary, create_store, list_runs
+from .webhooks import Webhooks
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
@@ -522,6 +523,11 @@ class Client:
     def tokens(self) -> ApiTokens:
         """The API tokens of the HTTP service. Needs the store."""
         return ApiTokens(self)
+
+    @property
+    def webhooks(self) -> Webhooks:
+        """The webhooks that runs' events are delivered to. Needs the store."""
+        return Webhooks(self)
 
     async def close(self) -> None:
         """Close the store; Temporal's client needs no closing."""

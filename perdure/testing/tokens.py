@@ -13,6 +13,7 @@ class MemoryTokens:
     """The methods of :class:`perdure.ports.tokens.Tokens`. A test may access everything."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.tokens: dict[str, TokenRow] = {}
 
     @abstractmethod
