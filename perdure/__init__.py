@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .tools import remote_tool as remote_tool
     from .tools import tool as tool
     from .tools.context import RunFacts as RunFacts
+    from .types.client_tools import ClientTool as ClientTool
     from .types.compaction import Compaction as Compaction
     from .types.interface import Response as Response
     from .types.interface import Status as Status
@@ -66,6 +67,7 @@ _NAMES_BY_MODULE = {
     "tools": "Approval Memory RunContext Tool ToolContext allow ask background callback_tool delegate deny remote_tool "
     "tool",
     "tools.context": "RunFacts",
+    "types.client_tools": "ClientTool",
     "types.compaction": "Compaction",
     "types.interface": "Response Status",
     "types.limits": "Limits RateLimit",

@@ -70,9 +70,10 @@ def get_outbox() -> dict[str, list[str]]:
     for rule in filter(None, map(str.strip, os.environ.get("PERDURE_OUTBOX", "").split(";"))):
         target, _, listed = rule.partition("=")
         patterns = [pattern.strip() for pattern in listed.split(",") if pattern.strip()]
-        if not target.strip() or not patterns or target.strip() in rules:
+        if not target.strip() or not patterns or target.strip() in rules or target.strip().startswith("perdure."):
             raise RuntimeSetupError(
-                f"PERDURE_OUTBOX has {rule[:80]!r}, which is not the form target=types, each target once",
+                f"PERDURE_OUTBOX has {rule[:80]!r}, which is not the form target=types, "
+                "each target once and none that begins with perdure.",
                 hint="For instance PERDURE_OUTBOX='webhooks=approval.*,question.*,run,turn'.",
             )
         for pattern in patterns:
@@ -83,6 +84,16 @@ def get_outbox() -> dict[str, list[str]]:
                 )
         rules[target.strip()] = patterns
     return rules
+
+
+def get_webhook_allow() -> str:
+    """Return ``PERDURE_WEBHOOK_ALLOW``, the hosts and networks that webhooks may reach although they are not public."""
+    return os.environ.get("PERDURE_WEBHOOK_ALLOW", "")
+
+
+def get_public_url() -> str | None:
+    """Return ``PERDURE_PUBLIC_URL``, the URL of the web application for people, without a slash at its end."""
+    return os.environ.get("PERDURE_PUBLIC_URL", "").rstrip("/") or None
 
 
 def get_health_address() -> str | None:

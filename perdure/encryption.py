@@ -112,6 +112,10 @@ class KeyRing:
             hint=f"{MAKE_KEY_HINT} Or send an auth_ref, which the worker resolves.",
         )
 
+    def find_given_key(self) -> EncryptionKey | None:
+        """Return the first key of ``PERDURE_ENCRYPTION_KEYS``; None without one."""
+        return next(iter(self._keys.values()), None)
+
     def open(self, token: str, abouts: Iterable[str]) -> bytes:
         """Decrypt ``token`` for one of ``abouts``.
 

@@ -23,7 +23,7 @@
     ├── ToolError                                what a tool's exception becomes for the model
     │   └── QuestionDeclinedError                the question of a tool was declined
     ├── RunNotFoundError · RunExistsError · RunClosedError · RunStuckError
-    ├── ScheduleNotFoundError · ScheduleExistsError
+    ├── ScheduleNotFoundError · ScheduleExistsError · WebhookNotFoundError
     ├── ApprovalPendingError · ApprovalExpiredError · ApprovalDecidedError
     ├── ProviderError                            the model's API; ``retryable`` says whether to try again
     │   ├── AuthenticationError · PermissionDeniedError · ModelNotFoundError · BadRequestError
@@ -202,6 +202,10 @@ class ScheduleNotFoundError(PerdureError):
 
 class ScheduleExistsError(PerdureError):
     """A schedule with that id exists."""
+
+
+class WebhookNotFoundError(PerdureError):
+    """No webhook, or no delivery of one, has that id."""
 
 
 class ApprovalPendingError(PerdureError):

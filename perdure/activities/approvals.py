@@ -23,6 +23,7 @@ from ..types.subagents import CollectCall, Lineage, TellCall
 from ..types.tool_calls import (
     ActivityCall,
     AfterExternalCall,
+    BeforeExternalCall,
     Call,
     CallbackCall,
     RefusedCall,
@@ -68,6 +69,8 @@ class ApprovalGate:
             disposition, ActivityCall | RemoteCall | SubagentCall | CollectCall | TellCall | CallbackCall
         ):
             return call
+        if isinstance(disposition, CallbackCall) and disposition.declared:  # its client may refuse to run it
+            return call
         arguments = call.arguments or {}
         part = ToolCallPart(id=call.id, name=call.name, arguments=arguments)
         terms = await self._find_terms(agent, agent.toolbox.get(call.name), part, ctx, lineage)
@@ -90,7 +93,8 @@ class ApprovalGate:
     ) -> ToolOutput:
         """Run ``call``, if it may; else return a result for the model that says why not."""
         task, approval = call.input, call.input.approval
-        if isinstance(task.side, AfterExternalCall):  # it has run
+        is_declared = isinstance(task.side, BeforeExternalCall) and task.side.declared
+        if is_declared or isinstance(task.side, AfterExternalCall):  # it has run
             return await next(call)
         if approval is not None and approval.hash != hash_arguments(task.call_id, task.name, call.arguments):
             return build_error_output(call, f"{task.name} was approved with other arguments; it was not run")

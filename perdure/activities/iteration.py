@@ -329,7 +329,7 @@ class IterationStage:
         """Around a model call; for an ending (``purpose="close"``) or a reminder (``"remind"``) only hooks run.
 
         Raises ``InvalidInputError`` for a context that does not fit the agent, and for a conversation without messages;
-        ``DefinitionError`` for overrides that do not fit it.
+        and for client tools of an agent that takes none; ``DefinitionError`` for overrides that do not fit it.
         """
         if call.input.purpose == "close":
             await self._hook_runner.run_message_hooks_at_end(
@@ -345,6 +345,7 @@ class IterationStage:
         try:
             if self._toolsets is not None:
                 base, pinned = await self._toolsets.add_offered_tools(agent, call, ctx)
+                base = await self._toolsets.add_client_tools(base, call, self._agents.tools)
             agent = base.overridden(call.input.overrides, self._agents.tools)
             reply = await self._run_iteration(base, agent, call, ctx, next)
         except Exception as error:

@@ -100,13 +100,17 @@ def get_cancellation() -> Cancellation:
 # its outcome.
 
 
-async def clear_external_call(author: AuthorLoop, tool: Tool, call: ToolCall, side: BeforeExternalCall) -> ToolOutput:
-    """Clear the call for handover, with its arguments as the hooks have changed them. Raises ``ToolError``."""
-    if not isinstance(tool, CallbackTool if side.client else RemoteTool):
+async def clear_external_call(
+    author: AuthorLoop, tool: Tool | None, call: ToolCall, side: BeforeExternalCall
+) -> ToolOutput:
+    """Clear the call for handover, with its arguments as the hooks have changed them. ``tool`` is None for one that
+    the turn's client has declared. Raises ``ToolError``."""
+    if tool is not None and not isinstance(tool, CallbackTool if side.client else RemoteTool):
         raise ToolError(f"{call.input.name} is now another kind of tool; retry the call")
     arguments = dict(call.arguments)
     _check_external_arguments(call.input.name, arguments)
-    await author.run(f"validators of tool {tool.name}", tool.build_disposition, arguments)
+    if tool is not None:
+        await author.run(f"validators of tool {tool.name}", tool.build_disposition, arguments)
     changed = None if is_same_json(arguments, call.input.arguments) else arguments
     return ToolOutput(key=call.key, status="cleared", cleared=Clearance(arguments=changed))
 
@@ -169,12 +173,13 @@ class ToolActivity:
             if isinstance(task.side, AfterExternalCall):
                 return build_returned_output(call, task.side)
             tool = await self._find_tool(agent, call, context)
+            side = task.side
+            if side is not None and (tool is not None or side.declared):
+                return await self._clear_external_call(call, tool, side)
             if tool is None:  # the code changed since the model was shown the tool
                 return _build_error_output(
                     call, build_unknown_tool_text(task.name, [spec.name for spec in agent.toolbox.specs])
                 )
-            if task.side is not None:
-                return await self._clear_external_call(call, tool, task.side)
             output = await self._execute_tool(call, tool, _bind_tool_call(agent, tool, call, context))
             question = context.questions.open_question
             return output if question is None else _build_question_output(call, question)
@@ -190,7 +195,7 @@ class ToolActivity:
             given_up.set()
             context.memory.close()
 
-    async def _clear_external_call(self, call: ToolCall, tool: Tool, side: BeforeExternalCall) -> ToolOutput:
+    async def _clear_external_call(self, call: ToolCall, tool: Tool | None, side: BeforeExternalCall) -> ToolOutput:
         try:
             return await clear_external_call(self._author, tool, call, side)
         except ArgumentsError as error:

@@ -1,6 +1,7 @@
-"""Tools of toolsets: the pinned list of a run, and the check that a tool's definition is still the pinned one.
+"""Tools that an agent's code does not have: those of its toolsets, and those that the client of a turn declares.
 
-The pinned list of a run is a blob in the store; the run carries the reference. Each worker lists the present tools of a
+The pinned list of a run's toolset tools, and a turn's client tools, are blobs in the store; the run carries the
+references. Each worker lists the present tools of a
 toolset at most every ``Toolset.recheck`` seconds, or when the toolset reports a change.
 """
 
@@ -17,8 +18,9 @@ from ..agent.agent import Agent
 from ..errors import DefinitionError, PerdureError, ToolError, ToolsetError
 from ..ports import Blob, Cache, Toolset
 from ..stages.stage import ConversationCall, ToolCall
-from ..tools import RunContext, Tool, format_error
+from ..tools import DeclaredTool, RunContext, Tool, Toolbox, format_error
 from ..tools.tool import ToolsetTool, pin_tool
+from ..types.client_tools import ClientTool, build_client_tools_error, decode_client_tools, encode_client_tools
 from ..types.interface import FINISH_TOOL
 from ..types.messages import BlobRef
 from ..types.tool_calls import PinnedTool, decode_pinned_tools, encode_pinned_tools
@@ -61,10 +63,10 @@ class Toolsets:
         self,
         author: AuthorLoop,
         load: Callable[[BlobRef], Awaitable[str]],
-        taken: Cache[tuple[PinnedTool, ...]],
+        taken: Cache[Any],
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """``load`` reads the pinned list of a run from the store, ``taken`` caches it."""
+        """``load`` reads a list from the store, ``taken`` caches its tools."""
         self._author = author
         self._load = load
         self._clock = clock
@@ -154,6 +156,36 @@ class Toolsets:
             except Exception as error:  # the worker stops all the same
                 logger.warning("toolset %s could not be closed: %s", toolset.name, format_error(error))
 
+    # --- client tools
+
+    async def add_client_tools(self, agent: Agent, call: ConversationCall, reserved: Toolbox) -> Agent:
+        """Return ``agent`` with the tools that the turn's client has declared. Those that have the name of a tool of
+        the agent, or of a ``reserved`` one, are left out, and reported (``call.left_out``).
+
+        Raises ``InvalidInputError`` for an agent that takes none, and for a stored list that is not valid.
+        """
+        declared = call.input.client_tools
+        if not declared:
+            return agent
+        if not agent.client_tools:
+            raise build_client_tools_error(agent.name)
+        if isinstance(declared, BlobRef):
+            key, tools = declared.hash, await self._load_client_tools(declared)
+        else:
+            key, tools = Blob.from_content(encode_client_tools(declared)).hash, declared
+        own = [tool.name for tool in tools if tool.name in agent.toolbox or tool.name in reserved]
+        call.left_out[:] = own
+        offered = [tool for tool in tools if tool.name not in own]
+        return agent.with_tools(f"client/{key}", lambda: map(DeclaredTool, offered)) if offered else agent
+
+    async def _load_client_tools(self, ref: BlobRef) -> tuple[ClientTool, ...]:
+        key = f"client/{ref.hash}"  # not the hash alone: it may be that of a toolset's list
+        tools: tuple[ClientTool, ...] | None = self._list_cache.get(key)
+        if tools is None:
+            tools = decode_client_tools(await self._load(ref))
+            self._list_cache.put(key, tools, _PARSED_FACTOR * ref.size)
+        return tools
+
     # --- present lists
 
     async def _fetch_current(self, toolset: Toolset, ctx: RunContext[Any]) -> _ToolList:
@@ -208,7 +240,7 @@ class Toolsets:
     # --- pinned lists
 
     async def _load_list(self, ref: BlobRef) -> tuple[PinnedTool, ...]:
-        rows = self._list_cache.get(ref.hash)
+        rows: tuple[PinnedTool, ...] | None = self._list_cache.get(ref.hash)
         if rows is None:
             rows = decode_pinned_tools(await self._load(ref))
             self._cache_list(ref, rows)

@@ -18,7 +18,7 @@ from ..errors import DefinitionError, InvalidInputError
 from ..hooks import Hook, HookSet, validate_hooks
 from ..hooks.hook import add_hook_compaction, validate_hook_list
 from ..ports import Provider, Toolset, ToolSpec
-from ..tools import Rule, RunContext, Tool, Toolbox
+from ..tools import DeclaredTool, Rule, RunContext, Tool, Toolbox
 from ..tools.context import ContextT
 from ..tools.context_type import ContextType, validate_plain_context
 from ..tools.json_schema import PlainSchema, remove_titles
@@ -40,6 +40,7 @@ from .validation import (
     resolve_max_iterations,
     validate_agent_limits,
     validate_agent_name,
+    validate_client_tools,
     validate_compaction,
     validate_instructions,
     validate_list,
@@ -48,6 +49,7 @@ from .validation import (
     validate_on_limit,
     validate_parse_retries,
     validate_rules,
+    validate_subagents,
     validate_toolsets,
     validate_versioning,
     warn_of_low_threshold,
@@ -95,7 +97,8 @@ class Agent(AgentDecorators[ContextT, OutputT]):
     agents of the same worker: each is a tool ``call_NAME``, and each call of it is a run of its own. ``approvals`` are
     rules on calls; the first that matches decides: ``[allow("read_*"), deny("rm", path="/etc/*"), ask("*")]``. Where
     none matches, the tool's own ``needs_approval`` decides. On versioned workers a run moves to the current version at
-    its next step, or with ``versioning="pinned"`` at the end of its turn.
+    its next step, or with ``versioning="pinned"`` at the end of its turn. With ``client_tools=True`` the client of a
+    turn may declare tools that it runs itself.
 
     Raises ``DefinitionError`` (or ``SettingsError``) that names the problem and the way out.
 
@@ -202,6 +205,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         hooks: Iterable[Hook | HookSet] = (),
         approvals: Sequence[Rule] = (),
         versioning: Versioning = "auto_upgrade",
+        client_tools: bool = False,
     ) -> None:
         self.name = validate_agent_name(name)
         self.chain = validate_models(name, model)
@@ -211,7 +215,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         """The system prompt: texts and functions, in their order."""
         self._set_types(context, input, output, finish, parse_retries, output_validators)
         listed_tools = validate_list(name, "tools", tools, "[search, refund]")
-        own_subagents = _validate_subagents(name, subagents)
+        own_subagents = validate_subagents(name, subagents, Agent)
         self.toolbox = Toolbox([*listed_tools, *map(build_subagent_tool, own_subagents)])
         self.toolsets = validate_toolsets(name, toolsets)
         """Sources of tools that are listed when a run begins."""
@@ -231,6 +235,8 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         self.approvals = validate_rules(name, approvals)
         """Which calls run without approval, wait for approval, or are denied: the first matching rule decides."""
         self.versioning: Versioning = validate_versioning(name, versioning)
+        self.client_tools = validate_client_tools(name, client_tools)
+        """Whether the client of a turn may declare tools that it runs itself."""
         check_function_types(
             name, context, output, tools=self.toolbox, hooks=self.hooks, instructions=self.instruction_parts
         )
@@ -400,9 +406,9 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         return self._get_or_create_copy(key, lambda: self._apply_override(override, worker))
 
     def with_tools(self, key: str, tools: Callable[[], Iterable[Tool]]) -> Agent[ContextT, OutputT]:
-        """Return a copy that has ``tools`` in place of the toolsets; the same copy for the same ``key``.
+        """Return a copy that also has ``tools``, and no toolsets; the same copy for the same ``key``.
 
-        If the agent's code has a tool of the same name by now, the code's tool is used.
+        If the agent has a tool of the same name, the agent's is used.
         """
 
         def create() -> Agent[ContextT, OutputT]:
@@ -467,13 +473,14 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         return agent
 
     def _select_tools(self, names: Sequence[str]) -> Toolbox:
-        """Return the tools of those names in the agent's order, so that the model sees the same list each time."""
+        """Return the tools of those names in the agent's order, so that the model sees the same list each time; and
+        those that the turn's client has declared, which are not the agent's."""
         for name in names:
             if name not in self.toolbox and not self.toolsets:  # the tools of toolsets are not known yet
                 known = ", ".join(tool.name for tool in self.toolbox) or "none"
                 problem = f"agent {self.name!r}: tools names {name!r}, which the agent does not have"
                 raise DefinitionError(problem, hint=f"Its tools are: {known}.")
-        return Toolbox([tool for tool in self.toolbox if tool.name in names])
+        return Toolbox([tool for tool in self.toolbox if tool.name in names or isinstance(tool, DeclaredTool)])
 
     def _apply_step_tools(
         self, offered: Toolbox, added: Sequence[str], removed: Sequence[str], worker: Toolbox | None
@@ -589,12 +596,3 @@ class Agent(AgentDecorators[ContextT, OutputT]):
 
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
         return run_sync(lambda: call_agent(self, message, id, client, on_approval, context=context, **options))
-
-
-def _validate_subagents(name: str, subagents: Any) -> list[Agent[Any, Any] | str]:
-    listed = validate_list(name, "subagents", subagents, "[researcher]")
-    for subagent in listed:
-        if not isinstance(subagent, Agent | str):
-            problem = f"agent {name!r}: a subagent is an Agent or the name of one, not {subagent!r:.100}"
-            raise DefinitionError(problem, hint="A function goes into tools=[…].")
-    return listed

@@ -193,6 +193,7 @@ class AgentSpec(StrictInput):
     approvals: list[JsonFields] = Field(default=[])
     """Rules: ``[{"allow": "read_*"}, {"ask": "refund", "arguments": {"amount": 5}, "expires": "7d"}]``."""
     versioning: Versioning | None = None
+    client_tools: bool | None = None
     compaction: dict[str, JsonFields] = Field(default={})
     """As ``Compaction``, by kind: ``{"window": {"tokens": 100000}}``."""
 

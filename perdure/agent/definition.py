@@ -59,6 +59,7 @@ def describe_agent(agent: Agent[Any, Any]) -> dict[str, Any]:
         "on_limit": agent.on_limit,
         "finish": agent.finish,
         "versioning": None if agent.versioning == "auto_upgrade" else agent.versioning,
+        "client_tools": agent.client_tools or None,
         "context": None if agent.context is None else TypeAdapter(agent.context).json_schema(),
         "input": agent.input_schema() if agent.takes_input else None,
         "output": None if agent.output_type.is_text else agent.output_type.schema,

@@ -14,7 +14,6 @@ from ..hooks import Hook
 from ..hooks.hook import evaluate_signature
 from ..loop.compaction import BYTES_PER_TOKEN
 from ..ports import ModelRef, Toolset, ToolSpec
-from ..ports.model import NAME_PATTERN
 from ..ports.toolset import ON_CHANGE_VALUES
 from ..providers.pricing import has_price
 from ..providers.registry import check_settings, check_stream, parse_model
@@ -30,6 +29,7 @@ from ..tools.context_type import (
 from ..types.compaction import Compaction, CompactionSettings, build_compaction_settings
 from ..types.interface import FinishProtocol, OnLimit, Versioning
 from ..types.limits import DEFAULT_ITERATIONS, Limits, check_whole_number
+from ..types.messages import NAME_PATTERN
 
 logger = logging.getLogger("perdure.worker")
 
@@ -55,6 +55,7 @@ class AgentOptions(TypedDict, total=False):
     compaction: Compaction | Sequence[Compaction] | None
     approvals: Sequence[Rule]
     versioning: Versioning
+    client_tools: bool
 
 
 def validate_agent_name(name: Any) -> str:
@@ -281,6 +282,24 @@ def validate_versioning(name: str, value: Any) -> Versioning:
     """Return whether turns of the agent stay on the version of the workers that they began on."""
     versioning: Versioning = validate_choice(name, "versioning", value, get_args(Versioning), "'auto_upgrade'")
     return versioning
+
+
+def validate_client_tools(name: str, value: Any) -> bool:
+    """Return whether clients may declare tools of their own to the agent."""
+    if not isinstance(value, bool):
+        hint = "Clients declare the tools themselves: client.send(…, client_tools=[…])."
+        raise DefinitionError(f"agent {name!r}: client_tools is True or False, not {value!r:.100}", hint=hint)
+    return value
+
+
+def validate_subagents(name: str, subagents: Any, kind: type) -> list[Any]:
+    """Return the subagents: agents (of the class ``kind``), or names of agents."""
+    listed = validate_list(name, "subagents", subagents, "[researcher]")
+    for subagent in listed:
+        if not isinstance(subagent, kind | str):
+            problem = f"agent {name!r}: a subagent is an Agent or the name of one, not {subagent!r:.100}"
+            raise DefinitionError(problem, hint="A function goes into tools=[…].")
+    return listed
 
 
 def resolve_max_iterations(name: str, value: Any, limits: Limits) -> int:

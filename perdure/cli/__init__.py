@@ -35,6 +35,7 @@ from . import (
     steer,
     store,
     token,
+    webhook,
     worker,
 )
 from .options import Commands
@@ -84,6 +85,7 @@ app.add_typer(schedule.app, name="schedule")
 app.add_typer(server.app, name="server")
 app.add_typer(store.app, name="store")
 app.add_typer(token.app, name="token")
+app.add_typer(webhook.app, name="webhook")
 app.add(server.env, doctor.doctor)
 
 

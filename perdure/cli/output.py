@@ -24,6 +24,7 @@ from ..errors import (
     RuntimeSetupError,
     ScheduleNotFoundError,
     StoreError,
+    WebhookNotFoundError,
 )
 from ..terminal import escape_line, print_json, print_line, print_text, style_text, truncate_text
 
@@ -271,7 +272,7 @@ INTERRUPTED = 130
 _EXIT_CODES = (
     ((StoreError,), 1),
     ((InvalidInputError, DefinitionError), 2),
-    ((RunNotFoundError, ScheduleNotFoundError), 3),
+    ((RunNotFoundError, ScheduleNotFoundError, WebhookNotFoundError), 3),
     ((RuntimeSetupError,), 4),
 )
 

@@ -34,6 +34,7 @@ from ..tools.memory import (
     check_memory_list,
     check_memory_name,
 )
+from ..types.client_tools import ClientTool
 from ..types.interface import FIRST_MESSAGE_MEMO, Mode, OutputT, Override
 from ..types.messages import FilePart, Message, MessageInput, clean_text, decode_file_data
 from .audit import audit_steering
@@ -57,6 +58,7 @@ from .start import (
     StartOptions,
     attach_to_run,
     build_start_input,
+    check_client_tools,
     check_message_input,
     check_recorded_labels,
     check_run_id,
@@ -67,6 +69,7 @@ from .start import (
 from .tokens import ApiTokens
 from .turn import Turn
 from .visibility import RunSummary, create_store, list_runs
+from .webhooks import Webhooks
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
@@ -209,6 +212,7 @@ class Client:
         auth_ref: str | None = None,
         history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
+        client_tools: Sequence[ClientTool | Mapping[str, Any]] | None = None,
         idle_timeout: float | str | None = None,
         max_history_events: int | None = None,
         by: str | None = None,
@@ -241,6 +245,7 @@ class Client:
             context=context,
             history=history,
             override=override,
+            client_tools=client_tools,
             idle_timeout=idle_timeout,
             max_history_events=max_history_events,
             tenant=tenant,
@@ -299,6 +304,7 @@ class Client:
         auth_ref: str | None = None,
         history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
+        client_tools: Sequence[ClientTool | Mapping[str, Any]] | None = None,
         idle_timeout: float | str | None = None,
         by: str | None = None,
         tenant: str | None = None,
@@ -308,7 +314,8 @@ class Client:
 
         A conversation that does not exist is opened as a session; a closed one continues from its end. ``context``,
         ``history`` and ``idle_timeout`` apply when it is opened. The same ``message_id`` twice counts once; concurrent
-        senders are safe. ``override`` changes the agent for this turn; ``task_id`` names the turn. With
+        senders are safe. ``override`` changes the agent for this turn; ``client_tools`` are tools that the client runs,
+        for this turn (:class:`~perdure.types.client_tools.ClientTool`); ``task_id`` names the turn. With
         ``auth_context`` or ``auth_ref`` the conversation acts on that behalf from the step that takes the message. A
         message of None opens a turn without a message. ``output`` is as of :meth:`start`. ``tenant`` and ``user`` are
         those of the message that begins the conversation; later ones need not repeat them, and are refused with others
@@ -318,6 +325,7 @@ class Client:
         """
         if check_run_id(id) is None:
             raise InvalidInputError("send needs the id of a conversation", hint='For instance id="user-7".')
+        tools = check_client_tools(agent, client_tools)
         run = Run(self, self.temporal.get_workflow_handle(id), agent, output=output)
         start = await build_start_input(
             self,
@@ -340,6 +348,7 @@ class Client:
             message_id=message_id,
             task_id=task_id,
             override=encode_override(agent, override),
+            client_tools=tools,
             by=by,
             start=start,
             auth=seal_auth(self.temporal, id, auth_context, auth_ref),
@@ -514,6 +523,11 @@ class Client:
     def tokens(self) -> ApiTokens:
         """The API tokens of the HTTP service. Needs the store."""
         return ApiTokens(self)
+
+    @property
+    def webhooks(self) -> Webhooks:
+        """The webhooks that runs' events are delivered to. Needs the store."""
+        return Webhooks(self)
 
     async def close(self) -> None:
         """Close the store; Temporal's client needs no closing."""

@@ -50,6 +50,14 @@ from ..temporal_service import (
     is_missing_attribute,
     start_run_workflow,
 )
+from ..types.client_tools import (
+    INLINE_CLIENT_TOOLS_BYTES,
+    ClientTool,
+    ClientTools,
+    encode_client_tools,
+    measure_client_tools,
+    parse_client_tools,
+)
 from ..types.interface import (
     FIRST_MESSAGE_MEMO,
     LABELS,
@@ -95,6 +103,7 @@ async def deliver_message(
     message_id: str | None = None,
     task_id: str | None = None,
     override: Override | Mapping[str, Any] | None = None,
+    client_tools: Sequence[ClientTool | Mapping[str, Any]] | None = None,
     by: str | None = None,
     auth: Mapping[str, str] | None = None,
     start: dict[str, Any] | None = None,
@@ -112,7 +121,13 @@ async def deliver_message(
         if row is not None and row.status != "running":  # possibly of a closed execution: its row stays
             task_id = None
     user_message = await build_user_message(
-        client, message, id=message_id or uuid.uuid4().hex, by=by, task_id=task_id, override=override
+        client,
+        message,
+        id=message_id or uuid.uuid4().hex,
+        by=by,
+        task_id=task_id,
+        override=override,
+        client_tools=client_tools,
     )
     user_message = user_message.model_copy(update=dict(auth or {}))
     if start is not None:
@@ -482,9 +497,10 @@ async def build_user_message(
     by: str | None = None,
     task_id: str | None = None,
     override: Override | Mapping[str, Any] | None = None,
+    client_tools: Sequence[ClientTool | Mapping[str, Any]] | None = None,
 ) -> UserMessage:
-    """Build the message to send from ``content``; long texts and files are put into the store first. A typed input is
-    sent as plain JSON, readable to any client, and a long one as text.
+    """Build the message to send from ``content``; long texts, files and client tools are put into the store first. A
+    typed input is sent as plain JSON, readable to any client, and a long one as text.
 
     Raises ``InvalidInputError`` for an invalid message, and for a long text or a file without a store.
     """
@@ -495,6 +511,8 @@ async def build_user_message(
         message = UserMessage.model_validate(fields)
     except ValidationError as error:
         raise InvalidInputError(describe_validation_error(error, "message")) from None
+    tools, tools_store_id = await upload_client_tools(client, client_tools)
+    message = message.model_copy(update={"client_tools": tools, "store_id": tools_store_id})
     if content is None:
         return message
     typed = False
@@ -507,7 +525,26 @@ async def build_user_message(
         if _fits(content, MAX_INLINE_BYTES):
             return message.model_copy(update={"input": plain})
     uploaded, store_id = await upload_content(client, content)
-    return message.model_copy(update={"content": uploaded, "store_id": store_id, "typed": typed})
+    return message.model_copy(update={"content": uploaded, "store_id": store_id or tools_store_id, "typed": typed})
+
+
+async def upload_client_tools(
+    client: ClientHandle, raw: Sequence[ClientTool | Mapping[str, Any]] | None
+) -> tuple[ClientTools | None, str | None]:
+    """Return client tools in the form of a message, and the id of the store that they were put into; without a store a
+    few small ones as they are. Raises ``InvalidInputError``."""
+    tools = None if raw is None else parse_client_tools(raw)
+    if not tools:
+        return tools, None
+    if client.store_url is None:
+        if (size := measure_client_tools(tools)) > INLINE_CLIENT_TOOLS_BYTES:
+            limit = f"more than {INLINE_CLIENT_TOOLS_BYTES:,} are sent through the store, and this client has none"
+            raise InvalidInputError(f"client_tools: they have {size:,} bytes as JSON; {limit}", hint=STORE_HINT)
+        return tools, None
+    store = await client.store(create=True)
+    blob = Blob.from_content(encode_client_tools(tools))
+    await store.commit(Commit(blobs=[blob]))
+    return blob.ref, store.store_id
 
 
 async def upload_content(client: ClientHandle, content: Content) -> tuple[UploadedContent, str | None]:

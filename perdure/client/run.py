@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,6 +43,7 @@ from ..temporal_service import (
 )
 from ..toolsets import Artifact
 from ..types.approvals import DecidedApproval, StandingApproval
+from ..types.client_tools import ClientTool
 from ..types.events import Event
 from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, OutputT, Override, Response, Status, parse_output
 from ..types.messages import FilePart, Message, MessageInput
@@ -380,6 +381,7 @@ class Run(StreamReader[OutputT]):
         message_id: str | None = None,
         task_id: str | None = None,
         override: Override | Mapping[str, Any] | None = None,
+        client_tools: Sequence[ClientTool | Mapping[str, Any]] | None = None,
         auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
         by: str | None = None,
@@ -391,13 +393,12 @@ class Run(StreamReader[OutputT]):
         turn has the ``task_id`` that applies.
 
         A closed conversation continues from its end, in a new execution with the input of the last one. None opens a
-        turn without a message. ``auth_context``, ``auth_ref``: see ``Client.send``. Raises ``RunNotFoundError``,
-        ``InvalidInputError``.
+        turn without a message. ``client_tools``, ``auth_context``, ``auth_ref``: see ``Client.send``. Raises
+        ``RunNotFoundError``, ``InvalidInputError``.
         """
+        options: Any = {"override": override, "client_tools": client_tools, "by": by}
         auth = seal_auth(self.client.temporal, self.id, auth_context, auth_ref)
-        joined = await deliver_message(
-            self, message, message_id=message_id, task_id=task_id, override=override, by=by, auth=auth
-        )
+        joined = await deliver_message(self, message, message_id=message_id, task_id=task_id, auth=auth, **options)
         return Turn(self, joined)
 
     async def children(self) -> list[Run]:

@@ -20,6 +20,7 @@ from ..loop.transcript import list_open_calls
 from ..ports import Commit
 from ..store import Chain
 from ..tools.context_type import validate_plain_context
+from ..types.client_tools import ClientTool, build_client_tools_error, parse_client_tools
 from ..types.interface import FIRST_MESSAGE_MEMO, LABELS, Mode, Override, Response
 from ..types.messages import Dataclass, File, Message, MessageInput, clean_text, find_file_flaw, iter_file_parts
 from ..types.session_form import from_session
@@ -46,6 +47,8 @@ class _RunOptions(TypedDict, total=False):
     history: History | None
     """The conversation to continue: a list of ``Message`` or of a session's dictionaries, a ``Run``, a ``Response``, or
     a head (text)."""
+    client_tools: Sequence[ClientTool | Mapping[str, Any]] | None
+    """Tools that this client runs, for the turn of the message; see ``ClientTool``."""
     override: Override | Mapping[str, Any] | None
     """Changes of the agent: for the run of a start, for the turn of a message."""
     idle_timeout: float | str | None
@@ -92,6 +95,7 @@ async def build_start_input(
     message: MessageInput | None,
     *,
     by: str | None = None,
+    client_tools: Sequence[ClientTool | Mapping[str, Any]] | None = None,
     mode: Mode,
     context: Any = None,
     history: History | None = None,
@@ -108,7 +112,11 @@ async def build_start_input(
     """
     user_message = None
     if message is not None:
-        user_message = await build_user_message(client, check_message_input(agent, message), by=by)
+        tools = check_client_tools(agent, client_tools)
+        user_message = await build_user_message(client, check_message_input(agent, message), by=by, client_tools=tools)
+    elif client_tools is not None:
+        hint = "Send them with the first message."
+        raise InvalidInputError("client_tools: they are for the turn of a message, and there is none", hint=hint)
     if mode not in get_args(Mode):
         raise InvalidInputError(f"the mode of a run is one of {', '.join(get_args(Mode))}, not {mode!r:.100}")
     head, store_id = await _resolve_history(client, history)
@@ -211,6 +219,23 @@ def check_message_input(agent: str | Agent[Any, Any], message: MessageInput | No
     if not agent.takes_input and not isinstance(message, Mapping | BaseModel | Dataclass):
         return message  # the content is checked where it is sent
     return agent.check_input(message)
+
+
+def check_client_tools(
+    agent: str | Agent[Any, Any], tools: Sequence[ClientTool | Mapping[str, Any]] | None
+) -> tuple[ClientTool, ...] | None:
+    """Return the client tools in the form that is sent. Raises ``InvalidInputError``; where the client has the agent's
+    code, also for tools that the agent does not take, or has itself."""
+    parsed = None if tools is None else parse_client_tools(tools)
+    if not parsed or isinstance(agent, str):
+        return parsed
+    if not agent.client_tools:
+        raise build_client_tools_error(agent.name)
+    for tool in parsed:
+        if tool.name in agent.toolbox:
+            hint = "Give it another name: a client's tool does not replace one of the agent."
+            raise InvalidInputError(f"client_tools: agent {agent.name!r} has a tool {tool.name!r} itself", hint=hint)
+    return parsed
 
 
 def encode_start_context(agent: str | Agent[Any, Any], context: Any) -> dict[str, Any] | None:

@@ -48,7 +48,7 @@ def build_before_input(pending: ToolCallState) -> BeforeExternalCall:
     call = pending.call.disposition
     if not isinstance(call, CallbackCall):
         return BeforeExternalCall()
-    return BeforeExternalCall(client=True, form=call.form, expires=call.expires)
+    return BeforeExternalCall(client=True, declared=call.declared, form=call.form, expires=call.expires)
 
 
 def build_after_input(pending: ToolCallState) -> AfterExternalCall:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from ..errors import InvalidInputError, RunClosedError
 from ..types.approvals import hash_name
+from ..types.client_tools import INLINE_CLIENT_TOOLS_BYTES, find_client_tools_problem
 from ..types.interface import MAX_SENDERS, Override, Start, UserMessage, check_run_labels
 from ..types.messages import BlobRef, ContentPart, FilePart, TextPart, clean_text, copy_shared, find_file_flaw
 from ..types.plain_json import measure_json
@@ -189,11 +190,15 @@ def parse_message(raw: Any) -> UserMessage:
 
 
 def find_message_problem(message: UserMessage) -> str | None:
-    """Return why ``message`` cannot be accepted (its sizes, override or content); None if it can."""
+    """Return why ``message`` cannot be accepted (its sizes, override, client tools or content); None if it can."""
     for name in ("id", "task_id", "by"):
         if (size := measure_json(getattr(message, name))) > MESSAGE_ID_BYTES:
             return f"{name}: it has {size:,} bytes as JSON and may have {MESSAGE_ID_BYTES:,}"
-    if problem := find_override_problem(message.override) or find_content_problem(message.content):
+    if (
+        problem := find_override_problem(message.override)
+        or find_client_tools_problem(message.client_tools, INLINE_CLIENT_TOOLS_BYTES)
+        or find_content_problem(message.content)
+    ):
         return problem
     if (size := measure_model(message)) <= MESSAGE_BYTES:
         return None
@@ -211,12 +216,14 @@ def find_override_problem(override: Override | None) -> str | None:
 
 
 def _check_message_store(state: RunState, message: UserMessage) -> None:
-    """Refuse a message with content in a store that is not the run's."""
-    if not has_stored_content(message.content) or None in (message.store_id, state.store_id):
+    """Refuse a message with content, or with client tools, in a store that is not the run's."""
+    is_stored = has_stored_content(message.content)
+    if not (is_stored or isinstance(message.client_tools, BlobRef)) or None in (message.store_id, state.store_id):
         return
     if message.store_id != state.store_id:
+        what = "its content is" if is_stored else "its client tools are"
         raise InvalidInputError(
-            f"message: its content is in store {message.store_id}, and the run is kept in store {state.store_id}"
+            f"message: {what} in store {message.store_id}, and the run is kept in store {state.store_id}"
         )
 
 
@@ -278,6 +285,8 @@ def _add_to_inbox(state: RunState, message: UserMessage) -> str:
         turn.said_by.append(sender)
     if message.override is not None:
         turn.overrides = message.override.model_dump(mode="json", exclude_none=True)
+    if message.client_tools is not None:
+        turn.client_tools = message.client_tools or None
     message_id = clean_text(message.id) if message.id else None
     if message_id is not None:
         _remember_message_id(state, message_id, turn.task_id)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..types.messages import FinishReason, Message, Part, Usage
-
-NAME_PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""Names of tools, in the form that every provider accepts; also names of agents and toolsets, which become names of
-tools."""
 
 
 @dataclass(frozen=True, slots=True)

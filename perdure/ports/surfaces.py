@@ -27,6 +27,7 @@ from ..types.events import (
 from ..types.messages import RUN_ID_CHARS, clean_text
 from ..types.subagents import Lineage
 from .tokens import Tokens
+from .webhooks import WEBHOOK_EVENT_TYPES, WEBHOOK_TARGET, Webhooks
 
 # ---
 # Waits: the calls of all runs that wait for a person or a client.
@@ -186,15 +187,18 @@ class WriteOptions:
     """Id of the key that the bodies are encrypted with: None, as perdure stores bodies in plain today."""
 
     def find_targets(self, events: Iterable[Event]) -> list[tuple[int, str]]:
-        """Return position and target of each outbox row that ``events`` get."""
-        if not self.outbox:
-            return []
+        """Return position and target of each outbox row that ``events`` get; that of ``WEBHOOK_TARGET`` only while a
+        webhook is enabled, which the store looks up as it writes."""
         return [
             (position, target)
             for position, event in enumerate(events)
-            for target, patterns in self.outbox.items()
-            if event.type != "model.delta" and any(fnmatchcase(event.type, pattern) for pattern in patterns)
+            if event.type != "model.delta"
+            for target in self._find_targets(event.type)
         ]
+
+    def _find_targets(self, type: str) -> list[str]:
+        given = [target for target, patterns in self.outbox.items() if any(fnmatchcase(type, one) for one in patterns)]
+        return list(dict.fromkeys([*given, WEBHOOK_TARGET])) if type in WEBHOOK_EVENT_TYPES else given
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,5 +366,5 @@ class EncryptedBodies(Protocol):
         """Count the rows under each key: by key id, then by table. Rows in plain are not counted."""
 
 
-class Surfaces(Waits, Outbox, Audit, Idempotency, EncryptedBodies, Tokens, Protocol):
+class Surfaces(Waits, Outbox, Webhooks, Audit, Idempotency, EncryptedBodies, Tokens, Protocol):
     """The tables of a store that are not for runs themselves."""

@@ -16,7 +16,17 @@ from .model import Provider
 # Named points between an effect and its record, at which a test can cause a crash or an error.
 
 
-Point = Literal["model.begun", "model.answered", "model.recorded", "tool.claimed", "tool.acted", "tool.recorded"]
+Point = Literal[
+    "model.begun",
+    "model.answered",
+    "model.recorded",
+    "tool.claimed",
+    "tool.acted",
+    "tool.recorded",
+    "webhook.taken",
+    "webhook.started",
+    "webhook.answered",
+]
 """A moment of a worker, between an effect and its record:
 
 - ``model.begun``: the model is about to be called
@@ -25,6 +35,9 @@ Point = Literal["model.begun", "model.answered", "model.recorded", "tool.claimed
 - ``tool.claimed``: the intent is recorded, and the tool has not started
 - ``tool.acted``: the tool has run, and its outcome is not recorded
 - ``tool.recorded``: its outcome is in the store, and not yet reported to Temporal
+- ``webhook.taken``: an event for webhooks was taken from the outbox, and no delivery has started
+- ``webhook.started``: its deliveries have started, and it is still in the outbox
+- ``webhook.answered``: the endpoint has answered, and the attempt is not recorded
 
 Only ``perdure.testing`` listens (``kill_at``, ``at``). Without listeners a point costs one lookup in a dictionary.
 """

@@ -350,7 +350,9 @@ def build_iteration_start_events(call: ModelCall) -> list[NewEvent]:
 
 def build_model_started(call: ModelCall, model: str, place: int = 0) -> NewEvent:
     """Build the event of a call to ``model``, number ``place`` (from 0) in a chain of models."""
-    event = ModelStarted(**build_event_fields(call), iteration=call.input.iteration, model=model)
+    event = ModelStarted(
+        **build_event_fields(call), iteration=call.input.iteration, model=model, left_out=tuple(call.left_out)
+    )
     return NewEvent(event, key=f"asked/{call.owner}/{place}")
 
 

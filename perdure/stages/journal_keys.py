@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ..errors import TranscriptCorruptedError
-from ..types.messages import Data
+from ..types.client_tools import ClientTools
+from ..types.messages import BlobRef, Data
 from ..types.schema_version import check_schema_version
 from ..types.wire import ModelInput, ToolInput
 
@@ -31,6 +32,7 @@ def build_model_key(task: ModelInput) -> str:
         "closing": _dump_without_defaults(task.closing) if task.closing else None,
         **({} if task.tighter is None else {"tighter": task.tighter}),
         **({} if task.pinned is None else {"pinned": task.pinned.hash}),
+        **({} if task.client_tools is None else {"client_tools": _dump_client_tools(task.client_tools)}),
         **({"branches": [_dump_without_defaults(outcome) for outcome in task.branches]} if task.branches else {}),
         **({} if task.auth_context is None else {"auth_context": task.auth_context}),
         **({} if task.auth_ref is None else {"auth_ref": task.auth_ref}),
@@ -59,6 +61,10 @@ def build_first_run_key(task: ToolInput) -> str:
     """Return the key of the call's first run: the same for all its runs, whatever answers came in between, and for the
     activities before and after an external call."""
     return build_tool_key(task.model_copy(update={"answers": (), "side": None}) if task.answers or task.side else task)
+
+
+def _dump_client_tools(tools: ClientTools) -> Any:
+    return tools.hash if isinstance(tools, BlobRef) else [_dump_without_defaults(tool) for tool in tools]
 
 
 def _dump_without_defaults(data: Data, *without: str) -> dict[str, Any]:

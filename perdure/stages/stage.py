@@ -75,6 +75,9 @@ class ModelCall(Attempt):
     """Called with the model (``"<provider>:<model>"``) right before it is called."""
     emit: Callable[[StreamEvent], None] = _ignore
     """Called with every stream event of the model."""
+    left_out: list[str] = field(default_factory=list)
+    """Names of client tools that are not offered, because the agent has tools of these names; set by the iteration
+    stage."""
     report_messages: Callable[[Sequence[Message]], None] = _ignore
     """Called with the users' messages as hooks have left them, before the model is called."""
 

@@ -16,10 +16,11 @@ from typing import Any
 from ..ports import EventBatch, EventRow, NewEvent
 from ..ports.store import build_spans
 from ..ports.surfaces import WaitChange, WriteOptions, find_wait_changes
+from ..ports.webhooks import WEBHOOK_TARGET
 from ..types.events import Span, build_worker_lost_retraction, decode_event, encode_event_body
 from ..types.subagents import Lineage, PathStep
 from .retention import Reference, find_blob_references, write_references
-from .schema import Database, Rows, as_bytes, build_insert, build_upsert, run_for_keys, shorten_key
+from .schema import TABLES, Database, Rows, as_bytes, build_insert, build_upsert, run_for_keys, shorten_key
 
 # ---
 # The stored paths to a run: one that is started again, by another call under its id, then has another path.
@@ -90,6 +91,11 @@ INSERT_WAIT = build_upsert("waits", "context_id", "call_id", keep_created=False)
 DELETE_WAIT = "DELETE FROM waits WHERE context_id = :context_id AND call_id = :call_id"
 DELETE_WAITS = "DELETE FROM waits WHERE context_id = :context_id"
 INSERT_OUTBOX = build_insert("outbox")
+_OUTBOX_VALUES = ", ".join(f":{column}" for column in TABLES["outbox"])
+# Only while a webhook is enabled: a store without one writes no rows, and a new one counts from its commit on.
+INSERT_WEBHOOK_OUTBOX = f"""
+    INSERT INTO outbox ({", ".join(TABLES["outbox"])}) SELECT {_OUTBOX_VALUES}
+    WHERE EXISTS (SELECT 1 FROM webhooks WHERE enabled = 1)"""  # noqa: S608  # names of the schema
 SELECT_EVENT = "SELECT task_id, type, body FROM events WHERE context_id = :stream AND seq = :seq"
 
 
@@ -166,7 +172,8 @@ def append_batch(
         for target in [target for position, target in targets if position == index]:
             row = {"stream": feed.stream, "seq": feed.seq, "target": target, "context_id": feed.context_id}
             lease = {"taken": 0, "owner": "", "leased_until": ""}
-            database.run(INSERT_OUTBOX, **row, type=new.event.type, created_at=now, **lease)
+            insert = INSERT_WEBHOOK_OUTBOX if target == WEBHOOK_TARGET else INSERT_OUTBOX
+            database.run(insert, **row, type=new.event.type, created_at=now, **lease)
         if key is not None and new.event.type != "model.delta":
             known_keys.add(key)
     if feed.state != old_state:

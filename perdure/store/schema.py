@@ -38,6 +38,14 @@ TABLES = {
         *("id", "hash", "name", "role", "created_at", "created_by", "tenants", "agents", "sessions", "expires_at"),
         *("revoked_at", "last_used_at"),
     ),
+    "webhooks": (  # in the order of the fields of WebhookRow
+        *("id", "url", "events", "agent", "tenant", "session", "enabled", "disabled_reason", "failing_since"),
+        *("secrets", "key_id", "created_by", "created_at", "updated_at"),
+    ),
+    "webhook_deliveries": (  # in the order of the fields of DeliveryRow
+        *("id", "webhook_id", "message_id", "type", "stream", "seq", "context_id", "url", "attempt", "outcome"),
+        *("status", "error", "answer", "milliseconds", "next_at", "created_at"),
+    ),
     "node_references": ("target", "node"),
     "run_references": ("target", "context_id"),
 }

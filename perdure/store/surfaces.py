@@ -6,7 +6,6 @@ and outbox is in ``event_log.py``.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -27,6 +26,7 @@ from ..ports.surfaces import (
 from ..types.approvals import PendingKind
 from .schema import TABLES, as_bytes, build_insert
 from .tokens import TokenTables
+from .webhooks import WebhookTables
 
 SELECT_WAITS = """
     SELECT waits.context_id, call_id, root, kind, agent, tool, hash, created_at, expires_at, events.body
@@ -81,7 +81,7 @@ COUNT_KEYS = " UNION ALL ".join(
 )
 
 
-class SurfaceTables(TokenTables):
+class SurfaceTables(TokenTables, WebhookTables):
     """The methods of :class:`perdure.ports.surfaces.Surfaces`, for a store in a database."""
 
     skip_locked = ""
@@ -98,14 +98,6 @@ class SurfaceTables(TokenTables):
             await self._select_rows(self.clock) if self.clock and self._now is format_utc_now else []
         )  # else a test's
         return timestamp(rows[0][0]) if rows else self._now()
-
-    @abstractmethod
-    async def _select_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
-        """Return the rows of a statement that reads."""
-
-    @abstractmethod
-    async def _change_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
-        """Run a statement that writes, in a transaction of its own, and return its rows."""
 
     async def list_waits(
         self,

@@ -22,8 +22,10 @@ from ..ports.surfaces import (
     check_idempotency_key,
     cut_audit_row,
 )
+from ..ports.webhooks import WEBHOOK_TARGET
 from ..types.approvals import PendingKind
 from .tokens import MemoryTokens
+from .webhooks import MemoryWebhooks
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class IdempotencyEntry:
     answer: bytes | None = None
 
 
-class MemorySurfaces(MemoryTokens):
+class MemorySurfaces(MemoryTokens, MemoryWebhooks):
     """The methods of :class:`perdure.ports.surfaces.Surfaces`. A test may access everything."""
 
     _now: Callable[[], str]
@@ -76,7 +78,9 @@ class MemorySurfaces(MemoryTokens):
                 self.waits[name] = replace(row, expires_at=change.expires_at), seq
 
     def add_outbox_row(self, stream: str, seq: int, target: str, context_id: str, type: str, now: str) -> None:
-        """Add a row for the event of that number."""
+        """Add a row for the event of that number; for webhooks only while one is enabled."""
+        if target == WEBHOOK_TARGET and not self.has_enabled_webhook():
+            return
         self.outbox[stream, seq, target] = OutboxRow(stream, seq, target, context_id, type, now), "", ""
 
     def note_key(self, table: str, row: Hashable) -> None:
@@ -206,6 +210,8 @@ class MemorySurfaces(MemoryTokens):
         """Count the rows under each key."""
         self._raise_failure()
         counts: dict[str, dict[str, int]] = {}
-        for (table, key_id), count in Counter((table, key_id) for (table, _), key_id in self.key_ids.items()).items():
+        rows = [(table, key_id) for (table, _), key_id in self.key_ids.items()]
+        rows += [("webhooks", row.key_id) for row in self.webhooks.values() if row.key_id is not None]
+        for (table, key_id), count in Counter(rows).items():
             counts.setdefault(key_id, {})[table] = count
         return counts

@@ -1,4 +1,4 @@
-"""The table of API tokens in memory, for :class:`.store.MemoryStore`."""
+"""The table of API tokens in memory, for :class:`.store.MemoryStore`; apart because it mirrors ``store.tokens``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class MemoryTokens:
     """The methods of :class:`perdure.ports.tokens.Tokens`. A test may access everything."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.tokens: dict[str, TokenRow] = {}
 
     @abstractmethod

@@ -8,6 +8,7 @@ from .approvals import deny as deny
 from .context import RunContext as RunContext
 from .context import ToolContext as ToolContext
 from .external import CallbackTool as CallbackTool
+from .external import DeclaredTool as DeclaredTool
 from .external import RemoteTool as RemoteTool
 from .external import callback_tool as callback_tool
 from .external import remote_tool as remote_tool

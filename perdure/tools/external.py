@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..errors import DefinitionError
 from ..hooks import Hook, HookSet
+from ..types.client_tools import ClientTool
 from ..types.forms import find_form_mismatch
 from ..types.limits import parse_seconds
 from ..types.messages import clean_text
@@ -111,6 +112,19 @@ class CallbackTool(ExternalTool):
         """Plan a call. Raises ``ArgumentsError``."""
         self.validate(arguments)
         return CallbackCall(form=self.form, expires=self.expires, on_expiry=self.on_expiry)
+
+
+class DeclaredTool(CallbackTool):
+    """A tool that the client of the turn has declared (``ClientTool``)."""
+
+    def __init__(self, declared: ClientTool) -> None:
+        """``declared`` is checked. Raises ``DefinitionError``."""
+        super().__init__(declared.name, declared.description, declared.parameters)
+        self.where = "the client of the turn"
+
+    def build_disposition(self, arguments: Mapping[str, Any]) -> CallbackCall:
+        """See base class."""
+        return super().build_disposition(arguments).model_copy(update={"declared": True})
 
 
 def callback_tool(

@@ -16,9 +16,8 @@ from ..errors import DefinitionError, ToolError
 from ..hooks import Hook, HookSet, validate_hooks
 from ..hooks.hook import TOOL_HOOK_EVENTS
 from ..ports import ListedTool, Toolset, ToolSpec
-from ..ports.model import NAME_PATTERN
 from ..types.interface import FINISH_TOOL
-from ..types.messages import clean_text
+from ..types.messages import NAME_PATTERN, clean_text
 from ..types.tool_calls import PinnedTool
 from .approvals import Approval, takes_call_and_context
 from .context import (

@@ -167,6 +167,8 @@ class ModelStarted(EventBase):
     iteration: int = 0
     model: str = ""
     """``"<provider>:<model>"``."""
+    left_out: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
+    """Names of client tools of the turn that are not offered: the agent has tools of these names."""
 
 
 class ModelDelta(EventBase):

@@ -112,7 +112,7 @@ class _FormCheck:
         fields = form.get("properties")
         fields = fields if isinstance(fields, Mapping) else {}
         for name in _as_sequence(form.get("required")):
-            if name not in value:
+            if isinstance(name, str) and name not in value:
                 yield f"{_join_field_path(at, name)}: it is missing"
         for name, item in value.items():
             if name in fields:
@@ -133,7 +133,7 @@ class _FormCheck:
     def _iter_value_mismatches(self, form: Mapping[str, Any], value: Any, at: str) -> Iterator[str]:
         """Check the value itself, without its items and fields."""
         kinds = form.get("type")
-        known = [kind for kind in ([kinds] if isinstance(kinds, str) else _as_sequence(kinds)) if kind in _TYPE_CHECKS]
+        known = [kind for kind in ([kinds] if isinstance(kinds, str) else _as_sequence(kinds)) if _is_known_type(kind)]
         if known and not any(_TYPE_CHECKS[kind](value) for kind in known):
             yield f"{self._locate_value(at, value)} is no {' or '.join(known)}"
         if "const" in form and self._get_json_key(form["const"]) != self._get_json_key(value):
@@ -173,6 +173,10 @@ class _FormCheck:
             text = json.dumps(value, ensure_ascii=False)
             self._texts[id(value)] = text if len(text) <= _SHOWN_VALUE_CHARS else text[:_SHOWN_VALUE_CHARS] + "…"
         return self._texts[id(value)]
+
+
+def _is_known_type(kind: Any) -> bool:
+    return isinstance(kind, str) and kind in _TYPE_CHECKS
 
 
 def _is_json_number(value: Any) -> bool:

@@ -88,6 +88,9 @@ class ThinkingPart(Data):
     opaque: dict[str, Any] | None = None
 
 
+NAME_PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""Names of tools, in the form that every provider accepts; also names of agents and toolsets, which become names of
+tools."""
 NAME_CHARS = 200
 """Most characters of names that senders choose: ids of messages and turns, senders, agents and scopes."""
 RUN_ID_CHARS = 2000

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 
 from ..errors import InvalidInputError
 from .approvals import ApprovalOutcome, DecidedApproval, RevokedApproval, StandingApproval, WaitState
+from .client_tools import ClientTools
 from .interface import Mode, OperatorPause, Parent, TurnStatus
 from .limits import Bounds, LimitUse
 from .messages import BlobRef, FinishReason, Usage
@@ -145,6 +146,8 @@ class TurnState(StatePart):
     failure: TurnFailure | None = None
     overrides: dict[str, Any] | None = None
     """Changes of the agent for the turn, an ``Override``."""
+    client_tools: ClientTools | None = Field(default=None, exclude_if=is_none)
+    """Tools that the turn's client has declared, for its further model calls."""
     usage_before: Usage = Usage()
     """Usage of the run when the turn opened; the next three likewise."""
     cost_before: float | None = None

@@ -46,6 +46,8 @@ class BeforeExternalCall(Data):
     kind: Literal["before"] = "before"
     client: bool = Field(default=False, exclude_if=operator.not_)
     """A client runs it, with this form and time (``CallbackCall``)."""
+    declared: bool = Field(default=False, exclude_if=operator.not_)
+    """As in ``CallbackCall``."""
     form: dict[str, Any] | None = None
     expires: float | None = None
 
@@ -119,6 +121,8 @@ class CallbackCall(Data):
     """Seconds, from the moment that the call only waits for its answer."""
     on_expiry: str | None = None
     """The model's result after expiry."""
+    declared: bool = Field(default=False, exclude_if=operator.not_)
+    """The turn's client has declared the tool: the worker does not know it, and approval rules do not apply."""
     around: ExternalCallHooks = ExternalCallHooks()
 
 

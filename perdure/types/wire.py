@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .approvals import ApprovalOutcome, Reminder, RevokedApproval
+from .client_tools import ClientTools
 from .interface import FinishProtocol, LastingOverrides, Mode, OnLimit, OperatorPause, parse_output
 from .limits import DEFAULT_ITERATIONS, Bounds, LimitUse
 from .messages import BlobRef, ContentPart, Data, FilePart, FinishReason, Usage
@@ -133,6 +134,8 @@ class ModelInput(CallFacts):
     """The pinned list of the tools of its toolsets."""
     overrides: dict[str, Any] | None = None
     """An ``Override``: the run's and the turn's together."""
+    client_tools: ClientTools | None = Field(default=None, exclude_if=is_none)
+    """Tools that the turn's client has declared."""
     mode: Mode | None = None
     """None means "run": left out, as in most calls."""
     resume: bool | None = None

@@ -85,8 +85,7 @@ async def _continue(call: Call) -> Response:
         turn = await find_present_turn(call.client, thread_id)
     translator = AguiTranslator(thread_id, run_id or turn.task_id, version="1.0")
     after = await read_latest_seq(call.client, thread_id)
-    frames = _stream(call.client, turn, translator, after, messages=None)
-    return EventStream(frames, on_close=call.hold_stream())
+    return EventStream(_stream(call.client, _Acted(turn), translator, after), on_close=call.hold_stream())
 
 
 @dataclass
@@ -97,6 +96,8 @@ class _Acted:
     messages: list[Frame] | None = None
     """What the client has, if the stream is that of a new turn; None restates the conversation."""
     warnings: list[tuple[str, Any]] = field(default_factory=list)
+    results: list[Frame] = field(default_factory=list)
+    """The tool messages that were sent."""
 
 
 async def _run(call: Call) -> Response:
@@ -118,9 +119,7 @@ async def _run(call: Call) -> Response:
         acted, after = await _send(call, agent, sent)
     names = [tool.name for tool in sent.tools or ()]
     translator = AguiTranslator(thread_id, sent.run_id, version=sent.protocol_version, frontend_tools=names)
-    warnings = acted.warnings
-    frames = _stream(call.client, acted.turn, translator, after, messages=acted.messages, warnings=warnings)
-    return EventStream(frames, on_close=call.hold_stream())
+    return EventStream(_stream(call.client, acted, translator, after), on_close=call.hold_stream())
 
 
 async def _send(call: Call, agent: str, sent: RunAgentInput) -> tuple[_Acted, int]:
@@ -230,6 +229,7 @@ async def _answer(call: Call, sent: RunAgentInput) -> _Acted:
     waits, _ = await read_waits(call.client, sent.thread_id)
     open_calls = {wait.call.call_id: wait for wait in waits if wait.call.kind == "callback"}
     warnings: list[tuple[str, Any]] = []
+    results: list[Frame] = []
     for message in _list_last_tool_messages(sent.messages):
         call_id = message.tool_call_id
         wait = open_calls.get(call_id) or open_calls.get(call_id.rpartition("/")[2])
@@ -242,7 +242,9 @@ async def _answer(call: Call, sent: RunAgentInput) -> _Acted:
             await run.answer(wait.call.call_id, value, error=message.error, hash=wait.call.hash, by=call.by)
         except (ApprovalDecidedError, ApprovalExpiredError) as error:
             warnings.append(("already_decided", {"toolCallId": call_id, "message": error.message}))
-    return _Acted(await find_present_turn(call.client, sent.thread_id), warnings=warnings)
+        else:
+            results.append(message.model_dump(mode="json", by_alias=True))
+    return _Acted(await find_present_turn(call.client, sent.thread_id), warnings=warnings, results=results)
 
 
 def _list_last_tool_messages(messages: Sequence[Any]) -> list[ToolMessage]:
@@ -258,24 +260,17 @@ def _join_texts(parts: Sequence[Any]) -> str:
     return "".join(part.text for part in parts if part.type == "text")
 
 
-async def _stream(
-    client: Client,
-    turn: Turn[Any],
-    translator: AguiTranslator,
-    after: int,
-    *,
-    messages: list[Frame] | None,
-    warnings: Sequence[tuple[str, Any]] = (),
-) -> AsyncGenerator[bytes]:
+async def _stream(client: Client, acted: _Acted, translator: AguiTranslator, after: int) -> AsyncGenerator[bytes]:
     """Yield the frames of a run. The number of an event is the id of its last frame only, so that a client that was
     cut off between two of them has not seen it."""
-    texts = EventTexts(client)
-    has_waits = messages is None
-    if messages is None:
+    texts, turn = EventTexts(client), acted.turn
+    has_waits = acted.messages is None
+    if acted.messages is None:
         translator.rebuild(await read_history(turn.run, texts, after), turn.task_id)
-    for frame in translator.start(messages):
+        translator.add_results(acted.results)
+    for frame in translator.start(acted.messages):
         yield _encode(frame)
-    for name, value in warnings:
+    for name, value in acted.warnings:
         for frame in translator.warn(name, value):
             yield _encode(frame)
     async with aclosing(follow_until_still(client, turn, after, has_waits=has_waits)) as events:

@@ -77,6 +77,14 @@ class AguiTranslator:
             self._end = None
         self._usage.clear()
 
+    def add_results(self, results: Sequence[Frame]) -> None:
+        """Add the tool messages that the client has sent, after ``rebuild``: a restated conversation without them would
+        take them from the client."""
+        for result in results:
+            if not any(message.get("toolCallId") == result["toolCallId"] for message in self.messages):
+                self.messages.append(result)
+            self._calls.pop(result["toolCallId"], None)
+
     def start(self, messages: Sequence[Frame] | None = None) -> list[Frame]:
         """Return the first frames. ``messages`` are those that the client has: without them the conversation is
         restated, and what was being written continues."""

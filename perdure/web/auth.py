@@ -306,8 +306,9 @@ class RoleAuthorizer:
     """Allows what the caller's verbs, tenants, agents and sessions allow.
 
     A caller that is limited to tenants sees no run without a tenant. One that is limited to sessions has their
-    subagents' too, and no schedules and webhooks. Requests about no one thing (without an ``id``) are allowed; lists
-    show what :func:`get_list_scope` says.
+    subagents' too, and no schedules and webhooks. Of a resource without an ``id`` the verb decides, with the tenant and
+    the agent if they are given: what is then listed or created is to be asked for with its id; :func:`get_list_scope`
+    says what a list may show.
     """
 
     async def is_allowed(self, caller: Caller, verb: Verb, resource: Resource) -> bool:
@@ -318,10 +319,7 @@ class RoleAuthorizer:
         if resource.kind == "agent":  # agents have no tenant, and their definitions are no session's
             name = resource.agent or resource.id
             return name is None or scope.has_agent(name)
-        is_list = resource.id is None
-        if resource.tenant is None and resource.agent is None and is_list:
-            return True
-        if is_list:
+        if resource.id is None:  # about no one thing: what is known of it decides
             return (resource.tenant is None or scope.has_tenant(resource.tenant)) and (
                 resource.agent is None or scope.has_agent(resource.agent)
             )

@@ -13,6 +13,7 @@ from ..client.follow import follow_run
 from ..client.visibility import build_closed_status
 from ..errors import InvalidInputError, NoWorkerError
 from ..types.approvals import DecidedApproval
+from ..types.client_tools import MAX_CLIENT_TOOLS, ClientTool
 from ..types.interface import Mode, Override, Status, TurnStatus
 from ..types.messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS, BlobRef, File, FilePart, MessageInput
 from .auth import Resource, Verb
@@ -95,6 +96,7 @@ class NewSession(Input):
     """On whose behalf the agent acts: sent encrypted, never answered."""
     auth_ref: str | None = None
     override: Override | None = None
+    client_tools: Annotated[list[ClientTool], Field(max_length=MAX_CLIENT_TOOLS)] | None = None
     idle_timeout: float | str | None = None
     tenant: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
     """By default that of the caller, if it is of one tenant."""
@@ -122,6 +124,8 @@ class NewMessage(Input):
     """Id of the turn, if the message opens one."""
     override: Override | None = None
     """Changes of the agent for the turn."""
+    client_tools: Annotated[list[ClientTool], Field(max_length=MAX_CLIENT_TOOLS)] | None = None
+    """Tools of the turn that the client runs itself: their calls wait as callbacks, for an ``answer``."""
     auth_context: dict[str, JsonValue] | None = None
     auth_ref: str | None = None
 
@@ -250,6 +254,7 @@ async def create_session(call: Call) -> Response | BaseModel:
         auth_context=body.auth_context,
         auth_ref=body.auth_ref,
         override=body.override,
+        client_tools=body.client_tools,
         idle_timeout=body.idle_timeout,
         tenant=tenant,
         user=body.user,
@@ -331,6 +336,7 @@ async def _send_message(call: Call, event: NewMessage) -> Accepted:
                 message_id=message_id,
                 task_id=event.task_id or call.derive_id("turn"),
                 override=event.override,
+                client_tools=event.client_tools,
                 auth_context=event.auth_context,
                 auth_ref=event.auth_ref,
                 by=call.by,

@@ -59,6 +59,7 @@ from ..tools import Tool, format_error
 from ..tools.context import AuthFunction
 from ..types.limits import RateLimit
 from ..types.wire import ToolOutput
+from .webhooks import WebhookActivity, dispatch_webhooks
 
 # ---
 # The search attributes of a worker's namespace, with a warning for missing ones.
@@ -325,7 +326,9 @@ class Engine:
         tools: Iterable[Tool | Callable[..., Any]] = (),
         resolve_auth: AuthFunction | None = None,
         cache: int = CACHE_BYTES,
+        webhooks: bool = True,
     ) -> None:
+        self._dispatches_webhooks = webhooks
         self._cache = CacheBudget(check_cache_size(cache))
         self._stream = stream
         self.hooks = HookSet(validate_hooks("worker", hooks))
@@ -362,6 +365,7 @@ class Engine:
             memory=memory,
             toolsets=self.toolsets,
         )
+        self.webhook = WebhookActivity(self.store)
         self.search_attributes = SearchAttributeCheck()
         self.interceptor = StageInterceptor(lambda: self._stages, self._is_engine_activity, self.search_attributes)
         self._stages: Stages
@@ -404,6 +408,8 @@ class Engine:
             await stack.enter_async_context(self._resources)
             self._throttles = build_throttles(self._provider_limits)
             self._stages = self._build_stages()
+            if temporal is not None and self._dispatches_webhooks:
+                await stack.enter_async_context(dispatch_webhooks(self.store, temporal, task_queue))
             self._stack = stack.pop_all()
 
     async def call_model(self, call: ModelCall) -> ModelReply:

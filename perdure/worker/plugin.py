@@ -42,7 +42,7 @@ from ..tools import Tool
 from ..tools.context import AuthFunction
 from ..types.limits import RateLimit
 from ..types.state import RunState
-from ..workflows import AgentWorkflow, VersionedAgentWorkflow
+from ..workflows import AgentWorkflow, VersionedAgentWorkflow, VersionedWebhookWorkflow, WebhookWorkflow
 from ..workflows.host import OBSERVE_STATE
 from .engine import Engine, Lifespan
 from .health import WorkflowTasks
@@ -122,12 +122,17 @@ DRAIN_MARGIN = timedelta(seconds=30)
 """How long a worker waits for its activities beyond the longest tool timeout, before it cancels them."""
 
 
+_VERSIONED: dict[type, type] = {AgentWorkflow: VersionedAgentWorkflow, WebhookWorkflow: VersionedWebhookWorkflow}
+"""The workflows of workers that are versions of a deployment."""
+
+
 class PerdurePlugin(SimplePlugin):
     """``Worker(client, task_queue=…, plugins=[PerdurePlugin(agents=[support])])``.
 
     Adds ``AgentWorkflow``, the model activity and the dynamic tool activity, and the stages around them. Unless the
     worker sets them, sets the timeouts by which a lost worker is detected within seconds. ``lifespan``, ``stream``,
-    ``provider_limits``, ``hooks``, ``tools``, ``resolve_auth`` and ``cache``: see ``Worker``. Its ``calls_per_second``
+    ``provider_limits``, ``hooks``, ``tools``, ``resolve_auth``, ``cache`` and ``webhooks``: see ``Worker``. Its
+    ``calls_per_second``
     is here ``max_task_queue_activities_per_second``, its ``deployment`` the worker's ``deployment_config``.
     """
 
@@ -144,6 +149,7 @@ class PerdurePlugin(SimplePlugin):
         tools: Iterable[Tool | Callable[..., Any]] = (),
         resolve_auth: AuthFunction | None = None,
         cache: int = CACHE_BYTES,
+        webhooks: bool = True,
     ) -> None:
         self.engine = Engine(
             agents,
@@ -156,13 +162,14 @@ class PerdurePlugin(SimplePlugin):
             tools=tools,
             resolve_auth=resolve_auth,
             cache=cache,
+            webhooks=webhooks,
         )
         self.workflow_tasks = WorkflowTasks()
         """The workflow tasks that fail."""
         super().__init__(
             "perdure.PerdurePlugin",
-            workflows=[AgentWorkflow],
-            activities=[self.engine.model.model, self.engine.tool.tool],
+            workflows=[AgentWorkflow, WebhookWorkflow],
+            activities=[self.engine.model.model, self.engine.tool.tool, self.engine.webhook.deliver],
             interceptors=[self.engine.interceptor],
             workflow_runner=_pass_perdure_through,
         )
@@ -188,7 +195,7 @@ class PerdurePlugin(SimplePlugin):
         is_versioned = deployment is not None and deployment.use_worker_versioning
         if is_versioned:
             workflows = config.get("workflows") or ()
-            config["workflows"] = [VersionedAgentWorkflow if one is AgentWorkflow else one for one in workflows]
+            config["workflows"] = [_VERSIONED.get(one, one) for one in workflows]
         if type(config.get("unsandboxed_workflow_runner")) in (type(None), UnsandboxedWorkflowRunner):
             choose = build_behavior_choice(self.engine.agents) if is_versioned else None
             config["unsandboxed_workflow_runner"] = TaskBoundRunner(self.workflow_tasks, choose)

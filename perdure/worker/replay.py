@@ -383,14 +383,14 @@ async def _read_started_agent(client: Client, history: WorkflowHistory) -> str:
 def describe_missing(agents: Agents, run: OpenRun) -> str | None:
     """Describe what ``run`` needs and ``agents`` do not have; None if they have it, as far as Temporal's list says.
 
-    Tools of toolsets are known in a run alone, so an agent with toolsets lacks none.
+    Tools of toolsets and of clients are known in a run alone, so an agent that has such lacks none.
     """
     if not run.agent:
         return None
     agent = agents.find(run.agent)
     if agent is None:
         return f"there is no agent {run.agent!r}: the run fails a minute after its next call"
-    if agent.toolsets:
+    if agent.toolsets or agent.client_tools:
         return None
     missing = [name for name in run.tools if name not in agent.toolbox and name not in agents.tools]
     if not missing:

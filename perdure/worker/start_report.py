@@ -201,11 +201,14 @@ def _group_unserved(agents: Agents, runs: Iterable[RunRow], waits: Iterable[Wait
 
 
 def _group_missing_tools(agents: Agents, waits: Iterable[WaitRow]) -> dict[tuple[str, str], list[str]]:
-    """Return ids of runs by agent and tool of a call that waits. An agent with toolsets finds its tools later."""
+    """Return ids of runs by agent and tool of a call that waits. An agent with toolsets finds its tools later, and
+    one with client tools gets some from clients."""
     ids: dict[tuple[str, str], list[str]] = defaultdict(list)
     for row in waits:
         agent = agents.find(row.agent)
-        if agent is not None and not agent.toolsets and agents.find_tool(row.agent, row.tool) is None:
+        if agent is None or agent.toolsets or agent.client_tools:
+            continue
+        if agents.find_tool(row.agent, row.tool) is None:
             ids[row.agent, row.tool].append(row.context_id)
     return dict(list(ids.items())[:_MAX_FINDINGS])
 

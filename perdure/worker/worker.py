@@ -74,6 +74,9 @@ class Worker:
     costs a read when needed again; with 0 nothing is kept. Calls in progress and the workflows that Temporal's SDK
     caches are not included.
 
+    ``webhooks=False``: this worker starts no deliveries of events to ``client.webhooks``; it still runs those that
+    other workers of the queue have started.
+
     ``deployment``: the version of a Worker Deployment that this worker is (Temporal's Worker Versioning): a
     ``WorkerDeploymentVersion``, or text of the form ``"NAME.BUILD_ID"``. By default that of the environment
     (``TEMPORAL_DEPLOYMENT_NAME`` and ``TEMPORAL_WORKER_BUILD_ID``), if it has one; False for none. A version gets work
@@ -100,6 +103,7 @@ class Worker:
         tools: Iterable[Tool | Callable[..., Any]] = (),
         resolve_auth: AuthFunction | None = None,
         cache: int = CACHE_BYTES,
+        webhooks: bool = True,
         deployment: Deployment | None = None,
         health_address: str | None = None,
     ) -> None:
@@ -116,6 +120,7 @@ class Worker:
             tools=tools,
             resolve_auth=resolve_auth,
             cache=cache,
+            webhooks=webhooks,
         )
         self.task_queue = config.resolve_task_queue(task_queue or client.task_queue)
         self.drain = plugin.drain_time() if drain is None else timedelta(seconds=drain)

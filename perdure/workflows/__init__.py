@@ -1,5 +1,6 @@
 """The agent loop as a Temporal workflow. Only engine code runs in it, never author code."""
 
 from .agent import AgentWorkflow, VersionedAgentWorkflow
+from .webhook import VersionedWebhookWorkflow, WebhookWorkflow
 
-__all__ = ["AgentWorkflow", "VersionedAgentWorkflow"]
+__all__ = ["AgentWorkflow", "VersionedAgentWorkflow", "VersionedWebhookWorkflow", "WebhookWorkflow"]

@@ -47,5 +47,5 @@ def test_sdks_of_adapters_are_protected() -> None:
     ``providers.sdk`` imports by its name."""
     graph: Any = grimp.build_graph("perdure", include_external_packages=True, cache_dir=None)
     protected = {name for contract in PROTECTED for name in contract["protected_modules"]}
-    engine_may = {"typer", "prompt_toolkit", "temporalio", "mcp", "rich"}
+    engine_may = {"typer", "prompt_toolkit", "temporalio", "mcp", "rich", "starlette", "uvicorn", "sse_starlette"}
     assert (outside_systems() - engine_may) & set(graph.modules) <= protected

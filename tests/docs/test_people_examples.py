@@ -37,3 +37,15 @@ async def test_callback(loopback: Loopback) -> None:
         "(the editor opens setup.py at line 3)",
         "It says 'zip_safe=False'.",
     ]
+
+
+async def test_client_tools(loopback: Loopback) -> None:
+    def rule(request: Request) -> Any:
+        done = results(request)
+        return f"The page is {done[0]}." if done else Call("open_page", {"path": "/prices"})
+
+    loopback.model.rule = rule
+    assert succeeded(await loopback.python(EXAMPLES / "52_client_tools.py")).splitlines() == [
+        "(the browser opens /prices)",
+        "The page is opened.",
+    ]

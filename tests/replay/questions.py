@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perdure import Agent, Run, ToolContext, callback_tool, tool
+from perdure import Agent, ClientTool, Run, ToolContext, callback_tool, tool
 from perdure.errors import PerdureError
 from perdure.testing import ScriptedProvider, call
 from perdure.types.approvals import PendingApproval
@@ -133,5 +133,20 @@ async def questions_interrupted(engine: Engine) -> Run:
             await run.answer(waits["page"].call_id, "opened")
         except PerdureError as error:
             print(f"  refused with {type(error).__name__}")
+        await _end(run)
+    return run
+
+
+@scenario
+async def client_tools_continue_as_new(engine: Engine) -> Run:
+    """Tools that the client declares, by reference: one is called after the run has continued as new."""
+    schema = {"type": "object", "properties": {"path": {"type": "string"}}}
+    replies: list[Any] = [[call("add", a=n, b=n) for n in range(4)], call("open", path="/a"), "Done."]
+    agent = Agent("recorded", ScriptedProvider(replies), tools=TOOLS, client_tools=True)
+    async with engine.served(agent) as client:
+        tools = [ClientTool(name="open", parameters=schema)]
+        run = await client.start(agent, "Go.", client_tools=tools, max_history_events=15)
+        waits = await _waits(run, "open")
+        await run.answer(waits["open"].call_id, "opened", by="ana")
         await _end(run)
     return run

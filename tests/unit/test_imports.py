@@ -14,6 +14,7 @@ PUBLIC = [
     "Agent",
     "Approval",
     "Client",
+    "ClientTool",
     "Compaction",
     "File",
     "HookSet",

@@ -216,3 +216,24 @@ async def test_hostile_ids_are_problems_or_names(engine: Engine) -> None:
                 response = await http.post("/agui/helper", json=body | {"resume": resume})
                 assert response.status_code in (200, 400, 404, 409), (thread[:10], response.text)
         assert (await http.get("/agui/helper?threadId=a%2Fb&runId=" + "z" * 5000)).status_code in (200, 404)
+
+
+async def test_a_tool_of_the_page_is_answered_by_a_tool_message(engine: Engine) -> None:
+    agent = Agent("helper", ScriptedProvider([call("open_page", path="/a"), "Opened."]), client_tools=True)
+    tools = [{"name": "open_page", "description": "Open.", "parameters": {"type": "object"}}]
+    async with engine.served(agent) as client, browser(client) as http:
+        asked = await post(http, build_input("r1", user("open"), tools=tools))
+        (call_id,) = asked.end["outcome"]["pendingToolCallIds"]
+        assert asked.unanswered == [call_id]
+        result = {"id": "x", "role": "tool", "content": "opened /a", "toolCallId": call_id}
+        done = await post(http, build_input("r2", user("open"), result, tools=tools))
+        assert done.texts() == ["Opened."]
+        assert done.end["outcome"] == {"type": "success"}
+        again = await post(http, build_input("r2", user("open"), result, tools=tools))
+        assert again.texts() == ["Opened."]
+    (result,) = [m for m in list_results(done) if m["content"] == "opened /a"]
+    assert result["toolCallId"] == call_id
+
+
+def list_results(client: StrictClient) -> list[dict[str, Any]]:
+    return [message for message in client.messages.values() if message["role"] == "tool"]

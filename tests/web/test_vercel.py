@@ -11,7 +11,7 @@ import httpx
 from hypothesis import given
 from starlette.applications import Starlette
 
-from perdure import Agent, Client, tool
+from perdure import Agent, Client, callback_tool, tool
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import Event
 from perdure.web.app import build_web
@@ -155,3 +155,18 @@ async def test_a_repeated_message_is_the_same_turn_and_wrong_requests_are_proble
         assert (await http.get("/ui/helper/nothing/stream")).status_code == 204
         assert (await http.post("/ui/helper", json=body, headers={"X-User": "bob"})).status_code == 404
         assert (await http.post("/ui/helper/c1/stop")).status_code == 403
+
+
+async def test_outputs_of_calls_that_wait_are_answers(engine: Engine) -> None:
+    open_page = callback_tool("open_page", "Open a page.")
+    agent = Agent("helper", ScriptedProvider([call("open_page"), "Opened."]), tools=[open_page])
+    async with engine.served(agent) as client, browser(client) as http:
+        asked = read(await http.post("/ui/helper", json=build_chat(user("open"))))
+        part = next(part for part in asked.parts if part["type"] == "dynamic-tool")
+        assert part["state"] == "input-available"
+        answered = {**part, "state": "output-available", "output": {"opened": True}}
+        body = build_chat(user("open"), {"id": "u1", "role": "assistant", "parts": [answered]})
+        response = await http.post("/ui/helper", json=body)
+        assert '"delta":"Opened."' in response.text
+        transcript = await client.run("c1").transcript()
+        assert any("opened" in str(message.parts) for message in transcript if message.role == "tool")

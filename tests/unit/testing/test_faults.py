@@ -93,7 +93,7 @@ def test_points_are_reached_in_order() -> None:
     finally:
         for one in registered:
             one.remove()
-    model, tools = list(POINTS[:3]), list(POINTS[3:])
+    model, tools = list(POINTS[:3]), list(POINTS[3:6])
     assert reached == [*model, *tools, *model]
     assert listeners == {}, "no listener is left, and a point costs nothing"
 

@@ -1,4 +1,6 @@
-"""Tables of the HTTP service."""
+"""Tables of the HTTP service: API tokens; subscriptions of webhooks, and the log of their deliveries."""
+
+from pathlib import Path
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,10 +10,14 @@ revision = "0002"
 down_revision = "0001"
 
 TEXT = sa.Text().with_variant(postgresql.TEXT(collation="C"), "postgresql")  # compared by code points, see 0001
+NUMBER = sa.Integer().with_variant(sa.BigInteger(), "postgresql")
 
 
 def upgrade() -> None:
     _create_tokens()
+    _create_webhooks()
+    if op.get_context().dialect.name == "postgresql":
+        op.get_bind().exec_driver_sql(_build_append_function())
 
 
 def _create_tokens() -> None:
@@ -34,3 +40,64 @@ def _create_tokens() -> None:
         sa.Column("last_used_at", TEXT),
     )
     op.create_index("api_tokens_created_at", "api_tokens", ["created_at", "id"])
+
+
+def _create_webhooks() -> None:
+    op.create_table(
+        "webhooks",
+        sa.Column("id", TEXT, primary_key=True),
+        sa.Column("url", TEXT, nullable=False),
+        sa.Column("events", TEXT, nullable=False),
+        sa.Column("agent", TEXT),
+        sa.Column("tenant", TEXT),
+        sa.Column("session", TEXT),
+        sa.Column("enabled", sa.Integer, nullable=False),
+        sa.Column("disabled_reason", TEXT),
+        sa.Column("failing_since", TEXT),
+        sa.Column("secrets", TEXT, nullable=False),
+        sa.Column("key_id", TEXT),
+        sa.Column("created_by", TEXT, nullable=False),
+        sa.Column("created_at", TEXT, nullable=False),
+        sa.Column("updated_at", TEXT, nullable=False),
+    )
+    # Each commit of an event that webhooks deliver looks here whether there is an enabled one.
+    enabled = sa.text("enabled = 1")
+    op.create_index("webhooks_enabled", "webhooks", ["id"], sqlite_where=enabled, postgresql_where=enabled)
+    op.create_table(
+        "webhook_deliveries",
+        sa.Column("id", TEXT, primary_key=True),
+        sa.Column("webhook_id", TEXT, nullable=False),
+        sa.Column("message_id", TEXT, nullable=False),
+        sa.Column("type", TEXT, nullable=False),
+        sa.Column("stream", TEXT, nullable=False),
+        sa.Column("seq", NUMBER, nullable=False),
+        sa.Column("context_id", TEXT, nullable=False),
+        sa.Column("url", TEXT, nullable=False),
+        sa.Column("attempt", sa.Integer, nullable=False),
+        sa.Column("outcome", TEXT, nullable=False),
+        sa.Column("status", sa.Integer),
+        sa.Column("error", TEXT),
+        sa.Column("answer", TEXT),
+        sa.Column("milliseconds", NUMBER, nullable=False),
+        sa.Column("next_at", TEXT),
+        sa.Column("created_at", TEXT, nullable=False),
+    )
+    op.create_index("webhook_deliveries_webhook_id", "webhook_deliveries", ["webhook_id", "created_at", "id"])
+    op.create_index("webhook_deliveries_created_at", "webhook_deliveries", ["created_at"])
+
+
+def _build_append_function() -> str:
+    """Return the function of 0001 that writes events, with outbox rows for webhooks only while one is enabled.
+
+    Its signature is the same, so code of 0001 calls it too: that asks for no such rows.
+    """
+    functions = Path(__file__).with_name("0001_postgresql.sql").read_text(encoding="utf-8")
+    [function] = [one for one in functions.split("\n\n\n") if "CREATE FUNCTION perdure_append_0001(" in one]
+    head, body = function.split("CREATE FUNCTION perdure_append_0001(")
+    before = "WHERE p_outbox[n]::integer = i - v_shift - 1;"
+    assert body.count(before) == 1, "0001_postgresql.sql was released, and does not change"
+    after = (
+        "WHERE p_outbox[n]::integer = i - v_shift - 1\n"
+        "              AND (p_outbox[n + 1] <> 'perdure.webhooks' OR EXISTS (SELECT FROM webhooks WHERE enabled = 1));"
+    )
+    return f"{head}CREATE OR REPLACE FUNCTION perdure_append_0001({body.replace(before, after)}"
