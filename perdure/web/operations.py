@@ -26,6 +26,7 @@ from starlette.routing import Route
 from ..client.audit import SteeringAudit, audit_caller
 from ..client.client import Client
 from ..client.run import Run
+from ..encryption import KeyRing
 from ..errors import PerdureError, RunNotFoundError
 from ..ports import Blob, Commit, Store
 from ..ports.surfaces import IDEMPOTENCY_ANSWER_BYTES
@@ -147,9 +148,12 @@ class Call:
             await self.web.authorize(self.caller, verb, resource)
         except (ForbiddenError, RunNotFoundError) as error:
             if verb != "read":
-                subject = resource.id or resource.kind
-                await SteeringAudit(self.client, action, subject, self.by, None).record_refusal(error)
+                await self.record_refusal(action, resource.id or resource.kind, error)
             raise
+
+    async def record_refusal(self, action: str, subject: str, error: PerdureError) -> None:
+        """Record in the audit trail that the caller was refused ``action``."""
+        await SteeringAudit(self.client, action, subject, self.by, None).record_refusal(error)
 
     async def may(self, verb: Verb, resource: Resource) -> bool:
         """Whether the caller may, for the rows of a list."""
@@ -191,6 +195,8 @@ class Operation:
     answer_type: str = "application/json"
     can_repeat: bool = True
     """For a POST: whether it takes an ``Idempotency-Key``."""
+    has_secret: bool = False
+    """The answer has a secret: for repeats it is kept encrypted, where the service has a key."""
     tag: str = "sessions"
 
     @property
@@ -314,7 +320,7 @@ async def _answer_once(operation: Operation, call: Call, raw: bytes) -> Response
                 hint="Send it again later.", headers={"Retry-After": "1"},
             )  # fmt: skip
         case "done":
-            return await _restore_answer(store, claim.answer or b"{}")
+            return await _restore_answer(store, claim.answer or b"{}", call.key)
         case "new":
             return await _record_answer(operation, call, store, owner)
 
@@ -331,6 +337,8 @@ async def _record_answer(operation: Operation, call: Call, store: Store, owner: 
         # A failure of ours may pass: the same key may try again. What a caller got wrong stays wrong.
         kept = answer is not None and answer.status_code < 500 and answer.status_code not in (408, 429)
         record = await _build_record(store, answer) if kept and answer is not None else None
+        if record is not None and operation.has_secret and (key := KeyRing.from_environment().find_given_key()):
+            record = json.dumps({"sealed": key.seal(record, cast(str, call.key))}).encode()
         await store.complete_idempotency(cast(str, call.key), owner, record)
 
 
@@ -362,8 +370,10 @@ async def _build_record(store: Store, answer: Response) -> bytes:
     return json.dumps({**record, "blob": blob.ref.model_dump()}).encode()
 
 
-async def _restore_answer(store: Store, recorded: bytes) -> Response:
+async def _restore_answer(store: Store, recorded: bytes, key: str) -> Response:
     record = json.loads(recorded)
+    if "sealed" in record:
+        record = json.loads(KeyRing.from_environment().open(record["sealed"], [key]))
     if "blob" in record:
         ref = BlobRef.model_validate(record["blob"])
         body = (await store.read_blobs([ref.hash]))[ref.hash]
