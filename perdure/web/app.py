@@ -13,12 +13,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..client.client import Client
 from .auth import Authenticator, Authorizer
+from .files import OPERATIONS as FILES
+from .forks import OPERATIONS as FORKS
+from .openapi import build_openapi_operation
 from .operations import Operation, Web, decode_path, list_routes
 from .problems import problem_response
+from .schedules import OPERATIONS as SCHEDULES
 from .sessions import OPERATIONS as SESSIONS
 
 PREFIX = "/v1"
-OPERATIONS: Sequence[Operation] = (*SESSIONS,)
+_OPERATIONS: Sequence[Operation] = (*SESSIONS, *FILES, *FORKS, *SCHEDULES)
+OPERATIONS: Sequence[Operation] = (*_OPERATIONS, build_openapi_operation(_OPERATIONS))
 """Every operation of the native API."""
 
 
