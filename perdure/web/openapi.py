@@ -201,11 +201,11 @@ def _build_refusals(operation: Operation) -> dict[str, Any]:
 
 
 def build_openapi_operation(operations: Sequence[Operation]) -> Operation:
-    """Build the operation that answers with the document of ``operations``."""
+    """Build the operation that answers with the document of ``operations`` and itself."""
 
     @cache
     def load() -> dict[str, Any]:
-        return build_document(operations)
+        return build_document([*operations, operation])
 
     async def get_openapi(call: Call) -> Response:
         """Get the OpenAPI document of this API."""
@@ -217,4 +217,7 @@ def build_openapi_operation(operations: Sequence[Operation]) -> Operation:
             return Response(status_code=304, headers=headers)
         return Response(body, headers=headers, media_type="application/json")
 
-    return Operation("GET", DOCUMENT_PATH, get_openapi, "read", answer=dict[str, Any], is_public=True, tag="service")
+    operation = Operation(
+        "GET", DOCUMENT_PATH, get_openapi, "read", answer=dict[str, Any], is_public=True, tag="service"
+    )
+    return operation

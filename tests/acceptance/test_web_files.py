@@ -20,7 +20,7 @@ from tests.support.engine import Engine
 from tests.support.web import ADA, ByTenant, NamedCallers, Service, make_caller, serve
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
-REPORT = "line\n" * 5000
+REPORT = "line\n" * 10_000
 ACME, OTHER = make_caller("acme", "admin", tenants=("acme",)), make_caller("other", "admin", tenants=("other",))
 VIEWER = make_caller("eve", "viewer", tenants=("acme",))
 
@@ -111,8 +111,8 @@ async def test_the_hash_of_anothers_file_gives_no_right_to_it(engine: Engine) ->
     async with connected(engine, answering(), Agent("noter", provider, tools=[note])) as (client, mine, theirs):
         part = await upload(mine, PNG)
         session = await ask(mine, [part])
-        for hash in (foreign["hash"], "0" * 64):
-            stolen = part | {"blob": foreign | {"hash": hash}}
+        for digest in (foreign["hash"], "0" * 64):
+            stolen = part | {"blob": foreign | {"hash": digest}}
             for path, body in (
                 ("/sessions", {"agent": "echo", "content": [stolen]}),
                 (f"/sessions/{await ask(theirs, 'hi')}/events", {"type": "message", "content": [stolen]}),
@@ -126,8 +126,8 @@ async def test_the_hash_of_anothers_file_gives_no_right_to_it(engine: Engine) ->
         text = await ask(theirs, f'{{"blob": {{"hash": "{foreign["hash"]}", "size": {len(PNG)}}}}}')
         holders = (await (await client.store()).read_holders([str(foreign["hash"])]))[str(foreign["hash"])]
         assert own in holders, "the store keeps the blob for it"
-        for id in (own, text):
-            missing = await theirs.get(f"/sessions/{id}/files/{foreign['hash']}")
+        for reader in (own, text):
+            missing = await theirs.get(f"/sessions/{reader}/files/{foreign['hash']}")
             assert (missing.status_code, missing.json()["error"]) == (404, "NotFoundError")
         assert (await theirs.get(f"/sessions/{session}/files/{foreign['hash']}")).status_code == 404
         assert (await mine.get(f"/sessions/{session}/files/{foreign['hash']}")).content == PNG
@@ -159,7 +159,7 @@ async def test_long_texts_and_files_of_tools_are_files_of_the_session(engine: En
     def report() -> list[object]:
         return [REPORT, File(PNG, name="plot.png")]
 
-    provider = ScriptedProvider([call("report"), "x" * 20_000])
+    provider = ScriptedProvider([call("report"), "x" * 40_000])
     async with connected(engine, Agent("reporter", provider, tools=[report])) as (_, http, theirs):
         session = await ask(http, "Report", agent="reporter")
         events = (await http.get(f"/sessions/{session}/events")).json()["data"]
@@ -171,7 +171,7 @@ async def test_long_texts_and_files_of_tools_are_files_of_the_session(engine: En
         reply = next(
             event["blob"]["hash"] for event in events if event["type"] == "model.completed" and "blob" in event
         )
-        assert (await http.get(f"/sessions/{session}/files/{reply}")).text == "x" * 20_000
+        assert (await http.get(f"/sessions/{session}/files/{reply}")).text == "x" * 40_000
         forked = await http.post(f"/sessions/{session}/fork", json={"at": 1, "results": {completed["call_id"]: "else"}})
         assert forked.status_code == 201, forked.text
         diff = (await http.get(f"/sessions/{session}/diff", params={"with": forked.json()["id"]})).json()
@@ -292,9 +292,9 @@ async def test_hostile_uploads(engine: Engine, monkeypatch: pytest.MonkeyPatch) 
             slow = await inside.post("/files", content=stalled())
             assert (slow.status_code, slow.json()["error"]) == (408, "BodyTimeoutError")
         session = await ask(http, "hi")
-        for hash in ("0" * 64, "x", "..%2F..%2Fetc%2Fpasswd", "%00", "A" * 64, "0" * 5000):
-            missing = await http.get(f"/sessions/{session}/files/{hash}")
-            assert missing.status_code == 404, hash
+        for name in ("0" * 64, "x", "..%2F..%2Fetc%2Fpasswd", "%00", "A" * 64, "0" * 5000):
+            missing = await http.get(f"/sessions/{session}/files/{name}")
+            assert missing.status_code == 404, name
             assert len(missing.content) < 1000
 
 
