@@ -395,7 +395,7 @@ OPERATIONS = [
         "/sessions/{id:segment}/files/{hash:segment}",
         get_file,
         "read",
-        answer_type="application/octet-stream",
+        answer_type="*/*",
         tag=_TAG,
     ),
     Operation("GET", "/sessions/{id:segment}/artifacts", list_artifacts, "read", answer=ArtifactList, tag=_TAG),
