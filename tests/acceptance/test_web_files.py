@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import hashlib
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,6 +22,7 @@ from perdure.web.app import create_app
 from tests.support.engine import Engine
 from tests.support.web import ADA, ByTenant, NamedCallers, Service, make_caller, serve
 
+ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
 REPORT = "line\n" * 10_000
 ACME, OTHER = make_caller("acme", "admin", tenants=("acme",)), make_caller("other", "admin", tenants=("other",))
@@ -87,6 +91,18 @@ async def test_a_file_goes_up_and_comes_back_as_an_attachment(engine: Engine) ->
         assert (again.status_code, again.content) == (304, b"")
         # Once in the session, it may be sent again by anyone who may write there.
         await say(http, session, [part])
+
+
+async def test_the_example_of_the_page_runs(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "how-to" / "http-files.md").read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "cat.png").write_bytes(PNG)
+    monkeypatch.chdir(tmp_path)
+    async with engine.served(answering()) as client, serve(client) as service, service.connect() as http:
+        session = (await http.post("/sessions", json={"agent": "echo"})).json()["id"]
+        names: dict[str, Any] = {"url": service.url, "token": "ada", "session": session}
+        await eval(compile(program, "http-files.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)  # noqa: S307  # our page
+        assert names["got"].content == PNG
 
 
 async def test_a_script_is_served_as_plain_text(engine: Engine) -> None:
