@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,6 +38,8 @@ from ..types.messages import (
 )
 from .operations import Call, HeldBytes, Input, Operation
 from .problems import NotFoundError, WebError
+
+logger = logging.getLogger("perdure.web")
 
 UPLOAD_DAYS = 1
 """An upload may be named by messages until the end of the day (UTC) so many days later: before a collector of garbage
@@ -317,6 +320,8 @@ class Download(Response):
                 async with asyncio.timeout(SEND_SECONDS):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
+        except TimeoutError:  # the receiver has stopped reading: nothing can be said to it
+            logger.info("a receiver of a file was too slow, and its connection was closed")
         finally:
             self._held.release(self._held_bytes)
 

@@ -14,9 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from perdure import Agent, Client, File, tool
+from perdure import Agent, Client, Compaction, File, tool
 from perdure.testing import ScriptedProvider, call
 from perdure.toolsets import Artifacts
+from perdure.types.messages import iter_file_parts
 from perdure.web import files, operations
 from perdure.web.app import create_app
 from tests.support.engine import Engine
@@ -312,6 +313,61 @@ async def test_hostile_uploads(engine: Engine, monkeypatch: pytest.MonkeyPatch) 
             missing = await http.get(f"/sessions/{session}/files/{name}")
             assert missing.status_code == 404, name
             assert len(missing.content) < 1000
+
+
+async def test_a_repeated_upload_gets_the_same_answer(engine: Engine) -> None:
+    async with connected(engine, answering()) as (_, http, _other):
+        key = {"idempotency-key": "u1"}
+        first, again = [await http.post("/files", content=PNG, headers=key) for _ in range(2)]
+        assert (first.status_code, again.headers.get("idempotency-replayed")) == (201, "true")
+        assert first.json() == again.json()
+        other = await http.post("/files", content=PNG + b"x", headers=key)
+        assert (other.status_code, other.json()["error"]) == (409, "IdempotencyKeyConflict")
+
+
+async def test_files_that_a_summary_has_replaced_and_those_of_subagents_are_still_there(engine: Engine) -> None:
+    @tool
+    def plot() -> File:
+        return File(PNG + b"2", name="plot.png")
+
+    def reply(request: Any) -> Any:
+        return "a summary" if "ummar" in request.messages[-1].text else "word " * 200
+
+    helper = Agent("helper", ScriptedProvider([call("plot"), "plotted"]), tools=[plot])
+    boss = Agent("boss", ScriptedProvider([call("call_helper", task="Plot."), "done"]), subagents=[helper])
+    keeper = Agent("keeper", ScriptedProvider(reply), compaction=Compaction.summarise(at=300, keep_last=1))
+    async with connected(engine, boss, keeper) as (client, http, theirs):
+        part = await upload(http, PNG, name="cat.png")
+        session = await ask(http, [part], agent="keeper")
+        for number in range(3):
+            await say(http, session, f"{number} " * 200)
+        assert not any(found.blob for found in iter_file_parts(await client.run(session).transcript()))
+        got = await http.get(f"/sessions/{session}/files/{part['blob']['hash']}")
+        assert (got.status_code, got.content) == (200, PNG)
+        parent = await ask(http, "Go", agent="boss")
+        (child,) = await client.run(parent).children()
+        digest = hashlib.sha256(PNG + b"2").hexdigest()
+        for session in (parent, child.id.replace("/", "%2F")):
+            got = await http.get(f"/sessions/{session}/files/{digest}")
+            assert 'filename="plot.png"' in got.headers["content-disposition"], session
+            assert (await theirs.get(f"/sessions/{session}/files/{digest}")).status_code == 404
+
+
+async def test_a_receiver_that_stops_reading_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "SEND_SECONDS", 0.05)
+    held, sent, never = operations.HeldBytes(), list[Any](), asyncio.Event()
+    held.take(200_000)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if len(sent) == 3:
+            await never.wait()
+
+    download = files.Download(bytes(200_000), {}, "image/png", held, 200_000)
+    await download({"type": "http", "method": "GET"}, None, send)  # type: ignore[arg-type]  # nothing is received
+    assert held.count == 0
+    assert sent[-1]["more_body"] is True, "the answer was not ended as if it were whole"
+    assert len(sent) == 3
 
 
 async def test_a_file_counts_as_held_until_it_is_sent(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
