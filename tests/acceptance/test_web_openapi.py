@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -77,6 +78,12 @@ def test_what_a_caller_must_know_is_there() -> None:
     upload = DOCUMENT["paths"]["/files"]["post"]
     assert upload["requestBody"]["content"] == {"application/octet-stream": {}}
     assert next(one for one in upload["parameters"] if one["name"] == "media_type")["description"]
+
+
+def test_the_reference_has_every_operation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "http.md").read_text()
+    for operation in OPERATIONS:
+        assert f"### {operation.method} /v1{format_path(operation.path)}\n" in page
 
 
 class Checked(httpx.AsyncBaseTransport):
