@@ -8,21 +8,24 @@ A page is plain Markdown. Between two comments stands what this program writes; 
 
 Options: `hide=NAME,NAME` leaves out public members, `members=none` all of them, `inherit=NAME,NAME` shows methods of a
 base class too, `fields=all` fields without a docstring; `defaults=FUNCTION` names the function that has the defaults of
-a TypedDict of options. The heading is one level below the last one above the comment.
+a TypedDict of options. The heading is one level below the last one above the comment. `<!-- api http -->` is the
+operations of the HTTP API, from their OpenAPI document.
 
 Usage: reference.py [--check] [PAGE …]    `--check` writes nothing, and fails if a page is not up to date.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import griffe
 
@@ -93,6 +96,8 @@ def _blank(match: re.Match[str]) -> str:
 
 def describe(region: Region) -> str:
     """The Markdown of an object. Raises ``PageError`` if there is no such object, or no such member to hide."""
+    if region.path == "http":
+        return "\n\n".join(render_operations(region.level))
     subject = find_object(region.path)
     if unknown := sorted(region.hidden - set(subject.members)):
         raise PageError(f"{region.path} has no {', '.join(unknown)} to hide")
@@ -301,6 +306,93 @@ def render_docstring(subject: griffe.Object) -> str:
 def _list_section(section: re.Match[str]) -> str:
     items = re.sub(r"^(?=\S)", "- ", textwrap.dedent(section[2]), flags=re.MULTILINE)
     return f"{section[1]}:\n\n{re.sub(r'^    +', '  ', items, flags=re.MULTILINE)}"
+
+
+# ---
+# The HTTP API.
+
+
+def render_operations(level: int) -> Iterator[str]:
+    """Each operation under a heading, by tag: what it takes and what it answers; then the schemas that these name."""
+    sys.path.insert(0, str(ROOT))
+    from perdure.web.app import OPERATIONS
+    from perdure.web.openapi import build_document
+
+    document = build_document(OPERATIONS)
+    schemas, verbs = document["components"]["schemas"], {each.name: each.verb for each in OPERATIONS}
+    operations = [
+        (f"{method.upper()} /v1{path}", operation)
+        for path, item in document["paths"].items()
+        for method, operation in item.items()
+    ]
+    for tag in document["tags"]:
+        yield f"{'#' * level} {tag['name'].capitalize()}"
+        for heading, operation in operations:
+            if operation["tags"] == [tag["name"]]:
+                yield f"{'#' * (level + 1)} {heading}"
+                yield from render_operation(operation, verbs[operation["operationId"]])
+    yield f"{'#' * level} Schemas"
+    yield "What is sent; what is answered is in the document, and among [results](data.md) and [events](events.md)."
+    for name, schema in schemas.items():
+        if (schema.get("additionalProperties") is False or "oneOf" in schema) and not name.endswith("Query"):
+            fields = f"`{render_schema_type(schema)}`"
+            if "oneOf" not in schema:
+                fields = render_schema_fields(schema.get("properties", {}), schema.get("required", ()))
+            yield "\n\n".join([f"{'#' * (level + 1)} {name}", _format_prose(schema.get("description", "")), fields])
+
+
+def render_operation(operation: dict[str, Any], verb: str) -> Iterator[str]:
+    """One operation: text, parameters, body and answer."""
+    text = _format_prose(operation.get("description", operation["summary"]))
+    yield f"{text} For anyone." if operation.get("security") == [] else f"{text} Needs `{verb}`."
+    parameters = [each for each in operation["parameters"] if each["in"] == "query"]
+    if parameters:
+        required = [each["name"] for each in parameters if each["required"]]
+        yield render_schema_fields({each["name"]: each["schema"] | each for each in parameters}, required)
+    (status, answer), *_ = operation["responses"].items()
+    kinds = [
+        f"`{render_schema_type(content['schema'])}`" if "json" in kind and "schema" in content else f"`{kind}`"
+        for kind, content in answer.get("content", {}).items()
+    ]
+    body = [
+        f"`{render_schema_type(content['schema'])}`" if "schema" in content else f"the bytes, `{kind}`"
+        for kind, content in operation.get("requestBody", {}).get("content", {}).items()
+    ]
+    yield (f"Body: {body[0]}. " if body else "") + f"Answer: {status}" + (f", {' or '.join(kinds)}." if kinds else ".")
+
+
+def render_schema_fields(fields: dict[str, Any], required: Sequence[str]) -> str:
+    """A list of fields with their types and meanings."""
+    lines = []
+    for name, schema in fields.items():
+        text = _format_prose(schema.get("description", ""))
+        default = f" = {json.dumps(schema['default'])}" if schema.get("default") is not None else ""
+        optional = "" if name in required or default else "?"
+        lines.append(
+            f"- `{name}{optional}: {render_schema_type(schema)}{default}`"
+            + (f": {' '.join(text.split())}" if text else "")
+        )
+    return "\n".join(lines)
+
+
+def render_schema_type(schema: dict[str, Any]) -> str:
+    """The type of a JSON Schema in a few words."""
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    if "schema" in schema:
+        return render_schema_type(schema["schema"])
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if options:
+        return " | ".join(dict.fromkeys(render_schema_type(each) for each in options if each.get("type") != "null"))
+    if "enum" in schema or "const" in schema:
+        return " | ".join(json.dumps(value) for value in schema.get("enum", [schema.get("const")]))
+    if schema.get("type") == "array":
+        return f"[{render_schema_type(schema.get('items', {}))}]"
+    return str(schema.get("type", "JSON"))
+
+
+def _format_prose(text: str) -> str:
+    return _LITERAL.sub(r"`\1`", _ROLE.sub("`", textwrap.dedent(text)))
 
 
 def main(arguments: list[str]) -> int:

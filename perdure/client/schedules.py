@@ -181,10 +181,10 @@ class Schedule:
         async with self._steer("resume", by, note):
             await self.handle.unpause(note=self._build_note("resumed", note, by))
 
-    async def trigger(self, *, overlap: Overlap | None = None) -> None:
+    async def trigger(self, *, overlap: Overlap | None = None, by: str | None = None) -> None:
         """Start a run now, also while paused. With the overlap policy "skip", while the last run is open, no run
         starts: give another ``overlap`` for this time."""
-        async with self._steer("trigger"):
+        async with self._steer("trigger", by):
             await self.handle.trigger(overlap=None if overlap is None else get_overlap_policy(overlap))
 
     async def backfill(self, start: datetime, end: datetime, *, overlap: Overlap = "buffer_all") -> None:
@@ -198,9 +198,9 @@ class Schedule:
         async with self._steer("backfill", detail=f"{start} to {end}"):
             await self.handle.backfill(api.ScheduleBackfill(start, end, get_overlap_policy(overlap)))
 
-    async def delete(self) -> None:
+    async def delete(self, *, by: str | None = None) -> None:
         """Delete the schedule. Runs that it has started continue."""
-        async with self._steer("delete"):
+        async with self._steer("delete", by):
             await self.handle.delete()
 
     async def runs(self, *, limit: int = 50) -> list[RunSummary]:

@@ -553,10 +553,14 @@ def _load_python_mime_types() -> dict[str, str]:
     return mimetypes.MimeTypes().types_map[True]
 
 
+def detect_media_type(data: bytes) -> str | None:
+    """Return the media type that the first bytes of a file show; None if they show none."""
+    return next((media_type for magic, media_type in _MEDIA_TYPES_BY_MAGIC if magic.match(data)), None)
+
+
 def _guess_media_type(data: bytes, name: str | None) -> str:
-    for magic, media_type in _MEDIA_TYPES_BY_MAGIC:
-        if magic.match(data):
-            return media_type
+    if (detected := detect_media_type(data)) is not None:
+        return detected
     if (guessed := _guess_type_from_name(name)) is not None:
         return guessed
     try:

@@ -23,17 +23,23 @@ from temporalio.service import RPCError
 
 from ..client.client import Client
 from ..errors import PerdureError, RuntimeSetupError
+from ..types.messages import MAX_FILE_BYTES
 from .auth import Authenticator, Authorizer, RoleAuthorizer
-from .limits import BodyLimits, ConnectionLimiter, RateLimiter, RequestLimits, WebLimits
-from .operations import Operation, Web, decode_path, list_routes
+from .files import OPERATIONS as FILES
+from .forks import OPERATIONS as FORKS
+from .limits import ANY_TYPE, BodyLimits, BodyRule, ConnectionLimiter, RateLimiter, RequestLimits, WebLimits
+from .openapi import build_openapi_operation
+from .operations import BODY_SECONDS, Operation, Web, decode_path, list_routes
 from .origins import CrossOrigin, ForwardedHeaders, HostCheck, SecurityHeaders
 from .problems import problem_response
+from .schedules import OPERATIONS as SCHEDULES
 from .sessions import OPERATIONS as SESSIONS
 from .webhooks import OPERATIONS as WEBHOOKS
 
 PREFIX = "/v1"
 Protocol = Literal["agui", "vercel"]
-OPERATIONS: Sequence[Operation] = (*SESSIONS, *WEBHOOKS)
+_OPERATIONS: Sequence[Operation] = (*SESSIONS, *FILES, *FORKS, *SCHEDULES, *WEBHOOKS)
+OPERATIONS: Sequence[Operation] = (*_OPERATIONS, build_openapi_operation(_OPERATIONS))
 """Every operation of the native API."""
 _READY_SECONDS = 1.0
 """How long the result of a readiness check is answered again."""
@@ -125,9 +131,15 @@ def build_middleware(options: WebOptions) -> list[Middleware]:
         Middleware(ForwardedHeaders, trusted=options.trusted_proxies),
         Middleware(HostCheck, hosts=options.hosts, dev=options.dev),
         Middleware(CrossOrigin, origins=options.origins),
-        Middleware(BodyLimits, limits=options.limits),
+        Middleware(BodyLimits, limits=options.limits, find_rule=_find_body_rule),
         Middleware(EncodedSlashes),
     ]
+
+
+def _find_body_rule(scope: Scope) -> BodyRule | None:
+    """Return the rule of an upload: any type, as large as a file may be."""
+    is_upload = scope["method"] == "POST" and scope["path"].endswith(f"{PREFIX}/files")
+    return BodyRule((ANY_TYPE,), MAX_FILE_BYTES, BODY_SECONDS) if is_upload else None
 
 
 class EncodedSlashes:

@@ -82,12 +82,15 @@ class RequestLimits:
 # Bodies.
 
 
+ANY_TYPE = "*/*"
+
+
 @dataclass(frozen=True, slots=True)
 class BodyRule:
     """What the bodies of a route may be."""
 
     types: tuple[str, ...]
-    """Content types, for instance ``multipart/form-data``."""
+    """Content types, for instance ``multipart/form-data``; ``ANY_TYPE`` for all."""
     max_bytes: int
     seconds: float = 30.0
 
@@ -158,7 +161,8 @@ def _check_content_type(headers: Headers, rule: BodyRule, *, has_body: bool = Tr
     media_type, _, parameters = types[0].partition(";") if types else ("", "", "")
     charset = re.search(r"charset\s*=\s*\"?([^\s\";]+)", parameters, re.IGNORECASE)
     is_json = "application/json" in rule.types
-    is_wrong = len(types) != 1 or media_type.strip().lower() not in rule.types
+    is_any = ANY_TYPE in rule.types
+    is_wrong = len(types) > 1 or not (is_any or media_type.strip().lower() in rule.types)
     if has_body and (is_wrong or (is_json and charset and charset[1].lower() not in ("utf-8", "utf8"))):
         shown = " or ".join(rule.types) + (" in UTF-8" if is_json else "")
         raise WebError(

@@ -11,23 +11,24 @@ import asyncio
 import hashlib
 import json
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.convertors import Convertor, register_url_convertor
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from ..client.audit import SteeringAudit, audit_caller
 from ..client.client import Client
 from ..client.run import Run
+from ..client.schedules import ScheduleStatus
 from ..encryption import KeyRing
-from ..errors import PerdureError, RunNotFoundError
+from ..errors import InvalidInputError, PerdureError, RunNotFoundError, ScheduleNotFoundError
 from ..ports import Blob, Commit, Store
 from ..ports.surfaces import IDEMPOTENCY_ANSWER_BYTES
 from ..types.interface import LABELS
@@ -36,7 +37,14 @@ from ..types.validation_errors import describe_validation_error
 from .auth import Authenticator, Authorizer, Caller, Resource, Verb
 from .limits import ConnectionLimiter, RateLimiter, WebLimits, parse_json_body
 from .origins import get_client_address
-from .problems import ForbiddenError, UnauthorizedError, WebError, build_problem, build_unexpected_problem
+from .problems import (
+    RETRY_SECONDS,
+    ForbiddenError,
+    UnauthorizedError,
+    WebError,
+    build_problem,
+    build_unexpected_problem,
+)
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -45,12 +53,40 @@ KEY_CHARS = 255
 ACT_SECONDS = 50.0
 """Longest time of a request that acts: less than the lease of its key."""
 _LEASE_SECONDS = 60.0
+MAX_JSON_BYTES = 32 * 1024 * 1024
+"""Most bytes of a JSON body, where no proxy or middleware has a lower limit."""
+BODY_SECONDS = 600.0
+"""Longest time in which a body is received."""
+CHUNK_SECONDS = 30.0
+"""Longest time between two pieces of a body."""
+HELD_BYTES = 512 * 1024 * 1024
+"""Most bytes of all bodies and files that this process receives or sends at one time."""
 
 
 class Input(BaseModel):
     """Base of bodies and queries: an unknown field is an error, so that the sender learns of a mistake."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class HeldBytes:
+    """Counts the bytes of bodies and files that are in memory."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def take(self, size: int) -> None:
+        """Count ``size`` bytes, until they are released. Raises ``WebError`` with status 503 if there are too many."""
+        if self.count + size > HELD_BYTES:
+            raise WebError(
+                "too many large files are in transfer", status=503, name="OverloadedError",
+                hint="Send the request again.", headers={"Retry-After": str(RETRY_SECONDS)},
+            )  # fmt: skip
+        self.count += size
+
+    def release(self, size: int) -> None:
+        """Count ``size`` bytes no longer."""
+        self.count -= size
 
 
 @dataclass(frozen=True)
@@ -63,6 +99,7 @@ class Web:
     rates: RateLimiter
     streams: ConnectionLimiter
     limits: WebLimits
+    held: HeldBytes = field(default_factory=HeldBytes)
 
     async def authenticate(self, request: Request) -> Caller:
         """Return the caller, and count the request. Raises ``UnauthorizedError``, ``WebError`` for too many."""
@@ -75,10 +112,14 @@ class Web:
         return caller
 
     async def authorize(self, caller: Caller, verb: Verb, resource: Resource) -> None:
-        """Raises ``ForbiddenError``; for a session that the caller may not see ``RunNotFoundError``."""
+        """Raises ``ForbiddenError``; for a session or schedule that the caller may not see ``RunNotFoundError`` or
+        ``ScheduleNotFoundError``."""
         if not await self.authorizer.is_allowed(caller, verb, resource):
-            if resource.kind == "session" and not await self.authorizer.is_allowed(caller, "read", resource):
-                raise build_unknown_session_error(resource.id or "")
+            if not await self.authorizer.is_allowed(caller, "read", resource):
+                if resource.kind == "session":
+                    raise build_unknown_session_error(resource.id or "")
+                if resource.kind == "schedule" and resource.id is not None:
+                    raise build_unknown_schedule_error(resource.id)
             raise ForbiddenError(f"{caller.name!r:.200} may not {verb} here")
 
     async def find_session(self, id: str) -> Resource:
@@ -94,10 +135,30 @@ class Web:
         labels = {name: memo.get(name) for name in ("agent", *LABELS)}
         return Resource("session", id, **labels)
 
+    async def find_schedule(self, id: str) -> Resource:
+        """Return the schedule, with the agent, tenant and user of its runs; the labels are None where the input of the
+        runs cannot be read here. Raises ``ScheduleNotFoundError``."""
+        try:
+            status = await self.client.get_schedule(id).describe()
+        except (ScheduleNotFoundError, InvalidInputError):  # unknown, or another workflow's
+            raise build_unknown_schedule_error(id) from None
+        return build_schedule_resource(status)
+
 
 def build_unknown_session_error(id: str) -> RunNotFoundError:
     """Build the error for a session that does not exist, or is none of the caller's: the same for both."""
     return RunNotFoundError(f"there is no session {id!r:.200}")
+
+
+def build_unknown_schedule_error(id: str) -> ScheduleNotFoundError:
+    """Build the error for a schedule that does not exist, or is none of the caller's: the same for both."""
+    return ScheduleNotFoundError(f"there is no schedule {id!r:.200}")
+
+
+def build_schedule_resource(status: ScheduleStatus) -> Resource:
+    """Build the resource of a schedule, with the labels of its runs."""
+    labels = {name: value if isinstance(value := status.start.get(name), str) else None for name in LABELS}
+    return Resource("schedule", status.id, status.agent or None, **labels)
 
 
 @dataclass
@@ -131,6 +192,12 @@ class Call:
     def run(self) -> Run[Any]:
         """The session of the path."""
         return self.client.run(self.params["id"])
+
+    @property
+    def scope(self) -> str:
+        """A digest of the caller and of what it may see: for what is kept for this caller alone."""
+        scope = json.dumps([self.caller.name, self.caller.tenants, self.caller.sessions])
+        return hashlib.sha256(scope.encode()).hexdigest()[:16]
 
     def derive_id(self, purpose: str) -> str:
         """Return an id that is new, and the same for a repeat of this request."""
@@ -166,8 +233,8 @@ class Call:
         return held.close
 
     def link(self, name: str, **params: str) -> str:
-        """Return the path of another operation, as the caller reaches it."""
-        return self.request.url_for(name, **params).path
+        """Return the path of another operation, as the caller reaches it: ASCII, for a header."""
+        return quote(self.request.url_for(name, **params).path, safe="/%")
 
 
 Handler = Callable[[Call], Awaitable[BaseModel | Response | None]]
@@ -183,7 +250,10 @@ class Operation:
     path: str
     handler: Handler
     verb: Verb
-    body: type[BaseModel] | None = None
+    body: type[BaseModel] | type[bytes] | None = None
+    """Type of the body; ``bytes`` for a body that is taken as it is."""
+    max_bytes: int = MAX_JSON_BYTES
+    """Most bytes of the body."""
     query: type[BaseModel] | None = None
     answer: Any = None
     """Type of the answer's JSON; None for none, or for a response of its own."""
@@ -235,11 +305,51 @@ async def _answer(operation: Operation, web: Web, request: Request) -> Response:
         call.resource = await _find_resource(operation, web, params)
         await call.authorize(operation.verb, operation.name)
         call.query = _parse_query(operation, request)
-        raw = await request.body() if operation.body is not None else b""
-        call.body = _parse_body(operation, raw, web.limits)
-        if operation.method != "POST" or not operation.can_repeat:
-            return _encode(operation, call, await operation.handler(call))
-        return await _answer_once(operation, call, raw)
+        async with _receive_body(operation, web, request) as raw:
+            call.body = _parse_body(operation, raw, web.limits)
+            if operation.method != "POST" or not operation.can_repeat:
+                return _encode(operation, call, await operation.handler(call))
+            return await _answer_once(operation, call, raw)
+
+
+@asynccontextmanager
+async def _receive_body(operation: Operation, web: Web, request: Request) -> AsyncGenerator[bytes]:
+    """Receive the body; its bytes are counted for the length of the block. Raises ``WebError``."""
+    held, pieces = 0, list[bytes]()
+    try:
+        if operation.body is not None:
+            async for piece in _iterate_body(request, operation.max_bytes):
+                web.held.take(len(piece))
+                held += len(piece)
+                pieces.append(piece)
+        yield b"".join(pieces)
+    finally:
+        web.held.release(held)
+
+
+async def _iterate_body(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
+    """Yield the pieces of the body, whatever its Content-Length says. Raises ``WebError``."""
+    too_large = WebError(f"the body may have {max_bytes:,} bytes", status=413, name="BodyTooLargeError")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or len(length) > 15 or int(length) > max_bytes:
+        raise too_large
+    size, stream = 0, request.stream()
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + BODY_SECONDS
+    while True:
+        try:
+            async with asyncio.timeout_at(min(deadline, loop.time() + CHUNK_SECONDS)):
+                piece = await anext(stream, None)
+        except TimeoutError:
+            raise WebError("the body came too slowly", status=408, name="BodyTimeoutError") from None
+        except ClientDisconnect:
+            raise WebError("the body ended early", name="BodyIncompleteError") from None
+        if piece is None:
+            return
+        size += len(piece)
+        if size > max_bytes:
+            raise too_large
+        yield piece
 
 
 _PUBLIC = Caller("", "none", frozenset())
@@ -249,6 +359,8 @@ _PUBLIC = Caller("", "none", frozenset())
 async def _find_resource(operation: Operation, web: Web, params: Mapping[str, str]) -> Resource:
     if operation.kind == "session" and "id" in params:
         return await web.find_session(params["id"])
+    if operation.kind == "schedule" and "id" in params:
+        return await web.find_schedule(params["id"])
     return Resource(operation.kind, params.get("id"))
 
 
@@ -266,7 +378,10 @@ def _parse_query(operation: Operation, request: Request) -> Any:
 def _parse_body(operation: Operation, raw: bytes, limits: WebLimits) -> Any:
     if operation.body is None:
         return None
-    return validate(operation.body, parse_json_body(raw, limits.json_depth, limits.json_values), "body")
+    if not issubclass(operation.body, BaseModel):
+        return raw
+    plain = parse_json_body(raw, limits.json_depth, limits.json_values) if raw else {}
+    return validate(operation.body, plain, "body")
 
 
 def validate(model: type[ModelT], plain: Any, name: str) -> ModelT:
@@ -301,8 +416,7 @@ async def _answer_once(operation: Operation, call: Call, raw: bytes) -> Response
     if len(given) > 1 or not 0 < len(given[0]) <= KEY_CHARS or not given[0].isprintable() or not given[0].isascii():
         raise WebError(f"an Idempotency-Key has 1 to {KEY_CHARS} printable ASCII characters", name="InvalidInputError")
     store = await call.client.store(create=True)
-    scope = json.dumps([call.caller.name, call.caller.tenants, call.caller.sessions])
-    call.key = f"http/{hashlib.sha256(scope.encode()).hexdigest()[:16]}/{given[0]}"
+    call.key = f"http/{call.scope}/{given[0]}"
     url = call.request.url
     digest = hashlib.sha256(f"{operation.method} {url.path}?{url.query}\n".encode() + raw).hexdigest()
     owner = uuid.uuid4().hex

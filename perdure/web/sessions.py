@@ -14,9 +14,11 @@ from ..client.visibility import build_closed_status
 from ..errors import InvalidInputError, NoWorkerError
 from ..types.approvals import DecidedApproval
 from ..types.client_tools import MAX_CLIENT_TOOLS, ClientTool
+from ..types.events import Event
 from ..types.interface import Mode, Override, Status, TurnStatus
 from ..types.messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS, BlobRef, File, FilePart, MessageInput
 from .auth import Resource, Verb
+from .files import check_uploads
 from .operations import Call, Input, Operation
 from .problems import ForbiddenError
 from .sse import encode_event, parse_seq, sse
@@ -66,6 +68,16 @@ def build_content(content: Content | None, input: Mapping[str, Any] | None) -> M
     if len(content) > MAX_PARTS:
         raise InvalidInputError(f"content: a message has at most {MAX_PARTS} parts, not {len(content):,}")
     return [part.text if isinstance(part, TextContent) else _build_file(part) for part in content]
+
+
+async def read_content(call: Call, content: Content | None, input: Mapping[str, Any] | None) -> MessageInput | None:
+    """Build perdure's message of what a caller has sent. Raises ``InvalidInputError``, also for a file that the caller
+    may not name."""
+    message = build_content(content, input)
+    if isinstance(content, list):
+        parts = [part for part in content if isinstance(part, FileContent)]
+        await check_uploads(call, [part.blob for part in parts if part.blob is not None])
+    return message
 
 
 def _build_file(part: FileContent) -> File | FilePart:
@@ -222,6 +234,14 @@ class EventsQuery(Input):
     """Of a page of JSON."""
 
 
+class EventPage(BaseModel):
+    """A page of events."""
+
+    data: list[Event]
+    last: int
+    """``after`` of the next page."""
+
+
 class TurnQuery(Input):
     """How long to wait for the end of a turn."""
 
@@ -246,7 +266,7 @@ async def create_session(call: Call) -> Response | BaseModel:
         raise ForbiddenError(f"{call.by!r:.200} may not start agent {body.agent!r} for {which}")
     run = await call.client.start(
         body.agent,
-        build_content(body.content, body.input),
+        await read_content(call, body.content, body.input),
         id=session_id,
         if_exists="error" if call.key is None else "attach",
         mode=body.mode,
@@ -263,10 +283,10 @@ async def create_session(call: Call) -> Response | BaseModel:
     call.resource = await call.web.find_session(run.id)
     await call.authorize("read", "read")  # an existing session may be another's, where the start had no tenant
     call.headers["Location"] = call.link("get_session", id=run.id)
-    return await _build_session(call, run.id)
+    return await build_session(call, run.id)
 
 
-async def _build_session(call: Call, id: str) -> Session:
+async def build_session(call: Call, id: str) -> Session:
     resource = call.resource or Resource("session", id)
     status = await call.client.run(id).status()
     fields = status.model_dump() | {"id": id, "tenant": resource.tenant, "user": resource.user}
@@ -275,7 +295,7 @@ async def _build_session(call: Call, id: str) -> Session:
 
 async def get_session(call: Call) -> Session:
     """Get a session: what it does or waits for, its limits, its pending calls."""
-    return await _build_session(call, call.params["id"])
+    return await build_session(call, call.params["id"])
 
 
 _OPERATE = ("cancel", "close", "pause", "resume")
@@ -292,7 +312,7 @@ async def post_event(call: Call) -> Accepted:
             return await _send_message(call, event)
         case Interrupt():
             message_id = event.message_id or call.derive_id("message")
-            await run.interrupt(build_content(event.content, None), id=message_id, by=by)
+            await run.interrupt(await read_content(call, event.content, None), id=message_id, by=by)
         case Approval(decision="approve"):
             if event.hash is None:
                 raise InvalidInputError(
@@ -332,7 +352,7 @@ async def _send_message(call: Call, event: NewMessage) -> Accepted:
     try:
         async with asyncio.timeout(MESSAGE_SECONDS):
             turn = await call.run.send(
-                build_content(event.content, event.input),
+                await read_content(call, event.content, event.input),
                 message_id=message_id,
                 task_id=event.task_id or call.derive_id("turn"),
                 override=event.override,
@@ -425,7 +445,13 @@ OPERATIONS = [
         "POST", "/sessions/{id:segment}/events", post_event, "read", body=SessionEvent, answer=Accepted, status=202
     ),
     Operation(
-        "GET", "/sessions/{id:segment}/events", follow_session, "read", query=EventsQuery, answer_type=EVENT_STREAM
+        "GET",
+        "/sessions/{id:segment}/events",
+        follow_session,
+        "read",
+        query=EventsQuery,
+        answer=EventPage,
+        answer_type=EVENT_STREAM,
     ),
     Operation(
         "GET", "/sessions/{id:segment}/turns/{task_id:segment}", get_turn, "read", query=TurnQuery, answer=TurnStatus
