@@ -22,7 +22,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from ..errors import InvalidInputError
 from ..ports import Store, timestamp
-from ..ports.store import Collectable, RunTree
+from ..ports.retention import Collectable, RunTree
 from ..store.objects import LargeBlobStore
 from ..temporal_service import translate_service_error
 from ..types.interface import WORKFLOW_TYPE
