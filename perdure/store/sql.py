@@ -331,7 +331,10 @@ class ListTables:
             values |= {"at": after[0], "after": after[1]}
         condition = "" if after is None else "AND (created_at, task_id) < (:at, :after)"
         rows = await self._select_rows(SELECT_TURNS.format(after=condition), **values)
-        return [TurnRow(*row[:4], asked_at=row[4], created_at=row[5], updated_at=row[6]) for row in rows]
+        return [
+            TurnRow(run_id, task_id, status, head, asked_at=asked_at, created_at=created_at, updated_at=updated_at)
+            for run_id, task_id, status, head, asked_at, created_at, updated_at in rows
+        ]
 
 
 # ---

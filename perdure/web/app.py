@@ -12,13 +12,15 @@ from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..client.client import Client
+from .approvals import OPERATIONS as APPROVALS
 from .auth import Authenticator, Authorizer
+from .lists import OPERATIONS as LISTS
 from .operations import Operation, Web, decode_path, list_routes
 from .problems import problem_response
 from .sessions import OPERATIONS as SESSIONS
 
 PREFIX = "/v1"
-OPERATIONS: Sequence[Operation] = (*SESSIONS,)
+OPERATIONS: Sequence[Operation] = (*SESSIONS, *LISTS, *APPROVALS)
 """Every operation of the native API."""
 
 
