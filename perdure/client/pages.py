@@ -111,6 +111,12 @@ def check_page_limit(limit: int) -> None:
         raise InvalidInputError(f"limit must be a number from 1 to {MAX_PAGE}, not {limit!r:.100}")
 
 
+def _check_filters(**filters: str | None) -> None:
+    for name, text in filters.items():
+        if text is not None and not _is_storable(text):
+            raise InvalidInputError(f"{name}: {text!r:.60} has characters that no name has")
+
+
 async def gather_bounded(function: Callable[[V], Awaitable[T]], values: Iterable[V]) -> list[T]:
     """Return the results of ``function`` for all ``values``, at most 8 at once."""
     slots = asyncio.Semaphore(_CONCURRENT_READS)
@@ -169,6 +175,7 @@ async def list_run_page(
 ) -> RunPage:
     """See ``Client.list_page``. Lists only runs for which ``visible`` returns true."""
     check_page_limit(limit)
+    _check_filters(agent=agent, status=status, tenant=tenant, user=user)
     filters = _RunFilters(agent, status, tenant, user, roots)
     place = decode_cursor("runs", filters.as_dict(), cursor) if cursor is not None else ["temporal", ""]
     pager = _RunPager(client, filters, limit, visible)
@@ -239,13 +246,23 @@ class _RunPager:
                     if conditions:
                         continue
                     raise build_missing_status_error(str(filters.status)) from None
-                if token and error.status is RPCStatusCode.INVALID_ARGUMENT:
+                if token and await self._is_token_refused(text, error):
                     raise InvalidInputError(
                         "cursor: Temporal does not know it", hint="Begin again without a cursor."
                     ) from error
                 raise translate_service_error(temporal, error) from error
             return pages.current_page or (), pages.next_page_token or b""
         raise AssertionError("the query without conditions was sent")
+
+    async def _is_token_refused(self, query: str, error: RPCError) -> bool:
+        """Whether ``error`` is about the token of a page. Servers answer a damaged one as if they were unavailable."""
+        if error.status is RPCStatusCode.INVALID_ARGUMENT:
+            return True
+        try:
+            await self._client.temporal.list_workflows(query, page_size=1).fetch_next_page()
+        except RPCError:
+            return False
+        return True
 
     async def _find_newest(self, executions: Sequence[WorkflowExecution]) -> set[str]:
         """Return the run ids of those executions that are the last of their runs: a run that a message has opened again
@@ -374,6 +391,7 @@ async def list_wait_page(
 ) -> WaitPage:
     """See ``Client.list_waits``. ``visible`` gets the row of a wait, and of its run."""
     check_page_limit(limit)
+    _check_filters(agent=agent, kind=kind)
     filters = {"agent": agent, "kind": kind, "by_expiry": by_expiry}
     after = None if cursor is None else WaitCursor(*decode_cursor("waits", filters, cursor, 3))
     store = await client.store()
