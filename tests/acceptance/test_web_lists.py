@@ -18,11 +18,21 @@ from perdure.client.pages import encode_cursor
 from perdure.errors import InvalidInputError
 from perdure.ports import AgentRow, Commit, RunRow
 from perdure.testing import ScriptedProvider, call
+from perdure.web.app import create_app
+from perdure.web.auth import Caller, Resource, Verb
 from tests.support.engine import ON_BOTH_STORES, Engine
 from tests.support.wait import eventually
-from tests.support.web import ADA, make_caller, serve
+from tests.support.web import ADA, ByTenant, NamedCallers, make_caller, serve
 
 pytestmark = pytest.mark.server
+
+
+class ByAgent(ByTenant):
+    """Also the agents of the caller."""
+
+    async def is_allowed(self, caller: Caller, verb: Verb, resource: Resource) -> bool:
+        seen = caller.agents is None or resource.agent in (None, *caller.agents)
+        return seen and await super().is_allowed(caller, verb, resource)
 
 
 def echo(name: str = "echo") -> Agent:
@@ -164,7 +174,10 @@ async def test_agents_without_their_code(engine: Engine) -> None:
     odd = Agent("odd", ScriptedProvider(["x"]), instructions="Be odd.", tools=[look])
     async with (
         engine.served(echo(), odd) as client,
-        serve(client, limited) as service,
+        serve(
+            client,
+            app=create_app(client, authenticator=NamedCallers(ADA, limited), authorizer=ByAgent()),
+        ) as service,
         service.connect() as http,
         service.connect("limited") as other,
     ):
@@ -354,4 +367,3 @@ async def test_hostile_lists_are_refused_with_a_problem(engine: Engine) -> None:
         for limit in (0, -1, 10**9, True, "5", None):
             with pytest.raises(InvalidInputError, match="limit"):
                 await client.list_page(limit=limit)  # type: ignore[arg-type]
-        assert ADA.tenants is None
