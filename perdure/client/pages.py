@@ -396,6 +396,7 @@ async def list_wait_page(
     after = None if cursor is None else WaitCursor(*decode_cursor("waits", filters, cursor, 3))
     store = await client.store()
     waits: list[Wait] = []
+    is_shown = False
     for _ in range(_MAX_REQUESTS):
         size = limit - len(waits)
         rows = await store.list_waits(agent=agent, kind=kind, by_expiry=by_expiry, after=after, limit=size)
@@ -405,11 +406,12 @@ async def list_wait_page(
         if len(rows) < size:
             return WaitPage(tuple(waits), None)
         after = rows[-1].get_cursor(by_expiry=by_expiry)
-        if not shown or shown[-1][0] is not rows[-1]:
-            after = WaitCursor(after.at, "", "")  # it names no wait that the caller may not see
+        is_shown = bool(shown) and shown[-1][0] is rows[-1]
         if len(waits) >= limit:
             break
     assert after is not None
+    if not is_shown:  # a cursor names no wait that the caller may not see
+        after = WaitCursor(after.at, "", "")
     return WaitPage(tuple(waits), encode_cursor("waits", filters, after))
 
 
