@@ -22,7 +22,7 @@
     │       └── AuthContextUnavailableError      it is not available now (a key is missing); retryable
     ├── ToolError                                what a tool's exception becomes for the model
     │   └── QuestionDeclinedError                the question of a tool was declined
-    ├── RunNotFoundError · RunExistsError · RunClosedError · RunStuckError
+    ├── RunNotFoundError · RunExistsError · RunOpenError · RunClosedError · RunStuckError
     ├── ScheduleNotFoundError · ScheduleExistsError · WebhookNotFoundError
     ├── ApprovalPendingError · ApprovalExpiredError · ApprovalDecidedError
     ├── ProviderError                            the model's API; ``retryable`` says whether to try again
@@ -190,6 +190,10 @@ class RunStuckError(PerdureError):
 
 class RunExistsError(PerdureError):
     """A run with that id exists."""
+
+
+class RunOpenError(PerdureError):
+    """The run, or one below it, has not ended, so it cannot be deleted."""
 
 
 class RunClosedError(PerdureError):

@@ -78,7 +78,7 @@ def _read_global_options(
 app.add(demo.demo, run.run, chat.chat, dev.dev, worker.worker, serve.serve)
 app.add(list_runs.list_runs, name="list")
 app.add(show.show, events.events, steer.send, run.wait, steer.inject, steer.interrupt, steer.cancel, steer.close)
-app.add(steer.terminate, steer.pause, steer.resume, fork.fork, fork.diff)
+app.add(steer.terminate, steer.delete, steer.pause, steer.resume, fork.fork, fork.diff)
 app.add(approvals.approvals, approvals.approve, approvals.deny, approvals.revoke, approvals.answer)
 app.add(replay.replay, schema.schema)
 app.add_typer(schedule.app, name="schedule")

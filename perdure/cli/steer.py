@@ -1,4 +1,5 @@
-"""The commands ``send``, ``inject``, ``interrupt``, ``cancel``, ``terminate``, ``close``, ``pause`` and ``resume``."""
+"""The commands ``send``, ``inject``, ``interrupt``, ``cancel``, ``terminate``, ``close``, ``delete``, ``pause`` and
+``resume``."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ from .run import wait_for_answer, wait_for_delivery, wait_while_served
 
 if TYPE_CHECKING:
     from ..client.client import Client
+    from ..client.retention import Deletion
     from ..client.run import Run
     from ..client.turn import Turn
     from ..types.interface import Response
@@ -160,6 +162,28 @@ def close(id: RunArgument, wait: WaitOption = False, *, server: ActorOptions, ou
         return {"status": "closing"}, f"{run.id} ends after its turn"
 
     _act_and_print(server, id, act, output)
+
+
+def delete(
+    id: RunArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete it: this cannot be undone.")] = False,
+    lost: Annotated[
+        bool, typer.Option("--lost", help="Also a run without a recorded end that Temporal does not know any more.")
+    ] = False,
+    *,
+    server: ActorStoreOptions,
+    output: OutputOptions,
+) -> None:
+    """Delete a run that has ended, and its subagents' runs, from the store and from Temporal."""
+    if not yes:
+        raise InvalidInputError(f"{id} would be deleted, and cannot be restored", hint=f"perdure delete {id} --yes")
+
+    async def delete_run(client: Client) -> Deletion:
+        return await client.delete(id, lost=lost)
+
+    deleted = call_client(server, delete_run)
+    facts = {"id": id, "runs": deleted.runs, "executions": deleted.executions}
+    output.print_result(facts, f"{id} is deleted: runs: {deleted.runs}, executions in Temporal: {deleted.executions}")
 
 
 def pause(

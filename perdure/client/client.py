@@ -34,6 +34,7 @@ from ..tools.memory import (
     check_memory_list,
     check_memory_name,
 )
+from ..types.approvals import PendingKind
 from ..types.client_tools import ClientTool
 from ..types.interface import FIRST_MESSAGE_MEMO, Mode, OutputT, Override
 from ..types.messages import FilePart, Message, MessageInput, clean_text, decode_file_data
@@ -41,7 +42,8 @@ from .audit import audit_steering
 from .inbox import PendingCall, list_pending_calls
 from .message_content import STORE_HINT
 from .messages import deliver_message
-from .retention import GarbageReport, collect_garbage
+from .pages import RunPage, WaitPage, list_run_page, list_wait_page
+from .retention import Deletion, GarbageReport, collect_garbage, delete_run
 from .run import Run
 from .schedules import (
     Overlap,
@@ -446,6 +448,53 @@ class Client:
         """
         labels = {"tenant": tenant, "user": user}
         return await list_runs(self, agent=agent, status=status, roots=roots, query=query, limit=limit, **labels)
+
+    async def list_page(
+        self,
+        *,
+        agent: str | None = None,
+        status: str | None = None,
+        tenant: str | None = None,
+        user: str | None = None,
+        roots: bool = True,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> RunPage:
+        """List runs in pages of at most ``limit`` (200): :meth:`list` with a ``cursor``, that of the page before.
+
+        Open runs come first, then closed ones, each the newest first, then those that Temporal no longer has. A run
+        that changes meanwhile may come twice. Raises ``InvalidInputError``, also for a cursor of other filters.
+        """
+        return await list_run_page(
+            self, agent=agent, status=status, tenant=tenant, user=user, roots=roots, limit=limit, cursor=cursor
+        )
+
+    async def list_waits(
+        self,
+        *,
+        agent: str | None = None,
+        kind: PendingKind | None = None,
+        by_expiry: bool = False,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> WaitPage:
+        """List the calls of all runs that wait for an approval, an answer or a client, from the store's table: the
+        longest waiting first, or ``by_expiry`` those that expire, the soonest first. In pages, as :meth:`list_page`.
+
+        Temporal is asked for the runs of the page, whose calls may be decided already. Raises ``InvalidInputError``,
+        ``TranscriptUnavailableError`` without a store.
+        """
+        return await list_wait_page(self, agent=agent, kind=kind, by_expiry=by_expiry, limit=limit, cursor=cursor)
+
+    async def delete(self, id: str, *, lost: bool = False, by: str | None = None) -> Deletion:
+        """Delete a run that has ended, and the runs below it: their rows in the store at once, their executions in
+        Temporal if the server allows it. Transcripts, texts and files stay until :meth:`collect_garbage` finds that
+        nothing refers to them. What was paid, and the audit trail, stay.
+
+        ``lost``: also a run without a recorded end that Temporal does not know any more. Raises ``RunOpenError``,
+        ``RunNotFoundError``; ``InvalidInputError`` for a subagent's run; ``StoreMismatchError``, ``StoreError``.
+        """
+        return await delete_run(self, id, lost=lost, by=by)
 
     async def collect_garbage(
         self, *, older_than: float | str | timedelta, dry_run: bool = False, batch: int = 200, lost: bool = False

@@ -1,4 +1,5 @@
-"""Deletes old runs, and what nothing refers to any more: the collector behind ``perdure store gc``. See decision 039.
+"""Deletes one run, or what is old: old runs, and what nothing refers to any more: the collector behind
+``perdure store gc``. See decision 039.
 
 The store knows what its rows refer to. What only Temporal knows (open runs, messages that wait, schedules) is read from
 there first, and renewed in the store: then the store alone decides.
@@ -7,6 +8,7 @@ there first, and renewed in the store: then the store alone decides.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -16,24 +18,28 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from google.protobuf.message import Message as ProtobufMessage
 from temporalio.api.common.v1 import Payload
-from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+from temporalio.api.common.v1 import WorkflowExecution as ExecutionMessage
+from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest, DescribeNamespaceRequest
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from ..errors import InvalidInputError
-from ..ports import Store, timestamp
-from ..ports.store import Collectable, RunTree
+from ..errors import LIST_HINT, InvalidInputError, RunNotFoundError, RunOpenError
+from ..ports import RunRow, Store, timestamp
+from ..ports.retention import Collectable, RunTree
 from ..store.objects import LargeBlobStore
 from ..temporal_service import translate_service_error
 from ..types.interface import WORKFLOW_TYPE
 from ..types.limits import parse_seconds
+from .audit import audit_steering
 from .handles import ClientHandle
 from .schedules import list_schedule_ids
-from .visibility import find_other_namespaces, list_executions
+from .visibility import find_other_namespaces, list_executions, quote_literal
 from .waits import reconcile_waits
 
 T = TypeVar("T")
 V = TypeVar("V")
+
+logger = logging.getLogger("perdure.client")
 
 MIN_AGE = timedelta(days=2)
 """What is younger is never deleted: a call that has read it a moment ago may refer to it, and clocks differ."""
@@ -118,6 +124,106 @@ async def collect_garbage(
                 pass
             await reconcile_waits(client)
     return collector.build_report()
+
+
+# ---
+# Deletes one run, with those below it.
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """What the deletion of a run has deleted."""
+
+    runs: int
+    """Runs with rows in the store: the run, and those below it."""
+    executions: int
+    """Executions in Temporal; 0 also where the server does not let this client delete them."""
+
+
+async def delete_run(client: ClientHandle, id: str, *, lost: bool, by: str | None) -> Deletion:
+    """See ``Client.delete``."""
+    store = await client.store()
+    async with audit_steering(client, "delete", id, by=by):
+        row = await store.get_run(id)
+        if row is not None and row.root is not None:
+            raise InvalidInputError(
+                f"run {id!r:.200} belongs to run {row.root!r:.200}", hint="Delete that one: it is deleted with it."
+            )
+        tree = await store.read_tree(id)
+        await _check_deletable(client, store, tree, row, lost=lost)
+        closed = [run_id for name in tree.statuses for run_id in await _list_closed_executions(client, name)]
+        if not await store.delete_tree(tree, timestamp(datetime.now(UTC))[:10]):
+            raise RunOpenError(
+                f"run {id!r:.200} was written to meanwhile, and is not deleted",
+                hint="Delete it again once it has ended.",
+            )
+        runs = sum(status is not None for status in tree.statuses.values())
+        return Deletion(runs, await _delete_executions(client, closed))
+
+
+async def _check_deletable(
+    client: ClientHandle, store: Store, tree: RunTree, row: RunRow | None, *, lost: bool
+) -> None:
+    """Raise the error for a tree of runs that cannot be deleted."""
+    runs = TemporalRuns(client)
+    states = dict(zip(tree.statuses, await gather_some(runs.find_state, tree.statuses), strict=True))
+    if open_id := next((name for name, state in states.items() if state.name == "open"), None):
+        raise RunOpenError(
+            f"run {open_id!r:.200} has not ended",
+            hint="Close it (perdure close) or cancel it first, and delete it then.",
+        )
+    if row is None:
+        if states[tree.root].name == "missing":
+            raise RunNotFoundError(f"no run has the id {tree.root!r:.200}", hint=LIST_HINT)
+        client.run(tree.root).check_store((await client.run(tree.root).status()).store_id, store)
+    elif states[tree.root].name == "missing":
+        if others := await find_other_namespaces(client.temporal, [row]):
+            raise InvalidInputError(
+                f"run {tree.root!r:.200} is one of namespace {others[tree.root]!r}",
+                hint="Delete it with a client of that namespace.",
+            )
+        if row.status not in _ENDED_STATUSES and not lost:
+            raise RunOpenError(
+                f"run {tree.root!r:.200} has no recorded end, and this Temporal does not know it",
+                hint="Is it the Temporal of its workers? If the run is lost: lost=True, or `perdure delete --lost`.",
+            )
+
+
+async def _list_closed_executions(client: ClientHandle, id: str) -> list[ExecutionMessage]:
+    """List the closed executions of a run; the last one from its description: a list may be a moment old."""
+    try:
+        description = await client.temporal.get_workflow_handle(id).describe()
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND:
+            return []
+        raise translate_service_error(client.temporal, error) from error
+    query = f"WorkflowId = {quote_literal(id)} AND ExecutionStatus != 'Running'"
+    listed = [execution.run_id async for execution in list_executions(client, query)]
+    run_ids = dict.fromkeys((*listed, description.run_id))
+    return [ExecutionMessage(workflow_id=id, run_id=run_id) for run_id in run_ids]
+
+
+async def _delete_executions(client: ClientHandle, executions: Sequence[ExecutionMessage]) -> int:
+    """Delete closed executions, and return how many; 0 where the server does not allow it."""
+    temporal, deleted = client.temporal, 0
+    for execution in executions:
+        request = DeleteWorkflowExecutionRequest(namespace=temporal.namespace, workflow_execution=execution)
+        try:
+            await temporal.workflow_service.delete_workflow_execution(request)
+            deleted += 1
+        except RPCError as error:
+            if error.status in (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED):
+                logger.warning(
+                    "Temporal keeps run %s until its retention ends: %s", execution.workflow_id, error.message
+                )
+                break
+            if error.status != RPCStatusCode.NOT_FOUND:
+                raise translate_service_error(temporal, error) from error
+    return deleted
+
+
+# ---
+# Collects what is old.
 
 
 class RunStates(Protocol):

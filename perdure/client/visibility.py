@@ -68,14 +68,14 @@ STATUS_NAMES = {
     WorkflowExecutionStatus.CONTINUED_AS_NEW: "running",
     WorkflowExecutionStatus.TIMED_OUT: "timed out",
 }
-_RUNS_QUERY = f"WorkflowType = '{WORKFLOW_TYPE}'"
-_ROOTS_FILTER = "ParentWorkflowId IS NULL"
+RUNS_QUERY = f"WorkflowType = '{WORKFLOW_TYPE}'"
+ROOTS_FILTER = "ParentWorkflowId IS NULL"
 _FOREIGN_CHILDREN = 1000
 """Rows of runs without a recorded parent, beyond the limit of a list, of which Temporal may name another workflow."""
 _IDS_PER_QUERY = 100
 _QUERY_HINT = """Queries are Temporal's: "StartTime > '2026-01-31T00:00:00Z' AND PerdureAgent = 'support'"; \
 https://docs.temporal.io/list-filter has all of it."""
-_OPEN_STATUSES = ("waiting", "paused")
+OPEN_STATUSES = ("waiting", "paused")
 """States of an open run other than running, as its search attribute has them."""
 
 
@@ -88,7 +88,7 @@ def build_agent_filter(agent: str) -> str:
     return f"({AGENT_ATTRIBUTE} = {quote_literal(agent)} OR {AGENT_ATTRIBUTE} IS NULL)"
 
 
-def _build_label_filters(labels: Mapping[str, str | None]) -> list[str]:
+def build_label_filters(labels: Mapping[str, str | None]) -> list[str]:
     """Build the filters for the runs of a tenant and a user. Unlike with agents, runs without the attribute are left
     out: they may be many, and the store has those whose tenant it knows."""
     attributes = {"tenant": TENANT_ATTRIBUTE, "user": USER_ATTRIBUTE}
@@ -123,10 +123,7 @@ async def list_executions(
         except RPCError as missing:
             if status is None or not is_missing_attribute(missing):
                 raise translate_service_error(client.temporal, missing) from missing
-            raise InvalidInputError(
-                f"the namespace has no search attribute {STATUS_ATTRIBUTE}, so it cannot tell which runs are {status}",
-                hint="`perdure server setup` registers it. Without it, `perdure approvals` asks every open run.",
-            ) from None
+            raise build_missing_status_error(status) from None
     if first is not None:
         yield first
         try:
@@ -134,6 +131,36 @@ async def list_executions(
                 yield execution
         except RPCError as error:
             raise translate_service_error(client.temporal, error) from error
+
+
+def build_missing_status_error(status: str) -> InvalidInputError:
+    """Build the error for a ``status`` in a namespace without its search attribute."""
+    return InvalidInputError(
+        f"the namespace has no search attribute {STATUS_ATTRIBUTE}, so it cannot tell which runs are {status}",
+        hint="`perdure server setup` registers it. Without it, `perdure approvals` asks every open run.",
+    )
+
+
+def build_status_filter(status: str | None) -> str:
+    """Build the filter for runs in ``status``, or in any. Raises ``InvalidInputError`` for an unknown one."""
+    if status is None:
+        return "ExecutionStatus != 'ContinuedAsNew'"
+    if status in OPEN_STATUSES:
+        return f"ExecutionStatus = 'Running' AND {STATUS_ATTRIBUTE} = {quote_literal(status)}"
+    if status not in _EXECUTION_STATUSES:
+        known = ", ".join((*OPEN_STATUSES, *_EXECUTION_STATUSES))
+        raise InvalidInputError(f"status: there is no status {status!r:.60}", hint=f"The statuses are {known}.")
+    return f"ExecutionStatus = '{_EXECUTION_STATUSES[status]}'"
+
+
+_EXECUTION_STATUSES = {
+    "running": "Running",
+    "completed": "Completed",
+    "failed": "Failed",
+    "cancelled": "Canceled",
+    "terminated": "Terminated",
+    "timed out": "TimedOut",
+}
 
 
 def attribute_of(execution: WorkflowExecution, name: str) -> Any:
@@ -183,31 +210,31 @@ async def list_runs(
     seen_ids: set[str] = set()
     # Temporal lists all open runs before any closed one, and takes no other order.
     labels = {"tenant": tenant, "user": user}
-    filters = [*_build_label_filters(labels), *([_ROOTS_FILTER] if roots else [])]
+    filters = [*build_label_filters(labels), *([ROOTS_FILTER] if roots else [])]
     for executions in _build_run_listings(client, agent, status, filters, query=query):
         matches = 0
         async for execution in executions:
             if execution.id in seen_ids:
                 continue
             seen_ids.add(execution.id)
-            if roots and (execution.parent_id or await _has_recorded_parent(client, execution.id)):
+            if roots and (execution.parent_id or await has_recorded_parent(client, execution.id)):
                 continue
-            summary = await _build_run_summary(client, execution)
+            summary = await build_run_summary(client, execution)
             if any(value is not None and getattr(summary, name) is None for name, value in labels.items()):
-                summary = await _add_recorded_labels(client, summary)
-            if _has_agent_and_status(summary, agent, status) and _has_labels(summary, labels):
+                summary = await add_recorded_labels(client, summary)
+            if has_agent_and_status(summary, agent, status) and has_labels(summary, labels):
                 summaries[execution.id] = summary
                 matches += 1
             if matches >= limit:
                 break
-    asks_temporal_alone = query is not None or status in _OPEN_STATUSES
+    asks_temporal_alone = query is not None or status in OPEN_STATUSES
     if client.store_url is not None and len(summaries) < limit and not asks_temporal_alone:
         most = limit + len(seen_ids) + _FOREIGN_CHILDREN if roots else limit
         store = await client.store()
-        rows = await store.list_runs(agent=agent, status=status, **labels, roots=roots, limit=most)
+        rows = await store.list_runs(agent=agent, status=status, tenant=tenant, user=user, roots=roots, limit=most)
         rows = [row for row in rows if row.context_id not in seen_ids]  # a terminated run does not write to the store
         if roots:
-            rows = await _select_roots(client, rows, limit)
+            rows = await select_roots(client, rows, limit)
         elsewhere = await find_other_namespaces(client.temporal, rows)
         for row in rows:
             started = datetime.fromisoformat(row.created_at)
@@ -251,7 +278,7 @@ async def _find_in_namespace(service: WorkflowService, name: str, rows: Sequence
     """Yield the ids of those of ``rows`` that are runs of namespace ``name``. Raises ``RPCError``."""
     missing = {row.context_id: row for row in rows}
     continuations: dict[str, str] = {}
-    request = ListWorkflowExecutionsRequest(namespace=name, query=_build_ids_query(missing))
+    request = ListWorkflowExecutionsRequest(namespace=name, query=build_ids_query(missing))
     while True:
         page = await service.list_workflow_executions(request)
         for execution in page.executions:
@@ -368,14 +395,14 @@ async def list_runs_of_schedule(client: ClientHandle, id: str, limit: int) -> li
     query = f"{ours} AND TemporalScheduledById = {quote_literal(id)}"
     executions = [execution async for execution in client.temporal.list_workflows(query)]
     newest = sorted(executions, key=lambda execution: execution.start_time, reverse=True)[:limit]
-    return [await _build_run_summary(client, execution) for execution in newest]
+    return [await build_run_summary(client, execution) for execution in newest]
 
 
 def _build_run_listings(
     client: ClientHandle, agent: str | None, status: str | None, filters: Sequence[str], *, query: str | None
 ) -> list[AsyncGenerator[WorkflowExecution]]:
-    ours = f"{_RUNS_QUERY} AND ({query})" if query is not None else _RUNS_QUERY
-    if status in _OPEN_STATUSES:
+    ours = f"{RUNS_QUERY} AND ({query})" if query is not None else RUNS_QUERY
+    if status in OPEN_STATUSES:
         return [list_executions(client, f"{ours} AND ExecutionStatus = 'Running'", *filters, status=status)]
     if agent is not None:
         filters = (*filters, build_agent_filter(agent))
@@ -393,7 +420,7 @@ async def _check_query(client: ClientHandle, query: str) -> None:
             f"the query {query!r:.100} is empty or has characters that no query has", hint=_QUERY_HINT
         )
     # Among the filters "a) OR (b" would find workflows that are not runs, and ORDER BY is not possible.
-    for text in (query, f"{_RUNS_QUERY} AND ({query})"):
+    for text in (query, f"{RUNS_QUERY} AND ({query})"):
         try:
             await anext(client.temporal.list_workflows(text, page_size=1, limit=1), None)
         except RPCError as error:
@@ -402,7 +429,7 @@ async def _check_query(client: ClientHandle, query: str) -> None:
             raise translate_service_error(client.temporal, error) from error
 
 
-async def _select_roots(client: ClientHandle, rows: Sequence[RunRow], limit: int) -> list[RunRow]:
+async def select_roots(client: ClientHandle, rows: Sequence[RunRow], limit: int) -> list[RunRow]:
     """The first ``limit`` of ``rows``, which have no recorded parent, that no other workflow has started.
 
     The listing has left out runs with a parent, so Temporal is asked for them: one that an author's workflow has
@@ -411,7 +438,7 @@ async def _select_roots(client: ClientHandle, rows: Sequence[RunRow], limit: int
     roots: list[RunRow] = []
     for start in range(0, len(rows), _IDS_PER_QUERY):
         batch = rows[start : start + _IDS_PER_QUERY]
-        executions = list_executions(client, _build_ids_query(row.context_id for row in batch))
+        executions = list_executions(client, build_ids_query(row.context_id for row in batch))
         started = {execution.id async for execution in executions if execution.parent_id}
         roots += [row for row in batch if row.context_id not in started]
         if len(roots) >= limit:
@@ -419,7 +446,7 @@ async def _select_roots(client: ClientHandle, rows: Sequence[RunRow], limit: int
     return roots[:limit]
 
 
-async def _has_recorded_parent(client: ClientHandle, id: str) -> bool:
+async def has_recorded_parent(client: ClientHandle, id: str) -> bool:
     """Whether the events of run ``id`` are recorded as those of a subagent.
 
     For an execution without a parent: a message has opened the subagent's run again.
@@ -430,21 +457,21 @@ async def _has_recorded_parent(client: ClientHandle, id: str) -> bool:
     return row is not None and row.root is not None
 
 
-def _build_ids_query(ids: Iterable[str]) -> str:
-    return f"{_RUNS_QUERY} AND WorkflowId IN ({', '.join(map(quote_literal, ids))})"
+def build_ids_query(ids: Iterable[str]) -> str:
+    return f"{RUNS_QUERY} AND WorkflowId IN ({', '.join(map(quote_literal, ids))})"
 
 
-async def _build_run_summary(client: ClientHandle, execution: WorkflowExecution) -> RunSummary:
+async def build_run_summary(client: ClientHandle, execution: WorkflowExecution) -> RunSummary:
     status = "unknown" if execution.status is None else STATUS_NAMES.get(execution.status, "unknown")
     indexed_status = attribute_of(execution, STATUS_ATTRIBUTE)
-    if status == "running" and indexed_status in _OPEN_STATUSES:
+    if status == "running" and indexed_status in OPEN_STATUSES:
         status = indexed_status
     name = await find_agent_name(client, execution)
-    labels = await _read_labels(execution)
+    labels = await read_labels(execution)
     return RunSummary(execution.id, name, status, execution.start_time, execution.close_time, **labels)
 
 
-async def _read_labels(execution: WorkflowExecution) -> dict[str, str]:
+async def read_labels(execution: WorkflowExecution) -> dict[str, str]:
     """Return the tenant and the user of a run, as far as Temporal has them."""
     attributes = {"tenant": TENANT_ATTRIBUTE, "user": USER_ATTRIBUTE}
     labels = {name: attribute_of(execution, attribute) for name, attribute in attributes.items()}
@@ -493,21 +520,21 @@ async def find_agent_name(client: ClientHandle, execution: WorkflowExecution) ->
     return row.agent if row is not None else ""
 
 
-async def _add_recorded_labels(client: ClientHandle, run: RunSummary) -> RunSummary:
+async def add_recorded_labels(client: ClientHandle, run: RunSummary) -> RunSummary:
     """Return ``run`` with the tenant and the user that the store has: Temporal lacks those of a run that a plain client
     has started, and that has ended at once, and the namespace may lack the attributes."""
     row = None if client.store_url is None else await (await client.store()).get_run(run.id)
     return run if row is None else replace(run, tenant=run.tenant or row.tenant, user=run.user or row.user)
 
 
-def _has_labels(run: RunSummary, labels: Mapping[str, str | None]) -> bool:
+def has_labels(run: RunSummary, labels: Mapping[str, str | None]) -> bool:
     return all(value in (None, getattr(run, name)) for name, value in labels.items())
 
 
-def _has_agent_and_status(run: RunSummary, agent: str | None, status: str | None) -> bool:
+def has_agent_and_status(run: RunSummary, agent: str | None, status: str | None) -> bool:
     if agent is not None and run.agent != agent:
         return False
-    return status in (None, run.status) or (status == "running" and run.status in _OPEN_STATUSES)
+    return status in (None, run.status) or (status == "running" and run.status in OPEN_STATUSES)
 
 
 def build_closed_status(description: WorkflowExecutionDescription) -> Status | None:

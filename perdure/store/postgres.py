@@ -189,7 +189,7 @@ SELECT_PAGE = """
 MAX_SEQ = 2**63 - 1
 
 
-class PostgresStore(SurfaceTables, retention.SqlRetention):
+class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
     """A ``Store`` in a PostgreSQL database; see :func:`.postgres_connection.parse_postgres_url` for the URL.
 
     Every write is one statement, so one round trip. Outcomes, claims and events whose writing has begun are completed,
@@ -481,21 +481,6 @@ class PostgresStore(SurfaceTables, retention.SqlRetention):
         """See :class:`perdure.ports.Runs`."""
         rows = await self._fetch(sql.SELECT_RUN, context_id=context_id)
         return RunRow(*map(unescape_value, rows[0])) if rows else None
-
-    async def list_runs(
-        self,
-        *,
-        agent: str | None = None,
-        status: str | None = None,
-        tenant: str | None = None,
-        user: str | None = None,
-        roots: bool = False,
-        limit: int = 100,
-    ) -> list[RunRow]:
-        """See :class:`perdure.ports.Runs`."""
-        filters = {"agent": agent, "status": status, "tenant": tenant, "user_id": user}
-        rows = await self._fetch(sql.build_runs_select(filters, roots=roots), **filters, limit=limit)
-        return [RunRow(*map(unescape_value, row)) for row in rows]
 
     async def list_usage(
         self, *, tenant: str | None = None, agent: str | None = None, since: str = "", limit: int = 1000

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import TranscriptCorruptedError
 from ..ports import Commit, Node
-from ..ports.store import Collectable, OldRun, RunTree
+from ..ports.retention import Collectable, OldRun, RunTree
 from .schema import Database, bind_keys, build_insert, run_for_keys
 
 T = TypeVar("T")
@@ -229,13 +229,13 @@ def _run_for_keys(sql: str, keys: Iterable[str], **values: Any) -> Step[list[Any
 
 
 def read_old_runs(before: str, after: tuple[str, str], limit: int) -> Step[list[OldRun]]:
-    """See :meth:`perdure.ports.store.Retention.read_old_runs`."""
+    """See :meth:`perdure.ports.retention.Retention.read_old_runs`."""
     page = {"before": before, "created_at": after[0], "after": after[1], "limit": limit}
     return [OldRun(*row) for row in (yield Statement(SELECT_OLD_RUNS, page))]
 
 
 def read_tree(root: str) -> Step[RunTree]:
-    """See :meth:`perdure.ports.store.Retention.read_tree`."""
+    """See :meth:`perdure.ports.retention.Retention.read_tree`."""
     [*feed] = yield Statement(SELECT_FEED_SEQ, {"root": root})
     rows = yield Statement(SELECT_TREE, {"root": root})
     statuses = {root: None} | {row[0]: row[1] for row in rows}
@@ -275,13 +275,13 @@ def delete_tree(tree: RunTree, grace_day: str) -> Step[None]:
 
 
 def renew(hashes: Sequence[str], before_day: str, today: str) -> Step[None]:
-    """See :meth:`perdure.ports.store.Retention.renew`."""
+    """See :meth:`perdure.ports.retention.Retention.renew`."""
     for statement in (RENEW_BLOBS, RENEW_NODES):
         yield from _run_for_keys(statement, sorted(hashes), today=today, before=before_day)
 
 
 def read_memory_references(after: tuple[str, str], limit: int) -> Step[tuple[tuple[str, str] | None, set[str]]]:
-    """See :meth:`perdure.ports.store.Retention.read_memory_references`."""
+    """See :meth:`perdure.ports.retention.Retention.read_memory_references`."""
     rows = yield Statement(SELECT_MEMORY, {"namespace": after[0], "after": after[1], "limit": limit})
     targets: set[str] = set()
     for _, _, value in rows:
@@ -290,12 +290,12 @@ def read_memory_references(after: tuple[str, str], limit: int) -> Step[tuple[tup
 
 
 def read_old_nodes(before_day: str, after: tuple[str, str], limit: int) -> Step[list[Collectable]]:
-    """See :meth:`perdure.ports.store.Retention.read_old_nodes`."""
+    """See :meth:`perdure.ports.retention.Retention.read_old_nodes`."""
     return (yield from _read_page(SELECT_OLD_NODES, before_day, after, limit))
 
 
 def read_old_blobs(before_day: str, after: tuple[str, str], limit: int) -> Step[list[Collectable]]:
-    """See :meth:`perdure.ports.store.Retention.read_old_blobs`."""
+    """See :meth:`perdure.ports.retention.Retention.read_old_blobs`."""
     return (yield from _read_page(SELECT_OLD_BLOBS, before_day, after, limit))
 
 
@@ -305,7 +305,7 @@ def _read_page(sql: str, before_day: str, after: tuple[str, str], limit: int) ->
 
 
 def read_nodes_above(nodes: Sequence[Collectable], before_day: str) -> Step[list[Collectable]]:
-    """See :meth:`perdure.ports.store.Retention.read_nodes_above`."""
+    """See :meth:`perdure.ports.retention.Retention.read_nodes_above`."""
     replaced = yield from _run_for_keys(SELECT_NODE_TARGETS, [node.hash for node in nodes])
     names = {node.parent for node in nodes if node.parent is not None} | {target for (target,) in replaced}
     rows = yield from _run_for_keys(SELECT_NODES, sorted(names), before=before_day)
@@ -313,7 +313,7 @@ def read_nodes_above(nodes: Sequence[Collectable], before_day: str) -> Step[list
 
 
 def read_holders(names: Sequence[str]) -> Step[dict[str, set[str]]]:
-    """See :meth:`perdure.ports.store.Retention.read_holders`."""
+    """See :meth:`perdure.ports.retention.Retention.read_holders`."""
     holders: dict[str, set[str]] = {}
     for target, holder in (yield from _run_for_keys(SELECT_HOLDERS, names)):
         holders.setdefault(target, set()).add(holder)
@@ -321,7 +321,7 @@ def read_holders(names: Sequence[str]) -> Step[dict[str, set[str]]]:
 
 
 def delete_nodes(names: Sequence[str], before_day: str) -> Step[list[Collectable]]:
-    """See :meth:`perdure.ports.store.Retention.delete_nodes`."""
+    """See :meth:`perdure.ports.retention.Retention.delete_nodes`."""
     rows = yield from _run_for_keys(DELETE_NODES, sorted(names), before=before_day)
     deleted = [Collectable(*row) for row in rows]
     yield from _run_for_keys(DELETE_NODE_REFERENCES, [node.hash for node in deleted])
@@ -329,13 +329,13 @@ def delete_nodes(names: Sequence[str], before_day: str) -> Step[list[Collectable
 
 
 def delete_blobs(names: Sequence[str], before_day: str) -> Step[list[Collectable]]:
-    """See :meth:`perdure.ports.store.Retention.delete_blobs`."""
+    """See :meth:`perdure.ports.retention.Retention.delete_blobs`."""
     rows = yield from _run_for_keys(DELETE_BLOBS, sorted(names), before=before_day)
     return [Collectable(*row) for row in rows]
 
 
 def find_blobs(names: Sequence[str]) -> Step[set[str]]:
-    """See :meth:`perdure.ports.store.Retention.find_blobs`."""
+    """See :meth:`perdure.ports.retention.Retention.find_blobs`."""
     return {name for (name,) in (yield from _run_for_keys(SELECT_BLOB_NAMES, names))}
 
 

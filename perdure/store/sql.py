@@ -6,6 +6,7 @@ An adapter opens the transaction and runs one function in it; every function her
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from operator import attrgetter
@@ -139,6 +140,9 @@ SELECT_RUN = f"{SELECT_RUNS.format(result='result')} WHERE runs.context_id = :co
 NEWEST_RUNS_FIRST = "ORDER BY created_at DESC, runs.context_id DESC LIMIT :limit"
 SELECT_TURN = """
     SELECT status, head, result, asked_at FROM turns WHERE context_id = :context_id AND task_id = :task_id"""
+SELECT_TURNS = """
+    SELECT context_id, task_id, status, head, asked_at, created_at, updated_at FROM turns
+    WHERE context_id = :context_id {after} ORDER BY created_at DESC, task_id DESC LIMIT :limit"""
 SELECT_TURN_OF_MESSAGE = "SELECT task_id FROM sent WHERE context_id = :context_id AND message_id = :message_id"
 INSERT_STORE_ID = build_insert("meta")
 SELECT_STORE_ID = "SELECT store_id FROM meta"
@@ -273,21 +277,6 @@ def read_run(database: Database, context_id: str) -> RunRow | None:
     return None if row is None else RunRow(*row)
 
 
-def read_runs(database: Database, filters: Mapping[str, str | None], roots: bool, limit: int) -> list[RunRow]:
-    """Return rows of the runs, the newest first, without their results. ``filters``: values of columns, None for
-    any."""
-    rows = database.run(build_runs_select(filters, roots=roots), **filters, limit=limit)
-    return [RunRow(*row) for row in rows]
-
-
-def build_runs_select(filters: Mapping[str, str | None], *, roots: bool) -> str:
-    """Build the statement that reads the runs with those values, the newest first, without their results."""
-    conditions = [f"{name} = :{name}" for name, value in filters.items() if value is not None]
-    conditions += ["feeds.root IS NULL"] if roots else []
-    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-    return f"{SELECT_RUNS.format(result='NULL')} {where} {NEWEST_RUNS_FIRST}"
-
-
 def read_turn(database: Database, context_id: str, task_id: str) -> TurnRow | None:
     """Return one row of the turns, or None."""
     row = database.run(SELECT_TURN, context_id=context_id, task_id=task_id).fetchone()
@@ -302,6 +291,50 @@ def find_turn_of_message(database: Database, context_id: str, message_id: str) -
     message_key = shorten_key(message_id)
     row = database.run(SELECT_TURN_OF_MESSAGE, context_id=context_id, message_id=message_key).fetchone()
     return None if row is None else str(row[0])
+
+
+class ListTables:
+    """The lists of :class:`perdure.ports.Runs` and :class:`perdure.ports.Turns`, for a store in a database."""
+
+    @abstractmethod
+    async def _select_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
+        """Return the rows of a statement that reads."""
+
+    async def list_runs(
+        self,
+        *,
+        agent: str | None = None,
+        status: str | None = None,
+        tenant: str | None = None,
+        user: str | None = None,
+        roots: bool = False,
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[RunRow]:
+        """See :class:`perdure.ports.Runs`."""
+        given = {"agent": agent, "status": status, "tenant": tenant, "user_id": user}
+        filters = {name: value for name, value in given.items() if value is not None}
+        conditions = [f"{name} = :{name}" for name in filters] + (["feeds.root IS NULL"] if roots else [])
+        if after is not None:
+            conditions.append("(created_at, runs.context_id) < (:at, :after)")
+            filters |= {"at": after[0], "after": after[1]}
+        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        statement = f"{SELECT_RUNS.format(result='NULL')} {where} {NEWEST_RUNS_FIRST}"
+        return [RunRow(*row) for row in await self._select_rows(statement, **filters, limit=limit)]
+
+    async def list_turns(
+        self, context_id: str, *, after: tuple[str, str] | None = None, limit: int = 100
+    ) -> list[TurnRow]:
+        """See :class:`perdure.ports.Turns`."""
+        values: dict[str, Any] = {"context_id": context_id, "limit": limit}
+        if after is not None:
+            values |= {"at": after[0], "after": after[1]}
+        condition = "" if after is None else "AND (created_at, task_id) < (:at, :after)"
+        rows = await self._select_rows(SELECT_TURNS.format(after=condition), **values)
+        return [
+            TurnRow(run_id, task_id, status, head, asked_at=asked_at, created_at=created_at, updated_at=updated_at)
+            for run_id, task_id, status, head, asked_at, created_at, updated_at in rows
+        ]
 
 
 # ---

@@ -32,7 +32,7 @@ class _Threads(NamedTuple):
     watcher: EventWatcher
 
 
-class SqliteStore(SurfaceTables, retention.SqlRetention):
+class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
     """A ``Store`` in one file (``sqlite:///relative/path`` or ``sqlite:////absolute/path``).
 
     One thread writes and one reads (a few keys are read on the event loop), and one polls for events while a caller
@@ -193,20 +193,6 @@ class SqliteStore(SurfaceTables, retention.SqlRetention):
     async def get_run(self, context_id: str) -> RunRow | None:
         """See :class:`perdure.ports.Runs`."""
         return await self._run_read(sql.read_run, context_id)
-
-    async def list_runs(
-        self,
-        *,
-        agent: str | None = None,
-        status: str | None = None,
-        tenant: str | None = None,
-        user: str | None = None,
-        roots: bool = False,
-        limit: int = 100,
-    ) -> list[RunRow]:
-        """See :class:`perdure.ports.Runs`."""
-        filters = {"agent": agent, "status": status, "tenant": tenant, "user_id": user}
-        return await self._run_read(sql.read_runs, filters, roots, limit)
 
     async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
         """See :class:`perdure.ports.Turns`."""

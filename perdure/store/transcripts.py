@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import takewhile
 from typing import Any
 
@@ -164,17 +165,24 @@ def _build_missing_results(reply: Message, missing_ids: Sequence[str], new_resul
 # A conversation with all its messages: those that summaries and edits replaced are still in the store.
 
 
-async def load_full_conversation(transcripts: Transcripts, head: str | None) -> list[Message]:
+async def load_stored(transcripts: Transcripts, head: str | None) -> list[Message]:
+    """Load the conversation up to ``head`` as it is stored: large texts are references. Raises ``StoreError``,
+    ``TranscriptCorruptedError``."""
+    nodes = await transcripts.read_nodes(head) if head is not None else []
+    return await asyncio.to_thread(lambda: [message for node in nodes for message in decode_node(node)])
+
+
+async def load_full_conversation(transcripts: Transcripts, head: str | None, *, texts: bool = True) -> list[Message]:
     """Load the conversation up to ``head`` with all replaced messages. A summary is placed before the messages that it
-    kept.
+    kept. Without ``texts``, large texts are references.
 
     Raises ``StoreError``, and ``TranscriptCorruptedError`` for a missing or altered node or blob.
     """
-    chain = Chain(transcripts)
+    load = Chain(transcripts).load if texts else partial(load_stored, transcripts)
     forms: list[tuple[list[Message], int]] = []
     """The conversation's forms, the current one first, each with the number of messages in its first node."""
     while head is not None:
-        messages = await chain.load(head)
+        messages = await load(head)
         replaced = next((message.replaces for message in messages[:2] if message.replaces is not None), None)
         root_count = 0
         if replaced is not None and not replaced.kept:

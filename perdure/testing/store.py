@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 
 from ..errors import MemoryChangedError, StoreError, TranscriptCorruptedError
 from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, NewEvent, Node, RunRow, TurnRow, UsageRow, timestamp
-from ..ports.store import Collectable, OldRun, RunTree, build_spans
+from ..ports.retention import Collectable, OldRun, RunTree
+from ..ports.store import build_spans
 from ..ports.surfaces import find_wait_changes
 from ..store.retention import (
     RUN_NAMESPACES,
@@ -22,7 +23,7 @@ from ..store.retention import (
 )
 from ..types.events import Span, build_worker_lost_retraction, decode_event, encode_event_body
 from ..types.subagents import PathStep
-from .surfaces import MemorySurfaces
+from .surfaces import MemoryLists, MemorySurfaces
 
 # ---
 # The events of conversations in memory, with the semantics of the real stores.
@@ -134,7 +135,7 @@ class JournalEntry:
     context_id: str | None = None
 
 
-class _MemoryRetention(MemorySurfaces):
+class _MemoryRetention(MemorySurfaces, MemoryLists):
     """``Retention`` of a :class:`MemoryStore`, which looks for references when they are asked for."""
 
     all_nodes: dict[str, Node]
@@ -432,30 +433,6 @@ class MemoryStore(_MemoryRetention):
         row = self.all_runs.get(context_id)
         return None if row is None else replace(row, root=self._find_root(context_id))
 
-    async def list_runs(
-        self,
-        *,
-        agent: str | None = None,
-        status: str | None = None,
-        tenant: str | None = None,
-        user: str | None = None,
-        roots: bool = False,
-        limit: int = 100,
-    ) -> list[RunRow]:
-        """Rows, the newest first, without ``result``; with ``roots`` only those without a ``root``."""
-        self._raise_failure()
-        runs = (replace(row, result=None, root=self._find_root(name)) for name, row in self.all_runs.items())
-        rows = [
-            row
-            for row in runs
-            if agent in (None, row.agent)
-            and status in (None, row.status)
-            and tenant in (None, row.tenant)
-            and user in (None, row.user)
-        ]
-        newest = sorted(rows, key=lambda row: (row.created_at, row.context_id), reverse=True)
-        return [row for row in newest if not roots or row.root is None][:limit]
-
     def _find_root(self, context_id: str) -> str | None:
         feed = self.feeds.get(context_id)
         return None if feed is None else feed.root
@@ -463,7 +440,8 @@ class MemoryStore(_MemoryRetention):
     async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
         """One row, without ``messages``."""
         self._raise_failure()
-        return self.all_turns.get((context_id, task_id))
+        row = self.all_turns.get((context_id, task_id))
+        return None if row is None else replace(row, created_at="", updated_at="")
 
     async def find_message_turn(self, context_id: str, message_id: str) -> str | None:
         """The turn that took the message first."""
@@ -583,7 +561,9 @@ class MemoryStore(_MemoryRetention):
         old_turn = self.all_turns.get(name)
         if old_turn is not None and turn.asked_at < old_turn.asked_at:
             return
-        self.all_turns[name] = replace(turn, messages=())
+        now = self._now()
+        created_at = now if old_turn is None else old_turn.created_at
+        self.all_turns[name] = replace(turn, messages=(), created_at=created_at, updated_at=now)
         self.note_key("turns", name)
         for message_id in turn.messages:
             self.sent.setdefault((turn.context_id, message_id), turn.task_id)

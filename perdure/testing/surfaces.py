@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..ports.store import EventRow
+from ..ports.store import EventRow, RunRow, TurnRow
 from ..ports.surfaces import (
     AuditRow,
     IdempotencyClaim,
@@ -215,3 +215,51 @@ class MemorySurfaces(MemoryTokens, MemoryWebhooks):
         for (table, key_id), count in Counter(rows).items():
             counts.setdefault(key_id, {})[table] = count
         return counts
+
+
+class MemoryLists:
+    """The lists of :class:`perdure.ports.store.Runs` and :class:`perdure.ports.store.Turns`."""
+
+    all_runs: dict[str, RunRow]
+    all_turns: dict[tuple[str, str], TurnRow]
+
+    @abstractmethod
+    def _raise_failure(self) -> None: ...
+
+    @abstractmethod
+    def _find_root(self, context_id: str) -> str | None: ...
+
+    async def list_runs(
+        self,
+        *,
+        agent: str | None = None,
+        status: str | None = None,
+        tenant: str | None = None,
+        user: str | None = None,
+        roots: bool = False,
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[RunRow]:
+        """Rows, the newest first, without ``result``; with ``roots`` only those without a ``root``."""
+        self._raise_failure()
+        runs = (replace(row, result=None, root=self._find_root(name)) for name, row in self.all_runs.items())
+        rows = [
+            row
+            for row in runs
+            if agent in (None, row.agent)
+            and status in (None, row.status)
+            and tenant in (None, row.tenant)
+            and user in (None, row.user)
+            and (after is None or (row.created_at, row.context_id) < after)
+        ]
+        newest = sorted(rows, key=lambda row: (row.created_at, row.context_id), reverse=True)
+        return [row for row in newest if not roots or row.root is None][:limit]
+
+    async def list_turns(
+        self, context_id: str, *, after: tuple[str, str] | None = None, limit: int = 100
+    ) -> list[TurnRow]:
+        """The turns of a run, the newest first."""
+        self._raise_failure()
+        rows = [replace(row, result=None) for (run_id, _), row in self.all_turns.items() if run_id == context_id]
+        newest = sorted(rows, key=lambda row: (row.created_at, row.task_id), reverse=True)
+        return [row for row in newest if after is None or (row.created_at, row.task_id) < after][:limit]

@@ -24,10 +24,12 @@ from temporalio.service import RPCError
 from ..client.client import Client
 from ..errors import PerdureError, RuntimeSetupError
 from ..types.messages import MAX_FILE_BYTES
+from .approvals import OPERATIONS as APPROVALS
 from .auth import Authenticator, Authorizer, RoleAuthorizer
 from .files import OPERATIONS as FILES
 from .forks import OPERATIONS as FORKS
 from .limits import ANY_TYPE, BodyLimits, BodyRule, ConnectionLimiter, RateLimiter, RequestLimits, WebLimits
+from .lists import OPERATIONS as LISTS
 from .openapi import build_openapi_operation
 from .operations import BODY_SECONDS, Operation, Web, decode_path, list_routes
 from .origins import CrossOrigin, ForwardedHeaders, HostCheck, SecurityHeaders
@@ -38,7 +40,7 @@ from .webhooks import OPERATIONS as WEBHOOKS
 
 PREFIX = "/v1"
 Protocol = Literal["agui", "vercel"]
-_OPERATIONS: Sequence[Operation] = (*SESSIONS, *FILES, *FORKS, *SCHEDULES, *WEBHOOKS)
+_OPERATIONS: Sequence[Operation] = (*SESSIONS, *LISTS, *APPROVALS, *FILES, *FORKS, *SCHEDULES, *WEBHOOKS)
 OPERATIONS: Sequence[Operation] = (*_OPERATIONS, build_openapi_operation(_OPERATIONS))
 """Every operation of the native API."""
 _READY_SECONDS = 1.0

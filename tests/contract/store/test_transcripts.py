@@ -121,6 +121,16 @@ async def test_runs_newest_first_and_filtered(store: Store):
     assert await ids(agent="a", status="running") == ["1"]
     assert await ids(agent="nobody") == []
 
+    pages, after = [], None
+    while page := await store.list_runs(agent="a", after=after, limit=1):
+        pages.append(page[0].context_id)
+        after = page[0].created_at, page[0].context_id
+    assert pages == ["3", "1"]
+    first = (await store.list_runs(limit=1))[0]
+    assert await ids(after=(first.created_at, "")) == ["2", "1"], "before all of that time"
+    assert await ids(after=(first.created_at, "9")) == ["3", "2", "1"]
+    assert await ids(after=("", "")) == []
+
 
 async def test_a_run_below_another_has_its_root_which_its_id_does_not_tell(store: Store):
     steps = (PathStep(agent="a", call_id="1"),)

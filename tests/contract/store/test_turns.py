@@ -172,3 +172,23 @@ async def test_ids_of_any_text(store: Store):
         assert kept is not None
         assert kept.head == name
         assert await store.find_message_turn("c", f"m{name}") == name
+
+
+async def test_the_turns_of_a_run_in_pages(store: Store):
+    for task_id in ("t1", "t2", "t3"):
+        await store.commit(Commit(turn=turn(task_id, status="completed", result=b"{}", messages=[task_id])))
+    await store.commit(Commit(turn=turn("t1", asked_at=at(2), context_id="d")))
+    await store.commit(Commit(turn=turn("t1", status="failed", asked_at=at(2))))
+    rows = await store.list_turns("c")
+    assert [(row.task_id, row.status, row.result, row.messages) for row in rows] == [
+        ("t3", "completed", None, ()),
+        ("t2", "completed", None, ()),
+        ("t1", "failed", None, ()),
+    ]
+    assert rows[2].created_at < rows[1].created_at < rows[2].updated_at
+    pages, after = [], None
+    while page := await store.list_turns("c", after=after, limit=2):
+        pages.append([row.task_id for row in page])
+        after = page[-1].created_at, page[-1].task_id
+    assert pages == [["t3", "t2"], ["t1"]]
+    assert await store.list_turns("nothing") == []

@@ -1,0 +1,234 @@
+"""Approvals: the calls of all sessions that wait for a person or a client, and many decisions in one request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from datetime import datetime
+from typing import Any, Literal, cast
+
+from pydantic import BaseModel, Field, JsonValue
+from starlette.responses import Response
+
+from ..client.pages import Wait, list_wait_page
+from ..errors import InvalidInputError, PerdureError, RunNotFoundError
+from ..ports import RunRow, WaitRow
+from ..types.approvals import DecidedApproval, PendingKind
+from ..types.messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS
+from .auth import Resource
+from .lists import PageQuery
+from .operations import Call, Input, Operation
+from .problems import WebError, build_problem, build_unexpected_problem
+
+MAX_DECISIONS = 50
+_CONCURRENT_DECISIONS = 8
+DECIDE_SECONDS = 40.0
+"""Longest time of all decisions of a request: less than that of the request."""
+
+
+class ApprovalsQuery(PageQuery):
+    """Which calls."""
+
+    agent: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
+    kind: PendingKind | None = None
+    by_expiry: bool = False
+    """Those that expire, the soonest first; by default all, the longest waiting first."""
+
+
+class PendingCall(BaseModel):
+    """A call that waits for an approval, an answer, or the result of a client."""
+
+    session: str
+    call_id: str
+    kind: PendingKind
+    agent: str
+    tool: str
+    hash: str
+    """A decision or an answer is sent with it."""
+    since: datetime
+    expires: datetime | None = None
+    arguments: dict[str, JsonValue] | None = None
+    question: str | None = None
+    form: dict[str, JsonValue] | None = None
+    """JSON Schema of the answer."""
+    is_cut: bool = False
+    """Whether arguments, question or form are too large for a list: the session's items and events have them."""
+    separate: bool | None = None
+    """Whether those who asked for the call may not approve it; missing if only the run knows."""
+    root: str | None = None
+    """Of a subagent's call: the session that it works for."""
+    tenant: str | None = None
+    user: str | None = None
+
+
+class ApprovalList(BaseModel):
+    """A page of calls that wait. ``cursor`` is as in a list of sessions."""
+
+    data: list[PendingCall]
+    cursor: str | None = None
+
+
+async def list_approvals(call: Call) -> ApprovalList:
+    """List the calls of all sessions that wait for an approval, an answer, or a client's result."""
+    query = cast(ApprovalsQuery, call.query)
+
+    async def visible(row: WaitRow, run: RunRow | None) -> bool:
+        if run is not None:
+            return await call.may("read", Resource("session", row.context_id, run.agent, run.tenant, run.user))
+        try:
+            return await call.may("read", await call.web.find_session(row.context_id))
+        except RunNotFoundError:  # the row is out of date
+            return False
+
+    page = await list_wait_page(
+        call.client,
+        agent=query.agent,
+        kind=query.kind,
+        by_expiry=query.by_expiry,
+        limit=query.limit,
+        cursor=query.cursor,
+        visible=visible,
+    )
+    return ApprovalList(data=[_build_pending_call(wait) for wait in page.waits], cursor=page.cursor)
+
+
+def _build_pending_call(wait: Wait) -> PendingCall:
+    names = PendingCall.model_fields.keys() - {"session"}
+    return PendingCall(session=wait.run_id, **{name: getattr(wait, name) for name in names})
+
+
+# ---
+# Decisions.
+
+
+class Decision(Input):
+    """A decision on a call that waits for approval, or without ``decision`` the answer to a call that waits for one."""
+
+    session: str = Field(min_length=1, max_length=RUN_ID_CHARS)
+    call_id: str = Field(min_length=1, max_length=CALL_ID_CHARS)
+    hash: str = Field(min_length=1, max_length=100)
+    """That of the call or question that was reviewed."""
+    decision: Literal["approve", "deny"] | None = None
+    comment: str | None = None
+    arguments: dict[str, JsonValue] | None = None
+    """With ``approve``: arguments to use instead."""
+    value: JsonValue = None
+    error: str | None = None
+    """Why there is no ``value``."""
+
+
+class Decisions(Input):
+    """Decisions and answers, each for another call."""
+
+    decisions: list[Decision] = Field(min_length=1, max_length=MAX_DECISIONS)
+
+
+class DecisionResult(BaseModel):
+    """What became of one decision: ``decided``, or the ``problem`` that it was refused with."""
+
+    session: str
+    call_id: str
+    decided: DecidedApproval | None = None
+    problem: dict[str, JsonValue] | None = None
+
+
+class DecisionResults(BaseModel):
+    """A result for each decision, in their order."""
+
+    results: list[DecisionResult]
+
+
+async def decide_approvals(call: Call) -> DecisionResults:
+    """Decide and answer many calls; each is authorised and decided on its own."""
+    decisions = cast(Decisions, call.body).decisions
+    counts = Counter((item.session, item.call_id) for item in decisions)
+    if twice := next((name for name, count in counts.items() if count > 1), None):
+        raise InvalidInputError(
+            f"decisions: call {twice[1]!r:.100} of session {twice[0]!r:.200} is there {counts[twice]} times",
+            hint="Send one decision for each call.",
+        )
+    for index, item in enumerate(decisions):
+        _check_decision(index, item)
+    slots = asyncio.Semaphore(_CONCURRENT_DECISIONS)
+    deadline = asyncio.get_running_loop().time() + DECIDE_SECONDS
+
+    async def decide(item: Decision) -> DecisionResult:
+        try:
+            async with asyncio.timeout_at(deadline), slots:
+                return _build_result(item, await _decide(call, item))
+        except TimeoutError:
+            return _build_result(item, _build_late_error())
+        except PerdureError as error:
+            return _build_result(item, error)
+        except Exception as error:  # of one decision: the others have their results
+            return _build_result(item, build_unexpected_problem(error))
+
+    return DecisionResults(results=await asyncio.gather(*map(decide, decisions)))
+
+
+def _check_decision(index: int, item: Decision) -> None:
+    place = f"decisions[{index}]"
+    if item.decision is not None and (item.value is not None or item.error is not None):
+        raise InvalidInputError(f"{place}: value and error belong to an answer, which has no decision")
+    if item.decision is None and (item.comment is not None or item.arguments is not None):
+        raise InvalidInputError(f"{place}: comment and arguments belong to a decision", hint="approve or deny")
+    if item.decision is None and not item.model_fields_set & {"value", "error"}:
+        raise InvalidInputError(f"{place}: there is neither a decision nor a value", hint="approve or deny")
+    if item.decision == "deny" and item.arguments is not None:
+        raise InvalidInputError(f"{place}: arguments belong to an approval, not to a denial")
+
+
+def _build_late_error() -> WebError:
+    return WebError(
+        f"the decision was not taken within {DECIDE_SECONDS:g} s, and may still take effect", status=504,
+        name="TimeoutError", hint="Send it again: the same decision counts once.", headers={"Retry-After": "1"},
+    )  # fmt: skip
+
+
+async def _decide(call: Call, item: Decision) -> DecidedApproval:
+    """Decide or answer one call. Raises the error that it is refused with."""
+    resource = await call.web.find_session(item.session)
+    await call.authorize("send" if item.decision is None else "decide", item.decision or "answer", resource)
+    run = call.client.run(item.session)
+    match item.decision:
+        case "approve":
+            return await run.approve(
+                item.call_id, by=call.by, comment=item.comment, arguments=item.arguments, hash=item.hash
+            )
+        case "deny":
+            return await run.deny(item.call_id, by=call.by, comment=item.comment, hash=item.hash)
+        case None:
+            return await run.answer(item.call_id, item.value, error=item.error, by=call.by, hash=item.hash)
+
+
+def _build_result(item: Decision, outcome: DecidedApproval | PerdureError | Response) -> DecisionResult:
+    if isinstance(outcome, DecidedApproval):
+        return DecisionResult(session=item.session, call_id=item.call_id, decided=outcome)
+    problem = build_problem(outcome) if isinstance(outcome, PerdureError) else outcome
+    fields: dict[str, Any] = json.loads(bytes(problem.body))
+    return DecisionResult(session=item.session, call_id=item.call_id, problem=fields)
+
+
+OPERATIONS = [
+    Operation(
+        "GET",
+        "/approvals",
+        list_approvals,
+        "read",
+        query=ApprovalsQuery,
+        answer=ApprovalList,
+        kind="approval",
+        tag="approvals",
+    ),
+    Operation(
+        "POST",
+        "/approvals:decide",
+        decide_approvals,
+        "read",
+        body=Decisions,
+        answer=DecisionResults,
+        kind="approval",
+        tag="approvals",
+    ),
+]
