@@ -159,7 +159,7 @@ async def check_uploads(call: Call, blobs: Iterable[BlobRef]) -> None:
     store = await call.client.store()
     for name, blob in given.items():
         found = await _find_upload(call, store, name) if store.store_id else None
-        if found is None and call.resource is not None and call.resource.id is not None:
+        if found is None and _is_about_session(call):
             reference = await _find_reference(call, name)
             found = reference.blob if reference is not None else None
         if found is None:
@@ -169,6 +169,12 @@ async def check_uploads(call: Call, blobs: Iterable[BlobRef]) -> None:
             )
         if found.size != blob.size:
             raise InvalidInputError(f"content: file {name} has {found.size:,} bytes, not {blob.size:,}")
+
+
+def _is_about_session(call: Call) -> bool:
+    """Whether the path names a session that the caller may see. The id of a schedule may be that of any session."""
+    resource = call.resource
+    return resource is not None and resource.kind == "session" and resource.id is not None
 
 
 # ---

@@ -139,6 +139,16 @@ async def test_the_hash_of_anothers_file_gives_no_right_to_it(engine: Engine) ->
             ):
                 refused = await theirs.post(path, json=body)
                 assert (refused.status_code, refused.json()["error"]) == (400, "InvalidInputError"), path
+        # A schedule may have the id of a session of another tenant, and is not that session.
+        hourly = {"agent": "echo", "every": "1h", "paused": True}
+        made = await theirs.post("/schedules", json={**hourly, "content": "x", "id": session})
+        assert made.status_code == 201, made.text
+        try:
+            del hourly["paused"]
+            refused = await theirs.put(f"/schedules/{session}", json={**hourly, "content": [part]})
+            assert (refused.status_code, refused.json()["error"]) == (400, "InvalidInputError")
+        finally:
+            await client.get_schedule(session).delete()
         own = await ask(theirs, "Repeat it", agent="noter")
         text = await ask(theirs, f'{{"blob": {{"hash": "{foreign["hash"]}", "size": {len(PNG)}}}}}')
         holders = (await (await client.store()).read_holders([str(foreign["hash"])]))[str(foreign["hash"])]
