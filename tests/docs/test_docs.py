@@ -237,7 +237,7 @@ def check_make(words: list[str]) -> None:
 
 
 def test_a_wrong_command_is_noticed() -> None:
-    for words in (["serve"], ["server", "begin"], ["env", "--adress", "x"], ["env", "x"], ["doctor", "-x"]):
+    for words in (["serves"], ["server", "begin"], ["env", "--adress", "x"], ["env", "x"], ["doctor", "-x"]):
         with pytest.raises(AssertionError):
             check_perdure(words)
     check_perdure(["doctor", "-o", "json", "--address=x"])
