@@ -18,21 +18,12 @@ from perdure.client.pages import encode_cursor
 from perdure.errors import InvalidInputError
 from perdure.ports import AgentRow, Commit, RunRow
 from perdure.testing import ScriptedProvider, call
-from perdure.web.app import create_app
-from perdure.web.auth import Caller, Resource, Verb
+from perdure.web.app import WebOptions, create_app
 from tests.support.engine import ON_BOTH_STORES, Engine
 from tests.support.wait import eventually
-from tests.support.web import ADA, ByTenant, NamedCallers, make_caller, serve
+from tests.support.web import ADA, NamedCallers, make_caller, serve
 
 pytestmark = pytest.mark.server
-
-
-class ByAgent(ByTenant):
-    """Also the agents of the caller."""
-
-    async def is_allowed(self, caller: Caller, verb: Verb, resource: Resource) -> bool:
-        seen = caller.agents is None or resource.agent in (None, *caller.agents)
-        return seen and await super().is_allowed(caller, verb, resource)
 
 
 def echo(name: str = "echo") -> Agent:
@@ -176,7 +167,7 @@ async def test_agents_without_their_code(engine: Engine) -> None:
         engine.served(echo(), odd) as client,
         serve(
             client,
-            app=create_app(client, authenticator=NamedCallers(ADA, limited), authorizer=ByAgent()),
+            app=create_app(client, authenticator=NamedCallers(ADA, limited), options=WebOptions(dev=True)),
         ) as service,
         service.connect() as http,
         service.connect("limited") as other,
