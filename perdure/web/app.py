@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 from temporalio.service import RPCError
 
@@ -70,7 +70,7 @@ def build_web(
 
 def native_routes(web: Web, prefix: str = PREFIX) -> list[BaseRoute]:
     """Build the routes of the native API, to be mounted in another application, inside :func:`wrap_app`'s checks."""
-    return [Mount(prefix, routes=list_routes(web, OPERATIONS))]
+    return [Mount(prefix, Router(list_routes(web, OPERATIONS), redirect_slashes=False))]
 
 
 def create_app(

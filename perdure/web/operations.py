@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.convertors import Convertor, register_url_convertor
@@ -26,7 +26,7 @@ from starlette.routing import Route
 from ..client.audit import SteeringAudit, audit_caller
 from ..client.client import Client
 from ..client.run import Run
-from ..errors import PerdureError, RunNotFoundError
+from ..errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..ports import Blob, Commit, Store
 from ..ports.surfaces import IDEMPOTENCY_ANSWER_BYTES
 from ..types.interface import LABELS
@@ -94,6 +94,16 @@ class Web:
         return Resource("session", id, **labels)
 
 
+def check_new_session_id(id: str) -> None:
+    """Raise ``InvalidInputError`` for the id of a new session that is below another's, as those of subagents are, or
+    that no path can name."""
+    if "/" in id or id in (".", "..") or not id.isprintable():
+        raise InvalidInputError(
+            f"the id of a new session has printable characters, no slash, and is neither . nor ..; not {id!r:.100}",
+            hint="Ids with a slash are those of subagents.",
+        )
+
+
 def build_unknown_session_error(id: str) -> RunNotFoundError:
     """Build the error for a session that does not exist, or is none of the caller's: the same for both."""
     return RunNotFoundError(f"there is no session {id!r:.200}")
@@ -138,7 +148,7 @@ class Call:
         return hashlib.sha256(f"{self.key}\0{purpose}".encode()).hexdigest()[:32]
 
     async def authorize(self, verb: Verb, action: str, resource: Resource | None = None) -> None:
-        """Check that the caller may; a refusal of anything but ``read`` is recorded as ``action`` in the audit trail.
+        """Check that the caller may; the refusal of a request that acts is recorded as ``action`` in the audit trail.
 
         Raises as :meth:`Web.authorize`.
         """
@@ -146,10 +156,13 @@ class Call:
         try:
             await self.web.authorize(self.caller, verb, resource)
         except (ForbiddenError, RunNotFoundError) as error:
-            if verb != "read":
-                subject = resource.id or resource.kind
-                await SteeringAudit(self.client, action, subject, self.by, None).record_refusal(error)
+            if verb != "read" or self.request.method not in ("GET", "HEAD"):
+                await self.record_refusal(action, resource, error)
             raise
+
+    async def record_refusal(self, action: str, resource: Resource, error: PerdureError) -> None:
+        """Record in the audit trail that ``action`` was refused."""
+        await SteeringAudit(self.client, action, resource.id or resource.kind, self.by, None).record_refusal(error)
 
     async def may(self, verb: Verb, resource: Resource) -> bool:
         """Whether the caller may, for the rows of a list."""
@@ -295,7 +308,7 @@ async def _answer_once(operation: Operation, call: Call, raw: bytes) -> Response
     if len(given) > 1 or not 0 < len(given[0]) <= KEY_CHARS or not given[0].isprintable() or not given[0].isascii():
         raise WebError(f"an Idempotency-Key has 1 to {KEY_CHARS} printable ASCII characters", name="InvalidInputError")
     store = await call.client.store(create=True)
-    scope = json.dumps([call.caller.name, call.caller.tenants, call.caller.sessions])
+    scope = json.dumps([call.caller.name, call.caller.tenants, call.caller.agents, call.caller.sessions])
     call.key = f"http/{hashlib.sha256(scope.encode()).hexdigest()[:16]}/{given[0]}"
     url = call.request.url
     digest = hashlib.sha256(f"{operation.method} {url.path}?{url.query}\n".encode() + raw).hexdigest()
@@ -328,8 +341,9 @@ async def _record_answer(operation: Operation, call: Call, store: Store, owner: 
             answer = build_problem(error)
         return answer
     finally:
-        # A failure of ours may pass: the same key may try again. What a caller got wrong stays wrong.
-        kept = answer is not None and answer.status_code < 500 and answer.status_code not in (408, 429)
+        # A failure of ours may pass, and so may a refusal for the state of things: the same key may try again. What is
+        # wrong with the request itself stays wrong.
+        kept = answer is not None and (answer.status_code < 300 or answer.status_code in _LASTING)
         record = await _build_record(store, answer) if kept and answer is not None else None
         await store.complete_idempotency(cast(str, call.key), owner, record)
 
@@ -345,6 +359,7 @@ async def _act(operation: Operation, call: Call) -> BaseModel | Response | None:
         ) from None  # fmt: skip
 
 
+_LASTING = (400, 413, 415, 422)
 _KEPT_HEADERS = ("content-type", "location", "etag", "retry-after")
 
 
@@ -383,7 +398,7 @@ class _SegmentConvertor(Convertor[str]):
         return unquote(value)
 
     def to_string(self, value: str) -> str:
-        return value.replace("%", "%25").replace("/", "%2F")
+        return quote(value, safe="")
 
 
 register_url_convertor("segment", _SegmentConvertor())
