@@ -237,9 +237,8 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         self.versioning: Versioning = validate_versioning(name, versioning)
         self.client_tools = validate_client_tools(name, client_tools)
         """Whether the client of a turn may declare tools that it runs itself."""
-        check_function_types(
-            name, context, output, tools=self.toolbox, hooks=self.hooks, instructions=self.instruction_parts
-        )
+        functions: Any = {"tools": self.toolbox, "hooks": self.hooks, "instructions": self.instruction_parts}
+        check_function_types(name, context, output, **functions)
         self._copies: dict[str, Agent[ContextT, OutputT]] = {}
 
     def _set_types(self, context: Any, input: Any, output: Any, finish: Any, retries: Any, validators: Any) -> None:

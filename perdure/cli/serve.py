@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,40 +28,46 @@ DEFAULT_PORT = 8000
 _DRAIN_SECONDS = 10
 
 
+@dataclass(frozen=True)
+class ServeOptions(StoreOptions):
+    """The options of a server and a store, and who may reach the HTTP API, and how."""
+
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = DEFAULT_PORT
+    dev: Annotated[
+        bool, typer.Option("--dev", help="Let requests of this machine in without a token; only on a loopback address.")
+    ] = False
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST", help="A host that it is reached by; repeatable. By default its own address."),
+    ] = None
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(metavar="ORIGIN", help="An origin whose pages may call it; repeatable.")
+    ] = None
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NETWORK", help="Network of a reverse proxy whose headers count; repeatable."),
+    ] = None
+    user_header: Annotated[
+        str | None, typer.Option(metavar="HEADER", help="Header in which a trusted proxy names the user.")
+    ] = None
+    role_header: Annotated[
+        str | None, typer.Option(metavar="HEADER", help="Header in which it names the user's role; else viewer.")
+    ] = None
+    tenant_header: Annotated[
+        str | None, typer.Option(metavar="HEADER", help="Header in which it names the user's tenant; else all.")
+    ] = None
+    root_path: Annotated[str, typer.Option(metavar="PATH", help="Path that a proxy removes: /perdure.")] = ""
+
+
 def serve(
     file: Annotated[
         str | None, typer.Argument(metavar="[FILE]", help="Also serve the agents of this file, as `perdure worker`.")
     ] = None,
     agents: AgentsOption = None,
     task_queue: TaskQueueOption = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = DEFAULT_PORT,
-    dev: Annotated[
-        bool, typer.Option("--dev", help="Let requests of this machine in without a token; only on a loopback address.")
-    ] = False,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST", help="A host that it is reached by; repeatable. By default its own address."),
-    ] = None,
-    allow_origin: Annotated[
-        list[str] | None, typer.Option(metavar="ORIGIN", help="An origin whose pages may call it; repeatable.")
-    ] = None,
-    trusted_proxy: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NETWORK", help="Network of a reverse proxy whose headers count; repeatable."),
-    ] = None,
-    user_header: Annotated[
-        str | None, typer.Option(metavar="HEADER", help="Header in which a trusted proxy names the user.")
-    ] = None,
-    role_header: Annotated[
-        str | None, typer.Option(metavar="HEADER", help="Header in which it names the user's role; else viewer.")
-    ] = None,
-    tenant_header: Annotated[
-        str | None, typer.Option(metavar="HEADER", help="Header in which it names the user's tenant; else all.")
-    ] = None,
-    root_path: Annotated[str, typer.Option(metavar="PATH", help="Path that a proxy removes: /perdure.")] = "",
     *,
-    server: StoreOptions,
+    server: ServeOptions,
 ) -> None:
     """Serve the HTTP API until SIGTERM or Ctrl-C; with FILE also its agents. Requests need a token (perdure token)."""
     try:
@@ -68,12 +75,15 @@ def serve(
         from ..web.origins import is_loopback_name
     except ImportError as error:
         raise RuntimeSetupError(f"the HTTP API needs {error.name}", hint="pip install 'perdure[web]'") from None
-    if dev and not is_loopback_name(host):
+    host = server.host
+    if server.dev and not is_loopback_name(host):
         raise InvalidInputError(
             f"--dev lets anyone in who reaches it, so it listens on a loopback address, not on {host}",
             hint="Leave --dev out, and create a token: perdure token create NAME --role operator.",
         )
-    if (user_header or role_header or tenant_header) and not (trusted_proxy and user_header):
+    given = {"user": server.user_header, "roles": server.role_header, "tenants": server.tenant_header}
+    headers = {name: header.lower() for name, header in given.items() if header}
+    if headers and not (server.trusted_proxy and server.user_header):
         raise InvalidInputError(
             "headers with users count only from trusted proxies",
             hint="Give --trusted-proxy NETWORK and --user-header HEADER.",
@@ -81,28 +91,23 @@ def serve(
     log_to_stderr()
     for name in ("perdure.store", "perdure.worker.drain"):
         logging.getLogger(name).setLevel(logging.INFO)
-    hosts = [*(allow_host or ()), *([] if is_loopback_name(host) or host in ("0.0.0.0", "::") else [host])]  # noqa: S104
+    own_host = [] if is_loopback_name(host) or host in ("0.0.0.0", "::") else [host]  # noqa: S104  # compared
     options = WebOptions(
-        hosts=hosts,
-        origins=allow_origin or (),
-        trusted_proxies=trusted_proxy or (),
+        hosts=[*(server.allow_host or ()), *own_host],
+        origins=server.allow_origin or (),
+        trusted_proxies=server.trusted_proxy or (),
         dev=is_loopback_name(host),
     )
-    given = {"user": user_header, "roles": role_header, "tenants": tenant_header}
-    headers = {name: header.lower() for name, header in given.items() if header}
-    asyncio.run(_serve(server, options, headers, file, agents, task_queue, (host, port, root_path), dev=dev))
+    asyncio.run(_serve(server, options, headers, file, agents, task_queue))
 
 
 async def _serve(
-    server: StoreOptions,
+    server: ServeOptions,
     options: WebOptions,
     headers: dict[str, str],
     file: str | None,
     agents: Path | None,
     task_queue: str | None,
-    place: tuple[str, int, str],
-    *,
-    dev: bool,
 ) -> None:
     from .. import config
     from ..local_engine import build_program_queue_name
@@ -110,19 +115,23 @@ async def _serve(
     from .agent_loader import load_agent_module
 
     loaded = None if file is None else load_agent_module(file, require_agents=agents is None)
-    queue = config.named_task_queue(task_queue) or (build_program_queue_name(Path(file)) if file and dev else None)
+    queue = config.named_task_queue(task_queue) or (
+        build_program_queue_name(Path(file)) if file and server.dev else None
+    )
     exit_limit = ExitLimit()
     try:
-        async with open_client(server, start_server=file is not None, task_queue=queue, warnings=True) as client:
+        connection = StoreOptions(server.address, server.namespace, server.profile, server.store_url)
+        async with open_client(connection, start_server=file is not None, task_queue=queue, warnings=True) as client:
             client.store_url = client.store_url or (config.get_home_store_url() if file is not None else None)
             if client.store_url is None:
                 raise RuntimeSetupError(
                     "the HTTP API reads events from the store, and there is none",
                     hint="Give --store-url or set PERDURE_STORE_URL to the store of the workers.",
                 )
-            app = create_app(client, authenticator=_build_authenticator(client, options, headers, dev), options=options)
+            authenticator = _build_authenticator(client, options, headers, dev=server.dev)
+            app = create_app(client, authenticator=authenticator, options=options)
             stop = asyncio.Event()
-            async with _listen(app, place, stop):
+            async with _listen(app, server, stop):
                 if loaded is None:
                     install_signal_handlers(stop, quiet=False)
                     await stop.wait()
@@ -132,7 +141,7 @@ async def _serve(
         exit_limit.cancel()
 
 
-def _build_authenticator(client: Client, options: WebOptions, headers: dict[str, str], dev: bool) -> Authenticator:
+def _build_authenticator(client: Client, options: WebOptions, headers: dict[str, str], *, dev: bool) -> Authenticator:
     from ..web.auth import AuthenticatorChain, BearerTokens, DevAccess, ProxyHeaders
     from ..web.limits import FailureLimiter
 
@@ -145,7 +154,7 @@ def _build_authenticator(client: Client, options: WebOptions, headers: dict[str,
 
 
 @asynccontextmanager
-async def _listen(app: Any, place: tuple[str, int, str], stop: asyncio.Event) -> AsyncIterator[None]:
+async def _listen(app: Any, place: ServeOptions, stop: asyncio.Event) -> AsyncIterator[None]:
     """Serve ``app`` within the block; ends open streams at its end, so that followers go on with another replica."""
     import uvicorn
     from sse_starlette.sse import AppStatus
@@ -155,12 +164,11 @@ async def _listen(app: Any, place: tuple[str, int, str], stop: asyncio.Event) ->
         def capture_signals(self) -> Iterator[None]:  # the command handles them
             yield
 
-    host, port, root_path = place
     config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
-        root_path=root_path,
+        host=place.host,
+        port=place.port,
+        root_path=place.root_path,
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -180,7 +188,7 @@ async def _listen(app: Any, place: tuple[str, int, str], stop: asyncio.Event) ->
             for socket in listener.sockets:
                 address, bound = socket.getsockname()[:2]
                 shown = f"[{address}]" if ":" in address else address
-                print_line(f"http://{shown}:{bound}{root_path}/v1")
+                print_line(f"http://{shown}:{bound}{place.root_path}/v1")
         yield
     finally:
         AppStatus.should_exit = True

@@ -39,7 +39,8 @@ from ..types.interface import FIRST_MESSAGE_MEMO, Mode, OutputT, Override
 from ..types.messages import FilePart, Message, MessageInput, clean_text, decode_file_data
 from .audit import audit_steering
 from .inbox import PendingCall, list_pending_calls
-from .messages import STORE_HINT, deliver_message
+from .message_content import STORE_HINT
+from .messages import deliver_message
 from .retention import GarbageReport, collect_garbage
 from .run import Run
 from .schedules import (
@@ -236,6 +237,7 @@ class Client:
         """
         context_id = check_run_id(id) or f"{get_agent_name(agent)}-{uuid.uuid4().hex[:12]}"
         run = Run(self, self.temporal.get_workflow_handle(context_id), agent, output=output)
+        options: Any = {"history": history, "idle_timeout": idle_timeout, "tenant": tenant, "user": user}
         start = await build_start_input(
             self,
             agent,
@@ -243,13 +245,10 @@ class Client:
             by=by,
             mode=mode,
             context=context,
-            history=history,
             override=override,
             client_tools=client_tools,
-            idle_timeout=idle_timeout,
             max_history_events=max_history_events,
-            tenant=tenant,
-            user=user,
+            **options,
         )
         start |= seal_auth(self.temporal, context_id, auth_context, auth_ref)
         message_hash = hash_first_message(context_id, start)
@@ -327,19 +326,10 @@ class Client:
             raise InvalidInputError("send needs the id of a conversation", hint='For instance id="user-7".')
         tools = check_client_tools(agent, client_tools)
         run = Run(self, self.temporal.get_workflow_handle(id), agent, output=output)
-        start = await build_start_input(
-            self,
-            # A client that continues a conversation need not repeat what it was opened with.
-            agent if context is not None else get_agent_name(agent),
-            None,
-            mode="session",
-            context=context,
-            history=history,
-            idle_timeout=idle_timeout,
-            resume=True,
-            tenant=tenant,
-            user=user,
-        )
+        # A client that continues a conversation need not repeat what it was opened with.
+        opened = agent if context is not None else get_agent_name(agent)
+        options: Any = {"history": history, "idle_timeout": idle_timeout, "tenant": tenant, "user": user}
+        start = await build_start_input(self, opened, None, mode="session", context=context, resume=True, **options)
         if self.store_url is not None and (store_id := (await self.store()).store_id):
             start.setdefault("store_id", store_id)
         joined = await deliver_message(

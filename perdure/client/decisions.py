@@ -27,7 +27,7 @@ from ..types.tool_calls import CallAnswer
 from .audit import SteeringAudit, audit_steering, write_despite_failure
 from .follow import WorkflowBehind, follow_run, is_workflow_behind, retry_while_behind
 from .handles import RunHandle
-from .messages import MAX_INLINE_BYTES, upload_content
+from .message_content import MAX_INLINE_BYTES, upload_content
 
 
 class WaitRef(NamedTuple):

@@ -26,7 +26,8 @@ from ..types.interface import LABELS, Override
 from ..types.messages import Message, MessageInput, clean_text
 from .audit import audit_steering
 from .handles import RunHandle
-from .messages import build_user_message, decode_start
+from .message_content import build_user_message
+from .messages import decode_start
 
 MEMO_FORK = "forked_from"
 """Memo of a fork: the run, the iteration after which it branches off, and its author."""

@@ -51,7 +51,8 @@ from .audit import audit_steering
 from .decisions import WaitRef, answer_pending_call, decide_pending_call, revoke_approval
 from .follow import follow_run, list_child_runs
 from .fork import Difference, compare_transcripts, start_fork
-from .messages import build_user_message, deliver_message
+from .message_content import build_user_message
+from .messages import deliver_message
 from .pauses import cancel_run, pause_run, resume_run, terminate_run
 from .progress import build_no_worker_error, find_pending_reason, has_poller
 from .streams import StreamReader, build_output_form

@@ -25,7 +25,7 @@ from ..types.interface import FIRST_MESSAGE_MEMO, LABELS, Mode, Override, Respon
 from ..types.messages import Dataclass, File, Message, MessageInput, clean_text, find_file_flaw, iter_file_parts
 from ..types.session_form import from_session
 from .handles import ClientHandle
-from .messages import build_user_message
+from .message_content import build_user_message
 from .run import Run
 
 if TYPE_CHECKING:

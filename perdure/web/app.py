@@ -11,27 +11,29 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route, Router
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from temporalio.service import RPCError
 
 from ..client.client import Client
-from ..errors import PerdureError
+from ..errors import PerdureError, RuntimeSetupError
 from .auth import Authenticator, Authorizer, RoleAuthorizer
 from .limits import BodyLimits, ConnectionLimiter, RateLimiter, RequestLimits, WebLimits
-from .operations import Operation, Web, decode_path, list_routes
+from .operations import ApiRouter, Operation, Web, decode_path, list_routes
 from .origins import CrossOrigin, ForwardedHeaders, HostCheck, SecurityHeaders
 from .problems import problem_response
 from .sessions import OPERATIONS as SESSIONS
+from .webhooks import OPERATIONS as WEBHOOKS
 
 PREFIX = "/v1"
-OPERATIONS: Sequence[Operation] = (*SESSIONS,)
+Protocol = Literal["agui", "vercel"]
+OPERATIONS: Sequence[Operation] = (*SESSIONS, *WEBHOOKS)
 """Every operation of the native API."""
 _READY_SECONDS = 1.0
 """How long the result of a readiness check is answered again."""
@@ -50,6 +52,8 @@ class WebOptions:
     """Networks of reverse proxies whose ``X-Forwarded-*`` headers count."""
     dev: bool = False
     """Names of this machine are hosts, too."""
+    protocols: Sequence[Protocol] | None = None
+    """What front ends speak: ``agui`` under ``/agui``, ``vercel`` under ``/ui``. By default all that are installed."""
     limits: WebLimits = field(default_factory=WebLimits)
 
 
@@ -70,7 +74,7 @@ def build_web(
 
 def native_routes(web: Web, prefix: str = PREFIX) -> list[BaseRoute]:
     """Build the routes of the native API, to be mounted in another application, inside :func:`wrap_app`'s checks."""
-    return [Mount(prefix, Router(list_routes(web, OPERATIONS), redirect_slashes=False))]
+    return [Mount(prefix, ApiRouter(list_routes(web, OPERATIONS)))]
 
 
 def create_app(
@@ -81,18 +85,36 @@ def create_app(
     options: WebOptions | None = None,
     routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """Build the application that ``perdure serve`` runs: the native API under ``/v1``, ``/healthz``, ``/readyz``, and
-    ``routes`` of one's own. ``client`` needs a store."""
+    """Build the application that ``perdure serve`` runs: the native API under ``/v1``, the protocols of front ends,
+    ``/healthz``, ``/readyz``, and ``routes`` of one's own. ``client`` needs a store."""
     options = options or WebOptions()
     web = build_web(client, authenticator=authenticator, authorizer=authorizer, limits=options.limits)
     readiness = Readiness(client)
     own: list[BaseRoute] = [Route("/healthz", _answer_alive), Route("/readyz", readiness.answer)]
     handlers: dict[Any, Any] = {404: _answer_unknown, 405: _answer_wrong_method}
     app = Starlette(
-        routes=[*own, *native_routes(web), *routes], exception_handlers=handlers, middleware=build_middleware(options)
+        routes=[*own, *native_routes(web), *_list_protocol_routes(web, options), *routes],
+        exception_handlers=handlers,
+        middleware=build_middleware(options),
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _list_protocol_routes(web: Web, options: WebOptions) -> list[BaseRoute]:
+    from .vercel import vercel_routes
+
+    wanted = options.protocols if options.protocols is not None else ("agui", "vercel")
+    found: list[BaseRoute] = []
+    if "agui" in wanted:
+        try:
+            from .agui import agui_routes
+        except ImportError:  # its extra
+            if options.protocols is not None:
+                raise RuntimeSetupError("AG-UI is not installed", hint="pip install 'perdure[agui]'") from None
+        else:
+            found += agui_routes(web)
+    return [*found, *(vercel_routes(web) if "vercel" in wanted else ())]
 
 
 def build_middleware(options: WebOptions) -> list[Middleware]:

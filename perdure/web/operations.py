@@ -19,13 +19,15 @@ from urllib.parse import quote, unquote
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.convertors import Convertor, register_url_convertor
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import Receive, Scope, Send
 
 from ..client.audit import SteeringAudit, audit_caller
 from ..client.client import Client
 from ..client.run import Run
+from ..encryption import KeyRing
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..ports import Blob, Commit, Store
 from ..ports.surfaces import IDEMPOTENCY_ANSWER_BYTES
@@ -157,12 +159,12 @@ class Call:
             await self.web.authorize(self.caller, verb, resource)
         except (ForbiddenError, RunNotFoundError) as error:
             if verb != "read" or self.request.method not in ("GET", "HEAD"):
-                await self.record_refusal(action, resource, error)
+                await self.record_refusal(action, resource.id or resource.kind, error)
             raise
 
-    async def record_refusal(self, action: str, resource: Resource, error: PerdureError) -> None:
-        """Record in the audit trail that ``action`` was refused."""
-        await SteeringAudit(self.client, action, resource.id or resource.kind, self.by, None).record_refusal(error)
+    async def record_refusal(self, action: str, subject: str, error: PerdureError) -> None:
+        """Record in the audit trail that the caller was refused ``action``."""
+        await SteeringAudit(self.client, action, subject, self.by, None).record_refusal(error)
 
     async def may(self, verb: Verb, resource: Resource) -> bool:
         """Whether the caller may, for the rows of a list."""
@@ -176,7 +178,8 @@ class Call:
 
     def link(self, name: str, **params: str) -> str:
         """Return the path of another operation, as the caller reaches it."""
-        return self.request.url_for(name, **params).path
+        scope = self.request.scope
+        return quote(scope["root_path"]) + str(scope[_ROUTER_KEY].url_path_for(name, **params))
 
 
 Handler = Callable[[Call], Awaitable[BaseModel | Response | None]]
@@ -204,6 +207,8 @@ class Operation:
     answer_type: str = "application/json"
     can_repeat: bool = True
     """For a POST: whether it takes an ``Idempotency-Key``."""
+    has_secret: bool = False
+    """The answer has a secret: for repeats it is kept encrypted, where the service has a key."""
     tag: str = "sessions"
 
     @property
@@ -224,6 +229,8 @@ class Operation:
                 return await _answer(self, web, request)
             except PerdureError as error:
                 return build_problem(error)
+            except ClientDisconnect:  # in the middle of its body
+                return Response(status_code=400)
             except Exception as error:  # nothing of it is for the caller
                 return build_unexpected_problem(error)
 
@@ -327,7 +334,7 @@ async def _answer_once(operation: Operation, call: Call, raw: bytes) -> Response
                 hint="Send it again later.", headers={"Retry-After": "1"},
             )  # fmt: skip
         case "done":
-            return await _restore_answer(store, claim.answer or b"{}")
+            return await _restore_answer(store, claim.answer or b"{}", call.key)
         case "new":
             return await _record_answer(operation, call, store, owner)
 
@@ -345,6 +352,8 @@ async def _record_answer(operation: Operation, call: Call, store: Store, owner: 
         # wrong with the request itself stays wrong.
         kept = answer is not None and (answer.status_code < 300 or answer.status_code in _LASTING)
         record = await _build_record(store, answer) if kept and answer is not None else None
+        if record is not None and operation.has_secret and (key := KeyRing.from_environment().find_given_key()):
+            record = json.dumps({"sealed": key.seal(record, cast(str, call.key))}).encode()
         await store.complete_idempotency(cast(str, call.key), owner, record)
 
 
@@ -377,8 +386,10 @@ async def _build_record(store: Store, answer: Response) -> bytes:
     return json.dumps({**record, "blob": blob.ref.model_dump()}).encode()
 
 
-async def _restore_answer(store: Store, recorded: bytes) -> Response:
+async def _restore_answer(store: Store, recorded: bytes, key: str) -> Response:
     record = json.loads(recorded)
+    if "sealed" in record:
+        record = json.loads(KeyRing.from_environment().open(record["sealed"], [key]))
     if "blob" in record:
         ref = BlobRef.model_validate(record["blob"])
         body = (await store.read_blobs([ref.hash]))[ref.hash]
@@ -412,6 +423,20 @@ def decode_path(scope: dict[str, Any]) -> dict[str, Any]:
         return scope
     kept = raw.decode("ascii", "replace").replace("%25", "%2525").replace("%2F", "%252F").replace("%2f", "%252F")
     return {**scope, "path": unquote(kept)}
+
+
+_ROUTER_KEY = "perdure.router"
+
+
+class ApiRouter(Router):
+    """The routes of one API. Their links are relative to it, so that the mounts above it may have any name."""
+
+    def __init__(self, routes: Sequence[BaseRoute]) -> None:
+        super().__init__(routes, redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a connection."""
+        await super().__call__({**scope, _ROUTER_KEY: self}, receive, send)
 
 
 def list_routes(web: Web, operations: Sequence[Operation], prefix: str = "") -> list[Route]:

@@ -32,6 +32,7 @@ from ..errors import (
     ScheduleNotFoundError,
     StoreError,
     TranscriptCorruptedError,
+    WebhookNotFoundError,
 )
 
 logger = logging.getLogger("perdure.web")
@@ -83,6 +84,7 @@ class NotFoundError(WebError):
 _STATUSES: tuple[tuple[type[PerdureError], int], ...] = (
     (RunNotFoundError, 404),
     (ScheduleNotFoundError, 404),
+    (WebhookNotFoundError, 404),
     (RunExistsError, 409),
     (ScheduleExistsError, 409),
     (RunClosedError, 409),

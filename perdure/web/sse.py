@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from sse_starlette import EventSourceResponse
@@ -30,6 +30,8 @@ STREAM_SECONDS = 3600.0
 """Longest time of one stream: its follower connects again, and proves anew who it is."""
 SEND_SECONDS = 60.0
 """How long a follower may take to read what was sent, before its connection is closed. It may continue later."""
+SHUTDOWN_SECONDS = 3.0
+"""How long a stream may take to end when the server shuts down."""
 RECONNECT_MS = 1000
 MAX_SEQ = 2**53
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -92,12 +94,15 @@ class EventStream(EventSourceResponse):
     that names the error: its follower connects again."""
 
     def __init__(self, frames: AsyncGenerator[bytes], *, on_close: Callable[[], None] | None = None) -> None:
+        limit = StreamLimit()
         super().__init__(
-            bounded(frames),
+            bounded(frames, limit),
             headers=HEADERS,
             ping=KEEP_ALIVE_SECONDS,
             sep="\n",
             send_timeout=SEND_SECONDS,
+            shutdown_event=limit,  # type: ignore[arg-type]  # of an event only ``set`` is called
+            shutdown_grace_period=SHUTDOWN_SECONDS,
         )
         self._on_close = on_close
 
@@ -111,16 +116,41 @@ class EventStream(EventSourceResponse):
                 self._on_close()
 
 
-async def bounded(frames: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+class StreamLimit:
+    """The time until which a stream may last: :meth:`set` ends it at once, when the server shuts down."""
+
+    def __init__(self) -> None:
+        self._is_over = False
+        self._timeout: asyncio.Timeout | None = None
+
+    def set(self) -> None:
+        """End the stream."""
+        self._is_over = True
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+
+    @asynccontextmanager
+    async def hold(self, deadline: float) -> AsyncGenerator[None]:
+        """Raise ``TimeoutError`` in the block at ``deadline``, or when the stream is to end."""
+        if self._is_over:
+            raise TimeoutError
+        try:
+            async with asyncio.timeout_at(deadline) as self._timeout:
+                yield
+        finally:
+            self._timeout = None
+
+
+async def bounded(frames: AsyncGenerator[bytes], limit: StreamLimit) -> AsyncGenerator[bytes]:
     """Yield ``frames`` for ``STREAM_SECONDS`` at most; a failure of theirs ends them, with a comment."""
     deadline = asyncio.get_running_loop().time() + STREAM_SECONDS
     async with aclosing(frames):
         while True:
             try:
-                async with asyncio.timeout_at(deadline):
+                async with limit.hold(deadline):
                     frame = await anext(frames, None)
             except TimeoutError:
-                yield b": this stream has lasted long enough; connect again\n\n"
+                yield b": connect again\n\n"
                 return
             except PerdureError as error:
                 logger.warning("a stream of events ended: %s: %s", type(error).__name__, error)

@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ..client.audit import audit_caller
@@ -282,6 +282,8 @@ def build_endpoint(
                 return await handler(Call(web, request, caller, dict(request.path_params), None, None))
         except PerdureError as error:
             return build_problem(error)
+        except ClientDisconnect:  # in the middle of its body
+            return Response(status_code=400)
         except Exception as error:  # nothing of it is for the caller
             return build_unexpected_problem(error)
 

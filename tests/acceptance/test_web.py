@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from perdure import Agent, tool
 from perdure.testing import ScriptedProvider, call
@@ -405,3 +407,40 @@ async def test_an_auth_context_that_cannot_be_encrypted_names_no_server(
         assert (refused.status_code, refused.json()["error"]) == (503, "AuthContextUnavailableError")
         assert client.temporal.service_client.config.target_host not in refused.text
         assert "planted" not in refused.text
+
+
+@pytest.mark.server
+async def test_the_application_within_another_under_a_named_mount(engine: Engine) -> None:
+    async with engine.served(answering()) as client:
+        app = create_app(client, authenticator=NamedCallers(ADA), options=WebOptions(dev=True))
+        outer = Starlette(routes=[Mount("/agents", Starlette(routes=[Mount("/api", app, name="api")]), name="agents")])
+        async with serve(client, app=outer) as service, service.connect() as http:
+            made = await http.post(f"{service.url}/agents/api/v1/sessions", json={"agent": "echo"})
+            assert made.status_code == 201, made.text
+            assert made.headers["location"] == f"/agents/api/v1/sessions/{made.json()['id']}"
+            assert (await http.get(service.url + made.headers["location"])).json()["id"] == made.json()["id"]
+
+
+@pytest.mark.server
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_failure(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await engine.client()
+    answered = asyncio.Event()
+    app = create_app(client, authenticator=NamedCallers(ADA), options=WebOptions(dev=True))
+
+    async def watched(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await app(scope, receive, send)
+        finally:
+            answered.set()
+
+    async with serve(client, app=watched) as service:
+        host, _, port = service.url.removeprefix("http://").partition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        head = "POST /v1/sessions HTTP/1.1", f"Host: {host}", "Authorization: Bearer ada", "Content-Length: 100"
+        writer.write("\r\n".join((*head, "Content-Type: application/json", "", "{")).encode())
+        await writer.drain()
+        writer.close()
+        await answered.wait()
+    assert [record.message for record in caplog.records if record.name == "perdure.web"] == []

@@ -1,0 +1,160 @@
+"""Message content as it is sent: long texts and the bytes of files go into the store, and a message refers to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from ..errors import InvalidInputError
+from ..ports import Blob, Commit
+from ..ports.store import add_blob, move_file_to_blob, record_file
+from ..types.client_tools import (
+    INLINE_CLIENT_TOOLS_BYTES,
+    ClientTool,
+    ClientTools,
+    encode_client_tools,
+    measure_client_tools,
+    parse_client_tools,
+)
+from ..types.interface import Override, UserMessage
+from ..types.messages import (
+    BlobRef,
+    Content,
+    ContentPart,
+    Dataclass,
+    File,
+    FilePart,
+    MessageInput,
+    TextPart,
+    clean_text,
+    normalize_content,
+)
+from ..types.plain_json import to_plain_json
+from ..types.validation_errors import describe_validation_error
+from .handles import ClientHandle
+
+MAX_INLINE_BYTES = 128 * 1024
+"""Bytes of text in one message. Longer texts go into the store: Temporal refuses payloads over 2 MB, and history would
+keep them."""
+
+STORE_HINT = "Give the client store_url=… or set PERDURE_STORE_URL to the store of the workers."
+
+UploadedContent = str | BlobRef | tuple[ContentPart, ...]
+
+
+async def build_user_message(
+    client: ClientHandle,
+    content: MessageInput | None,
+    *,
+    id: str | None = None,
+    by: str | None = None,
+    task_id: str | None = None,
+    override: Override | Mapping[str, Any] | None = None,
+    client_tools: Sequence[ClientTool | Mapping[str, Any]] | None = None,
+) -> UserMessage:
+    """Build the message to send from ``content``; long texts, files and client tools are put into the store first. A
+    typed input is sent as plain JSON, readable to any client, and a long one as text.
+
+    Raises ``InvalidInputError`` for an invalid message, and for a long text or a file without a store.
+    """
+    if isinstance(override, Mapping):
+        override = dict(override)
+    fields = {"content": None, "id": id, "by": by or client.actor, "task_id": task_id, "override": override}
+    try:
+        message = UserMessage.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidInputError(describe_validation_error(error, "message")) from None
+    tools, tools_store_id = await upload_client_tools(client, client_tools)
+    message = message.model_copy(update={"client_tools": tools, "store_id": tools_store_id})
+    if content is None:
+        return message
+    typed = False
+    if isinstance(content, Mapping | BaseModel | Dataclass):
+        try:
+            plain = to_plain_json(content)
+        except ValueError as flaw:
+            raise InvalidInputError(f"the input cannot be written as JSON: {flaw}", hint="Give plain values.") from None
+        content, typed = json.dumps(plain, ensure_ascii=False), True
+        if _fits(content, MAX_INLINE_BYTES):
+            return message.model_copy(update={"input": plain})
+    uploaded, store_id = await upload_content(client, content)
+    return message.model_copy(update={"content": uploaded, "store_id": store_id or tools_store_id, "typed": typed})
+
+
+async def upload_client_tools(
+    client: ClientHandle, raw: Sequence[ClientTool | Mapping[str, Any]] | None
+) -> tuple[ClientTools | None, str | None]:
+    """Return client tools in the form of a message, and the id of the store that they were put into; without a store a
+    few small ones as they are. Raises ``InvalidInputError``."""
+    tools = None if raw is None else parse_client_tools(raw)
+    if not tools:
+        return tools, None
+    if client.store_url is None:
+        if (size := measure_client_tools(tools)) > INLINE_CLIENT_TOOLS_BYTES:
+            limit = f"more than {INLINE_CLIENT_TOOLS_BYTES:,} are sent through the store, and this client has none"
+            raise InvalidInputError(f"client_tools: they have {size:,} bytes as JSON; {limit}", hint=STORE_HINT)
+        return tools, None
+    store = await client.store(create=True)
+    blob = Blob.from_content(encode_client_tools(tools))
+    await store.commit(Commit(blobs=[blob]))
+    return blob.ref, store.store_id
+
+
+async def upload_content(client: ClientHandle, content: Content) -> tuple[UploadedContent, str | None]:
+    """Return ``content`` in the form of a message, and the id of the store if some of it was uploaded.
+
+    Raises ``InvalidInputError`` for an invalid message, and where a store is needed and the client has none.
+    """
+    blobs: list[Blob] = []
+    stored: list[BlobRef] = []
+    uploaded: UploadedContent
+    if isinstance(content, str):
+        part = _upload_long_text(clean_text(content), MAX_INLINE_BYTES, blobs)
+        uploaded = part.blob or part.text
+    else:
+        pieces = normalize_content(content)
+        stored = [piece.blob for piece in pieces if isinstance(piece, FilePart) and piece.blob is not None]
+        uploaded = await _upload_parts(pieces, blobs)
+    if not blobs and not stored:
+        return uploaded, None
+    if client.store_url is None:
+        if isinstance(uploaded, tuple) and any(isinstance(part, FilePart) and part.blob for part in uploaded):
+            hint = f"{STORE_HINT} Or send File.at(url)."
+            raise InvalidInputError("files are sent through the store, and this client has none", hint=hint)
+        size = f"the message has {sum(len(blob.body) for blob in blobs):,} bytes"
+        limit = f"more than {MAX_INLINE_BYTES:,} are sent through the store, and this client has none"
+        raise InvalidInputError(f"{size}; {limit}", hint=STORE_HINT)
+    store = await client.store(create=True)
+    found = await store.find_blobs([ref.hash for ref in stored]) if stored else set()
+    if missing := next((ref.hash for ref in stored if ref.hash not in found), None):
+        raise InvalidInputError(f"the store has no file {missing}", hint="Upload it again.")
+    if blobs:
+        await store.commit(Commit(blobs=blobs))
+    return uploaded, store.store_id
+
+
+async def _upload_parts(content: list[str | File | FilePart], blobs: list[Blob]) -> tuple[ContentPart, ...]:
+    parts: list[ContentPart] = []
+    left = MAX_INLINE_BYTES
+    for piece in content:
+        if isinstance(piece, str):
+            part = _upload_long_text(clean_text(piece), left, blobs)
+            left -= len(part.text.encode())
+            parts.append(part)
+        elif isinstance(piece, FilePart):
+            parts.append(move_file_to_blob(piece, blobs))
+        else:
+            parts.append(await record_file(piece, blobs))
+    return tuple(parts)
+
+
+def _upload_long_text(text: str, room: int, blobs: list[Blob]) -> TextPart:
+    return TextPart(text=text) if _fits(text, room) else TextPart(blob=add_blob(blobs, text))
+
+
+def _fits(text: str, room: int) -> bool:
+    """Whether the text has at most ``room`` bytes; a short one is not encoded for that."""
+    return len(text) * 4 <= room or len(text.encode()) <= room

@@ -1,0 +1,70 @@
+"""``perdure serve`` as a process: with a file, without a token, with one, and at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.cli import Cli, Command, talking
+from tests.support.web import read_frames
+
+
+@pytest.fixture
+async def cli(temporal_address: str, tmp_path: Path) -> AsyncIterator[Cli]:
+    async with talking(temporal_address, tmp_path) as cli:
+        cli.env["PERDURE_TASK_QUEUE"] = f"serve-{uuid.uuid4().hex[:8]}"
+        yield cli
+
+
+async def start(cli: Cli, *arguments: str) -> tuple[Command, str]:
+    service = await cli.spawn("serve", *arguments, "--port", "0")
+    await service.until("/v1")
+    found = re.search(r"http://127\.0\.0\.1:\d+/v1", service.output)
+    assert found is not None, service.output
+    return service, found[0]
+
+
+@pytest.mark.server
+async def test_a_service_with_agents_is_used_with_a_token_and_drains(cli: Cli) -> None:
+    service, url = await start(cli, "agents.py")
+    await service.until("serving ")
+    token = (await cli("token", "create", "ada", "--role", "operator")).out.strip()
+    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+        assert (await http.post("/sessions", json={"agent": "talker"})).status_code == 401
+        http.headers["authorization"] = f"Bearer {token}"
+        session = (await http.post("/sessions", json={"agent": "talker", "content": "Hi"})).json()["id"]
+        headers = {"accept": "text/event-stream"}
+        async with http.stream("GET", f"/sessions/{session}/events", headers=headers) as stream:
+            async for _, event in read_frames(stream):
+                if event["type"] == "turn" and event["state"] == "completed":
+                    assert event["content"] == "1: 'Hi'"
+                    service.send(signal.SIGTERM)  # and the stream ends by itself
+        assert await asyncio.wait_for(service.ended(), 30) == 0, service.output
+    revoked = json.loads((await cli("token", "list", "--json")).out)
+    assert token not in json.dumps(revoked)
+
+
+@pytest.mark.server
+async def test_dev_lets_this_machine_in_and_no_forwarded_request(cli: Cli) -> None:
+    service, url = await start(cli, "--dev")
+    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+        created = await http.post("/sessions", json={"agent": "talker"})
+        assert created.status_code == 201, created.text
+        forwarded = await http.get(f"/sessions/{created.json()['id']}", headers={"x-forwarded-for": "1.2.3.4"})
+        assert forwarded.status_code == 403
+        rebound = await http.get(f"/sessions/{created.json()['id']}", headers={"host": "evil.example.com"})
+        assert rebound.status_code == 421
+        ready = await http.get(f"{url.removesuffix('/v1')}/readyz")
+        assert (ready.status_code, ready.json()["status"]) == (200, "ok")
+    service.send(signal.SIGINT)
+    assert await asyncio.wait_for(service.ended(), 30) == 0
+    refused = await cli("serve", "--dev", "--host", "0.0.0.0", "--port", "0")
+    assert (refused.code, "--dev lets anyone in" in refused.err) == (2, True)
