@@ -237,6 +237,7 @@ async def _answer(call: Call, sent: RunAgentInput) -> _Acted:
             warnings.append(("unknown_call", {"toolCallId": call_id[:1000]}))
             continue
         texts = message.content if isinstance(message.content, str) else _join_texts(message.content)
+        await authorize_wait(call, wait.run_id, "send")
         run, value = call.client.run(wait.run_id), None if message.error else texts
         try:
             await run.answer(wait.call.call_id, value, error=message.error, hash=wait.call.hash, by=call.by)

@@ -31,7 +31,7 @@ from .forks import OPERATIONS as FORKS
 from .limits import ANY_TYPE, BodyLimits, BodyRule, ConnectionLimiter, RateLimiter, RequestLimits, WebLimits
 from .lists import OPERATIONS as LISTS
 from .openapi import build_openapi_operation
-from .operations import BODY_SECONDS, Operation, Web, decode_path, list_routes
+from .operations import BODY_SECONDS, ApiRouter, Operation, Web, decode_path, list_routes
 from .origins import CrossOrigin, ForwardedHeaders, HostCheck, SecurityHeaders
 from .problems import problem_response
 from .schedules import OPERATIONS as SCHEDULES
@@ -82,7 +82,7 @@ def build_web(
 
 def native_routes(web: Web, prefix: str = PREFIX) -> list[BaseRoute]:
     """Build the routes of the native API, to be mounted in another application, inside :func:`wrap_app`'s checks."""
-    return [Mount(prefix, routes=list_routes(web, OPERATIONS))]
+    return [Mount(prefix, ApiRouter(list_routes(web, OPERATIONS)))]
 
 
 def create_app(

@@ -21,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import Receive, Scope, Send
 
 from ..client.audit import SteeringAudit, audit_caller
 from ..client.client import Client
@@ -145,6 +146,16 @@ class Web:
         return build_schedule_resource(status)
 
 
+def check_new_session_id(id: str) -> None:
+    """Raise ``InvalidInputError`` for the id of a new session that is below another's, as those of subagents are, or
+    that no path can name."""
+    if "/" in id or id in (".", "..") or not id.isprintable():
+        raise InvalidInputError(
+            f"the id of a new session has printable characters, no slash, and is neither . nor ..; not {id!r:.100}",
+            hint="Ids with a slash are those of subagents.",
+        )
+
+
 def build_unknown_session_error(id: str) -> RunNotFoundError:
     """Build the error for a session that does not exist, or is none of the caller's: the same for both."""
     return RunNotFoundError(f"there is no session {id!r:.200}")
@@ -196,7 +207,7 @@ class Call:
     @property
     def scope(self) -> str:
         """A digest of the caller and of what it may see: for what is kept for this caller alone."""
-        scope = json.dumps([self.caller.name, self.caller.tenants, self.caller.sessions])
+        scope = json.dumps([self.caller.name, self.caller.tenants, self.caller.agents, self.caller.sessions])
         return hashlib.sha256(scope.encode()).hexdigest()[:16]
 
     def derive_id(self, purpose: str) -> str:
@@ -206,7 +217,7 @@ class Call:
         return hashlib.sha256(f"{self.key}\0{purpose}".encode()).hexdigest()[:32]
 
     async def authorize(self, verb: Verb, action: str, resource: Resource | None = None) -> None:
-        """Check that the caller may; a refusal of anything but ``read`` is recorded as ``action`` in the audit trail.
+        """Check that the caller may; the refusal of a request that acts is recorded as ``action`` in the audit trail.
 
         Raises as :meth:`Web.authorize`.
         """
@@ -214,7 +225,7 @@ class Call:
         try:
             await self.web.authorize(self.caller, verb, resource)
         except (ForbiddenError, RunNotFoundError) as error:
-            if verb != "read":
+            if verb != "read" or self.request.method not in ("GET", "HEAD"):
                 await self.record_refusal(action, resource.id or resource.kind, error)
             raise
 
@@ -233,8 +244,9 @@ class Call:
         return held.close
 
     def link(self, name: str, **params: str) -> str:
-        """Return the path of another operation, as the caller reaches it: ASCII, for a header."""
-        return quote(self.request.url_for(name, **params).path, safe="/%")
+        """Return the path of another operation, as the caller reaches it."""
+        scope = self.request.scope
+        return quote(scope["root_path"]) + str(scope[_ROUTER_KEY].url_path_for(name, **params))
 
 
 Handler = Callable[[Call], Awaitable[BaseModel | Response | None]]
@@ -287,6 +299,8 @@ class Operation:
                 return await _answer(self, web, request)
             except PerdureError as error:
                 return build_problem(error)
+            except ClientDisconnect:  # in the middle of its body
+                return Response(status_code=400)
             except Exception as error:  # nothing of it is for the caller
                 return build_unexpected_problem(error)
 
@@ -448,8 +462,9 @@ async def _record_answer(operation: Operation, call: Call, store: Store, owner: 
             answer = build_problem(error)
         return answer
     finally:
-        # A failure of ours may pass: the same key may try again. What a caller got wrong stays wrong.
-        kept = answer is not None and answer.status_code < 500 and answer.status_code not in (408, 429)
+        # A failure of ours may pass, and so may a refusal for the state of things: the same key may try again. What is
+        # wrong with the request itself stays wrong.
+        kept = answer is not None and (answer.status_code < 300 or answer.status_code in _LASTING)
         record = await _build_record(store, answer) if kept and answer is not None else None
         if record is not None and operation.has_secret and (key := KeyRing.from_environment().find_given_key()):
             record = json.dumps({"sealed": key.seal(record, cast(str, call.key))}).encode()
@@ -467,6 +482,7 @@ async def _act(operation: Operation, call: Call) -> BaseModel | Response | None:
         ) from None  # fmt: skip
 
 
+_LASTING = (400, 413, 415, 422)
 _KEPT_HEADERS = ("content-type", "location", "etag", "retry-after")
 
 
@@ -507,7 +523,7 @@ class _SegmentConvertor(Convertor[str]):
         return unquote(value)
 
     def to_string(self, value: str) -> str:
-        return value.replace("%", "%25").replace("/", "%2F")
+        return quote(value, safe="")
 
 
 register_url_convertor("segment", _SegmentConvertor())
@@ -521,6 +537,20 @@ def decode_path(scope: dict[str, Any]) -> dict[str, Any]:
         return scope
     kept = raw.decode("ascii", "replace").replace("%25", "%2525").replace("%2F", "%252F").replace("%2f", "%252F")
     return {**scope, "path": unquote(kept)}
+
+
+_ROUTER_KEY = "perdure.router"
+
+
+class ApiRouter(Router):
+    """The routes of one API. Their links are relative to it, so that the mounts above it may have any name."""
+
+    def __init__(self, routes: Sequence[BaseRoute]) -> None:
+        super().__init__(routes, redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a connection."""
+        await super().__call__({**scope, _ROUTER_KEY: self}, receive, send)
 
 
 def list_routes(web: Web, operations: Sequence[Operation], prefix: str = "") -> list[Route]:

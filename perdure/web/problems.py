@@ -15,6 +15,7 @@ from ..errors import (
     ApprovalExpiredError,
     ApprovalPendingError,
     AuthContextError,
+    AuthContextUnavailableError,
     DefinitionError,
     InvalidInputError,
     NotWaitingYetError,
@@ -95,6 +96,7 @@ _STATUSES: tuple[tuple[type[PerdureError], int], ...] = (
     (ApprovalPendingError, 409),
     (NotWaitingYetError, 409),
     (AgentNotFoundError, 409),
+    (AuthContextUnavailableError, 503),
     (AuthContextError, 409),
     (TranscriptCorruptedError, 500),
     (StoreError, 503),
@@ -127,6 +129,9 @@ def build_problem(error: PerdureError, *, instance: str | None = None) -> Respon
             "No worker serves this run at present.",
             "Send the same request later: what has an id counts once.",
         )
+    elif isinstance(error, AuthContextUnavailableError):  # its message names Temporal's address, or a key
+        logger.warning("%s: %s", type(error).__name__, error)
+        detail, hint = "The service is not set up to keep an auth_context secret.", "Its operator sets up a key."
     elif isinstance(error, _INTERNAL) or status == 500:
         logger.warning("%s: %s", type(error).__name__, error)
         detail, hint = _INTERNAL_TEXTS.get(status, "The request failed."), None

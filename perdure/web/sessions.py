@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, suppress
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Field, JsonValue, RootModel
 from starlette.responses import Response
 
-from ..client.follow import follow_run
+from ..client.follow import follow_run, follow_turn
 from ..client.visibility import build_closed_status
-from ..errors import InvalidInputError, NoWorkerError
+from ..errors import InvalidInputError, NoWorkerError, PerdureError, RunExistsError, RunNotFoundError
 from ..types.approvals import DecidedApproval
 from ..types.client_tools import MAX_CLIENT_TOOLS, ClientTool
 from ..types.events import Event
@@ -19,7 +20,7 @@ from ..types.interface import Mode, Override, Status, TurnStatus
 from ..types.messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS, BlobRef, File, FilePart, MessageInput
 from .auth import Resource, Verb
 from .files import check_uploads
-from .operations import Call, Input, Operation
+from .operations import Call, Input, Operation, check_new_session_id
 from .problems import ForbiddenError
 from .sse import encode_event, parse_seq, sse
 
@@ -261,9 +262,8 @@ async def create_session(call: Call) -> Response | BaseModel:
         tenant = call.caller.tenants[0]
     session_id = body.id or f"{body.agent[:100]}-{call.derive_id('session')[:16]}"
     new = Resource("session", session_id, body.agent, tenant, body.user)
-    if not await call.may("send", new):
-        which = f"tenant {tenant!r}" if tenant is not None else "no tenant"
-        raise ForbiddenError(f"{call.by!r:.200} may not start agent {body.agent!r} for {which}")
+    check_new_session_id(session_id)
+    await _authorize_start(call, new)
     run = await call.client.start(
         body.agent,
         await read_content(call, body.content, body.input),
@@ -284,6 +284,22 @@ async def create_session(call: Call) -> Response | BaseModel:
     await call.authorize("read", "read")  # an existing session may be another's, where the start had no tenant
     call.headers["Location"] = call.link("get_session", id=run.id)
     return await build_session(call, run.id)
+
+
+async def _authorize_start(call: Call, new: Resource) -> None:
+    """Check that the caller may start the session, and that its id is not that of one that it may not see: of that
+    nothing is told but that it is there. Raises ``ForbiddenError``, ``RunExistsError``."""
+    error: PerdureError | None = None
+    if not await call.may("send", new):
+        which = f"tenant {new.tenant!r}" if new.tenant is not None else "no tenant"
+        error = ForbiddenError(f"{call.by!r:.200} may not start agent {new.agent!r} for {which}")
+    else:
+        with suppress(RunNotFoundError):
+            if not await call.may("read", await call.web.find_session(str(new.id))):
+                error = RunExistsError(f"there is a session {new.id!r} already", hint="Give it another id.")
+    if error is not None:
+        await call.record_refusal("start", str(new.id), error)
+        raise error
 
 
 async def build_session(call: Call, id: str) -> Session:
@@ -372,7 +388,7 @@ async def follow_session(call: Call) -> Response:
     after = parse_seq(call.request.headers.get("last-event-id") or query.after)
     if not wants_stream(call):
         return await _build_page(call, after, query)
-    if after and await _has_ended(call, after, query):
+    if after and await _is_closed(call) and await _is_past_end(follow_run, call.run, after, query):
         return Response(status_code=204)  # an EventSource does not connect again
     return sse(call.run, after, children=query.children, on_close=call.hold_stream())
 
@@ -383,15 +399,19 @@ def wants_stream(call: Call) -> bool:
     return EVENT_STREAM in accepted
 
 
-async def _has_ended(call: Call, after: int, query: EventsQuery) -> bool:
-    """Whether the session is closed, and has no event after that number."""
-    if build_closed_status(await call.run.describe()) is None:
-        return False
-    events = follow_run(call.run, after, wait=False, children=query.children, texts=False)
+async def _is_closed(call: Call) -> bool:
     try:
+        return build_closed_status(await call.run.describe()) is not None
+    except RunNotFoundError:  # deleted after Temporal's retention: its events are in the store
+        return True
+
+
+async def _is_past_end(
+    follow: Callable[..., AsyncGenerator[Event]], ended: Any, after: int, query: EventsQuery
+) -> bool:
+    """Whether what has ended has no event after that number."""
+    async with aclosing(follow(ended, after, wait=False, children=query.children, texts=False)) as events:
         return await anext(events, None) is None
-    finally:
-        await events.aclose()
 
 
 async def _build_page(call: Call, after: int, query: EventsQuery) -> Response:
@@ -417,13 +437,10 @@ async def get_turn(call: Call) -> TurnStatus:
     turn = call.run.turn(call.params["task_id"])
     status = await turn.status()
     if query.wait and status.state == "running":
-        try:
-            async with asyncio.timeout(query.wait):
-                events = turn.events(children=False)
+        with call.web.streams.hold(call.caller), suppress(TimeoutError):
+            async with asyncio.timeout(query.wait), aclosing(turn.events(children=False)) as events:
                 async for _ in events:
                     pass
-        except TimeoutError:
-            pass
         status = await turn.status()
     if status.state == "unknown":
         raise turn.build_unknown_turn_error(status)
@@ -435,6 +452,8 @@ async def follow_turn_events(call: Call) -> Response:
     query = cast(EventsQuery, call.query)
     after = parse_seq(call.request.headers.get("last-event-id") or query.after)
     turn = call.run.turn(call.params["task_id"])
+    if await turn.over() and after and await _is_past_end(follow_turn, turn, after, query):
+        return Response(status_code=204)
     return sse(turn, after, children=query.children, on_close=call.hold_stream())
 
 

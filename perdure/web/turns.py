@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ..client.audit import audit_caller
@@ -40,7 +40,7 @@ from ..types.interface import FINISH_TOOL
 from ..types.messages import NAME_CHARS, File, FilePart, ToolCallPart, ToolResultPart
 from ..types.plain_json import parse_json
 from .auth import Resource, Verb
-from .operations import Call, Web, build_unknown_session_error
+from .operations import Call, Web, build_unknown_session_error, check_new_session_id
 from .origins import get_client_address
 from .problems import WebError, build_problem, build_unexpected_problem
 
@@ -282,6 +282,8 @@ def build_endpoint(
                 return await handler(Call(web, request, caller, dict(request.path_params), None, None))
         except PerdureError as error:
             return build_problem(error)
+        except ClientDisconnect:  # in the middle of its body
+            return Response(status_code=400)
         except Exception as error:  # nothing of it is for the caller
             return build_unexpected_problem(error)
 
@@ -326,6 +328,7 @@ async def open_session(call: Call, id: str, verb: Verb, action: str) -> Resource
     except RunNotFoundError:
         if verb != "send":
             raise
+        check_new_session_id(id)
         found = Resource("session", id, agent, tenants[0] if tenants is not None and len(tenants) == 1 else None)
     await call.authorize(verb, action, found)
     if found.agent != agent:

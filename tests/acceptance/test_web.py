@@ -8,12 +8,16 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from perdure import Agent, tool
 from perdure.testing import ScriptedProvider, call
+from perdure.web.app import WebOptions, create_app
+from perdure.web.limits import WebLimits
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
-from tests.support.web import make_caller, read_frames, serve
+from tests.support.web import ADA, NamedCallers, make_caller, read_frames, serve
 
 
 def answering() -> Agent:
@@ -278,3 +282,165 @@ async def test_a_service_without_a_worker_says_so(engine: Engine) -> None:
         session = await create(http, content="hi")
         assert session["state"] == "running"
         assert (await http.get(f"/sessions/{session['id']}")).json()["reason"]
+
+
+@pytest.mark.server
+async def test_the_location_of_a_session_reaches_it_whatever_its_id(engine: Engine) -> None:
+    async with engine.served(answering()) as client, serve(client) as service, service.connect() as http:
+        for name in ("zürich €", "a#b?c", "50%25", "x;y", "'\"\\"):
+            made = await http.post("/sessions", json={"agent": "echo", "id": name})
+            assert made.status_code == 201, (name, made.text)
+            found = await http.get(f"{service.url}{made.headers['location']}")
+            assert found.json()["id"] == name
+        for name in ("a/b", "..", ".", "a\nb", "\N{LINE SEPARATOR}"):
+            refused = await http.post("/sessions", json={"agent": "echo", "id": name})
+            assert (refused.status_code, refused.json()["error"]) == (400, "InvalidInputError"), name
+        for path in ("/sessions/", "/sessions/x/"):
+            missing = await http.post(path, json={"agent": "echo"})
+            assert (missing.status_code, missing.headers["content-type"]) == (404, "application/problem+json")
+
+
+@pytest.mark.server
+async def test_an_id_that_another_tenant_has_tells_nothing_of_its_session(engine: Engine) -> None:
+    acme, other = make_caller("acme", "admin", tenants=("acme",)), make_caller("other", "admin", tenants=("other",))
+    limited = make_caller("limited", "admin", agents=("fax",))
+    async with (
+        engine.served(answering()) as client,
+        serve(client, acme, other, limited) as service,
+        service.connect("acme") as mine,
+        service.connect("other") as theirs,
+        service.connect("limited") as restricted,
+    ):
+        session = (await create(mine, content="the secret question"))["id"]
+        for http, agent in ((theirs, "echo"), (restricted, "fax")):
+            answers = [
+                await http.post("/sessions", json={"agent": agent, "id": session, "content": text}, headers=headers)
+                for text in ("the secret question", "a guess")
+                for headers in ({}, {"idempotency-key": f"take {text}"})
+            ]
+            assert {answer.status_code for answer in answers} == {409}
+            assert len({answer.text for answer in answers}) == 1
+        path = f"/sessions/{session}/events"
+        assert (await theirs.post(path, json={"type": "cancel"})).status_code == 404
+        assert (await theirs.post("/sessions", json={"agent": "echo", "tenant": "acme"})).status_code == 403
+        rows = await (await client.store()).list_audit()
+        refused = {(row.by, row.auth, row.verb, row.subject == session) for row in rows if row.refused and row.origin}
+        assert refused >= {
+            ("other", "token:other", "start", True),
+            ("limited", "token:limited", "start", True),
+            ("other", "token:other", "post_event", True),
+            ("other", "token:other", "start", False),
+        }
+
+
+@pytest.mark.server
+async def test_a_refusal_that_may_pass_is_not_the_answer_of_its_key(engine: Engine) -> None:
+    callers = NamedCallers(ADA, make_caller("eve", "viewer"))
+    async with engine.served(answering()) as client:
+        app = create_app(client, authenticator=callers, options=WebOptions(dev=True))
+        async with serve(client, app=app) as service, service.connect() as ada, service.connect("eve") as eve:
+            path, key = f"/sessions/{(await create(ada))['id']}/events", {"idempotency-key": "k"}
+            event = {"type": "message", "content": "hi"}
+            assert (await eve.post(path, json=event, headers=key)).status_code == 403
+            callers.callers["eve"] = make_caller("eve", "sender")
+            sent = await eve.post(path, json=event, headers=key)
+            assert sent.status_code == 202, sent.text
+            assert (await eve.post(path, json=event, headers=key)).json() == sent.json()
+            callers.callers["eve"] = make_caller("eve", "sender", agents=("echo",))
+            event = {"type": "message", "content": "ho"}
+            other = await eve.post(path, json=event, headers=key)
+            assert other.status_code == 202, "a caller of that name with other rights has keys of its own"
+
+
+@pytest.mark.server
+async def test_the_stream_of_a_turn_does_not_make_a_follower_connect_again_for_ever(engine: Engine) -> None:
+    async with engine.served(answering()) as client, serve(client) as service, service.connect() as http:
+        session = await create(http, content="hi")
+        stream = {"accept": "text/event-stream"}
+        path = f"/sessions/{session['id']}/turns"
+        unknown = await http.get(f"{path}/unknown/events", headers=stream)
+        assert (unknown.status_code, unknown.json()["error"]) == (404, "RunNotFoundError")
+        async with http.stream("GET", f"{path}/{session['task_id']}/events", headers=stream) as response:
+            frames = [frame async for frame in read_frames(response)]
+        last = {"last-event-id": str(frames[-1][0])}
+        again = await http.get(f"{path}/{session['task_id']}/events", headers=stream | last)
+        assert (again.status_code, again.content) == (204, b"")
+        last = {"last-event-id": str(frames[-2][0])}
+        async with http.stream("GET", f"{path}/{session['task_id']}/events", headers=stream | last) as response:
+            assert [frame async for frame in read_frames(response)] == frames[-1:]
+
+
+@pytest.mark.server
+async def test_a_request_that_waits_for_a_turn_counts_as_a_stream(engine: Engine) -> None:
+    gate = Gate()
+
+    @tool
+    async def wait() -> str:
+        await gate()
+        return "open"
+
+    provider = ScriptedProvider([call("wait"), "The end."])
+    async with engine.served(Agent("slow", provider, tools=[wait])) as client:
+        options = WebOptions(dev=True, limits=WebLimits(streams=1))
+        app = create_app(client, authenticator=NamedCallers(ADA), options=options)
+        async with serve(client, app=app) as service, service.connect() as http:
+            session = (await http.post("/sessions", json={"agent": "slow", "content": "Go"})).json()
+            path = f"/sessions/{session['id']}"
+            async with http.stream("GET", f"{path}/events", headers={"accept": "text/event-stream"}) as response:
+                frames = read_frames(response)
+                await anext(frames)
+                waits = await http.get(f"{path}/turns/{session['task_id']}", params={"wait": 30})
+                assert (waits.status_code, waits.json()["error"]) == (429, "ConnectionLimitError")
+                gate.open()
+                async for _, event in frames:
+                    if event["type"] == "turn" and event["state"] == "completed":
+                        break
+
+
+@pytest.mark.server
+async def test_an_auth_context_that_cannot_be_encrypted_names_no_server(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PERDURE_ENCRYPTION_KEYS", raising=False)
+    async with engine.served(answering()) as client, serve(client) as service, service.connect() as http:
+        refused = await http.post("/sessions", json={"agent": "echo", "auth_context": {"token": "planted"}})
+        assert (refused.status_code, refused.json()["error"]) == (503, "AuthContextUnavailableError")
+        assert client.temporal.service_client.config.target_host not in refused.text
+        assert "planted" not in refused.text
+
+
+@pytest.mark.server
+async def test_the_application_within_another_under_a_named_mount(engine: Engine) -> None:
+    async with engine.served(answering()) as client:
+        app = create_app(client, authenticator=NamedCallers(ADA), options=WebOptions(dev=True))
+        outer = Starlette(routes=[Mount("/agents", Starlette(routes=[Mount("/api", app, name="api")]), name="agents")])
+        async with serve(client, app=outer) as service, service.connect() as http:
+            made = await http.post(f"{service.url}/agents/api/v1/sessions", json={"agent": "echo"})
+            assert made.status_code == 201, made.text
+            assert made.headers["location"] == f"/agents/api/v1/sessions/{made.json()['id']}"
+            assert (await http.get(service.url + made.headers["location"])).json()["id"] == made.json()["id"]
+
+
+@pytest.mark.server
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_failure(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await engine.client()
+    answered = asyncio.Event()
+    app = create_app(client, authenticator=NamedCallers(ADA), options=WebOptions(dev=True))
+
+    async def watched(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await app(scope, receive, send)
+        finally:
+            answered.set()
+
+    async with serve(client, app=watched) as service:
+        host, _, port = service.url.removeprefix("http://").partition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        head = "POST /v1/sessions HTTP/1.1", f"Host: {host}", "Authorization: Bearer ada", "Content-Length: 100"
+        writer.write("\r\n".join((*head, "Content-Type: application/json", "", "{")).encode())
+        await writer.drain()
+        writer.close()
+        await answered.wait()
+    assert [record.message for record in caplog.records if record.name == "perdure.web"] == []
