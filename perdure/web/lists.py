@@ -147,7 +147,7 @@ class SessionsQuery(PageQuery):
 
     agent: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
     status: SessionState | None = None
-    """``running`` is any open one; ``waiting`` and ``paused`` need the search attributes of ``perdure server setup``."""
+    """``running`` is any open one; ``waiting`` and ``paused`` need the attributes of ``perdure server setup``."""
     tenant: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
     user: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
     children: bool = False
