@@ -20,9 +20,10 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from ..errors import InvalidInputError, RunNotFoundError
 from ..ports import RunRow, Store, WaitCursor, WaitRow, timestamp
+from ..store.transcripts import load_full_conversation, load_stored
 from ..temporal_service import is_missing_attribute, translate_service_error
 from ..types.approvals import PendingApproval, PendingKind
-from ..types.messages import clean_text
+from ..types.messages import Message, clean_text
 from .handles import ClientHandle
 from .visibility import (
     OPEN_STATUSES,
@@ -491,3 +492,9 @@ def _build_wait(row: WaitRow, run: RunRow | None, state: _RunState | None) -> Wa
         user=state.labels.get("user") or (run.user if run is not None else None),
         **cast(Any, kept),
     )
+
+
+async def load_stored_messages(store: Store, head: str | None, *, full: bool = False) -> list[Message]:
+    """Load the conversation up to ``head`` with large texts as references; with ``full`` also what summaries replace.
+    Raises ``StoreError``, ``TranscriptCorruptedError``."""
+    return await (load_full_conversation(store, head, texts=False) if full else load_stored(store, head))

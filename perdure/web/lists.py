@@ -12,10 +12,9 @@ from pydantic import BaseModel, Field, JsonValue
 from starlette.responses import Response
 
 from ..client.follow import list_child_runs
-from ..client.pages import MAX_PAGE, decode_cursor, encode_cursor, gather_bounded, list_run_page
+from ..client.pages import MAX_PAGE, decode_cursor, encode_cursor, gather_bounded, list_run_page, load_stored_messages
 from ..client.visibility import RunSummary
 from ..ports import AgentRow, Store
-from ..store.transcripts import load_full_conversation, load_stored
 from ..types.messages import NAME_CHARS, FilePart, Message, OpaquePart, Part, ToolResultPart
 from .auth import Resource
 from .operations import Call, Input, Operation
@@ -148,7 +147,7 @@ class SessionsQuery(PageQuery):
 
     agent: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
     status: SessionState | None = None
-    """``running`` is any open one; ``waiting`` and ``paused`` need search attributes (``perdure server setup``)."""
+    """``running`` is any open one; ``waiting`` and ``paused`` need the attributes of ``perdure server setup``."""
     tenant: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
     user: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
     children: bool = False
@@ -213,7 +212,7 @@ def _build_session_row(run: RunSummary) -> SessionRow:
 
 
 async def delete_session(call: Call) -> None:
-    """Delete a session that has ended, and its subagents, from the store and, if the server allows it, Temporal."""
+    """Delete a session that has ended, and its subagents, from the store, and from Temporal if that allows it."""
     await call.client.delete(call.params["id"], by=call.by)
 
 
@@ -238,8 +237,7 @@ async def list_items(call: Call) -> Response:
     head = await call.run.read_head(store)
     if (unchanged := answer_unchanged(call, _hash_texts(str(head), repr(query)))) is not None:
         return unchanged
-    load = load_full_conversation(store, head, texts=False) if query.full else load_stored(store, head)
-    messages = await load
+    messages = await load_stored_messages(store, head, full=query.full)
     body = await asyncio.to_thread(_encode_items, messages, query, head)
     return Response(body, media_type="application/json")
 

@@ -37,13 +37,14 @@ class Inbox:
     async def read(self, http: httpx.AsyncClient, count: int, **params: Any) -> list[dict[str, Any]]:
         """The list, once it has ``count`` rows."""
 
-        async def read() -> list[dict[str, Any]] | None:
+        async def read() -> tuple[list[dict[str, Any]]] | None:
             answer = await http.get("/approvals", params=params)
             assert answer.status_code == 200, answer.text
             rows: list[dict[str, Any]] = answer.json()["data"]
-            return rows if len(rows) == count else None
+            return (rows,) if len(rows) == count else None
 
-        return await eventually(read)  # type: ignore[arg-type,return-value]
+        (rows,) = await eventually(read)  # type: ignore[arg-type,misc]
+        return rows
 
 
 @asynccontextmanager
