@@ -5,6 +5,7 @@ uvicorn --app-dir examples 53_slack_approvals:app                          # Sla
 """
 
 import base64
+import binascii
 import hashlib
 import hmac
 import json
@@ -47,7 +48,7 @@ def is_from_perdure(headers: Any, body: bytes) -> bool:
 def is_from_slack(headers: Any, body: bytes) -> bool:
     key, sent_at = os.environ["SLACK_SIGNING_SECRET"].encode(), headers.get("x-slack-request-timestamp", "")
     signatures = [headers.get("x-slack-signature", "").removeprefix("v0=")]
-    return is_signed(key, sent_at, f"v0:{sent_at}:".encode() + body, signatures, lambda digest: digest.hex().encode())
+    return is_signed(key, sent_at, f"v0:{sent_at}:".encode() + body, signatures, binascii.hexlify)
 
 
 async def ask_in_slack(request: Request) -> Response:

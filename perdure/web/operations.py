@@ -32,7 +32,7 @@ from ..encryption import KeyRing
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError, ScheduleNotFoundError
 from ..ports import Blob, Commit, Store
 from ..ports.surfaces import IDEMPOTENCY_ANSWER_BYTES
-from ..types.interface import LABELS
+from ..types.interface import LABELS, WORKFLOW_TYPE
 from ..types.messages import BlobRef
 from ..types.validation_errors import describe_validation_error
 from .auth import Authenticator, Authorizer, Caller, Resource, Verb
@@ -130,9 +130,15 @@ class Web:
             if row is not None:
                 return Resource("session", id, row.agent, row.tenant, row.user)
         try:
-            memo = await (await self.client.run(id).describe()).memo()
+            execution = await self.client.run(id).describe()
         except RunNotFoundError:
             raise build_unknown_session_error(id) from None
+        if execution.workflow_type != WORKFLOW_TYPE:  # a workflow of another program in this namespace
+            raise build_unknown_session_error(id)
+        try:
+            memo = await execution.memo()
+        except Exception:  # written with another codec: whose it is, is unknown
+            memo = {}
         labels = {name: memo.get(name) for name in ("agent", *LABELS)}
         return Resource("session", id, **labels)
 

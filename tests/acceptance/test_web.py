@@ -444,3 +444,17 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_failure(
         writer.close()
         await answered.wait()
     assert [record.message for record in caplog.records if record.name == "perdure.web"] == []
+
+
+@pytest.mark.server
+async def test_a_workflow_of_another_program_is_no_session(engine: Engine) -> None:
+    client = await engine.client()
+    handle = await client.temporal.start_workflow("Billing", id=f"{engine.task_queue}-other", task_queue="nobody")
+    try:
+        async with serve(client) as service, service.connect() as http:
+            assert (await http.get(f"/sessions/{handle.id}")).status_code == 404
+            assert (await http.post(f"/sessions/{handle.id}/events", json={"type": "cancel"})).status_code == 404
+            assert (await handle.describe()).status is not None
+            assert not [event async for event in handle.fetch_history_events() if "cancel" in str(event).lower()]
+    finally:
+        await handle.terminate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import re
@@ -9,10 +10,14 @@ import signal
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
+from perdure import Client
 from tests.support.cli import Cli, Command, talking
 from tests.support.web import read_frames
 
@@ -68,3 +73,32 @@ async def test_dev_lets_this_machine_in_and_no_forwarded_request(cli: Cli) -> No
     assert await asyncio.wait_for(service.ended(), 30) == 0
     refused = await cli("serve", "--dev", "--host", "0.0.0.0", "--port", "0")
     assert (refused.code, "--dev lets anyone in" in refused.err) == (2, True)
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "http-api.md").read_text()
+ASK, MOUNT = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.server
+async def test_the_examples_of_the_page_run(cli: Cli) -> None:
+    service, url = await start(cli, "agents.py")
+    await service.until("serving ")
+    token = (await cli("token", "create", "ada", "--role", "operator")).out.strip()
+    names: dict[str, Any] = {"url": url, "token": token}
+    await eval(compile(ASK, "http-api.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)  # noqa: S307  # our page
+    assert names["answer"] == "1: 'Hi'"
+
+    store_url, address = cli.env["PERDURE_STORE_URL"], cli.env["TEMPORAL_ADDRESS"]
+    client = await Client.connect(address=address, store_url=store_url)
+    exec(compile(MOUNT, "http-api.md", "exec"), names)  # noqa: S102  # our page
+    outer = Starlette(routes=[Mount("/inner", app=names["build_application"](client))])
+    path = f"/inner/agents/v1/sessions/{names['session']['id']}"
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(outer), base_url="https://app.example.com") as http:
+        assert (await http.get(path)).status_code == 401
+        http.headers["authorization"] = f"Bearer {token}"
+        assert (await http.get(path)).json()["id"] == names["session"]["id"]
+        created = await http.post("/inner/agents/v1/sessions", json={"agent": "talker"})
+        assert created.headers["location"] == f"/inner/agents/v1/sessions/{created.json()['id']}"
+    await client.close()
+    service.send(signal.SIGTERM)
+    assert await service.ended() == 0
