@@ -26,6 +26,7 @@ from ..errors import PerdureError, RuntimeSetupError
 from ..types.messages import MAX_FILE_BYTES
 from .approvals import OPERATIONS as APPROVALS
 from .auth import Authenticator, Authorizer, RoleAuthorizer
+from .decide import MAX_FORM_BYTES, decide_routes
 from .files import OPERATIONS as FILES
 from .forks import OPERATIONS as FORKS
 from .limits import ANY_TYPE, BodyLimits, BodyRule, ConnectionLimiter, RateLimiter, RequestLimits, WebLimits
@@ -94,14 +95,14 @@ def create_app(
     routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """Build the application that ``perdure serve`` runs: the native API under ``/v1``, the protocols of front ends,
-    ``/healthz``, ``/readyz``, and ``routes`` of one's own. ``client`` needs a store."""
+    ``/decide``, ``/healthz``, ``/readyz``, and ``routes`` of one's own. ``client`` needs a store."""
     options = options or WebOptions()
     web = build_web(client, authenticator=authenticator, authorizer=authorizer, limits=options.limits)
     readiness = Readiness(client)
     own: list[BaseRoute] = [Route("/healthz", _answer_alive), Route("/readyz", readiness.answer)]
     handlers: dict[Any, Any] = {404: _answer_unknown, 405: _answer_wrong_method}
     app = Starlette(
-        routes=[*own, *native_routes(web), *_list_protocol_routes(web, options), *routes],
+        routes=[*own, *native_routes(web), *decide_routes(web), *_list_protocol_routes(web, options), *routes],
         exception_handlers=handlers,
         middleware=build_middleware(options),
     )
@@ -139,9 +140,14 @@ def build_middleware(options: WebOptions) -> list[Middleware]:
 
 
 def _find_body_rule(scope: Scope) -> BodyRule | None:
-    """Return the rule of an upload: any type, as large as a file may be."""
-    is_upload = scope["method"] == "POST" and scope["path"].endswith(f"{PREFIX}/files")
-    return BodyRule((ANY_TYPE,), MAX_FILE_BYTES, BODY_SECONDS) if is_upload else None
+    """Return the rule of an upload: any type, as large as a file may be; and that of a page's form."""
+    if scope["method"] != "POST":
+        return None
+    if scope["path"].endswith(f"{PREFIX}/files"):
+        return BodyRule((ANY_TYPE,), MAX_FILE_BYTES, BODY_SECONDS)
+    if "/decide/" in scope["path"] and f"{PREFIX}/" not in scope["path"]:
+        return BodyRule(("application/x-www-form-urlencoded",), MAX_FORM_BYTES)
+    return None
 
 
 class EncodedSlashes:
