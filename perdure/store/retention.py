@@ -40,6 +40,9 @@ OTHER_TABLES = {
     "idempotency": "deleted when their time is over",
     "memory": "belongs to the authors, who delete it, but for ``RUN_NAMESPACES``",
     "meta": "one row",
+    "api_tokens": "no run's",
+    "webhooks": "no run's",
+    "webhook_deliveries": "deleted after 30 days by themselves",
 }
 """The tables whose rows do not go with the run of their ``context_id``, and why."""
 RUN_NAMESPACES = ("artifacts:", "paid:")

@@ -345,7 +345,7 @@ async def test_hostile_lists_are_refused_with_a_problem(engine: Engine) -> None:
         await run.result()
         for path in HOSTILE:
             answer = await http.get(path.replace("{id}", run.id))
-            assert answer.status_code == 400, (path, answer.text)
+            assert answer.status_code == (414 if len(path) > 8000 else 400), (path[:100], answer.text)
             assert answer.headers["content-type"] == "application/problem+json"
             assert len(answer.content) < 5000
             assert str(engine.folder) not in answer.text

@@ -15,6 +15,8 @@ from jsonschema import Draft202012Validator
 from perdure import Agent, tool
 from perdure.testing import ScriptedProvider, call
 from perdure.web.app import OPERATIONS
+from perdure.web.approvals import OPERATIONS as APPROVALS
+from perdure.web.lists import OPERATIONS as LISTS
 from perdure.web.openapi import build_document, format_path
 from tests.support.engine import Engine
 from tests.support.web import read_frames, serve
@@ -178,5 +180,6 @@ async def test_answers_are_as_the_document_says(engine: Engine, monkeypatch: pyt
         for request in (http.get("/sessions/nothing"), http.post("/sessions", json={}), http.get(name)):
             assert (await request).status_code >= 400
     never = {"get_artifact", "resume_schedule", "trigger_schedule", "test_webhook", "resend_delivery"}
+    never |= {operation.name for operation in (*LISTS, *APPROVALS)}  # test_web_lists.py, test_web_approvals.py
     missing = {operation.name for operation in OPERATIONS} - checked.checked
     assert missing <= never, "each operation is asked here; the rest has an answer of the same type as another"

@@ -31,11 +31,23 @@ from perdure.testing import ScriptedProvider
 greeter = Agent("greeter", ScriptedProvider(lambda _: "Hello."))
 """
 UNREACHABLE = "127.0.0.1:1"
-ARGUMENTS = {"agent": "greeter", "message": "Hi", "call_or_value": "yes", "value": None}
+ARGUMENTS = {
+    "url": "https://localhost/",
+    "name": "ada",
+    "agent": "greeter",
+    "message": "Hi",
+    "call_or_value": "yes",
+    "value": None,
+}
 """Values for the arguments of commands by name, beside those that name a run or a file; the others get one letter."""
-FURTHER = {("schedule", "create"): ["--every", "1h"], ("doctor",): [], ("demo",): ["--model", "demo"]}
+FURTHER = {
+    ("schedule", "create"): ["--every", "1h"],
+    ("doctor",): [],
+    ("demo",): ["--model", "demo"],
+    ("delete",): ["--yes"],
+}
 """Options without which a command would end for another reason."""
-SERVING = {("demo",), ("dev",), ("worker",)}
+SERVING = {("demo",), ("dev",), ("serve",), ("worker",)}
 """Commands that serve in processes of their own, or until they are stopped."""
 
 
@@ -54,7 +66,7 @@ NOT_IN_PROCESS = {("replay",), ("chat",)}
 NAMING_RUNS = {
     path
     for path, command in TREE.items()
-    if path[0] != "schedule"
+    if path[0] not in ("schedule", "token", "webhook")
     and any(parameter.name in ("id", "left") for parameter in command.params if parameter.required)
 }
 """Commands that are given the id of a run that exists."""
@@ -64,7 +76,7 @@ CLIENTS = pytest.mark.parametrize("path", sorted(TREE.keys() - SERVING), ids=" "
 def build_arguments(path: tuple[str, ...], folder: Path, run_id: str) -> list[str]:
     """The command with a value for each argument and each option that it needs."""
     values = {"file": str(folder / "agents.py"), "target": str(folder / "agents.py")}
-    values |= dict.fromkeys(("id", "left", "right", "sources"), run_id) | {"older_than": "90d"}
+    values |= dict.fromkeys(("id", "left", "right", "sources"), run_id) | {"older_than": "90d", "role": "viewer"}
     words = [*path, *FURTHER.get(path, [])]
     for parameter in TREE[path].params:
         name = str(parameter.name)
@@ -165,7 +177,8 @@ async def test_an_unknown_namespace(path: tuple[str, ...], cli: Commands, answer
         return
     done = await cli(*arguments, "--namespace", "typo")
     check(done)
-    if path not in {("env",), ("doctor",), ("store", "gc")}:  # without a store there is nothing to collect
+    # Without a store there is nothing to collect; tokens and webhooks are in the store alone.
+    if path not in {("env",), ("doctor",), ("store", "gc")} and path[0] not in ("token", "webhook"):
         assert done.code == 4
         assert "there is no namespace 'typo'" in done.err
         assert "perdure server setup --create" in done.err
