@@ -194,7 +194,7 @@ async def _list_closed_executions(client: ClientHandle, id: str) -> list[Executi
     try:
         description = await client.temporal.get_workflow_handle(id).describe()
     except RPCError as error:
-        if error.status == RPCStatusCode.NOT_FOUND:
+        if error.status == RPCStatusCode.NOT_FOUND and "amespace" not in error.message:
             return []
         raise translate_service_error(client.temporal, error) from error
     query = f"WorkflowId = {quote_literal(id)} AND ExecutionStatus != 'Running'"
@@ -279,7 +279,7 @@ class TemporalRuns:
         try:
             description = await self._client.temporal.get_workflow_handle(id).describe()
         except RPCError as error:
-            if error.status == RPCStatusCode.NOT_FOUND:
+            if error.status == RPCStatusCode.NOT_FOUND and "amespace" not in error.message:
                 return ExecutionState("missing")
             raise translate_service_error(self._client.temporal, error) from error
         if description.status in (WorkflowExecutionStatus.RUNNING, WorkflowExecutionStatus.CONTINUED_AS_NEW, None):
