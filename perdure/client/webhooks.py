@@ -103,7 +103,7 @@ def _get_subject(id: str) -> str:
 
 
 def build_message_id(webhook_id: str, stream: str, seq: int) -> str:
-    """Build the ``webhook-id`` of an event: the same whoever starts its delivery, and how often."""
+    """Build the ``webhook-id`` of an event. It depends on nothing else, so deliveries of one event share it."""
     return f"msg_{hashlib.sha256(f'{webhook_id}/{stream}/{seq}'.encode()).hexdigest()[:32]}"
 
 
@@ -422,7 +422,7 @@ def _build_missing_error(id: str) -> WebhookNotFoundError:
 
 def _check_id(id: object) -> str:
     if not isinstance(id, str) or not 0 < len(id) <= NAME_CHARS or id != clean_text(id):
-        raise WebhookNotFoundError(f"{id!r:.100} is no id of a webhook or delivery")
+        raise WebhookNotFoundError(f"{id!r:.100} is not an id of a webhook or delivery")
     return id
 
 

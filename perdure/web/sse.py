@@ -47,7 +47,7 @@ def sse(
     """Answer with the events of a run or turn after number ``after``: its ``Last-Event-ID``, as text or None.
 
     Texts above 8 KB stay references (``blob``). The stream is read from the store as fast as its follower reads;
-    ``on_close`` is called at its end. Raises ``WebError`` for an ``after`` that is no number of an event.
+    ``on_close`` is called at its end. Raises ``WebError`` if ``after`` is not the number of an event.
     """
     seq = parse_seq(after)
     if isinstance(followed, Turn):

@@ -108,7 +108,7 @@ class WorkflowTasks:
 
     def follow_run(self, run_id: str) -> Callable[[WorkflowActivation | None], None]:
         """Return a function to call with each activation of a cached run, before it is processed, and with None for one
-        that is refused, which is no failure of the run."""
+        that is refused; the run has not failed then."""
         has_task = is_refused = False
 
         def observe(activation: WorkflowActivation | None) -> None:
@@ -124,10 +124,11 @@ class WorkflowTasks:
                     if not is_refused:
                         self.record_failure(run_id, eviction.message)
                     return
-            # The one before has succeeded: after a failure the SDK evicts the run.
+            # The one before has succeeded: after a failure the SDK evicts the run. Replay shows nothing: the tasks before
+            # one that fails are replayed at each of its attempts.
             if has_task:
                 self.record_success(run_id)
-            has_task = True
+            has_task = not activation.is_replaying
 
         return observe
 

@@ -18,6 +18,7 @@ RUNS, ITERATIONS = 4, 5
 BEHIND, AHEAD = "-300", "300"
 
 
+@pytest.mark.slow
 @ON_BOTH_STORES
 async def test_runs_pass_between_workers_with_other_clocks(engine: Engine) -> None:
     def rule(request: dict[str, Any]) -> Reply:
@@ -49,6 +50,7 @@ async def test_runs_pass_between_workers_with_other_clocks(engine: Engine) -> No
     assert {listed[run.id] for run in runs} == {"completed"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [BEHIND, AHEAD])
 async def test_an_approval_expires_by_the_clock_of_the_server(engine: Engine, seconds: str) -> None:
     await engine.process("approving", TEST_CLOCK_SECONDS=seconds, TEST_EXPIRES="2")

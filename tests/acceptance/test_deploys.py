@@ -181,6 +181,7 @@ async def _equals(count: Any, expected: int) -> bool:
     return bool(await count == expected)
 
 
+@pytest.mark.slow
 async def test_a_pinned_turn_takes_its_subagents_and_its_later_executions_along(fleet: Fleet) -> None:
     first = await fleet.start("v1")
     await fleet.deployment.set_current("v1")
@@ -203,6 +204,7 @@ async def test_a_pinned_turn_takes_its_subagents_and_its_later_executions_along(
     fleet.check_ledger(hold=3)
 
 
+@pytest.mark.slow
 async def test_a_pinned_turn_whose_workers_are_gone_is_named_and_recovered(fleet: Fleet) -> None:
     first = await fleet.start("v1")
     await fleet.deployment.set_current("v1")
@@ -239,6 +241,7 @@ async def test_a_pinned_turn_whose_workers_are_gone_is_named_and_recovered(fleet
     fleet.check_ledger(pay=1)
 
 
+@pytest.mark.slow
 async def test_a_rollback_over_a_store_that_the_new_version_has_migrated(fleet: Fleet) -> None:
     engine = fleet.engine
     await fleet.start("v1")
@@ -380,6 +383,7 @@ async def copies(tmp_path: Path) -> AsyncIterator[Any]:
         await one.close()
 
 
+@pytest.mark.slow
 async def test_the_gate_stops_a_version_that_cannot_replay_open_runs(fleet: Fleet, copies: Any) -> None:
     nothing = await fleet.cli(*GATE)
     assert (nothing.code, nothing.out) == (0, "no open runs: nothing to replay\n")

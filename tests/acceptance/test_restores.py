@@ -79,6 +79,7 @@ async def test_a_session_whose_store_is_older_pauses_and_goes_on_from_what_is_th
     backup_url = f"sqlite:///{engine.folder}/backup.db" if engine.databases is None else engine.databases.make()
     async with engine.served(counted.agent) as client:
         run = await client.start("counted", "one", mode="session")
+        await run.turn().result()  # else the next message may join this turn
         assert await ask(client, "two", run.id) == "2: two"
         await copy_store(str(engine.store_url), backup_url, report=lambda _: None)
         assert await ask(client, "three", run.id) == "3: three"

@@ -257,6 +257,7 @@ async def test_turns_and_subagents(engine: Engine) -> None:
         assert not {row["id"] for row in children} & set(await ids_of(http, agent="helper"))
 
 
+@pytest.mark.slow
 async def test_the_deletion_of_a_session(engine: Engine) -> None:
     operator, viewer = make_caller("op", tenants=("acme",)), make_caller("eve", "viewer", tenants=("acme",))
     outsider = make_caller("outsider", "admin", tenants=("other",))

@@ -153,6 +153,7 @@ def replaced_by_a_directory(path: Path) -> Any:
             path.rmdir()
 
 
+@pytest.mark.slow
 async def test_probes_follow_the_store_and_the_drain(cli: Cli) -> None:
     worker, address = await start_worker(cli)
     report = await until_status(address, 200)
@@ -181,6 +182,7 @@ async def test_probes_follow_the_store_and_the_drain(cli: Cli) -> None:
     assert (cli.folder / "entered").read_text() == "gate ", "its call has ended in the drain"
 
 
+@pytest.mark.slow
 async def test_a_drain_that_takes_too_long_ends_and_the_runs_go_on(cli: Cli) -> None:
     worker, _ = await start_worker(cli, "--drain", "0.5")
     run_id = named("stuck")

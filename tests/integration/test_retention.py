@@ -160,6 +160,7 @@ async def test_what_waits_in_temporal_is_held(engine: Engine) -> None:
     await schedule.delete()
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_another_namespace_is_refused(engine: Engine) -> None:
     async with engine.served(counter()) as client:

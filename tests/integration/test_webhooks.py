@@ -259,6 +259,7 @@ async def _find_pending(run: Run) -> PendingApproval | None:
     return next(iter((await run.status()).approvals), None)
 
 
+@pytest.mark.slow
 async def test_many_events_at_once(engine: Engine, endpoint: Endpoint) -> None:
     async with engine.served(an_agent()) as client:
         await client.webhooks.create(endpoint.url, events=["run.waiting"])

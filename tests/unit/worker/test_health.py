@@ -344,6 +344,17 @@ def test_a_run_that_goes_on_is_no_longer_reported(checked: Checked) -> None:
     assert checked.tasks.describe()[0] == "ok"
 
 
+def test_replay_before_another_failure_is_no_success(checked: Checked) -> None:
+    """Each attempt of a task replays those before it."""
+    for n in range(3):
+        fail_task(checked.tasks, f"order-{n}")
+    observe = checked.tasks.follow_run("order-0")
+    observe(WorkflowActivation(is_replaying=True))
+    observe(WorkflowActivation(is_replaying=True))
+    observe(WorkflowActivation())
+    assert checked.tasks.describe()[0] == "failing"
+
+
 def test_a_refused_query_is_no_failure(checked: Checked) -> None:
     observe = checked.tasks.follow_run("order-1")
     observe(WorkflowActivation())
