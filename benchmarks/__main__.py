@@ -26,6 +26,7 @@ from benchmarks.output import keep_clean
 from benchmarks.parked import parked
 from benchmarks.postgres import is_installed
 from benchmarks.report import tables
+from benchmarks.web import web
 
 MEASURES = {
     "single": single,
@@ -39,8 +40,9 @@ MEASURES = {
     "scaling": scaling,
     "parked": parked,
     "conversations": conversations,
+    "web": web,
 }
-APART = ("parked", "conversations")
+APART = ("parked", "conversations", "web")
 """Only where they are named: they compare nothing with a floor."""
 
 

@@ -61,6 +61,14 @@ class Scale:
     """Activities at once of each of them."""
     model_ms: int = 300
     """What a model call takes there."""
+    web_reads: int = 1000
+    """Of each kind, in each round."""
+    web_idle: int = 1000
+    """Followers by HTTP of what is silent."""
+    web_active: int = 200
+    """Followers by HTTP of replies that are streamed."""
+    web_turns: int = 30
+    """By HTTP, and as many by the Python client."""
 
 
 QUICK = Scale(
@@ -74,6 +82,10 @@ QUICK = Scale(
     stream_rounds=1,
     parked=100,
     conversations=100,
+    web_reads=200,
+    web_idle=100,
+    web_active=40,
+    web_turns=10,
     workers=(1, 2),
 )
 

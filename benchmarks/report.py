@@ -30,6 +30,8 @@ GROWTH = 2.1
 """Bytes of history at twice the length."""
 POSTGRES = 1.15
 """Worker CPU on PostgreSQL by that on SQLite."""
+HTTP_MS = 10
+"""Milliseconds that HTTP may add to a turn."""
 FOUR_WORKERS = 3.6
 """Iterations a second of four workers by those of one."""
 
@@ -71,6 +73,8 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
         lines += _parked(results["parked"], names)
     if "conversations" in results:
         lines += _conversations(results["conversations"], names)
+    if "web" in results:
+        lines += _web(results["web"], names)
     settings: Mapping[str, str] = next((mine["settings"] for mine in results.get("database", {}).values()), {})
     about = "".join(f"\n{name}: {value}" for name, value in settings.items())
     return _aligned(lines) + about + "\n\n(ratio to floor2 in brackets; ✓ and ✗: perdure's target)"
@@ -143,6 +147,43 @@ def _conversations(figures: Figures, names: Sequence[str]) -> Iterable[list[str]
         ("PostgreSQL, bytes per turn, connections, memory", "{bytes:.0f}, {connections}, {server_kb} KB"),
     ):
         yield [title, *(form.format(**figures[name]) if name in figures else "-" for name in names)]
+
+
+def _web(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
+    reads = next((mine["reads"] for mine in figures.values()), {})
+    for read in reads:
+        yield [
+            f"HTTP, {read}: per second (by a bare Starlette)",
+            *_web_cells(figures, names, ("reads", read), "{per_s:.0f} ({ratio:.2f})"),
+        ]
+    for title, key, form in (
+        ("HTTP, silent followers: KB of each, CPU", "idle", "{count}: {kb_each:.1f} KB, {cpu_percent:.1f} %"),
+        ("the same, bare", "idle_bare", "{count}: {kb_each:.1f} KB, {cpu_percent:.1f} %"),
+        (
+            "HTTP, byte to client: p50 / p95 / p99, CPU of a piece",
+            "active",
+            "{followers}: {p50:.0f} / {p95:.0f} / {p99:.0f} ms, {cpu_us:.0f} µs",
+        ),
+        ("the same, bare", "active_bare", "{followers}: {p50:.1f} / {p95:.1f} / {p99:.1f} ms, {cpu_us:.0f} µs"),
+        ("a turn by HTTP, by the Python client", "turn", "{http_ms:.1f}, {python_ms:.1f} ms"),
+    ):
+        yield [title, *_web_cells(figures, names, (key,), form)]
+    cells = [
+        f"{figures[n]['turn']['added_ms']:.1f} ms {_mark(figures[n]['turn']['added_ms'] <= HTTP_MS)} ≤ {HTTP_MS}"
+        if n in figures
+        else "-"
+        for n in names
+    ]
+    yield ["a turn, added by HTTP", *cells]
+
+
+def _web_cells(figures: Figures, names: Sequence[str], keys: Sequence[str], form: str) -> list[str]:
+    def cell(mine: Any) -> str:
+        for key in keys:
+            mine = mine[key]
+        return form.format(**mine)
+
+    return [cell(figures[name]) if name in figures else "-" for name in names]
 
 
 def _compared(mine: Mapping[str, Any]) -> str:
