@@ -182,7 +182,7 @@ class _McpCaller:
         if not rows:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r:.200}")
         try:
-            id = await self._start(
+            run_id = await self._start(
                 params, json.loads(rows[0].body).get("input") is not None, _read_key(ctx, self._call)
             )
         except (InvalidInputError, RunExistsError) as error:  # for the model, which may call again
