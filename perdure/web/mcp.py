@@ -33,6 +33,7 @@ from ..errors import (
     ApprovalDecidedError,
     ApprovalExpiredError,
     InvalidInputError,
+    NoWorkerError,
     PerdureError,
     RunExistsError,
     RunNotFoundError,
@@ -212,17 +213,15 @@ class _McpCaller:
 
     async def _wait(self, ctx: Context, id: str) -> types.CallToolResult | types.InputRequiredResult:
         """Wait for the answer, or for something that the caller can answer, with notifications of progress."""
-        task = await self._read_task(id, "read")
-        if task.turn is not None and task.status.state == "running":
-            try:
-                async with asyncio.timeout(WAIT_SECONDS):
-                    await self._follow(ctx, task.turn)
-            except TimeoutError:
-                task = await self._read_task(id, "read")
-                if task.status.state == "running" and not task.waits and _is_modern(ctx):
-                    return types.InputRequiredResult(request_state=id)
-            else:
-                task = await self._read_task(id, "read")
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._follow(ctx, id)
+        except (TimeoutError, NoWorkerError):  # it goes on, or begins when a worker is there
+            task = await self._read_task(id, "read")
+            if task.status.state == "running" and not task.waits and _is_modern(ctx):
+                return types.InputRequiredResult(request_state=id)
+        else:
+            task = await self._read_task(id, "read")
         if task.status.state != "running":
             return await _build_result(task)
         asked = await self._build_requests(ctx, task)
@@ -230,8 +229,15 @@ class _McpCaller:
             return types.InputRequiredResult.model_validate({"inputRequests": asked, "requestState": id})
         return _describe_unfinished(id, _describe_waits(task.waits) or "still runs")
 
-    async def _follow(self, ctx: Context, turn: Turn[Any]) -> None:
-        async with aclosing(follow_until_still(self._client, turn, 0, has_waits=True)) as events:
+    async def _follow(self, ctx: Context, id: str) -> None:
+        """Return when the turn has ended, or nothing of it moves without a decision or an answer."""
+        task = await self._read_task(id, "read")
+        if task.turn is None and task.status.state == "running":
+            await self._client.run(id).begun(WAIT_SECONDS)
+            task = await self._read_task(id, "read")
+        if task.turn is None or task.status.state != "running":
+            return
+        async with aclosing(follow_until_still(self._client, task.turn, 0, has_waits=True)) as events:
             count = 0
             async for event in events:
                 if isinstance(event, list):

@@ -14,7 +14,7 @@ from mcp import Client as McpClient
 from mcp import MCPError
 from mcp.client.extension import ClientExtension, ResultClaim
 from mcp.client.streamable_http import streamable_http_client
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from perdure import Agent, ToolContext, tool
 from perdure.testing import ScriptedProvider, call
@@ -27,7 +27,7 @@ from tests.support.web import Service, make_caller, serve
 class Reply(types.Result):
     """Any answer, as it came."""
 
-    model_config = {"extra": "allow"}
+    model_config = ConfigDict(extra="allow")
 
 
 class TaskRequest(types.Request[dict[str, Any], str]):
@@ -38,9 +38,11 @@ class TaskRequest(types.Request[dict[str, Any], str]):
 async def connect(service: Service, name: str = "ada", **options: Any) -> AsyncIterator[McpClient]:
     headers = {"authorization": f"Bearer {name}"}
     url = service.url.removesuffix("/v1") + "/mcp"
-    async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
-        async with McpClient(streamable_http_client(url, http_client=http), **options) as client:
-            yield client
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=60) as http,
+        McpClient(streamable_http_client(url, http_client=http), **options) as client,
+    ):
+        yield client
 
 
 async def ask(client: McpClient, method: str, task: str, **params: Any) -> dict[str, Any]:
@@ -51,7 +53,7 @@ async def ask(client: McpClient, method: str, task: str, **params: Any) -> dict[
 class TaskHandle(types.Result):
     """The tasks extension's answer of a call."""
 
-    model_config = {"extra": "allow"}
+    model_config = ConfigDict(extra="allow")
     result_type: Literal["task"] = "task"
 
 
@@ -77,7 +79,7 @@ async def start_task(client: McpClient, seen: list[dict[str, Any]], agent: str, 
 
 async def poll(client: McpClient, task: str, *states: str) -> dict[str, Any]:
     async with asyncio.timeout(60):
-        while (found := await ask(client, "tasks/get", task))["status"] not in states:
+        while (found := await ask(client, "tasks/get", task))["status"] not in states:  # noqa: ASYNC110
             await asyncio.sleep(0.1)  # as a client of the protocol polls
     return found
 
@@ -133,18 +135,31 @@ async def test_agents_are_tools_and_a_call_waits_for_the_answer(engine: Engine) 
         hints = tools["echo"].annotations
         assert hints is not None
         assert (hints.read_only_hint, hints.destructive_hint) == (False, True)
-        progress: list[float] = []
-
-        async def note(done: float, total: float | None, message: str | None) -> None:
-            progress.append(done)
-
-        result = await mcp.call_tool("echo", {"message": "hi"}, progress_callback=note)
+        result = await mcp.call_tool("echo", {"message": "hi"})
         assert (read_text(result), result.is_error) == ("heard: hi", False)
-        assert progress == sorted(progress)
-        assert progress
         assert read_text(await mcp.call_tool("typed", {"number": 3})) == "Got it."
         async with connect(service, mode="legacy") as old:  # the handshake of 2025, without sessions
             assert read_text(await old.call_tool("echo", {"message": "old"})) == "heard: old"
+
+
+@pytest.mark.server
+async def test_progress_is_notified_while_a_call_waits(engine: Engine) -> None:
+    gate, progress = Gate(), list[tuple[float, str | None]]()
+
+    @tool
+    async def wait() -> str:
+        await gate()
+        return "open"
+
+    async def note(done: float, total: float | None, message: str | None) -> None:
+        progress.append((done, message))
+        if message == "tool.started":
+            gate.open()
+
+    agent = Agent("slow", ScriptedProvider([call("wait"), "End."]), tools=[wait])
+    async with engine.served(agent) as client, serve(client) as service, connect(service) as mcp:
+        assert read_text(await mcp.call_tool("slow", {"message": "go"}, progress_callback=note)) == "End."
+    assert progress == sorted(progress, key=lambda item: item[0])
 
 
 @pytest.mark.server
@@ -261,10 +276,10 @@ async def test_another_tenants_task_is_not_found(engine: Engine) -> None:
             assert await start_task(other, seen, "echo", "hi", meta=meta) != task
             for method in ("tasks/get", "tasks/cancel", "tasks/update"):
                 errors = []
-                for id in (task, "mcp-nothing"):
+                for name in (task, "mcp-nothing"):
                     with pytest.raises(MCPError) as refused:
-                        await ask(other, method, id, inputResponses={})
-                    errors.append((refused.value.code, refused.value.message.replace(id, "…")))
+                        await ask(other, method, name, inputResponses={})
+                    errors.append((refused.value.code, refused.value.message.replace(name, "…")))
                 assert errors[0] == errors[1]
                 assert errors[0][0] == types.INVALID_PARAMS
             assert read_text((await poll(own, task, "completed"))["result"]) == "heard: hi"
