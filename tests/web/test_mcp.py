@@ -16,8 +16,9 @@ from mcp.client.extension import ClientExtension, ResultClaim
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import BaseModel, ConfigDict
 
-from perdure import Agent, ToolContext, tool
+from perdure import Agent, Client, ToolContext, tool
 from perdure.testing import ScriptedProvider, call
+from perdure.types.events import ApprovalDecided
 from perdure.web.mcp import KEY_META, TASKS
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
@@ -111,6 +112,10 @@ async def choose(ctx: ToolContext) -> str:
     return f"chose {await ctx.ask('Which colour?', str)}"
 
 
+async def list_decisions(client: Client, run: str) -> list[ApprovalDecided]:
+    return [event async for event in client.run(run).events(wait=False) if isinstance(event, ApprovalDecided)]
+
+
 def echoing(name: str = "echo") -> Agent:
     return Agent(name, ScriptedProvider(lambda request: f"heard: {request.messages[-1].text}"), description="Echoes.")
 
@@ -164,40 +169,44 @@ async def test_progress_is_notified_while_a_call_waits(engine: Engine) -> None:
 
 @pytest.mark.server
 async def test_a_repeat_with_the_same_key_is_the_same_run(engine: Engine) -> None:
-    async with engine.served(echoing()) as client, serve(client) as service, connect(service) as mcp:
+    async with engine.served(echoing("once")) as client, serve(client) as service, connect(service) as mcp:
         meta: Any = {KEY_META: "k1"}
-        first = await mcp.call_tool("echo", {"message": "hi"}, meta=meta)
-        again = await mcp.call_tool("echo", {"message": "hi"}, meta=meta)
+        first = await mcp.call_tool("once", {"message": "hi"}, meta=meta)
+        again = await mcp.call_tool("once", {"message": "hi"}, meta=meta)
         assert first.meta is not None
         assert again.meta is not None
         assert first.meta["perdure/session"] == again.meta["perdure/session"]
-        other = await mcp.call_tool("echo", {"message": "other"}, meta=meta)
+        other = await mcp.call_tool("once", {"message": "other"}, meta=meta)
         assert other.is_error
-        assert len(await client.list()) == 1
+        assert len(await client.list(agent="once")) == 1
 
 
 @pytest.mark.server
 async def test_a_run_is_a_task_and_an_approval_its_input(engine: Engine) -> None:
     seen: list[dict[str, Any]] = []
-    async with engine.served(refunding()) as client, serve(client) as service:
-        async with connect(service, extensions=[with_tasks(seen)], elicitation_callback=accept) as mcp:
-            task = await start_task(mcp, seen, "helper", "refund")
-            asked = await poll(mcp, task, "input_required")
-            ((key, request),) = asked["inputRequests"].items()
-            assert request["method"] == "elicitation/create"
-            assert '{"order":"7"}' in request["params"]["message"]
-            yes = {"action": "accept", "content": {"approve": True, "comment": "fine"}}
-            wrong_hash = key.rpartition("|")[0] + "|0"
-            await ask(mcp, "tasks/update", task, inputResponses={wrong_hash: yes})
-            assert (await ask(mcp, "tasks/get", task))["status"] == "input_required"
-            await ask(mcp, "tasks/update", task, inputResponses={key: yes})
-            done = await poll(mcp, task, "completed")
-            assert (read_text(done["result"]), done["result"]["isError"]) == ("Done.", False)
-            (decided,) = (await client.run(task).status()).decided
-            assert (decided.by, decided.comment, decided.state) == ("ada", "fine", "approved")
-            await ask(mcp, "tasks/update", task, inputResponses={key: yes})  # late: ignored
-            await ask(mcp, "tasks/cancel", task)
-            assert (await ask(mcp, "tasks/get", task))["status"] == "completed"
+    options: dict[str, Any] = {"extensions": [with_tasks(seen)], "elicitation_callback": accept}
+    async with (
+        engine.served(refunding()) as client,
+        serve(client) as service,
+        connect(service, **options) as mcp,
+    ):
+        task = await start_task(mcp, seen, "helper", "refund")
+        asked = await poll(mcp, task, "input_required")
+        ((key, request),) = asked["inputRequests"].items()
+        assert request["method"] == "elicitation/create"
+        assert '{"order":"7"}' in request["params"]["message"]
+        yes = {"action": "accept", "content": {"approve": True, "comment": "fine"}}
+        wrong_hash = key.rpartition("|")[0] + "|0"
+        await ask(mcp, "tasks/update", task, inputResponses={wrong_hash: yes})
+        assert (await ask(mcp, "tasks/get", task))["status"] == "input_required"
+        await ask(mcp, "tasks/update", task, inputResponses={key: yes})
+        done = await poll(mcp, task, "completed")
+        assert (read_text(done["result"]), done["result"]["isError"]) == ("Done.", False)
+        (decided,) = await list_decisions(client, task)
+        assert (decided.by, decided.comment, decided.decision) == ("ada", "fine", "approved")
+        await ask(mcp, "tasks/update", task, inputResponses={key: yes})  # late: ignored
+        await ask(mcp, "tasks/cancel", task)
+        assert (await ask(mcp, "tasks/get", task))["status"] == "completed"
 
 
 @pytest.mark.server
@@ -220,8 +229,8 @@ async def test_a_declined_approval_is_denied(engine: Engine) -> None:
         async with connect(service, elicitation_callback=decline) as mcp:
             result = await mcp.call_tool("helper", {"message": "go"})
         assert result.meta is not None
-        (decided,) = (await client.run(result.meta["perdure/session"]).status()).decided
-        assert (decided.state, decided.by) == ("denied", "ada")
+        (decided,) = await list_decisions(client, result.meta["perdure/session"])
+        assert (decided.decision, decided.by) == ("denied", "ada")
 
 
 @pytest.mark.server
@@ -287,18 +296,18 @@ async def test_another_tenants_task_is_not_found(engine: Engine) -> None:
 
 @pytest.mark.server
 async def test_wrong_requests_start_nothing(engine: Engine) -> None:
-    async with engine.served(echoing()) as client, serve(client) as service, connect(service) as mcp:
+    async with engine.served(echoing("wrong")) as client, serve(client) as service, connect(service) as mcp:
         for arguments in ({}, {"message": None}, {"message": ["x"]}, {"message": "x", "more": 1}, {"message": ""}):
-            assert (await mcp.call_tool("echo", arguments)).is_error, arguments
+            assert (await mcp.call_tool("wrong", arguments)).is_error, arguments
         with pytest.raises(MCPError):
             await mcp.call_tool("nothing", {"message": "x"})
         with pytest.raises(MCPError):
-            await mcp.call_tool("echo", {"message": "x"}, meta={KEY_META: "k" * 300})  # type: ignore[arg-type]
+            await mcp.call_tool("wrong", {"message": "x"}, meta={KEY_META: "k" * 300})  # type: ignore[arg-type]
         with pytest.raises(MCPError) as undeclared:
             await ask(mcp, "tasks/get", "mcp-x")
         assert undeclared.value.code == types.MISSING_REQUIRED_CLIENT_CAPABILITY
         with pytest.raises(MCPError):
-            await mcp.session.call_tool("echo", {"message": "x"}, request_state="mcp-nothing")
+            await mcp.session.call_tool("wrong", {"message": "x"}, request_state="mcp-nothing")
         url = service.url.removesuffix("/v1") + "/mcp"
         headers = {"accept": "application/json, text/event-stream", "mcp-protocol-version": "2026-07-28"}
         async with httpx2.AsyncClient(headers=headers) as http:
@@ -309,4 +318,4 @@ async def test_wrong_requests_start_nothing(engine: Engine) -> None:
             for body in (b"null", b"[]", b"{", b'{"jsonrpc": "2.0", "id": 1, "method": 7}', b"[" * 5000 + b"]" * 5000):
                 answer = await http.post(url, content=body, headers={"content-type": "application/json"})
                 assert 400 <= answer.status_code < 500, (body[:40], answer.text)
-        assert await client.list() == []
+        assert await client.list(agent="wrong") == []
