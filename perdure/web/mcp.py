@@ -35,6 +35,7 @@ from ..errors import (
     InvalidInputError,
     NoWorkerError,
     PerdureError,
+    RunClosedError,
     RunExistsError,
     RunNotFoundError,
 )
@@ -267,7 +268,7 @@ class _McpCaller:
     async def _cancel_task(self, ctx: Context, params: TaskParams) -> dict[str, Any]:
         _require_tasks(ctx)
         task = await self._find_task(params.task_id, "operate")
-        with suppress(RunNotFoundError):  # it has ended, and Temporal has deleted it
+        with suppress(RunClosedError, RunNotFoundError):  # it has ended
             await self._client.run(task.id).cancel(by=self._call.by)
         return {"resultType": "complete"}
 
@@ -351,7 +352,7 @@ class _McpCaller:
             await authorize_wait(self._call, wait.run_id, "decide" if wait.call.kind == "approval" else "send")
             try:
                 await self._answer_wait(wait, action == "accept", content)
-            except (ApprovalDecidedError, ApprovalExpiredError):
+            except (ApprovalDecidedError, ApprovalExpiredError, RunClosedError):  # too late
                 continue
 
     async def _answer_wait(self, wait: OpenWait, accepted: bool, content: Mapping[str, Any]) -> None:
