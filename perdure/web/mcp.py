@@ -41,6 +41,7 @@ from ..errors import (
 )
 from ..types.events import ModelDelta
 from ..types.interface import TurnStatus
+from ..types.messages import RUN_ID_CHARS
 from ..types.plain_json import parse_json
 from .auth import Resource, Verb
 from .lists import read_visible_agents
@@ -274,6 +275,8 @@ class _McpCaller:
 
     async def _find_task(self, id: str, verb: Verb, agent: str | None = None) -> _Task:
         """Return the task without what waits in it. Raises ``RunNotFoundError``, ``ForbiddenError``."""
+        if len(id) > RUN_ID_CHARS:
+            raise build_unknown_session_error(id)
         resource = await self._call.web.find_session(id)
         await self._call.authorize(verb, "mcp", resource)
         if agent is not None and resource.agent != agent:

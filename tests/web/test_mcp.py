@@ -319,3 +319,47 @@ async def test_wrong_requests_start_nothing(engine: Engine) -> None:
                 answer = await http.post(url, content=body, headers={"content-type": "application/json"})
                 assert 400 <= answer.status_code < 500, (body[:40], answer.text)
         assert await client.list(agent="wrong") == []
+
+
+@pytest.mark.server
+async def test_hostile_values_are_refused_without_internals(engine: Engine) -> None:
+    async with engine.served(echoing("hostile")) as client, serve(client) as service:
+        url = service.url.removesuffix("/v1") + "/mcp"
+        headers = {"accept": "application/json, text/event-stream", "authorization": "Bearer ada"}
+        kind = {"content-type": "application/json"}
+        texts = ['"\\ud800"', '"a\\u0000b"', "1e400", "null", "[" * 150 + "]" * 150, '{"a": 1, "a": 2}']
+        calls = [f'{{"name": "hostile", "arguments": {{"message": {text}}}}}' for text in texts[2:]]
+        calls += [f'{{"name": {text}, "arguments": {{"message": "x"}}}}' for text in texts]
+        calls += [f'{{"name": "hostile", "arguments": {text}}}' for text in texts]
+        async with httpx2.AsyncClient(headers=headers, timeout=30) as http:
+            for params in calls:
+                body = f'{{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {params}}}'
+                answer = await http.post(url, content=body.encode(), headers=kind)
+                assert answer.status_code < 500, (params, answer.text)
+                assert '"isError":true' in answer.text or '"error"' in answer.text, (params, answer.text)
+                assert "-32603" not in answer.text, (params, answer.text)
+                assert "Traceback" not in answer.text
+        seen: list[dict[str, Any]] = []
+        async with connect(service, extensions=[with_tasks(seen)]) as mcp:
+            for task in ("a\0b", "x" * 1000, "../..", "mcp-\u202e", "é/ü"):
+                with pytest.raises(MCPError) as refused:
+                    await ask(mcp, "tasks/get", task)
+                assert refused.value.code == types.INVALID_PARAMS, (task, refused.value)
+            finished = await start_task(mcp, seen, "hostile", "\ufffe text")
+            await poll(mcp, finished, "completed")
+            for responses in ({"k": None}, {"k": {"action": "explode"}}, {"x" * 5000: {"action": "accept"}}):
+                await ask(mcp, "tasks/update", finished, inputResponses=responses)  # no such input: ignored
+        assert len(await client.list(agent="hostile")) == 1
+
+
+@pytest.mark.server
+async def test_a_client_that_shows_no_forms_is_told_what_the_run_waits_for(engine: Engine) -> None:
+    async with engine.served(refunding()) as client, serve(client) as service:
+        for mode in ("legacy", "auto"):
+            async with connect(service, mode=mode) as mcp:
+                meta: Any = {KEY_META: mode}
+                told = await mcp.call_tool("helper", {"message": "refund"}, meta=meta)
+                assert told.is_error
+                assert "waits for approval of refund" in read_text(told)
+                with pytest.raises(MCPError):
+                    await mcp.session.call_tool("helper", {"message": "x"}, request_state="x" * 100_000)
