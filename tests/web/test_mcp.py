@@ -353,13 +353,15 @@ async def test_hostile_values_are_refused_without_internals(engine: Engine) -> N
 
 
 @pytest.mark.server
-async def test_a_client_that_shows_no_forms_is_told_what_the_run_waits_for(engine: Engine) -> None:
-    async with engine.served(refunding()) as client, serve(client) as service:
-        for mode in ("legacy", "auto"):
-            async with connect(service, mode=mode) as mcp:
-                meta: Any = {KEY_META: mode}
-                told = await mcp.call_tool("helper", {"message": "refund"}, meta=meta)
-                assert told.is_error
-                assert "waits for approval of refund" in read_text(told)
-                with pytest.raises(MCPError):
-                    await mcp.session.call_tool("helper", {"message": "x"}, request_state="x" * 100_000)
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_client_that_shows_no_forms_is_told_what_the_run_waits_for(engine: Engine, mode: str) -> None:
+    async with (
+        engine.served(refunding()) as client,
+        serve(client) as service,
+        connect(service, mode=mode) as mcp,
+    ):
+        told = await mcp.call_tool("helper", {"message": "refund"})
+        assert told.is_error
+        assert "waits for approval of refund" in read_text(told)
+        with pytest.raises(MCPError):
+            await mcp.session.call_tool("helper", {"message": "x"}, request_state="x" * 100_000)
