@@ -149,22 +149,22 @@ async def test_agents_are_tools_and_a_call_waits_for_the_answer(engine: Engine) 
 
 @pytest.mark.server
 async def test_progress_is_notified_while_a_call_waits(engine: Engine) -> None:
-    gate, progress = Gate(), list[tuple[float, str | None]]()
+    gate, noted = Gate(), list[tuple[float, str | None]]()
 
     @tool
     async def wait() -> str:
         await gate()
         return "open"
 
-    async def note(done: float, total: float | None, message: str | None) -> None:
-        progress.append((done, message))
+    async def note(progress: float, total: float | None, message: str | None) -> None:
+        noted.append((progress, message))
         if message == "tool.started":
             gate.open()
 
     agent = Agent("slow", ScriptedProvider([call("wait"), "End."]), tools=[wait])
     async with engine.served(agent) as client, serve(client) as service, connect(service) as mcp:
         assert read_text(await mcp.call_tool("slow", {"message": "go"}, progress_callback=note)) == "End."
-    assert progress == sorted(progress, key=lambda item: item[0])
+    assert noted == sorted(noted, key=lambda item: item[0])
 
 
 @pytest.mark.server
@@ -211,7 +211,7 @@ async def test_a_run_is_a_task_and_an_approval_its_input(engine: Engine) -> None
 
 @pytest.mark.server
 async def test_a_question_and_an_approval_by_elicitation_without_tasks(engine: Engine) -> None:
-    calls = [[call("refund", order="7"), call("choose")], "All done."]
+    calls: Any = [[call("refund", order="7"), call("choose")], "All done."]
     agent = Agent("helper", ScriptedProvider(calls), tools=[refund, choose])
     async with engine.served(agent) as client, serve(client) as service:
         async with connect(service, elicitation_callback=accept) as mcp:
