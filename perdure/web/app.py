@@ -40,7 +40,7 @@ from .sessions import OPERATIONS as SESSIONS
 from .webhooks import OPERATIONS as WEBHOOKS
 
 PREFIX = "/v1"
-Protocol = Literal["agui", "vercel"]
+Protocol = Literal["agui", "vercel", "mcp"]
 _OPERATIONS: Sequence[Operation] = (*SESSIONS, *LISTS, *APPROVALS, *FILES, *FORKS, *SCHEDULES, *WEBHOOKS)
 OPERATIONS: Sequence[Operation] = (*_OPERATIONS, build_openapi_operation(_OPERATIONS))
 """Every operation of the native API."""
@@ -62,7 +62,8 @@ class WebOptions:
     dev: bool = False
     """Names of this machine are hosts, too."""
     protocols: Sequence[Protocol] | None = None
-    """What front ends speak: ``agui`` under ``/agui``, ``vercel`` under ``/ui``. By default all that are installed."""
+    """What front ends speak: ``agui`` under ``/agui``, ``vercel`` under ``/ui``, ``mcp`` under ``/mcp``. By default all
+    that are installed."""
     limits: WebLimits = field(default_factory=WebLimits)
 
 
@@ -113,7 +114,7 @@ def create_app(
 def _list_protocol_routes(web: Web, options: WebOptions) -> list[BaseRoute]:
     from .vercel import vercel_routes
 
-    wanted = options.protocols if options.protocols is not None else ("agui", "vercel")
+    wanted = options.protocols if options.protocols is not None else ("agui", "vercel", "mcp")
     found: list[BaseRoute] = []
     if "agui" in wanted:
         try:
@@ -123,6 +124,14 @@ def _list_protocol_routes(web: Web, options: WebOptions) -> list[BaseRoute]:
                 raise RuntimeSetupError("AG-UI is not installed", hint="pip install 'perdure[agui]'") from None
         else:
             found += agui_routes(web)
+    if "mcp" in wanted:
+        try:
+            from .mcp import mcp_routes
+        except ImportError:  # its extra
+            if options.protocols is not None:
+                raise RuntimeSetupError("MCP is not installed", hint="pip install 'perdure[mcp]'") from None
+        else:
+            found += mcp_routes(web)
     return [*found, *(vercel_routes(web) if "vercel" in wanted else ())]
 
 

@@ -85,7 +85,7 @@ class AgentDetails(BaseModel):
     versions: list[AgentVersion]
 
 
-async def _read_visible_agents(call: Call) -> dict[str, list[AgentRow]]:
+async def read_visible_agents(call: Call) -> dict[str, list[AgentRow]]:
     """Return the definitions that the caller may see, by name, the newest first."""
     definitions: dict[str, list[AgentRow]] = {}
     for row in await (await call.client.store()).list_agents():
@@ -101,7 +101,7 @@ def _hash_rows(rows: Sequence[AgentRow]) -> str:
 
 async def list_agents(call: Call) -> BaseModel | Response:
     """List the agents that workers have served, each by its newest definition."""
-    agents = await _read_visible_agents(call)
+    agents = await read_visible_agents(call)
     tag = _hash_rows([row for rows in agents.values() for row in rows])
     return answer_unchanged(call, tag) or AgentList(data=[_summarize_agent(rows) for rows in agents.values()])
 
@@ -124,7 +124,7 @@ def _summarize_agent(rows: Sequence[AgentRow]) -> AgentSummary:
 async def get_agent(call: Call) -> BaseModel | Response:
     """Get an agent: its newest definition and its versions."""
     name = call.params["name"]
-    rows = (await _read_visible_agents(call)).get(name)
+    rows = (await read_visible_agents(call)).get(name)
     if not rows:
         raise NotFoundError(
             f"there is no agent {name!r:.200}", hint="Workers record their agents when they start: GET /v1/agents."

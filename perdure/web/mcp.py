@@ -1,0 +1,511 @@
+"""MCP: ``POST /mcp`` serves each agent that the caller may see as a tool. A call starts a run.
+
+    task     a run; its id is the task's id         requestState   the same id, for clients without tasks
+    input    an approval or a question that waits   key of it      the run, the call and the hash of its arguments
+
+Stateless: any replica answers any request. Needs the extra ``mcp``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
+
+import mcp_types as types
+from mcp import MCPError
+from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from pydantic import Field
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from ..client.audit import audit_caller
+from ..client.turn import Turn
+from ..errors import (
+    ApprovalDecidedError,
+    ApprovalExpiredError,
+    InvalidInputError,
+    NoWorkerError,
+    PerdureError,
+    RunClosedError,
+    RunExistsError,
+    RunNotFoundError,
+)
+from ..types.events import ModelDelta
+from ..types.interface import TurnStatus
+from ..types.messages import RUN_ID_CHARS
+from ..types.plain_json import parse_json
+from .auth import Resource, Verb
+from .lists import read_visible_agents
+from .operations import KEY_CHARS, Call, Web, build_unknown_session_error
+from .origins import get_client_address
+from .problems import WebError, build_problem, build_unexpected_problem
+from .sse import HEADERS
+from .turns import (
+    MAX_BODY_BYTES,
+    OpenWait,
+    authorize_wait,
+    build_endpoint,
+    dump_arguments,
+    find_present_turn,
+    follow_until_still,
+    open_session,
+    parse_wait_id,
+    read_waits,
+)
+
+TASKS = "io.modelcontextprotocol/tasks"
+KEY_META = "perdure/idempotencyKey"
+"""In ``_meta`` of a call: a repeat with the same key is the same run. The header ``Idempotency-Key`` does the same."""
+WAIT_SECONDS = 50.0
+"""How long a call without a task waits for the answer at a time."""
+POLL_MS = 1000
+_MAX_INPUT_RESPONSES = 100
+_FIELD_TYPES = ("string", "number", "integer", "boolean")
+_ANSWER = "answer"
+ParamsT = TypeVar("ParamsT")
+Context = Any  # ServerRequestContext of the SDK, whose parameters say nothing here
+
+
+class TaskParams(types.RequestParams):
+    """Names a task."""
+
+    task_id: str = Field(alias="taskId", min_length=1, max_length=1000)
+
+
+class UpdateParams(TaskParams):
+    """Answers what a task asks."""
+
+    input_responses: dict[str, Any] = Field(alias="inputResponses", max_length=_MAX_INPUT_RESPONSES)
+
+
+def mcp_routes(web: Web, path: str = "/mcp") -> list[Route]:
+    """Build the route of the MCP server."""
+
+    async def answer(call: Call) -> Response:
+        return _Exchange(call)
+
+    return [Route(path, build_endpoint(web, answer), methods=["POST"], name="mcp")]
+
+
+class _Exchange(Response):
+    """Answers one request by the SDK's transport, with a server for this caller and request alone."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self._call = call
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            release = self._call.hold_stream()
+        except PerdureError as error:
+            await build_problem(error)(scope, receive, send)
+            return
+        manager = StreamableHTTPSessionManager(
+            _McpCaller(self._call).build_server(), stateless=True, max_request_body_size=MAX_BODY_BYTES
+        )
+
+        async def send_uncached(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                own = {name.lower().encode(): value.encode() for name, value in HEADERS.items()}
+                kept = [(name, value) for name, value in message["headers"] if name.lower() not in own]
+                message = {**message, "headers": [*kept, *own.items()]}
+            await send(message)
+
+        try:
+            with audit_caller(self._call.caller.auth, get_client_address(scope)):
+                async with manager.run():
+                    await manager.handle_request(scope, receive, send_uncached)
+        finally:
+            release()
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A run, as a task: its present turn, and what of it waits."""
+
+    id: str
+    resource: Resource
+    status: TurnStatus
+    turn: Turn[Any] | None
+    waits: Sequence[OpenWait]
+
+
+class _McpCaller:
+    """The methods of MCP for one caller."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._client = call.client
+
+    def build_server(self) -> Server[Any]:
+        """Build the server, with the tasks extension."""
+        server: Server[Any] = Server(
+            "perdure",
+            instructions="Each tool is an agent. A call starts a run, which goes on when the client leaves.",
+            on_list_tools=_guard(self._list_tools),
+            on_call_tool=_guard(self._call_tool),
+        )
+        server.extensions[TASKS] = {}
+        server.add_request_handler("tasks/get", TaskParams, _guard(self._get_task))
+        server.add_request_handler("tasks/update", UpdateParams, _guard(self._update_task))
+        server.add_request_handler("tasks/cancel", TaskParams, _guard(self._cancel_task))
+        return server
+
+    # ---
+    # Tools.
+
+    async def _list_tools(self, _: Context, params: Any) -> types.ListToolsResult:
+        await self._call.authorize("read", "mcp", Resource("agent"))
+        agents = await read_visible_agents(self._call)
+        return types.ListToolsResult(
+            tools=[_build_tool(name, json.loads(rows[0].body)) for name, rows in agents.items()],
+            ttl_ms=0,
+            cache_scope="private",
+        )
+
+    async def _call_tool(
+        self, ctx: Context, params: types.CallToolRequestParams
+    ) -> types.CallToolResult | types.InputRequiredResult | dict[str, Any]:
+        if params.request_state is not None:
+            task = await self._find_task(params.request_state, "send", params.name)
+            await self._give(task, params.input_responses or {})
+            if _has_dismissed(params.input_responses or {}):
+                return _describe_unfinished(task.id, "has a question or an approval that was dismissed")
+            return await self._wait(ctx, task.id)
+        rows = (await read_visible_agents(self._call)).get(params.name)
+        if not rows:
+            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r:.200}")
+        try:
+            run_id = await self._start(
+                params, json.loads(rows[0].body).get("input") is not None, _read_key(ctx, self._call)
+            )
+        except (InvalidInputError, RunExistsError) as error:  # for the model, which may call again
+            return _build_error(error.message + (f" {error.hint}" if error.hint else ""))
+        if _has_tasks(ctx):
+            return {"resultType": "task", **(await self._describe_task(await self._read_task(run_id, "read")))}
+        return await self._wait(ctx, run_id)
+
+    async def _start(self, params: types.CallToolRequestParams, takes_input: bool, key: str | None) -> str:
+        """Start the run of a call. A repeat, by its key, is the same run."""
+        arguments = params.arguments or {}
+        message: Any = arguments
+        if not takes_input:
+            message = arguments.get("message")
+            if not isinstance(message, str) or not message or len(arguments) > 1:
+                raise InvalidInputError("the arguments are an object with message, a text", hint='{"message": "…"}')
+        name = uuid.uuid4().hex
+        if key is not None:
+            name = hashlib.sha256(f"{self._call.scope}\0{params.name}\0{key}".encode(errors="replace")).hexdigest()[:32]
+        call = replace(self._call, params={"agent": params.name})
+        resource = await open_session(call, f"mcp-{name}", "send", "mcp")
+        labels: dict[str, Any] = {"tenant": resource.tenant, "user": resource.user}
+        run = await self._client.start(
+            params.name, message, id=f"mcp-{name}", if_exists="attach" if key else "error", by=self._call.by, **labels
+        )
+        return run.id
+
+    async def _wait(self, ctx: Context, id: str) -> types.CallToolResult | types.InputRequiredResult:
+        """Wait for the answer, or for something that the caller can answer, with notifications of progress."""
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._follow(ctx, id)
+        except (TimeoutError, NoWorkerError):  # it goes on, or begins when a worker is there
+            task = await self._read_task(id, "read")
+            if task.status.state == "running" and not task.waits and _is_modern(ctx):
+                return types.InputRequiredResult(request_state=id)
+        else:
+            task = await self._read_task(id, "read")
+        if task.status.state != "running":
+            return await _build_result(task)
+        asked = await self._build_requests(ctx, task)
+        if asked and _is_modern(ctx):
+            return types.InputRequiredResult.model_validate({"inputRequests": asked, "requestState": id})
+        return _describe_unfinished(id, _describe_waits(task.waits) or "still runs")
+
+    async def _follow(self, ctx: Context, id: str) -> None:
+        """Return when the turn has ended, or nothing of it moves without a decision or an answer."""
+        task = await self._read_task(id, "read")
+        if task.turn is None and task.status.state == "running":
+            await self._client.run(id).begun(WAIT_SECONDS)
+            task = await self._read_task(id, "read")
+        if task.turn is None or task.status.state != "running":
+            return
+        async with aclosing(follow_until_still(self._client, task.turn, 0, has_waits=True)) as events:
+            count = 0
+            async for event in events:
+                if isinstance(event, list):
+                    return
+                count += 1
+                if not isinstance(event, ModelDelta):
+                    await ctx.session.report_progress(count, message=event.type)
+
+    # ---
+    # Tasks.
+
+    async def _get_task(self, ctx: Context, params: TaskParams) -> dict[str, Any]:
+        _require_tasks(ctx)
+        task = await self._read_task(params.task_id, "read")
+        fields = {"resultType": "complete", **await self._describe_task(task)}
+        if fields["status"] == "input_required":
+            fields["inputRequests"] = await self._build_requests(ctx, task)
+        elif fields["status"] == "completed":
+            fields["result"] = (await _build_result(task)).model_dump(mode="json", by_alias=True, exclude_none=True)
+        return fields
+
+    async def _update_task(self, ctx: Context, params: UpdateParams) -> dict[str, Any]:
+        _require_tasks(ctx)
+        await self._give(await self._find_task(params.task_id, "read"), params.input_responses)
+        return {"resultType": "complete"}
+
+    async def _cancel_task(self, ctx: Context, params: TaskParams) -> dict[str, Any]:
+        _require_tasks(ctx)
+        task = await self._find_task(params.task_id, "operate")
+        with suppress(RunClosedError, RunNotFoundError):  # it has ended
+            await self._client.run(task.id).cancel(by=self._call.by)
+        return {"resultType": "complete"}
+
+    async def _find_task(self, id: str, verb: Verb, agent: str | None = None) -> _Task:
+        """Return the task without what waits in it. Raises ``RunNotFoundError``, ``ForbiddenError``."""
+        if len(id) > RUN_ID_CHARS:
+            raise build_unknown_session_error(id)
+        resource = await self._call.web.find_session(id)
+        await self._call.authorize(verb, "mcp", resource)
+        if agent is not None and resource.agent != agent:
+            raise build_unknown_session_error(id)
+        return _Task(id, resource, TurnStatus(task_id="", state="running"), None, ())
+
+    async def _read_task(self, id: str, verb: Verb) -> _Task:
+        task = await self._find_task(id, verb)
+        try:
+            turn = await find_present_turn(self._client, id)
+        except RunNotFoundError:  # its first step has not run yet, or it was cancelled before
+            end = await self._client.run(id).status()
+            state: Literal["running", "cancelled"] = "cancelled" if end.state == "cancelled" else "running"
+            return replace(task, status=TurnStatus(task_id="", state=state))
+        status = await turn.status()
+        if status.state == "completed":
+            return replace(task, status=status.model_copy(update={"response": await turn.result()}), turn=turn)
+        waits: Sequence[OpenWait] = ()
+        if status.state == "running":
+            try:
+                waits, _ = await read_waits(self._client, id)
+            except PerdureError:  # no worker answers: what waits is known when one does
+                waits = ()
+        return replace(task, status=status, turn=turn, waits=waits)
+
+    async def _describe_task(self, task: _Task) -> dict[str, Any]:
+        state: str = task.status.state
+        if state == "failed":  # the tool's error, and none of the protocol: its result has isError
+            state = "completed"
+        elif state not in ("completed", "cancelled"):
+            state = "input_required" if task.waits else "working"
+        row = await (await self._client.store()).get_run(task.id)
+        if row is not None and row.created_at:
+            created = row.created_at
+        else:  # nothing of it is recorded yet
+            created = (await self._client.run(task.id).describe()).start_time.isoformat()
+        updated = row.updated_at if row is not None and row.updated_at else created
+        message = _describe_waits(task.waits) if task.waits else None
+        fields: dict[str, Any] = {"taskId": task.id, "status": state, "createdAt": created, "lastUpdatedAt": updated}
+        fields |= {"ttlMs": None, "pollIntervalMs": POLL_MS}
+        return fields | ({"statusMessage": f"The run {message}."} if message else {})
+
+    # ---
+    # Approvals and questions.
+
+    async def _build_requests(self, ctx: Context, task: _Task) -> dict[str, Any]:
+        """Build the elicitations for what waits, as far as the client can show and the caller may answer them."""
+        capabilities = ctx.session.client_capabilities
+        if capabilities is None or capabilities.elicitation is None:
+            return {}
+        requests: dict[str, Any] = {}
+        for wait in task.waits:
+            verb: Verb = "decide" if wait.call.kind == "approval" else "send"
+            if wait.call.kind == "callback" or not await self._call.may(
+                verb, await self._call.web.find_session(wait.run_id)
+            ):
+                continue
+            params = {"mode": "form", "message": _describe_wait(wait), "requestedSchema": _build_form(wait)}
+            requests[wait.id] = {"method": "elicitation/create", "params": params}
+        return requests
+
+    async def _give(self, task: _Task, responses: Mapping[str, Any]) -> None:
+        """Decide and answer; what no longer waits is ignored, as the protocol has it."""
+        if len(responses) > _MAX_INPUT_RESPONSES:
+            raise InvalidInputError(f"inputResponses has more than {_MAX_INPUT_RESPONSES} entries")
+        if not responses:
+            return
+        waits = {wait.id: wait for wait in (await read_waits(self._client, task.id))[0]}
+        for key, response in responses.items():
+            wait, parsed = waits.get(key), parse_wait_id(key, task.id)
+            if wait is None or parsed is None or wait.call.kind == "callback":
+                continue
+            action, content = _read_response(response)
+            if action == "cancel":
+                continue
+            await authorize_wait(self._call, wait.run_id, "decide" if wait.call.kind == "approval" else "send")
+            try:
+                await self._answer_wait(wait, action == "accept", content)
+            except (ApprovalDecidedError, ApprovalExpiredError, RunClosedError):  # too late
+                continue
+
+    async def _answer_wait(self, wait: OpenWait, accepted: bool, content: Mapping[str, Any]) -> None:
+        run, call, by = self._client.run(wait.run_id), wait.call, self._call.by
+        if call.kind == "approval":
+            approved, comment = content.get("approve"), content.get("comment")
+            if accepted and not isinstance(approved, bool):
+                raise InvalidInputError("the content of an approval has approve: true or false")
+            comment = comment if isinstance(comment, str) and comment else None
+            decide = run.approve if accepted and approved else run.deny
+            await decide(call.call_id, comment=comment, hash=call.hash, by=by)
+        elif accepted:
+            await run.answer(call.call_id, _read_answer(wait, content), hash=call.hash, by=by)
+        else:
+            await run.answer(call.call_id, None, error="the user gave no answer", hash=call.hash, by=by)
+
+
+def _guard(method: Callable[[Context, ParamsT], Awaitable[Any]]) -> Callable[[Context, ParamsT], Awaitable[Any]]:
+    """Answer perdure's errors as errors of JSON-RPC, without internals."""
+
+    async def guarded(ctx: Context, params: ParamsT) -> Any:
+        try:
+            return await method(ctx, params)
+        except MCPError:
+            raise
+        except PerdureError as error:
+            response = build_problem(error)
+        except Exception as error:  # nothing of it is for the caller
+            response = build_unexpected_problem(error)
+        problem = json.loads(bytes(response.body))
+        code = types.INVALID_PARAMS if problem["status"] < 500 else types.INTERNAL_ERROR
+        data = {name: problem[name] for name in ("error", "status", "hint") if name in problem}
+        raise MCPError(code, problem["detail"], data)
+
+    return guarded
+
+
+def _build_tool(name: str, definition: Mapping[str, Any]) -> types.Tool:
+    text = {"message": {"type": "string", "description": "What the agent is asked."}}
+    schema = definition.get("input") or {
+        "type": "object", "properties": text, "required": ["message"], "additionalProperties": False,
+    }  # fmt: skip
+    return types.Tool(
+        name=name,
+        description=definition.get("description") or f"Asks the agent {name}.",
+        input_schema={"type": "object", **schema},
+        # What an agent's own tools do is not known here: the careful hints.
+        annotations=types.ToolAnnotations(
+            read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True
+        ),
+    )
+
+
+def _is_modern(ctx: Context) -> bool:
+    return ctx.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS
+
+
+def _has_tasks(ctx: Context) -> bool:
+    capabilities = ctx.session.client_capabilities
+    return _is_modern(ctx) and capabilities is not None and TASKS in (capabilities.extensions or {})
+
+
+def _require_tasks(ctx: Context) -> None:
+    if not _is_modern(ctx):
+        raise MCPError(types.METHOD_NOT_FOUND, "Method not found", ctx.method)
+    if not _has_tasks(ctx):
+        required: Any = {"requiredCapabilities": {"extensions": {TASKS: {}}}}
+        raise MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, "the client has not declared tasks", required)
+
+
+def _read_key(ctx: Context, call: Call) -> str | None:
+    key = (ctx.meta or {}).get(KEY_META, call.request.headers.get("idempotency-key"))
+    if key is not None and not (isinstance(key, str) and 0 < len(key) <= KEY_CHARS):
+        raise WebError(f"an idempotency key is a text of 1 to {KEY_CHARS} characters", name="InvalidInputError")
+    return key
+
+
+async def _build_result(task: _Task) -> types.CallToolResult:
+    """Build the result of a call whose turn has ended."""
+    status, response = task.status, task.status.response
+    if status.state != "completed" or response is None:
+        return _build_error(f"{status.error_type or 'The run'}: {status.error or status.state}"[:2000])
+    content: list[types.ContentBlock] = [types.TextContent(type="text", text=response.content)]
+    structured = response.output if response.typed and isinstance(response.output, dict) else None
+    meta = {"perdure/session": task.id, "perdure/finishReason": response.finish_reason}
+    return types.CallToolResult.model_validate(
+        {"content": content, "structuredContent": structured, "isError": False, "_meta": meta}
+    )
+
+
+def _build_error(text: str) -> types.CallToolResult:
+    return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)
+
+
+def _describe_unfinished(id: str, state: str) -> types.CallToolResult:
+    return _build_error(f"There is no answer yet: the run {id} {state}. It goes on; do not call again for it.")
+
+
+def _describe_waits(waits: Sequence[OpenWait]) -> str:
+    if not waits:
+        return ""
+    return "waits for " + ", ".join(f"{wait.call.kind} of {wait.call.name}" for wait in waits)[:500]
+
+
+def _describe_wait(wait: OpenWait) -> str:
+    call = wait.call
+    if call.kind == "question":
+        return call.question or f"{call.name} asks."
+    arguments = "(too long to be shown)" if call.arguments is None else dump_arguments(call.arguments)
+    return f"Approve this call of {call.name}? {arguments}"
+
+
+def _build_form(wait: OpenWait) -> dict[str, Any]:
+    """Build the form of an approval or a question: MCP's forms are flat objects of plain fields."""
+    if wait.call.kind == "approval":
+        fields: dict[str, Any] = {"approve": {"type": "boolean"}, "comment": {"type": "string"}}
+        return {"type": "object", "properties": fields, "required": ["approve"]}
+    return {"type": "object", "properties": {_ANSWER: _build_answer_field(wait)}, "required": [_ANSWER]}
+
+
+def _build_answer_field(wait: OpenWait) -> dict[str, Any]:
+    form = wait.call.form
+    if form is None:
+        return {"type": "string"}
+    if form.get("type") not in _FIELD_TYPES:
+        return {"type": "string", "description": f"JSON of this schema: {json.dumps(form)[:4000]}"}
+    names = ("type", "title", "description", "minimum", "maximum", "minLength", "maxLength", "enum")
+    return {name: form[name] for name in names if name in form}
+
+
+def _read_answer(wait: OpenWait, content: Mapping[str, Any]) -> Any:
+    if _ANSWER not in content:
+        raise InvalidInputError(f"the content of an answer has {_ANSWER}")
+    answer, form = content[_ANSWER], wait.call.form
+    if form is not None and form.get("type") not in _FIELD_TYPES and isinstance(answer, str):
+        try:
+            return parse_json(answer.encode())
+        except ValueError:
+            raise InvalidInputError("the answer is not JSON", hint="Its form is in the question.") from None
+    return answer
+
+
+def _read_response(response: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return the action and the content of an elicitation's response."""
+    plain = response if isinstance(response, dict) else getattr(response, "__dict__", {})
+    action, content = plain.get("action"), plain.get("content")
+    if action not in ("accept", "decline", "cancel") or not isinstance(content, dict | None):
+        raise InvalidInputError("a response has an action, accept, decline or cancel, and content, an object")
+    return action, content or {}
+
+
+def _has_dismissed(responses: Mapping[str, Any]) -> bool:
+    return any(_read_response(response)[0] == "cancel" for response in responses.values())
