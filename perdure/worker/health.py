@@ -124,8 +124,8 @@ class WorkflowTasks:
                     if not is_refused:
                         self.record_failure(run_id, eviction.message)
                     return
-            # The one before has succeeded: after a failure the SDK evicts the run. Replay shows nothing: each attempt of
-            # a task that fails replays those before it.
+            # The one before has succeeded: after a failure the SDK evicts the run. Replay shows nothing: each attempt
+            # of a task that fails replays those before it.
             if has_task:
                 self.record_success(run_id)
             has_task = not activation.is_replaying
