@@ -27,6 +27,7 @@ from ..loop.lifecycle import STATE_KEY
 from ..temporal_service import translate_rpc_error, translate_service_error
 from ..types.interface import WAITING_MEMO, WORKFLOW_TYPE
 from ..workflows import AgentWorkflow
+from ..workflows.webhook import WebhookWorkflow
 
 # ---
 # Histories to replay: from files, and from a server with all executions of a run.
@@ -321,7 +322,9 @@ async def replay_each(
     data_converter: DataConverter = DataConverter.default,
 ) -> AsyncGenerator[Replayed]:
     """Replay ``histories`` one after the other, by their names: each is taken when those before it are done."""
-    replayer = Replayer(workflows=[AgentWorkflow, *workflows], data_converter=data_converter, build_id="replay")
+    replayer = Replayer(
+        workflows=[AgentWorkflow, WebhookWorkflow, *workflows], data_converter=data_converter, build_id="replay"
+    )
     present = ""
 
     async def feed() -> AsyncGenerator[WorkflowHistory]:

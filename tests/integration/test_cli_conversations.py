@@ -116,6 +116,24 @@ async def test_a_failed_conversation_is_resumed_and_told_who_did_what(engine: En
         assert (await cli("send", "chat", "Hello", "--wait")).out == "2: 'fail' | 'Hello'\n"
 
 
+async def test_a_run_is_deleted_when_it_has_ended(engine: Engine, cli: Commands) -> None:
+    async with engine.served(talker()) as client:
+        await cli("send", "chat", "Hello", "--agent", "talker", "--wait")
+        unsure = await cli("delete", "chat")
+        assert unsure.code == 2
+        assert "perdure delete chat --yes" in unsure.err
+        still_open = await cli("delete", "chat", "--yes")
+        assert still_open.code != 0
+        assert "chat" in still_open.err
+        assert (await cli("show", "chat")).code == 0, "nothing of it is gone"
+        await cli("close", "chat")
+        await client.run("chat").wait_for_close()
+        deleted = await cli("delete", "chat", "--yes", "-o", "json")
+        # The Temporal of this process deletes no executions; a server does, see tests/acceptance/test_web_lists.py.
+        assert deleted.json == {"id": "chat", "runs": 1, "executions": 0}
+        assert await (await client.store()).get_run("chat") is None
+
+
 async def test_a_chat_through_a_pipe(engine: Engine, cli: Commands) -> None:
     """Each line is a message. The agent of a conversation stays."""
     async with engine.served(talker(), Agent("other", ScriptedProvider(talk))):

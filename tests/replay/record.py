@@ -36,6 +36,7 @@ from tests.replay import (  # noqa: F401 - their scenarios too
     subagents,
     toolsets,
     typed,
+    webhooks,
 )
 from tests.replay.scenarios import SCENARIOS
 from tests.support.engine import Engine
