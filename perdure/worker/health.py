@@ -150,8 +150,9 @@ class WorkflowTasks:
         """Return state, reason and figures."""
         with self._lock:
             oldest = monotonic() - FAILED_TASK_SECONDS
-            failing = [task for task in self._failing.values() if task.at > oldest]
-            in_a_row, failures, last = len(self._failing_since_success), self.failures, self.last
+            failing = [run_id for run_id, task in self._failing.items() if task.at > oldest]
+            in_a_row = len(self._failing_since_success.intersection(failing))
+            failures, last = self.failures, self.last
         facts: dict[str, Any] = {"failures": failures, "failing_runs": len(failing)}
         if last is not None:
             facts["last"] = {"run_id": last.run_id, "at": last.time, "reason": last.reason}

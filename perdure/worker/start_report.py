@@ -122,7 +122,7 @@ async def _report_deployment(temporal: TemporalClient, version: WorkerDeployment
             raise
     if routing.current_deployment_version.build_id == build_id:
         return [Finding("deployment", "ok", f"{build_id} is the current version of {name}")]
-    if routing.ramping_deployment_version.build_id == build_id:
+    if routing.ramping_deployment_version.build_id == build_id and routing.ramping_version_percentage > 0:
         share = f"{routing.ramping_version_percentage:g} %"
         return [
             Finding("deployment", "ok", f"{build_id} is the ramping version of {name}: {share} of what is not pinned")

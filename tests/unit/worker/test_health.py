@@ -363,6 +363,15 @@ def test_a_refused_query_is_no_failure(checked: Checked) -> None:
     assert checked.tasks.describe() == ("ok", None, {"failures": 0, "failing_runs": 0})
 
 
+def test_failures_of_long_ago_do_not_count_with_one_of_today(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(2):
+        fail_task(checked.tasks, f"order-{n}")
+    now = health_module.monotonic()
+    monkeypatch.setattr(health_module, "monotonic", lambda: now + 3600)
+    fail_task(checked.tasks, "order-2")
+    assert checked.tasks.describe()[0] == "warning"
+
+
 def test_failures_of_long_ago_are_forgotten(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(1000):
         fail_task(checked.tasks, f"order-{n}")
