@@ -60,7 +60,7 @@ def build_turn_status(state: RunState, task_id: str | None = None) -> TurnStatus
     (between two turns: the last one)."""
     turn = state.turn
     if turn is not None and task_id in (None, turn.task_id):
-        if is_turn_running(state, turn.task_id) or not _is_end_recorded(state, turn):
+        if is_turn_running(state, turn.task_id):
             return TurnStatus(task_id=turn.task_id, state="running")
         return _build_current_turn_status(state, turn)
     for past in state.past:
@@ -76,13 +76,8 @@ def is_turn_running(state: RunState, task_id: str) -> bool:
         return False
     if is_turn_answered(state):
         return bool(state.carry)  # items that close its transcript are still to be recorded
-    return turn.failure is None and not state.cancelled
-
-
-def _is_end_recorded(state: RunState, turn: TurnState) -> bool:
-    """Whether a failure or cancellation has been recorded. Until then a client that has seen it, and resumes the run,
-    would find it running."""
-    return state.recorded or (turn.failure is None and not state.cancelled)
+    # A client that has seen a failure, and resumes the run, would find it open until that is recorded.
+    return (turn.failure is None and not state.cancelled) or not state.recorded
 
 
 def _build_current_turn_status(state: RunState, turn: TurnState) -> TurnStatus:

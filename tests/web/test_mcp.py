@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
@@ -36,11 +37,14 @@ class TaskRequest(types.Request[dict[str, Any], str]):
 
 
 @asynccontextmanager
-async def connect(service: Service, name: str = "ada", **options: Any) -> AsyncIterator[McpClient]:
-    headers = {"authorization": f"Bearer {name}"}
+async def connect(
+    service: Service, name: str = "ada", *, key: str | None = None, note: Any = None, **options: Any
+) -> AsyncIterator[McpClient]:
+    """``key``: the ``Idempotency-Key`` of its requests; ``note`` is called with each request."""
+    headers = {"authorization": f"Bearer {name}"} | ({} if key is None else {"idempotency-key": key})
     url = service.url.removesuffix("/v1") + "/mcp"
     async with (
-        httpx2.AsyncClient(headers=headers, timeout=60) as http,
+        httpx2.AsyncClient(headers=headers, timeout=60, event_hooks={"request": [note] if note else []}) as http,
         McpClient(streamable_http_client(url, http_client=http), **options) as client,
     ):
         yield client
@@ -179,6 +183,54 @@ async def test_a_repeat_with_the_same_key_is_the_same_run(engine: Engine) -> Non
         other = await mcp.call_tool("once", {"message": "other"}, meta=meta)
         assert other.is_error
         assert len(await client.list(agent="once")) == 1
+
+
+@pytest.mark.server
+async def test_the_header_names_a_repeat_and_another_caller_has_keys_of_its_own(engine: Engine) -> None:
+    callers = [make_caller(name) for name in ("kim", "lee")]
+    async with engine.served(echoing("once")) as client, serve(client, *callers) as service:
+        runs = []
+        for name in ("kim", "kim", "lee"):
+            async with connect(service, name, key="k1") as mcp:
+                result = await mcp.call_tool("once", {"message": "hi"})
+                runs.append((result.meta or {})["perdure/session"])
+        assert runs[0] == runs[1] != runs[2]
+
+
+@pytest.mark.server
+async def test_a_call_that_lasts_is_repeated_by_its_state(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's SDK repeats it, with the state that it was given, until there is an answer."""
+    monkeypatch.setattr("perdure.web.mcp.WAIT_SECONDS", 1.0)
+    gate, states = Gate(), list[str]()
+
+    @tool
+    async def wait() -> str:
+        await gate()
+        return "open"
+
+    async def note(request: httpx2.Request) -> None:
+        if state := json.loads(request.content or b"{}").get("params", {}).get("requestState"):
+            states.append(state)
+            gate.open()
+
+    agent = Agent("lasting", ScriptedProvider([call("wait"), "End."]), tools=[wait])
+    async with engine.served(agent) as client, serve(client) as service, connect(service, note=note) as mcp:
+        result = await mcp.call_tool("lasting", {"message": "go"})
+        assert read_text(result) == "End."
+        assert set(states) == {(result.meta or {})["perdure/session"]}
+        assert len(await client.list(agent="lasting")) == 1
+
+
+@pytest.mark.server
+async def test_an_approval_in_a_subagent_is_asked_for(engine: Engine) -> None:
+    boss = Agent("boss", ScriptedProvider([call("call_helper", task="refund"), "Told."]), subagents=[refunding()])
+    async with engine.served(boss) as client, serve(client) as service:
+        async with connect(service, elicitation_callback=accept) as mcp:
+            result = await mcp.call_tool("boss", {"message": "go"})
+        assert read_text(result) == "Told."
+        run = client.run((result.meta or {})["perdure/session"])
+        decided = [event async for event in run.events(wait=False) if isinstance(event, ApprovalDecided)]
+        assert [(one.by, one.context_id != run.id) for one in decided] == [("ada", True)]
 
 
 @pytest.mark.server
