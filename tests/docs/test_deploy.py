@@ -33,7 +33,7 @@ from tests.support.wait import eventually
 
 DEPLOY = ROOT / "deploy"
 UNITS = ("perdure-worker@.service", "perdure-store-gc.service", "perdure-store-gc.timer")
-EXTRAS = ("openai", "anthropic", "google", "encryption", "yaml", "mcp", "postgres", "objects")
+EXTRAS = ("openai", "anthropic", "google", "encryption", "yaml", "mcp", "postgres", "objects", "agui")
 """What the image has beside perdure itself."""
 EXPOSURE = 20
 """The largest exposure of a unit that systemd's own judgement may find, in tenths; without any hardening it is 96."""
@@ -307,7 +307,8 @@ def test_the_image_is_built_from_the_locks(tmp_path: Path) -> None:
                 shutil.copytree(ROOT / name, path, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(ROOT / name, path)
-    drivers = "openai, anthropic, google.genai, cryptography, yaml, mcp, asyncpg, obstore, perdure"
+    drivers = "openai, anthropic, google.genai, cryptography, yaml, mcp, asyncpg, obstore"
+    drivers += ", perdure.web.agui, perdure.web.mcp"
     installed = judge(tmp_path / "venv/bin/python", "-c", f"import {drivers}", cwd=tmp_path)
     assert installed.returncode == 0, installed.stderr
     assert judge(tmp_path / "venv/bin/perdure", "--version", cwd=tmp_path).stdout.startswith("perdure ")

@@ -19,6 +19,7 @@ from tests.docs.test_docs import check_perdure
 from tests.support.kubernetes import Object, check_custom, containers, find_pod, is_custom
 from tests.support.validators import find_go_program, find_package_program, judge
 
+SELECTING = (("NetworkPolicy", "podSelector"), ("PodDisruptionBudget", "selector"))
 CHART = DEPLOY / "helm/perdure"
 SCHEMA: Object = yaml.safe_load((CHART / "values.schema.json").read_text())
 DEFAULTS: Object = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -80,6 +81,7 @@ WRONG: dict[str, Object] = {
     "a value that does not exist": {"replica": 3},
     "an address without a port": {"temporal": {"address": "temporal"}},
     "a digest that is none": {"image": {"digest": "latest"}},
+    "an address as a host": {"web": {"hosts": ["https://agents.example.com"]}},
     "another mode": {"mode": "StatefulSet"},
     "a port that is text": {"networkPolicy": {"egressPorts": ["443"]}},
     "an age without its unit": {"gc": {"olderThan": "90"}},
@@ -119,9 +121,14 @@ def render(helm: Path, home: Path, name: str, *more: str) -> list[Object]:
     return [each for each in yaml.safe_load_all(done.stdout) if each]
 
 
-def one(objects: list[Object], kind: str) -> Object:
-    (found,) = (each for each in objects if each["kind"] == kind)
+def one(objects: list[Object], kind: str, *, web: bool = False) -> Object:
+    (found,) = (each for each in objects if each["kind"] == kind and is_web(each) is web)
     return found
+
+
+def is_web(each: Object) -> bool:
+    """Whether it is of the pods of ``perdure serve``."""
+    return bool(each["metadata"]["name"].endswith("-web"))
 
 
 @pytest.mark.slow
@@ -231,13 +238,46 @@ def test_workers_are_probed_selected_and_given_time_to_drain(name: str, helm: Pa
     # The Worker Controller sets these itself; twice is an error of Kubernetes' server-side apply.
     assert ("TEMPORAL_ADDRESS" in variables) == (values["mode"] == "Deployment")
     labels = pod["metadata"]["labels"]
-    for kind, field in (("NetworkPolicy", "podSelector"), ("PodDisruptionBudget", "selector")):
-        for each in (one for one in objects if one["kind"] == kind):
+    for kind, field in SELECTING:
+        for each in (one for one in objects if one["kind"] == kind and not is_web(one)):
             assert each["spec"][field]["matchLabels"].items() <= labels.items()
     assert ("replicas" in workers["spec"]) != values["autoscaling"]["enabled"]
     assert not any(key.startswith(("helm.sh", "app.kubernetes.io/version")) for key in labels), (
         "a new chart alone must not replace pods"
     )
+
+
+@pytest.mark.slow
+def test_the_api_is_probed_reached_and_kept(helm: Path, tmp_path: Path) -> None:
+    objects = render(helm, tmp_path, "web")
+    served = one(objects, "Deployment", web=True)
+    pod = find_pod(served)
+    assert pod is not None
+    (container,) = containers(pod)
+    (port,) = container["ports"]
+    assert container["args"][:5] == ["serve", "--host", "0.0.0.0", "--port", str(port["containerPort"])]
+    for kind in ("startup", "liveness", "readiness"):
+        assert container[f"{kind}Probe"]["httpGet"]["port"] == "http"
+    labels = pod["metadata"]["labels"]
+    workers = find_pod(one(objects, "Deployment"))
+    assert workers is not None
+    service = one(objects, "Service", web=True)["spec"]
+    selectors = [service["selector"]]
+    selectors += [one(objects, kind, web=True)["spec"][field]["matchLabels"] for kind, field in SELECTING]
+    for selector in selectors:
+        assert selector.items() <= labels.items()
+        assert not selector.items() <= workers["metadata"]["labels"].items(), "workers answer no requests"
+    policy = one(objects, "NetworkPolicy", web=True)["spec"]
+    assert policy["ingress"] == [{"ports": [{"port": port["containerPort"], "protocol": "TCP"}]}]
+    assert [each["targetPort"] for each in service["ports"]] == [port["name"]]
+    ingress = one(objects, "Ingress", web=True)["spec"]
+    hosts = values_of("web")["web"]["hosts"]
+    assert [rule["host"] for rule in ingress["rules"]] == hosts == ingress["tls"][0]["hosts"]
+    assert [host for host in hosts if container["args"].count(host) != 1] == []
+    for rule in ingress["rules"]:
+        backend = rule["http"]["paths"][0]["backend"]["service"]
+        assert backend == {"name": "shop-perdure-web", "port": {"name": service["ports"][0]["name"]}}
+    assert not [each for each in render(helm, tmp_path, "default") if is_web(each)]
 
 
 @pytest.mark.slow
@@ -281,6 +321,7 @@ REFUSED = {
     "image.tag and image.digest": ["--set", f"image.digest=sha256:{'1' * 64}"],
     "temporal.address": ["--set", "temporal.address="],
     "existingSecret": ["--set", "existingSecret="],
+    "web.hosts": ["--set", "web.enabled=true"],
     "agents.files and agents.configMap": ["--set", "agents.configMap=x", "--set", "agents.files.a=b"],
     "additional properties 'replica' not allowed": ["--set", "replica=3"],
     "temporal.tls.enabled: KEDA": ["--set", "autoscaling.enabled=true", "--set", "temporal.tls.enabled=true"],

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import httpx
 import pytest
 import yaml
 
@@ -190,8 +191,18 @@ async def test_the_services_in_their_order_bring_up_a_worker(own_server: Postgre
     await said(worker.stdout, "support")
     answer = await loopback.run(perdure, "run", "support", "Where is order 77?", "--id", "order-77")
     assert answer.code == 0, answer
-    os.kill(worker.pid, signal.SIGTERM)
-    assert (await ended(worker)).code == 0
+    created = await loopback.run(perdure, "token", "create", "ana", "--role", "viewer", "--json")
+    words = ["0" if word == "8000" else word for word in words_of("web")]
+    web = await loopback.spawn(perdure, *words)
+    port = (await said(web.stdout, "^http://")).partition("/v1")[0].rpartition(":")[2]
+    headers = {"Host": f"localhost:{port}", "Authorization": f"Bearer {json.loads(created.out)['token']}"}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers) as http:
+        assert (await http.get("/v1/sessions/order-77")).json()["id"] == "order-77"
+        assert (await http.get("/readyz")).json()["status"] == "ok"
+        assert (await http.get("/v1/sessions", headers={"Host": "elsewhere"})).status_code == 421
+    for process in (web, worker):
+        os.kill(process.pid, signal.SIGTERM)
+        assert (await ended(process)).code == 0
 
     before = await loopback.run(perdure, "show", "order-77")
     backup, restore = backup_and_restore()
