@@ -188,11 +188,11 @@ async def test_a_repeat_with_the_same_key_is_the_same_run(engine: Engine) -> Non
 @pytest.mark.server
 async def test_the_header_names_a_repeat_and_another_caller_has_keys_of_its_own(engine: Engine) -> None:
     callers = [make_caller(name) for name in ("kim", "lee")]
-    async with engine.served(echoing("once")) as client, serve(client, *callers) as service:
+    async with engine.served(echoing("keyed")) as client, serve(client, *callers) as service:
         runs = []
         for name in ("kim", "kim", "lee"):
             async with connect(service, name, key="k1") as mcp:
-                result = await mcp.call_tool("once", {"message": "hi"})
+                result = await mcp.call_tool("keyed", {"message": "hi"})
                 runs.append((result.meta or {})["perdure/session"])
         assert runs[0] == runs[1] != runs[2]
 
