@@ -139,15 +139,15 @@ bench: setup $(VENV)/.postgres ## perdure against bare Temporal, as ratios, on S
 
 lock: venv ## resolve requirements/*.txt anew (ARGS=--upgrade to raise versions)
 	@command -v uv >/dev/null || $(VENV)/bin/uv --version >/dev/null 2>&1 || $(PY) -m pip install --quiet uv
-	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal \
+	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --extra dev pyproject.toml -o $(LOCK) $(ARGS)
-	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal \
+	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:types -o $(TYPES) $(ARGS)
-	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal \
+	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:postgres -c $(LOCK) -o $(POSTGRES) $(ARGS)
-	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal \
+	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:objects -o $(OBJECTS) $(ARGS)
-	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal \
+	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:deploy -o $(DEPLOY) $(ARGS)
 
 clean: ## remove .venv, caches and build output

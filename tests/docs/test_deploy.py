@@ -16,10 +16,13 @@ import threading
 import tomllib
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib import metadata
 from pathlib import Path
 
 import httpx
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from perdure import config
 from perdure.tools.tool import DEFAULT_TIMEOUT
@@ -325,6 +328,29 @@ def test_the_locks_are_parts_of_the_development_lock() -> None:
         )
         text = (DEPLOY / name).read_text()
         assert text.count("==") <= text.count("--hash=sha256:")
+
+
+def test_the_locks_name_the_extras_that_packages_ask_for() -> None:
+    """For a package that asks for `google-auth[requests]`, pip before 23.3 takes the newest google-auth where the lock
+    pins the bare name, and refuses it as not pinned: the lock breaks on the day of that package's next release."""
+    for lock in (ROOT / "requirements/dev.txt", DEPLOY / "requirements.txt"):
+        pinned = {
+            name: set(extras.split(",")) if extras else set()
+            for name, extras in re.findall(r"^([a-z0-9-]+)(?:\[([\w,-]+)\])?==", lock.read_text(), re.MULTILINE)
+        }
+        asked: dict[str, set[str]] = {}
+        for name, extras in pinned.items():
+            try:
+                requirements = metadata.requires(name) or []
+            except metadata.PackageNotFoundError:  # of another platform
+                continue
+            for requirement in map(Requirement, requirements):
+                marker = requirement.marker
+                if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras | {""}):
+                    asked.setdefault(canonicalize_name(requirement.name), set()).update(requirement.extras)
+        assert asked.get("google-auth") == {"requests"}
+        missing = {name: extras - pinned.get(name, set()) for name, extras in asked.items()}
+        assert not any(missing.values()), f"{lock.name}: resolve with --no-strip-extras ({missing})"
 
 
 def test_the_lock_has_what_a_worker_needs_and_no_more() -> None:
