@@ -111,11 +111,11 @@ class ConsoleAccess:
         except UnauthorizedError:
             self._failures.record(request)
             raise
-        id, secret, now = secrets.token_hex(8), secrets.token_hex(32), format_utc_now()
+        login_id, secret, now = secrets.token_hex(8), secrets.token_hex(32), format_utc_now()
         token_id = caller.auth.removeprefix("token:")
-        row = LoginRow(id, hash_login(id, secret), token_id, now, add_seconds(now, LOGIN_SECONDS))
+        row = LoginRow(login_id, hash_login(login_id, secret), token_id, now, add_seconds(now, LOGIN_SECONDS))
         await (await self.client.store()).create_login(row)
-        return caller, f"{id}.{secret}"
+        return caller, f"{login_id}.{secret}"
 
     async def log_out(self, visitor: Visitor) -> None:
         """End the login of the visitor: its cookie is of no use any longer."""

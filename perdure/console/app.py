@@ -102,7 +102,7 @@ async def _go_to_inbox(page: Page) -> Response:
     return page.redirect("/inbox")
 
 
-async def _refuse_unknown(page: Page) -> Response:
+async def _refuse_unknown(_: Page) -> Response:
     raise NotFoundError("there is no such page")
 
 

@@ -1,8 +1,8 @@
 """The inbox: the calls of all runs that wait for a person, and the page of one call, where it is decided.
 
 Rows come from the store by one query, sorted there, and those of the page are checked with their runs. Every decision
-is sent with the hash of what was shown, so that a call that has changed meanwhile is not decided by it. Many at once are
-exactly those that were ticked, each decided on its own.
+is sent with the hash of what was shown, so that a call that has changed meanwhile is not decided by it. Many at once
+are exactly those that were ticked, each decided on its own.
 """
 
 from __future__ import annotations
@@ -209,8 +209,14 @@ async def decide_rows(page: Page) -> Response:
             raise InvalidInputError("to deny several calls, give a reason", hint="The agents get it as their result.")
         items, outcomes = await _refuse_unselectable(page, items)
     decisions = [
-        Decision(session=session, call_id=call_id, hash=hash, decision=decision, comment=comment)
-        for session, call_id, hash in items
+        Decision(
+            session=session,
+            call_id=call_id,
+            hash=shown,
+            decision="approve" if decision == "approve" else "deny",
+            comment=comment,
+        )
+        for session, call_id, shown in items
     ]
     if decisions:
         answer = await decide_approvals(replace(page.call, body=Decisions(decisions=decisions)))
@@ -248,15 +254,15 @@ async def _refuse_unselectable(
 
 
 async def _answer_row(page: Page, item: tuple[str, str, str]) -> Response:
-    session, call_id, hash = item
+    session, call_id, shown = item
     call = replace(page.call, params={"id": session}, resource=await page.call.web.find_session(session))
     await call.authorize("read", "answer")
     pending, _ = await _find_pending(call, call_id)
-    if pending is None or pending.hash != hash:
-        decision = Decision(session=session, call_id=call_id, hash=hash, value=None)
+    if pending is None or pending.hash != shown:
+        decision = Decision(session=session, call_id=call_id, hash=shown, value=None)
         return await _show_outcomes(page, [await _describe_gone(page, call, decision)])
     value = read_answer(page.form, pending.form)
-    decision = Decision(session=session, call_id=call_id, hash=hash, value=value)
+    decision = Decision(session=session, call_id=call_id, hash=shown, value=value)
     answer = await decide_approvals(replace(page.call, body=Decisions(decisions=[decision])))
     return await _show_outcomes(page, [_build_outcome(decision, answer.results[0], page.call.by)])
 
@@ -271,8 +277,8 @@ async def _show_outcomes(page: Page, outcomes: Sequence[Outcome]) -> Response:
 
 async def show_outcome(page: Page) -> Response:
     """Show, in the place of a row's buttons, what became of a call that waits no longer."""
-    hash = page.request.query_params.get("hash", "")
-    decision = Decision(session=page.call.params["id"], call_id=page.call.params["call_id"], hash=hash or "-")
+    shown = page.request.query_params.get("hash", "")
+    decision = Decision(session=page.call.params["id"], call_id=page.call.params["call_id"], hash=shown or "-")
     return page.render("outcomes.html", outcomes=[await _describe_gone(page, page.call, decision)])
 
 
@@ -324,6 +330,7 @@ async def _show_call(page: Page, *, problem: str | None = None, status_code: int
         return page.render("decided.html", outcome=outcome, name=name, arguments=shown, resource=resource)
     arguments = _find_arguments(pending, block)
     schema = await find_tool_schema(page.call, status.agent, pending.name)
+    arguments = order_arguments(arguments, schema)
     is_approval = pending.kind == "approval"
     fields = build_fields(schema, arguments) if is_approval and arguments is not None else []
     blocks = [known for known in transcript.blocks.values() if known.key != f"c-{call_id}"][-_CONTEXT_BLOCKS:]
@@ -370,6 +377,15 @@ async def find_tool_schema(call: Call, agent: str, tool: str) -> Mapping[str, An
     tools = json.loads(rows[0].body).get("tools", ()) if rows else ()
     schema = next((known.get("parameters") for known in tools if known.get("name") == tool), None)
     return schema if isinstance(schema, Mapping) else None
+
+
+def order_arguments(arguments: Mapping[str, Any] | None, schema: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return arguments in the order of their schema: what the run has of them is sorted by name."""
+    properties = (schema or {}).get("properties")
+    if arguments is None or not isinstance(properties, Mapping):
+        return arguments
+    names = [name for name in properties if name in arguments]
+    return {name: arguments[name] for name in dict.fromkeys([*names, *arguments])}
 
 
 async def decide_call(page: Page) -> Response:

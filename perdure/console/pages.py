@@ -61,6 +61,7 @@ class Asset:
     content: bytes
     media_type: str
     version: str
+    """The same of all files: scripts import each other by relative addresses."""
 
 
 @cache
@@ -68,10 +69,8 @@ def load_assets() -> Mapping[str, Asset]:
     """Read the files that pages load from the package."""
     folder = resources.files("perdure.console").joinpath("assets")
     contents = {name: folder.joinpath(name).read_bytes() for name in _ASSETS}
-    return {
-        name: Asset(content, _ASSETS[name], hashlib.sha256(content).hexdigest()[:12])
-        for name, content in contents.items()
-    }
+    version = hashlib.sha256(b"".join(contents.values())).hexdigest()[:12]
+    return {name: Asset(content, _ASSETS[name], version) for name, content in contents.items()}
 
 
 @cache
@@ -137,6 +136,9 @@ class Page:
     def redirect(self, path: str, **query: str) -> Response:
         """Send the browser to another page of the console."""
         return RedirectResponse(f"{self.base}{path}" + (f"?{urlencode(query)}" if query else ""), 303, HEADERS)
+
+
+_TOKEN_FIELD = Markup('<input type="hidden" name="{}" value="{}">')
 
 
 def build_context(request: Request, visitor: Visitor) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from ..ports.store import format_utc_now
 from ..types.events import Event, ModelCompleted, ModelDelta
 from ..types.interface import Status
 from ..types.messages import Message, Usage
-from ..web.auth import Resource
+from ..web.auth import Resource, Verb
 from ..web.files import get_file
 from ..web.forks import NewFork, fork_session
 from ..web.lists import PageQuery, list_subagents
@@ -76,9 +76,10 @@ async def _read_inherited(store: Store, events: Sequence[Event]) -> Sequence[Mes
     first = next((event for event in events if isinstance(event, ModelCompleted) and event.head), None)
     if first is None or first.head is None:
         return ()
-    own = 1 + sum(event.type == "message.injected" and event.seq < first.seq for event in events)
+    own = sum(event.type == "message.injected" and event.seq < first.seq for event in events)
     messages = [message for message in await load_stored_messages(store, first.head) if message.role != "system"]
-    return messages[: max(len(messages) - own, 0)]
+    replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    return messages[: max(replies[-1] - own, 0)] if replies else ()
 
 
 async def _read_status(page: Page) -> Status | None:
@@ -128,7 +129,8 @@ async def _build_panel(page: Page, view: View) -> dict[str, Any]:
     spans, seconds = build_waterfall(view.transcript, format_utc_now())
     store = await page.call.client.store()
     row = await store.get_run(page.call.params["id"])
-    may = {verb: await page.call.may(verb, resource) for verb in ("send", "decide", "operate")}  # type: ignore[arg-type]  # verbs
+    verbs: tuple[Verb, ...] = ("send", "decide", "operate")
+    may = {verb: await page.call.may(verb, resource) for verb in verbs}
     parent, _, _ = page.call.params["id"].rpartition("/")
     state = status.state if status is not None else row.status if row is not None else "unknown"
     return {
@@ -237,7 +239,8 @@ async def _add_thinking(store: Store, transcript: Transcript, event: ModelComple
 
 
 def _list_calls(transcript: Transcript, reply: ReplyBlock) -> list[Block]:
-    return [transcript.blocks[f"c-{id}"] for id in reply.call_ids if f"c-{id}" in transcript.blocks]
+    keys = [f"c-{call_id}" for call_id in reply.call_ids]
+    return [transcript.blocks[key] for key in keys if key in transcript.blocks]
 
 
 def _encode_blocks(page: Page, blocks: Sequence[Block], seq: int | None = None) -> bytes:

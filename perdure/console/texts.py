@@ -12,13 +12,13 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererProtocol
 from markdown_it.token import Token
-from markdown_it.utils import EnvType, OptionsDict
 from markupsafe import Markup, escape
 
 MARKDOWN_CHARS = 24_000
@@ -77,24 +77,18 @@ def _is_safe_link(url: str) -> bool:
     return (parts.scheme in ("http", "https") and bool(parts.hostname)) or parts.scheme == "mailto"
 
 
-def _render_image(
-    renderer: RendererProtocol, tokens: Sequence[Token], index: int, options: OptionsDict, env: EnvType
-) -> str:
+def _render_image(_: RendererProtocol, tokens: Sequence[Token], index: int, *__: Any) -> str:
     """A remote image is a link: fetching it would tell its server what the address says."""
     token = tokens[index]
     label = Markup("image: ") + (token.content or "without a description")
     return str(_build_link(str(token.attrs.get("src", ""))) + label + Markup("</a>"))
 
 
-def _render_link_open(
-    renderer: RendererProtocol, tokens: Sequence[Token], index: int, options: OptionsDict, env: EnvType
-) -> str:
+def _render_link_open(_: RendererProtocol, tokens: Sequence[Token], index: int, *__: Any) -> str:
     return str(_build_link(str(tokens[index].attrs.get("href", ""))))
 
 
-def _render_link_close(
-    renderer: RendererProtocol, tokens: Sequence[Token], index: int, options: OptionsDict, env: EnvType
-) -> str:
+def _render_link_close(_: RendererProtocol, tokens: Sequence[Token], index: int, *__: Any) -> str:
     """Name the host behind a link whose text does not: the text may name another one."""
     depth, text = 0, ""
     for token in reversed(tokens[:index]):
@@ -200,7 +194,7 @@ def format_duration(seconds: float | None) -> str:
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
-    for (size, unit), (smaller, small_unit) in zip(_UNITS, _UNITS[1:], strict=False):
+    for (size, unit), (smaller, small_unit) in pairwise(_UNITS):
         if whole >= size:
             rest = whole % size // smaller
             return f"{whole // size} {unit}" + (f" {rest} {small_unit}" if rest else "")

@@ -299,8 +299,11 @@ def _cut_known(before: str, delta: ModelDelta) -> str:
 
 
 def _describe_attempt(event: ErrorEvent) -> str:
-    again = f"; the next attempt in {format_duration(event.retry_in)}" if event.retry_in else ""
-    return f"Attempt {event.attempt} failed: {event.error_type}: {event.error}{'' if event.final else again}"
+    return f"Attempt {event.attempt} failed: {event.error_type}: {event.error}{_describe_retry(event)}"
+
+
+def _describe_retry(event: ErrorEvent) -> str:
+    return f" · next attempt in {format_duration(event.retry_in)}" if event.retry_in and not event.final else ""
 
 
 # ---
@@ -522,7 +525,7 @@ def build_waterfall(transcript: Transcript, now: str) -> tuple[list[Span], float
             if block.asked:
                 end = block.decision.at if block.decision else block.ended
                 who = "approval" if block.hash and not block.question and block.form is None else "answer"
-                raw.append((block, f"waits for {who}", "wait", block.asked, end))
+                raw.append((block, who, "wait", block.asked, end))
             if block.started:
                 raw.append((block, block.name, "child" if block.child else "tool", block.started, block.ended))
     times = [(parse_time(start), parse_time(end or now)) for _, _, _, start, end in raw]
@@ -532,14 +535,14 @@ def build_waterfall(transcript: Transcript, now: str) -> tuple[list[Span], float
     begin, finish = min(start for start, _ in known), max(end for _, end in known)
     total = max((finish - begin).total_seconds(), 0.001)
     spans = []
-    for (block, label, kind, _, end_text), (start, end) in zip(raw, times, strict=True):
-        if start is None or end is None:
+    for (block, label, kind, _, end_text), (first, last) in zip(raw, times, strict=True):
+        if first is None or last is None:
             continue
-        seconds = max((end - start).total_seconds(), 0.0)
+        seconds = max((last - first).total_seconds(), 0.0)
         reply = block if isinstance(block, ReplyBlock) else None
         spans.append(
             Span(
-                block.seq, label, kind, (start - begin).total_seconds() / total * 1000,
+                block.seq, label, kind, (first - begin).total_seconds() / total * 1000,
                 max(seconds / total * 1000, 3.0), seconds, not end_text,
                 reply.usage.total_tokens if reply else 0, reply.cost_usd if reply else None,
                 block.state == "error" if isinstance(block, CallBlock) else bool(reply and reply.state == "retracted"),
