@@ -1,11 +1,12 @@
-"""``perdure serve``: the HTTP API, and with a file of agents a worker beside it."""
+"""``perdure serve``: the HTTP API and the console, and with a file of agents a worker beside it; ``perdure console``:
+the console alone."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,12 @@ from .options import AgentsOption, TaskQueueOption
 from .worker import ExitLimit, install_signal_handlers, log_to_stderr, serve_agents
 
 if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
     from ..client.client import Client
     from ..web.app import WebOptions
     from ..web.auth import Authenticator
+    from ..web.operations import Web
 
 DEFAULT_PORT = 8000
 _DRAIN_SECONDS = 10
@@ -57,6 +61,7 @@ class ServeOptions(StoreOptions):
     tenant_header: Annotated[
         str | None, typer.Option(metavar="HEADER", help="Header in which it names the user's tenant; else all.")
     ] = None
+    no_console: Annotated[bool, typer.Option("--no-console", help="Leave the console out.")] = False
     root_path: Annotated[str, typer.Option(metavar="PATH", help="Path that a proxy removes: /perdure.")] = ""
 
 
@@ -69,7 +74,28 @@ def serve(
     *,
     server: ServeOptions,
 ) -> None:
-    """Serve the HTTP API until SIGTERM or Ctrl-C; with FILE also its agents. Requests need a token (perdure token)."""
+    """Serve the HTTP API and the console until SIGTERM or Ctrl-C; with FILE also its agents. Requests need a token
+    (perdure token)."""
+    _run_service(server, file, agents, task_queue, api=True)
+
+
+def console(
+    file: Annotated[
+        str | None, typer.Argument(metavar="[FILE]", help="Also serve the agents of this file, as `perdure worker`.")
+    ] = None,
+    agents: AgentsOption = None,
+    task_queue: TaskQueueOption = None,
+    *,
+    server: ServeOptions,
+) -> None:
+    """Serve the console alone, where people decide on calls and look after runs. Users log in with a token (perdure
+    token)."""
+    _run_service(server, file, agents, task_queue, api=False)
+
+
+def _run_service(
+    server: ServeOptions, file: str | None, agents: Path | None, task_queue: str | None, *, api: bool
+) -> None:
     try:
         from ..web.app import WebOptions
         from ..web.origins import is_loopback_name
@@ -97,6 +123,7 @@ def serve(
         origins=server.allow_origin or (),
         trusted_proxies=server.trusted_proxy or (),
         dev=is_loopback_name(host),
+        api=api,
     )
     asyncio.run(_serve(server, options, headers, file, agents, task_queue))
 
@@ -129,9 +156,11 @@ async def _serve(
                     hint="Give --store-url or set PERDURE_STORE_URL to the store of the workers.",
                 )
             authenticator = _build_authenticator(client, options, headers, dev=server.dev)
-            app = create_app(client, authenticator=authenticator, options=options)
+            pages = None if server.no_console and options.api else _find_console(is_required=not options.api)
+            app = create_app(client, authenticator=authenticator, options=options, pages=pages)
             stop = asyncio.Event()
-            async with _listen(app, server, stop):
+            prefixes = [*(["/v1"] if options.api else []), *(["/console"] if pages is not None else [])]
+            async with listen(app, server, stop, prefixes):
                 if loaded is None:
                     install_signal_handlers(stop, quiet=False)
                     await stop.wait()
@@ -139,6 +168,17 @@ async def _serve(
                     await serve_agents(client, loaded, stop, agents=agents, exit_limit=exit_limit)
     finally:
         exit_limit.cancel()
+
+
+def _find_console(*, is_required: bool) -> Callable[[Web], Sequence[BaseRoute]] | None:
+    """Return what builds the console's routes; None where its extra is not installed. Raises ``RuntimeSetupError``."""
+    try:
+        from ..console import console_routes
+    except ImportError as error:  # its extra
+        if is_required:
+            raise RuntimeSetupError(f"the console needs {error.name}", hint="pip install 'perdure[console]'") from None
+        return None
+    return console_routes
 
 
 def _build_authenticator(client: Client, options: WebOptions, headers: dict[str, str], *, dev: bool) -> Authenticator:
@@ -154,8 +194,9 @@ def _build_authenticator(client: Client, options: WebOptions, headers: dict[str,
 
 
 @asynccontextmanager
-async def _listen(app: Any, place: ServeOptions, stop: asyncio.Event) -> AsyncIterator[None]:
-    """Serve ``app`` within the block; ends open streams at its end, so that followers go on with another replica."""
+async def listen(app: Any, place: ServeOptions, stop: asyncio.Event, prefixes: Sequence[str]) -> AsyncIterator[None]:
+    """Serve ``app`` within the block, and print its addresses; ends open streams at its end, so that followers go on
+    with another replica."""
     import uvicorn
     from sse_starlette.sse import AppStatus
 
@@ -188,7 +229,8 @@ async def _listen(app: Any, place: ServeOptions, stop: asyncio.Event) -> AsyncIt
             for socket in listener.sockets:
                 address, bound = socket.getsockname()[:2]
                 shown = f"[{address}]" if ":" in address else address
-                print_line(f"http://{shown}:{bound}{place.root_path}/v1")
+                for prefix in prefixes:
+                    print_line(f"http://{shown}:{bound}{place.root_path}{prefix}")
         yield
     finally:
         AppStatus.should_exit = True

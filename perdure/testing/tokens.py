@@ -58,7 +58,7 @@ class MemoryTokens:
     async def create_login(self, row: LoginRow) -> None:
         """Record a new login, and delete expired ones."""
         self._raise_failure()
-        self.logins = {id: login for id, login in self.logins.items() if login.expires_at > row.created_at}
+        self.logins = {key: login for key, login in self.logins.items() if login.expires_at > row.created_at}
         if row.id in self.logins:
             raise InvalidInputError(f"there is a login {row.id!r} already", hint="Generate another id.")
         self.logins[row.id] = row

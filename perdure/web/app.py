@@ -67,6 +67,8 @@ class WebOptions:
     """What front ends speak: ``agui`` under ``/agui``, ``vercel`` under ``/ui``, ``mcp`` under ``/mcp``. By default all
     that are installed."""
     limits: WebLimits = field(default_factory=WebLimits)
+    api: bool = True
+    """Serve the native API, the protocols and ``/decide``; without it ``pages`` alone."""
 
 
 def build_web(
@@ -106,7 +108,7 @@ def create_app(
     readiness = Readiness(client)
     own: list[BaseRoute] = [Route("/healthz", _answer_alive), Route("/readyz", readiness.answer)]
     handlers: dict[Any, Any] = {404: _answer_unknown, 405: _answer_wrong_method}
-    api = [*native_routes(web), *decide_routes(web), *_list_protocol_routes(web, options)]
+    api = [*native_routes(web), *decide_routes(web), *_list_protocol_routes(web, options)] if options.api else []
     app = Starlette(
         routes=[*own, *api, *(() if pages is None else pages(web)), *routes],
         exception_handlers=handlers,

@@ -1,4 +1,4 @@
-"""Tables of the HTTP service: API tokens, logins of the console; subscriptions of webhooks, and the log of their deliveries."""
+"""Tables of the HTTP service: API tokens, and logins of the console; webhooks, and the log of their deliveries."""
 
 from pathlib import Path
 
