@@ -45,11 +45,11 @@ class Field:
 
 
 def build_fields(schema: Mapping[str, Any] | None, values: Mapping[str, Any]) -> list[Field]:
-    """Build the fields of an object: those of its schema, then those that are there besides."""
+    """Build the fields of an object: those that it has, in their order, then the others of its schema."""
     properties = (schema or {}).get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
     required = (schema or {}).get("required")
-    names = list(dict.fromkeys([*map(str, properties), *values]))
+    names = list(dict.fromkeys([*values, *map(str, properties)]))
     if len(names) > MAX_FIELDS:
         return []
     return [

@@ -330,7 +330,6 @@ async def _show_call(page: Page, *, problem: str | None = None, status_code: int
         return page.render("decided.html", outcome=outcome, name=name, arguments=shown, resource=resource)
     arguments = _find_arguments(pending, block)
     schema = await find_tool_schema(page.call, status.agent, pending.name)
-    arguments = order_arguments(arguments, schema)
     is_approval = pending.kind == "approval"
     fields = build_fields(schema, arguments) if is_approval and arguments is not None else []
     blocks = [known for known in transcript.blocks.values() if known.key != f"c-{call_id}"][-_CONTEXT_BLOCKS:]
@@ -355,11 +354,12 @@ async def _show_call(page: Page, *, problem: str | None = None, status_code: int
 
 
 def _find_arguments(pending: PendingApproval, block: Any) -> Mapping[str, Any] | None:
-    """Return the arguments that the hash is of; large ones are those of the transcript."""
-    if pending.arguments is not None or not isinstance(block, CallBlock) or block.arguments is None:
-        return pending.arguments
-    is_same = hash_arguments(pending.call_id, pending.name, block.arguments) == pending.hash
-    return block.arguments if is_same else None
+    """Return the arguments that the hash is of, in the model's order, which the events have; large ones only they
+    have."""
+    given = block.arguments if isinstance(block, CallBlock) else None
+    if given is not None and hash_arguments(pending.call_id, pending.name, given) == pending.hash:
+        return cast(Mapping[str, Any], given)
+    return pending.arguments
 
 
 async def _read_context(page: Page) -> Transcript:
@@ -377,15 +377,6 @@ async def find_tool_schema(call: Call, agent: str, tool: str) -> Mapping[str, An
     tools = json.loads(rows[0].body).get("tools", ()) if rows else ()
     schema = next((known.get("parameters") for known in tools if known.get("name") == tool), None)
     return schema if isinstance(schema, Mapping) else None
-
-
-def order_arguments(arguments: Mapping[str, Any] | None, schema: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return arguments in the order of their schema: what the run has of them is sorted by name."""
-    properties = (schema or {}).get("properties")
-    if arguments is None or not isinstance(properties, Mapping):
-        return arguments
-    names = [name for name in properties if name in arguments]
-    return {name: arguments[name] for name in dict.fromkeys([*names, *arguments])}
 
 
 async def decide_call(page: Page) -> Response:
@@ -441,7 +432,7 @@ async def _review_change(page: Page) -> Response:
     pending, status = await _find_pending(page.call, call_id)
     if pending is None or pending.hash != page.form.get("hash"):
         return await _show_call(page)
-    block = None if pending.arguments is not None else (await _read_context(page)).blocks.get(f"c-{call_id}")
+    block = (await _read_context(page)).blocks.get(f"c-{call_id}")
     old = _find_arguments(pending, block) or {}
     if "arguments" in page.form:
         new = parse_json_field("arguments", page.form.get("arguments"))
