@@ -50,6 +50,8 @@ _ASSETS = {
     "console.js": "text/javascript; charset=utf-8",
     "inbox.js": "text/javascript; charset=utf-8",
     "run.js": "text/javascript; charset=utf-8",
+    "chat.css": "text/css; charset=utf-8",
+    "chat.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
 
@@ -174,6 +176,8 @@ class PageRoute:
     handler: Handler
     name: str
     verb: Verb = "read"
+    takes_files: bool = False
+    """Whether its form has files."""
 
     def build_route(self, web: Web, access: ConsoleAccess) -> Route:
         """Build the route that serves it."""
@@ -205,10 +209,14 @@ class PageRoute:
         page = Page(call, visitor)
         with audit_caller(visitor.caller.auth, get_client_address(request.scope)):
             if self.method == "POST":
-                page.form = await read_form(request, visitor)
-            call.resource = await web.find_session(call.params["id"]) if "id" in call.params else Resource("approval")
-            await call.authorize(self.verb, self.name)
-            return await self.handler(page)
+                page.form = await read_form(request, visitor, takes_files=self.takes_files)
+            try:
+                known = "id" in call.params
+                call.resource = await web.find_session(call.params["id"]) if known else Resource("approval")
+                await call.authorize(self.verb, self.name)
+                return await self.handler(page)
+            finally:
+                await page.form.close()
 
 
 def show_error(request: Request, visitor: Visitor, error: PerdureError) -> Response:

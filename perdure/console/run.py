@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,7 +55,7 @@ class View:
     inherited_count: int = 0
 
 
-async def _read_view(page: Page, *, with_origin: bool = True) -> View:
+async def read_view(page: Page, *, with_origin: bool = True) -> View:
     """Read the window that the address asks for: the end, what is before a number, or what is around one."""
     given = page.request.query_params
     before = parse_seq(given.get("before")) or None
@@ -82,7 +82,7 @@ async def _read_inherited(store: Store, events: Sequence[Event]) -> Sequence[Mes
     return messages[: max(replies[-1] - own, 0)] if replies else ()
 
 
-async def _read_status(page: Page) -> Status | None:
+async def read_status(page: Page) -> Status | None:
     """Read the run's status; None if nothing answers in time, as where no worker serves it."""
     task = asyncio.ensure_future(build_session(page.call, page.call.params["id"]))
     done, _ = await asyncio.wait([task], timeout=STATUS_SECONDS)
@@ -125,7 +125,7 @@ async def _read_tree(page: Page, id: str, depth: int = 0) -> list[TreeNode]:
 async def _build_panel(page: Page, view: View) -> dict[str, Any]:
     """Build what stands beside the transcript."""
     resource = page.call.resource or Resource("session", page.call.params["id"])
-    status, tree = await asyncio.gather(_read_status(page), _read_tree(page, page.call.params["id"]))
+    status, tree = await asyncio.gather(read_status(page), _read_tree(page, page.call.params["id"]))
     spans, seconds = build_waterfall(view.transcript, format_utc_now())
     store = await page.call.client.store()
     row = await store.get_run(page.call.params["id"])
@@ -152,20 +152,20 @@ async def _build_panel(page: Page, view: View) -> dict[str, Any]:
 
 async def show_run(page: Page) -> Response:
     """Show a run."""
-    view = await _read_view(page)
+    view = await read_view(page)
     panel, count = await asyncio.gather(_build_panel(page, view), count_pending(page))
     return page.render("run.html", view=view, blocks=list(view.transcript.blocks.values()), count=count, **panel)
 
 
 async def show_panel(page: Page) -> Response:
     """Show what stands beside the transcript, for the page's script."""
-    view = await _read_view(page, with_origin=False)
+    view = await read_view(page, with_origin=False)
     return page.render("panel.html", view=view, **await _build_panel(page, view))
 
 
 async def show_earlier(page: Page) -> Response:
     """Show the blocks before a number, for the page's script."""
-    view = await _read_view(page)
+    view = await read_view(page)
     blocks = list(view.transcript.blocks.values())
     return page.render("earlier.html", view=view, blocks=blocks, run_id=page.call.params["id"])
 
@@ -174,13 +174,24 @@ async def show_earlier(page: Page) -> Response:
 # What is live.
 
 
-async def follow_page(page: Page) -> Response:
+Renderer = Callable[[Page, Sequence[Block]], Awaitable[Sequence[str]]]
+"""Renders the blocks of a page."""
+
+
+async def render_blocks(page: Page, blocks: Sequence[Block]) -> Sequence[str]:
+    """Render blocks as the page of a run shows them."""
+    context = build_context(page.request, page.visitor)
+    template = build_templates().get_template("live.html")
+    return [template.render(context, block=block, run_id=page.call.params["id"]) for block in blocks]
+
+
+async def follow_page(page: Page, render: Renderer = render_blocks) -> Response:
     """Follow a run: the blocks that change, as HTML, and pieces of text."""
     call = page.call
     after = parse_seq(call.request.headers.get("last-event-id") or call.request.query_params.get("after"))
     if await _is_over(page, after):
         return Response(status_code=204, headers=HEADERS)  # an EventSource does not connect again
-    return EventStream(_iterate_frames(page, after), on_close=call.hold_stream())
+    return EventStream(_iterate_frames(page, after, render), on_close=call.hold_stream())
 
 
 async def _is_over(page: Page, after: int) -> bool:
@@ -193,13 +204,13 @@ async def _is_over(page: Page, after: int) -> bool:
         return True
 
 
-async def _iterate_frames(page: Page, after: int) -> AsyncGenerator[bytes]:
+async def _iterate_frames(page: Page, after: int, render: Renderer) -> AsyncGenerator[bytes]:
     """Yield frames. First comes the reply that is being written, as it is at ``after``: its reader may have less."""
     yield b"retry: %d\n\n" % RECONNECT_MS
     store, run_id = await page.call.client.store(), page.call.params["id"]
     transcript = Transcript().add_all((await read_window(store, run_id, before=after + 1)).events)
     if transcript.open_reply is not None:
-        yield _encode_blocks(page, [transcript.open_reply])
+        yield await _encode_blocks(page, [transcript.open_reply], render)
     async with aclosing(follow_run(page.call.run, after, children=False, texts=False)) as events:
         async for event in events:
             known = _measure(transcript.open_reply)
@@ -210,7 +221,7 @@ async def _iterate_frames(page: Page, after: int) -> AsyncGenerator[bytes]:
                 continue
             if isinstance(event, ModelCompleted):
                 await _add_thinking(store, transcript, event)
-            yield _encode_blocks(page, blocks, event.seq)
+            yield await _encode_blocks(page, blocks, render, event.seq)
 
 
 def _measure(reply: ReplyBlock | None) -> tuple[str, bool, int, int] | None:
@@ -243,11 +254,9 @@ def _list_calls(transcript: Transcript, reply: ReplyBlock) -> list[Block]:
     return [transcript.blocks[key] for key in keys if key in transcript.blocks]
 
 
-def _encode_blocks(page: Page, blocks: Sequence[Block], seq: int | None = None) -> bytes:
-    context = build_context(page.request, page.visitor)
-    template = build_templates().get_template("live.html")
-    run_id = page.call.params["id"]
-    items = [{"key": block.key, "html": template.render(context, block=block, run_id=run_id)} for block in blocks]
+async def _encode_blocks(page: Page, blocks: Sequence[Block], render: Renderer, seq: int | None = None) -> bytes:
+    texts = await render(page, blocks)
+    items = [{"key": block.key, "html": html} for block, html in zip(blocks, texts, strict=True)]
     return encode_frame(json.dumps({"blocks": items}), seq)
 
 
@@ -299,9 +308,9 @@ async def act(page: Page) -> Response:
         case "message":
             if not text:
                 raise InvalidInputError("the message is empty", hint="Write one, and send it again.")
-            event = {"type": "message", "content": text, "message_id": _read_nonce(form.get("nonce"))}
+            event = {"type": "message", "content": text, "message_id": read_nonce(form.get("nonce"))}
         case "interrupt":
-            event = {"type": "interrupt", "content": text or None, "message_id": _read_nonce(form.get("nonce"))}
+            event = {"type": "interrupt", "content": text or None, "message_id": read_nonce(form.get("nonce"))}
         case "pause":
             event = {"type": "pause", "reason": text or None, "children": "children" in form}
         case "resume":
@@ -318,7 +327,7 @@ async def act(page: Page) -> Response:
     return page.redirect(f"/runs/{quote(page.call.params['id'], safe='')}")
 
 
-def _read_nonce(text: str) -> str:
+def read_nonce(text: str) -> str:
     """Return the id that a form has for its message: sent twice, it counts once."""
     return text if len(text) == 32 and text.isalnum() else uuid.uuid4().hex
 
@@ -342,7 +351,7 @@ async def _fork(page: Page, text: str) -> Response:
     if model := form.get("model").strip():
         fields["model"] = model
     agent = page.call.resource.agent if page.call.resource is not None else None
-    fields["id"] = form.get("id").strip() or f"{(agent or 'fork')[:100]}-{_read_nonce(form.get('nonce'))[:16]}"
+    fields["id"] = form.get("id").strip() or f"{(agent or 'fork')[:100]}-{read_nonce(form.get('nonce'))[:16]}"
     call = replace(page.call, body=validate(NewFork, fields, "the form"))
     await call.authorize("send", "fork")
     fork = await fork_session(call)

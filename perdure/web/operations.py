@@ -338,7 +338,7 @@ async def _receive_body(operation: Operation, web: Web, request: Request) -> Asy
     held, pieces = 0, list[bytes]()
     try:
         if operation.body is not None:
-            async for piece in _iterate_body(request, operation.max_bytes):
+            async for piece in iterate_body(request, operation.max_bytes):
                 web.held.take(len(piece))
                 held += len(piece)
                 pieces.append(piece)
@@ -347,7 +347,7 @@ async def _receive_body(operation: Operation, web: Web, request: Request) -> Asy
         web.held.release(held)
 
 
-async def _iterate_body(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
+async def iterate_body(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
     """Yield the pieces of the body, whatever its Content-Length says. Raises ``WebError``."""
     too_large = WebError(f"the body may have {max_bytes:,} bytes", status=413, name="BodyTooLargeError")
     length = request.headers.get("content-length", "0")
