@@ -219,7 +219,7 @@ async def test_arguments_are_changed_and_a_question_is_answered(engine: Engine) 
         await page.goto(f"{at.url}/console/inbox?kind=question")
         await page.get_by_role("combobox", name="answer").select_option("M")
         await page.get_by_role("button", name="Answer").click()
-        await page.get_by_text("Answered by you").wait_for()
+        await page.get_by_role("strong").get_by_text("Answered by you").wait_for()
         assert window.complaints == []
 
 
@@ -330,17 +330,21 @@ async def test_pages_fit_a_phone(engine: Engine) -> None:
 async def test_pages_have_no_violations_of_wcag(engine: Engine, scheme: Literal["light", "dark"]) -> None:
     source = (npm.packages(AXE, "accessibility of the console") / "axe-core" / "axe.min.js").read_text()
     async with office(engine, *build_agents(), what="accessibility of the console") as (client, at):
-        runs = await start_all(client)
+        runs, violations = await start_all(client), {}
         for name, path in (await list_pages(client, runs)).items():
             window = await at.open(path, color_scheme=scheme)
             await look_at_everything(window)
             await window.page.evaluate(source)
-            found = await window.page.evaluate("axe.run({resultTypes: ['violations']})")
+            options = (
+                "{resultTypes: ['violations'], runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'wcag22aa', 'best-practice']}"
+            )
+            found = await window.page.evaluate(f"axe.run({options})")
             told = [
                 f"{one['id']}: {one['help']}: {[node['html'][:160] for node in one['nodes'][:3]]}"
                 for one in found["violations"]
             ]
-            assert told == [], (name, scheme)
+            violations |= {name: told} if told else {}
+        assert violations == {}
 
 
 async def look_at_everything(window: Window) -> None:
@@ -423,3 +427,14 @@ async def test_a_run_streams_while_the_web_process_and_the_worker_are_killed(eng
             assert text.count("whole.") == 1
             await page.reload()
             assert (await page.locator("#transcript").inner_text()).count("whole.") == 1
+
+
+async def test_the_page_of_a_link_to_a_decision_takes_its_own_form(engine: Engine) -> None:
+    """Browsers send ``Origin: null`` with the forms of pages that have no referrer."""
+    async with office(engine, *build_agents(), what="the page of a link to a decision") as (client, at):
+        await start_all(client)
+        [wait] = [wait for wait in (await client.list_waits()).waits if wait.tool == "refund"]
+        window = await at.open("/login")
+        await window.page.goto(f"{at.url}/decide/{wait.run_id}/{wait.call_id}?hash={wait.hash}")
+        await window.page.get_by_role("button", name="Approve").click()
+        await window.page.get_by_text("approved by ada").wait_for()
