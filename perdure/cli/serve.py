@@ -156,11 +156,14 @@ async def _serve(
                     hint="Give --store-url or set PERDURE_STORE_URL to the store of the workers.",
                 )
             authenticator = _build_authenticator(client, options, headers, dev=server.dev)
-            pages = None if server.no_console and options.api else _find_console(is_required=not options.api)
+            pages = None if server.no_console and options.api else find_console(is_required=not options.api)
             app = create_app(client, authenticator=authenticator, options=options, pages=pages)
             stop = asyncio.Event()
             prefixes = [*(["/v1"] if options.api else []), *(["/console"] if pages is not None else [])]
-            async with listen(app, server, stop, prefixes):
+            async with listen(app, server, stop) as urls:
+                for url in urls:
+                    for prefix in prefixes:
+                        print_line(f"{url}{prefix}")
                 if loaded is None:
                     install_signal_handlers(stop, quiet=False)
                     await stop.wait()
@@ -170,7 +173,7 @@ async def _serve(
         exit_limit.cancel()
 
 
-def _find_console(*, is_required: bool) -> Callable[[Web], Sequence[BaseRoute]] | None:
+def find_console(*, is_required: bool) -> Callable[[Web], Sequence[BaseRoute]] | None:
     """Return what builds the console's routes; None where its extra is not installed. Raises ``RuntimeSetupError``."""
     try:
         from ..console import console_routes
@@ -194,9 +197,9 @@ def _build_authenticator(client: Client, options: WebOptions, headers: dict[str,
 
 
 @asynccontextmanager
-async def listen(app: Any, place: ServeOptions, stop: asyncio.Event, prefixes: Sequence[str]) -> AsyncIterator[None]:
-    """Serve ``app`` within the block, and print its addresses; ends open streams at its end, so that followers go on
-    with another replica."""
+async def listen(app: Any, place: ServeOptions, stop: asyncio.Event) -> AsyncIterator[Sequence[str]]:
+    """Serve ``app`` within the block, which gets its addresses; ``stop`` is set when it ends by itself. Open streams
+    end with the block, so that followers go on with another replica."""
     import uvicorn
     from sse_starlette.sse import AppStatus
 
@@ -225,17 +228,17 @@ async def listen(app: Any, place: ServeOptions, stop: asyncio.Event, prefixes: S
             await asyncio.wait([serving], timeout=0.01)
         if serving.done():
             await serving
-        for listener in server.servers:
-            for socket in listener.sockets:
-                address, bound = socket.getsockname()[:2]
-                shown = f"[{address}]" if ":" in address else address
-                for prefix in prefixes:
-                    print_line(f"http://{shown}:{bound}{place.root_path}{prefix}")
-        yield
+        sockets = [socket for listener in server.servers for socket in listener.sockets]
+        names = [socket.getsockname() for socket in sockets]
+        yield [_build_url(name[0], name[1], place.root_path) for name in names]
     finally:
         AppStatus.should_exit = True
         server.should_exit = True
         await asyncio.wait([serving])
+
+
+def _build_url(address: str, port: int, root_path: str) -> str:
+    return f"http://{f'[{address}]' if ':' in address else address}:{port}{root_path}"
 
 
 async def _run(server: Any, stop: asyncio.Event) -> None:

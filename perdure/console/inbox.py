@@ -44,8 +44,10 @@ from .transcript import CallBlock, Transcript, add_stored_parts, read_window
 
 ROWS = 25
 """Rows of a page."""
-_LONG_LINES, _LONG_CHARS = 12, 1_200
-"""Arguments that take more are folded: a row is to be unfolded before it is decided with others."""
+_LONG_LINES = 12
+"""Arguments that take more lines are folded: a row is to be unfolded before it is approved."""
+_LONG_VALUE_LINES = 4
+"""Of such arguments, those that take more lines are folded each; else all together."""
 _CONTEXT_BLOCKS = 12
 STATUS_SECONDS = 2.0
 """How long a page waits for a run's own answer, which takes a worker."""
@@ -66,6 +68,9 @@ class Row:
     """What its form sends: the run, the call and the hash of what is shown."""
     may_decide: bool
     is_long: bool
+    """Whether some of it is folded."""
+    folded: Sequence[str]
+    """Names of the arguments that are folded; if it is long and there are none, all of them are, together."""
     is_selectable: bool
     """Whether it can be decided with others: an approval that is shown whole, and needs no second person."""
     fields: Sequence[Field] = ()
@@ -81,18 +86,23 @@ async def _build_row(page: Page, wait: InboxCall) -> Row:
     resource = Resource("session", wait.session, wait.agent, wait.tenant, wait.user)
     is_approval = wait.kind == "approval"
     may = await page.call.may("decide" if is_approval else "send", resource)
-    shown = [format_value(value) for value in (wait.arguments or {}).values()]
-    lines = sum(text.count("\n") + 1 + len(text) // 110 for text in shown)
+    lines = {name: _count_lines(format_value(value)) for name, value in (wait.arguments or {}).items()}
+    is_long = sum(lines.values()) > _LONG_LINES
     fields = build_answer_fields(wait.form) if not is_approval and not wait.is_cut else []
     return Row(
         wait,
         build_key(wait.session, wait.call_id, wait.hash),
         json.dumps([wait.session, wait.call_id, wait.hash]),
         may,
-        is_long=lines > _LONG_LINES or sum(map(len, shown)) > _LONG_CHARS,
+        is_long=is_long,
+        folded=[name for name, count in lines.items() if is_long and count > _LONG_VALUE_LINES],
         is_selectable=may and is_approval and not wait.is_cut and not wait.separate,
         fields=fields if len(fields) <= 4 else (),
     )
+
+
+def _count_lines(text: str) -> int:
+    return text.count("\n") + 1 + len(text) // 110
 
 
 def _read_query(page: Page) -> ApprovalsQuery:
@@ -358,7 +368,7 @@ def _find_arguments(pending: PendingApproval, block: Any) -> Mapping[str, Any] |
     have."""
     given = block.arguments if isinstance(block, CallBlock) else None
     if given is not None and hash_arguments(pending.call_id, pending.name, given) == pending.hash:
-        return cast(Mapping[str, Any], given)
+        return given
     return pending.arguments
 
 

@@ -254,7 +254,7 @@ async def test_long_arguments_are_folded_and_large_ones_on_the_page_of_the_call(
         [long], [huge] = await at.start("long"), await at.start("huge")
         browser = at.console.browse()
         page = await browser.open("/inbox")
-        assert len([given for tag, given in page.tags if tag == "details" and given.get("class") == "long"]) == 1
+        assert len([given for tag, given in page.tags if given.get("class") == "long"]) == 1
         assert "too large for a list" in page.text
         assert row_form(browser, long).buttons[:1] == [("decision", "approve")]
         assert ("decision", "approve") not in row_form(browser, huge).buttons

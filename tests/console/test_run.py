@@ -321,3 +321,37 @@ async def test_a_call_that_waits_leads_to_its_page(engine: Engine) -> None:
         assert links
         page = await browser.open(links.pop().removeprefix("/console"))
         assert "Approve pay?" in page.text
+
+
+async def test_ticked_runs_are_cancelled_after_a_second_look(engine: Engine) -> None:
+    agent = Agent("worker", ScriptedProvider(lambda _: "hello"))
+    stranger = make_caller("other", "operator", tenants=("other",))
+    async with engine.served(agent) as client, console(client, stranger, make_caller("eve", "viewer")) as opened:
+        runs = [await client.start("worker", "Go", mode="session") for _ in range(3)]
+        for run in runs:
+            await run.turn().result()
+        browser = opened.browse()
+        page = await browser.open("/runs?agent=worker")
+        [bulk] = [form for form in page.forms if form.id == "bulk"]
+        boxes = [value for _, value in page.find_boxes("bulk")]
+        assert sorted(boxes) == sorted(run.id for run in runs)
+        page = await browser.send(bulk, ("action", "cancel"), item=[runs[0].id, runs[1].id])
+        assert "Cancel 2 runs?" in page.text
+        assert [(await run.status()).state for run in runs] == ["waiting"] * 3
+        page = await browser.send(page.find_form(sure="1"))
+        assert page.text.count("is being cancelled") == 2
+
+        async def are_over() -> bool:
+            return [(await run.status()).state for run in runs] == ["cancelled", "cancelled", "waiting"]
+
+        await eventually(are_over)
+        page = await browser.open("/runs")
+        [bulk] = [form for form in page.forms if form.id == "bulk"]
+        page = await browser.send(bulk, ("action", "cancel"), item=[runs[0].id, "nothing"])
+        page = await browser.send(page.find_form(sure="1"))
+        assert "is being cancelled" not in page.text
+        assert "there is no session 'nothing'" in page.text
+        other = opened.browse("other")
+        await other.open("/runs")
+        assert "No runs yet" in other.page.text
+        assert not [form for form in (await opened.browse("eve").open("/runs")).forms if form.id == "bulk"]

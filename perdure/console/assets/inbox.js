@@ -133,10 +133,15 @@ function countTicked() {
   const count = list.querySelectorAll("input[name=item]:checked").length;
   label.textContent = count ? `${count} ticked` : "Tick calls to decide them together";
 }
+function unfold(row) {
+  const folded = [...row.querySelectorAll("details.long:not([open])")];
+  for (const details of folded) details.open = true;
+  return folded.length > 0;
+}
 // A tick unfolds what is folded: nothing is decided that was not shown.
 list.addEventListener("change", (event) => {
   if (event.target.name !== "item") return;
-  if (event.target.checked) event.target.closest(".row").querySelector("details.long")?.setAttribute("open", "");
+  if (event.target.checked) unfold(event.target.closest(".row"));
   bulk.querySelectorAll("button").forEach(unsure);
   countTicked();
 });
@@ -154,8 +159,7 @@ const KEYS = {
   j: () => move(1),
   k: () => move(-1),
   a: () => {
-    const folded = current?.querySelector("details.long:not([open])");
-    if (folded) { folded.open = true; say("Unfolded. Press a again to approve."); return; }
+    if (current && unfold(current)) { say("Unfolded. Press a again to approve."); return; }
     current?.querySelector("button[data-key=a]")?.click();
   },
   d: () => {
