@@ -26,6 +26,7 @@ from ..ports.store import format_utc_now
 from ..ports.surfaces import add_seconds
 from ..ports.tokens import LoginRow, hash_login
 from ..types.messages import clean_text
+from ..web.app import MAX_CONSOLE_UPLOAD_BYTES
 from ..web.auth import BearerTokens, Caller, build_token_caller, check_token_validity
 from ..web.limits import FailureLimiter
 from ..web.operations import Web, iterate_body
@@ -38,8 +39,6 @@ MAX_FORM_BYTES = 1024 * 1024
 MAX_FORM_FIELDS = 1000
 MAX_FILES = 10
 """Most files of a form that takes files."""
-MAX_UPLOAD_BYTES = 32 * 1024 * 1024
-"""Most bytes of such a form, with its files."""
 _LOGIN = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{64})")
 _SEED = re.compile(r"[0-9a-f]{64}")
 FORM_TOKEN = "form_token"  # noqa: S105  # the name of a field
@@ -237,7 +236,7 @@ async def _read_parts(request: Request) -> Form:
     """Read a form with files: those beyond 1 MB wait on the disk, not in memory."""
     parser = MultiPartParser(
         request.headers,
-        iterate_body(request, MAX_UPLOAD_BYTES),
+        iterate_body(request, MAX_CONSOLE_UPLOAD_BYTES),
         max_files=MAX_FILES + 1,  # a field without a file comes as one without a name
         max_fields=MAX_FORM_FIELDS,
         max_part_size=MAX_FORM_BYTES,

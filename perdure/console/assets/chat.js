@@ -67,6 +67,12 @@ if (composer) {
   composer.addEventListener("submit", (event) => {
     const isInput = event.submitter?.value === "input";
     if (!isInput && !text.value.trim() && !files.files.length) { event.preventDefault(); text.focus(); return; }
+    const size = [...files.files].reduce((sum, file) => sum + file.size, 0);
+    if (size > Number(files.dataset.bytes) - 65536) {
+      event.preventDefault();
+      complain(`The files have ${describeSize(size)}; a message takes ${describeSize(Number(files.dataset.bytes))}.`);
+      return;
+    }
     if (!live) return;
     event.preventDefault();
     sendMessage(event.submitter, isInput);
