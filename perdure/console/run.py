@@ -32,6 +32,7 @@ from ..web.lists import PageQuery, list_subagents
 from ..web.operations import validate
 from ..web.sessions import SessionEvent, build_session, post_event
 from ..web.sse import RECONNECT_MS, EventStream, encode_event, encode_frame, parse_seq
+from .compare import find_origin
 from .inbox import STATUS_SECONDS, count_pending
 from .pages import HEADERS, Page, PageRoute, build_context, build_templates
 from .texts import show_controls
@@ -153,8 +154,11 @@ async def _build_panel(page: Page, view: View) -> dict[str, Any]:
 async def show_run(page: Page) -> Response:
     """Show a run."""
     view = await read_view(page)
-    panel, count = await asyncio.gather(_build_panel(page, view), count_pending(page))
-    return page.render("run.html", view=view, blocks=list(view.transcript.blocks.values()), count=count, **panel)
+    panel, count, origin = await asyncio.gather(
+        _build_panel(page, view), count_pending(page), find_origin(page.call, page.call.params["id"])
+    )
+    blocks = list(view.transcript.blocks.values())
+    return page.render("run.html", view=view, blocks=blocks, count=count, origin=origin, **panel)
 
 
 async def show_panel(page: Page) -> Response:
