@@ -20,7 +20,7 @@ from starlette.responses import Response
 from ..client.fork import MEMO_FORK, Difference, compare_transcripts
 from ..client.pages import load_stored_messages
 from ..errors import RunNotFoundError
-from ..types.messages import Message
+from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from ..web.auth import Resource
 from ..web.operations import Call
 from ..web.sse import parse_seq
@@ -138,6 +138,40 @@ async def _read_side(page: Page, id: str) -> Side:
 # Where they part.
 
 
+def find_difference(left: Sequence[Message], right: Sequence[Message]) -> Difference:
+    """Compare what two runs say. Unlike two forks, runs that began apart have other ids of calls, and other data that
+    only a provider reads, with the same content."""
+    plain = compare_transcripts(_strip_messages(left), _strip_messages(right))
+    shared = len(plain.shared)
+    return Difference(tuple(left[:shared]), tuple(left[shared:]), tuple(right[shared:]))
+
+
+def _strip_messages(messages: Sequence[Message]) -> list[Message]:
+    numbers: dict[str, str] = {}
+
+    def strip(part: Part) -> Part:
+        match part:
+            case ToolCallPart():
+                number = numbers.setdefault(part.id, str(len(numbers)))
+                return part.model_copy(update={"id": number, **_PROVIDERS_OWN, "provider_id": None})
+            case ToolResultPart():
+                return part.model_copy(update={"call_id": numbers.get(part.call_id, part.call_id)})
+            case TextPart() | ThinkingPart():
+                return part.model_copy(update=_PROVIDERS_OWN)
+            case _:
+                return part
+
+    return [
+        message.model_copy(
+            update={"parts": tuple(strip(part) for part in message.parts if not isinstance(part, OpaquePart))}
+        )
+        for message in messages
+    ]
+
+
+_PROVIDERS_OWN = {"provider": None, "opaque": None}
+
+
 Step = Sequence[Message]
 """A user's message; or a reply, with the results of its calls."""
 
@@ -216,7 +250,7 @@ async def show_comparison(page: Page) -> Response:
                 return page.redirect("/compare", left=origin.run, right=alone)
         return page.render("compare.html", difference=None, **values)
     left, right = await asyncio.gather(_read_side(page, left_id), _read_side(page, right_id))
-    difference = await asyncio.to_thread(compare_transcripts, left.messages, right.messages)
+    difference = await asyncio.to_thread(find_difference, left.messages, right.messages)
     limit = min(parse_seq(given.get("steps")) or STEPS, MOST_STEPS)
     pairs, total = await asyncio.to_thread(_pair_steps, difference, limit)
     origins = await asyncio.gather(find_origin(page.call, left_id), find_origin(page.call, right_id))
