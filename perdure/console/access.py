@@ -245,7 +245,13 @@ async def _read_parts(request: Request) -> Form:
         items = (await parser.parse()).multi_items()
     except MultiPartException as error:
         raise WebError(f"the form cannot be read: {error.message}", name="FormError") from None
-    files = [value for _, value in items if isinstance(value, UploadFile) and (value.filename or value.size)]
+    files = []
+    for _, value in items:
+        if isinstance(value, UploadFile):
+            if value.filename or value.size:
+                files.append(value)
+            else:
+                await value.close()
     form = Form([(name, value) for name, value in items if isinstance(value, str)], files)
     if len(files) > MAX_FILES:
         await form.close()

@@ -121,6 +121,7 @@ class SessionLink:
 
     session: SessionRow
     title: str
+    state: str
 
 
 async def _list_sessions(page: Page, agent: str) -> list[SessionLink]:
@@ -131,13 +132,15 @@ async def _list_sessions(page: Page, agent: str) -> list[SessionLink]:
 
 
 async def _read_link(store: Store, row: SessionRow) -> SessionLink:
+    stored = await store.get_run(row.id) if row.status == "running" else None
+    state = row.status if stored is None else stored.status
     for event in await store.read_events(row.id, after=0, limit=8, children=False):
         decoded = decode_event(row.id, event.seq, event.task_id, event.type, event.body, event.spans)
         if isinstance(decoded, MessageInjected):
             text = " ".join(decoded.content.split())
             files = f"{len(decoded.files)} file{'' if len(decoded.files) == 1 else 's'}" if decoded.files else ""
-            return SessionLink(row, text[:_TITLE_CHARS] + ("…" if len(text) > _TITLE_CHARS else "") or files)
-    return SessionLink(row, "")
+            return SessionLink(row, text[:_TITLE_CHARS] + ("…" if len(text) > _TITLE_CHARS else "") or files, state)
+    return SessionLink(row, "", state)
 
 
 async def show_new(page: Page) -> Response:

@@ -50,7 +50,9 @@ def build_fields(schema: Mapping[str, Any] | None, values: Mapping[str, Any], gr
     properties = (schema or {}).get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
     required = (schema or {}).get("required")
-    names = list(dict.fromkeys([*values, *map(str, properties)]))
+    # A recorded schema has its properties by name: what is required is still in the author's order.
+    first = [name for name in required if name in properties] if isinstance(required, list) else []
+    names = list(dict.fromkeys([*values, *first, *map(str, properties)]))
     if len(names) > MAX_FIELDS:
         return []
     fields = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import struct
+import zlib
 from typing import Any, Literal
 
 import pytest
@@ -88,11 +90,25 @@ def _talk(request: Any) -> str:
     return f"You said: {said[-1]}"
 
 
+def draw_photo() -> bytes:
+    """A picture of 240 by 150 points."""
+    rows = b"".join(
+        b"\0" + bytes(part for x in range(240) for part in (90 + y // 2, 120 + x // 4, 200 - (x * y) % 97 // 3))
+        for y in range(150)
+    )
+
+    def pack(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", 240, 150, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + pack(b"IHDR", head) + pack(b"IDAT", zlib.compress(rows)) + pack(b"IEND", b"")
+
+
 async def open_support(at: Any, **options: Any) -> Window:
     """A session with an attachment, an approval and a question, at the point where it waits for the approval."""
     window: Window = await at.open("/chat/support", **options)
     page = window.page
-    photo = {"name": "damage.png", "mimeType": "image/png", "buffer": PNG}
+    photo = {"name": "damage.png", "mimeType": "image/png", "buffer": draw_photo()}
     await page.locator("#files").set_input_files([photo])
     await page.get_by_text("damage.png").wait_for()
     await page.get_by_label("Message").fill("My lamp arrived broken (order **A-1007**).\nHere is a photo.")
@@ -111,7 +127,7 @@ async def test_a_chat_with_an_attachment_an_approval_and_a_question(engine: Engi
         await record_agents(await client.store(create=True), agents)
         window = await open_support(at)
         page = window.page
-        assert await page.locator(".block.message img").evaluate("image => image.complete && image.naturalWidth") == 1
+        assert await page.locator(".block.message img").evaluate("image => image.complete && image.naturalWidth") == 240
         run = client.run(page.url.rpartition("/")[2])
         block = page.locator(".wait.approval")
         await block.get_by_text("Change…").click()
@@ -199,6 +215,13 @@ async def open_pages(client: Client, at: Any, **options: Any) -> dict[str, Windo
     await waiting.page.get_by_role("button", name="Show what changes").click()
     await waiting.page.locator(".review").wait_for()
     pages["chat"] = await at.open(waiting.page.url.partition("/console")[2], **options)
+    asked = await open_support(at, **options)
+    await asked.page.get_by_role("button", name="Approve", exact=True).click()
+    await asked.page.locator(".wait.question").wait_for()
+    denied = await open_support(at, **options)
+    await denied.page.get_by_text("Deny…").click()
+    await denied.page.get_by_label("Reason").fill("The photo does not show the lamp.")
+    pages |= {"chat-question": asked, "chat-deny": denied}
     return pages | {"chat-settings": settings, "chat-answered": answered, "chat-review": waiting}
 
 

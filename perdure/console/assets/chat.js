@@ -211,7 +211,8 @@ document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
   const open = event.target.closest?.("details.pop[open], details.options[open]") ?? document.querySelector("details.options[open]");
   if (open) { open.open = false; open.querySelector("summary").focus(); return; }
-  document.querySelector("#stop button")?.click();
+  // While a call waits for a decision only the button stops the turn: that denies the call.
+  if (document.querySelector("#chat-state[data-state=running]")) document.querySelector("#stop button")?.click();
 });
 document.addEventListener("click", (event) => {
   const options = document.querySelector("details.options[open]");
