@@ -229,7 +229,7 @@ def mark_changes(old: str, new: str) -> tuple[Markup, Markup] | None:
 
 
 def _split_words(text: str) -> list[str]:
-    return re.findall(r"\s+|\w+|[^\w\s]", show_controls(text[: _MARK_TOKENS * 40]))
+    return re.findall(r"\w+\s*|[^\w\s]\s*|\s+", show_controls(text[: _MARK_TOKENS * 40]))
 
 
 # ---

@@ -172,6 +172,7 @@ async def test_others_decide_meanwhile_and_esc_stops_a_turn(engine: Engine) -> N
         await page.get_by_label("Message").fill("Count")
         await page.keyboard.press("Enter")
         await page.locator("#stop").wait_for()
+        await page.locator("#text:focus").wait_for()  # the page's script is there
         await page.keyboard.press("Escape")
         await page.locator("#chat-state[data-state=waiting]").wait_for()
         await page.locator("#stop").wait_for(state="detached")
@@ -220,7 +221,7 @@ async def open_pages(client: Client, at: Any, **options: Any) -> dict[str, Windo
     await asked.page.locator(".wait.question").wait_for()
     denied = await open_support(at, **options)
     await denied.page.get_by_text("Deny…").click()
-    await denied.page.get_by_label("Reason").fill("The photo does not show the lamp.")
+    await denied.page.get_by_label("Reason, which").fill("The photo does not show the lamp.")
     pages |= {"chat-question": asked, "chat-deny": denied}
     return pages | {"chat-settings": settings, "chat-answered": answered, "chat-review": waiting}
 

@@ -144,7 +144,7 @@ async def test_hostile_texts_side_by_side(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("a b c", "a x c", ("a <del>b</del> c", "a <ins>x</ins> c")),
+        ("a b c", "a x c", ("a <del>b </del>c", "a <ins>x </ins>c")),
         ("see <b>", "see <i>", ("see &lt;<del>b</del>&gt;", "see &lt;<ins>i</ins>&gt;")),
         ("one two three", "eins zwei drei vier", None),
         ("", "a", None),

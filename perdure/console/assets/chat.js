@@ -154,7 +154,8 @@ transcript?.addEventListener("submit", async (event) => {
   } else if (answer?.ok && part.querySelector(".review")) {
     form.hidden = true;
     form.after(part.querySelector(".review"));
-    form.nextElementSibling.querySelector("button").focus();
+    form.nextElementSibling.querySelector("button").focus({ preventScroll: true });
+    form.closest(".pop").scrollIntoView({ block: "nearest" });
   } else {
     const problem = document.createElement("p");
     problem.className = "problem";
@@ -175,7 +176,8 @@ transcript?.addEventListener("click", (event) => {
 transcript?.addEventListener("toggle", (event) => {
   if (!event.target.matches(".wait-actions details.pop") || !event.target.open) return;
   for (const other of event.target.closest(".wait-actions").querySelectorAll("details.pop[open]")) if (other !== event.target) other.open = false;
-  event.target.querySelector("textarea, input:not([type=hidden]), button")?.focus();
+  event.target.querySelector("textarea, input:not([type=hidden]), button")?.focus({ preventScroll: true });
+  event.target.scrollIntoView({ block: "nearest" });
 }, true);
 
 // What others have decided: the session says what still waits.
@@ -222,8 +224,9 @@ document.addEventListener("submit", async (event) => {
   if (event.target.id !== "stop" || !live) return;
   event.preventDefault();
   const button = event.submitter;
+  const body = new URLSearchParams(new FormData(event.target, button));
   button.disabled = true;
-  const answer = await fetchPart(event.target.getAttribute("action"), { method: "POST", body: new URLSearchParams(new FormData(event.target, button)) });
+  const answer = await fetchPart(event.target.getAttribute("action"), { method: "POST", body });
   if (answer?.ok) { showState(answer.text); say("Stopped"); }
   else { button.disabled = false; complain(answer ? parseHTML(answer.text).textContent.trim() : "The service does not answer."); }
   text?.focus();
