@@ -376,8 +376,16 @@ async def _read_context(page: Page) -> Transcript:
     store = await page.call.client.store()
     window = await read_window(store, page.call.params["id"], size=60)
     transcript = Transcript().add_all(window.events)
-    await add_stored_parts(store, transcript)
+    await add_stored_parts(page.call.client, transcript, window)
     return transcript
+
+
+async def show_context(page: Page) -> Response:
+    """Show what led to a call, in its row."""
+    transcript = await _read_context(page)
+    key = f"c-{page.call.params['call_id']}"
+    blocks = [block for block in transcript.blocks.values() if block.key != key][-_CONTEXT_BLOCKS:]
+    return page.render("context.html", blocks=blocks, run_id=page.call.params["id"])
 
 
 async def find_tool_schema(call: Call, agent: str, tool: str) -> Mapping[str, Any] | None:
@@ -466,5 +474,6 @@ PAGES = (
     PageRoute("GET", "/inbox/changes", list_changes, "inbox_changes"),
     PageRoute("GET", "/inbox/{id:segment}/{call_id:segment}", show_call, "call"),
     PageRoute("POST", "/inbox/{id:segment}/{call_id:segment}", decide_call, "decide_call"),
+    PageRoute("GET", "/inbox/{id:segment}/{call_id:segment}/context", show_context, "context"),
     PageRoute("GET", "/inbox/{id:segment}/{call_id:segment}/outcome", show_outcome, "outcome"),
 )

@@ -147,6 +147,18 @@ async def test_an_outcome_in_place_for_the_script(engine: Engine) -> None:
         assert "<html" not in gone
 
 
+async def test_what_led_to_a_call_in_its_row(engine: Engine) -> None:
+    async with desk(engine) as at:
+        [run] = await at.start("payer")
+        browser = at.console.browse()
+        page = await browser.open("/inbox")
+        [link] = [given["data-context"] for _, given in page.tags if "data-context" in given]
+        context = await browser.http.get(link)
+        assert "<p>Go</p>" in context.text
+        assert "<html" not in context.text
+        assert run.id in context.text
+
+
 async def test_many_at_once_are_those_that_were_ticked(engine: Engine) -> None:
     async with desk(engine) as at:
         _, second, third = await at.start("payer", 3)
