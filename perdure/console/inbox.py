@@ -18,6 +18,7 @@ from urllib.parse import quote
 from starlette.responses import JSONResponse, Response
 
 from ..client.pages import gather_bounded
+from ..client.visibility import read_pending_memo
 from ..errors import InvalidInputError, PerdureError
 from ..types.approvals import DecidedApproval, PendingApproval, hash_arguments
 from ..types.interface import Status
@@ -49,7 +50,7 @@ _LONG_LINES = 12
 _LONG_VALUE_LINES = 4
 """Of such arguments, those that take more lines are folded each; else all together."""
 _CONTEXT_BLOCKS = 12
-STATUS_SECONDS = 2.0
+STATUS_SECONDS = 1.0
 """How long a page waits for a run's own answer, which takes a worker."""
 _KEYS = 200
 
@@ -311,7 +312,16 @@ def _find_decided(status: Status, call_id: str) -> DecidedApproval | None:
 
 
 async def _find_pending(call: Call, call_id: str) -> tuple[PendingApproval | None, Status]:
-    status = await call.run.status()
+    """Return the pending call, and the run's status; if no worker answers in time, what the run's memo has of it."""
+    task = asyncio.ensure_future(call.run.status())
+    done, _ = await asyncio.wait([task], timeout=STATUS_SECONDS)
+    pending = None if done else await read_pending_memo(await call.run.describe())
+    if pending is None:
+        status = await task
+    else:
+        task.cancel()
+        agent = call.resource.agent if call.resource is not None else None
+        status = Status(state="waiting", agent=agent or "", context_id=call.run.id, approvals=tuple(pending))
     return next((pending for pending in status.approvals if pending.call_id == call_id), None), status
 
 
@@ -470,7 +480,7 @@ async def _review_change(page: Page) -> Response:
 
 PAGES = (
     PageRoute("GET", "/inbox", show_inbox, "inbox"),
-    PageRoute("POST", "/inbox", decide_rows, "decide_rows"),
+    PageRoute("POST", "/inbox", decide_rows, "decide_rows", seconds=50.0),
     PageRoute("GET", "/inbox/changes", list_changes, "inbox_changes"),
     PageRoute("GET", "/inbox/{id:segment}/{call_id:segment}", show_call, "call"),
     PageRoute("POST", "/inbox/{id:segment}/{call_id:segment}", decide_call, "decide_call"),

@@ -8,6 +8,7 @@ the API refuses, a page refuses.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -174,6 +175,8 @@ class PageRoute:
     handler: Handler
     name: str
     verb: Verb = "read"
+    seconds: float = 20.0
+    """How long a form may take to act: a person waits."""
 
     def build_route(self, web: Web, access: ConsoleAccess) -> Route:
         """Build the route that serves it."""
@@ -208,7 +211,17 @@ class PageRoute:
                 page.form = await read_form(request, visitor)
             call.resource = await web.find_session(call.params["id"]) if "id" in call.params else Resource("approval")
             await call.authorize(self.verb, self.name)
-            return await self.handler(page)
+            if self.method != "POST":
+                return await self.handler(page)
+            try:
+                async with asyncio.timeout(self.seconds):
+                    return await self.handler(page)
+            except TimeoutError:
+                raise WebError(
+                    f"There was no answer for {self.seconds:g} s: no worker may be serving this run. What was asked for "
+                    "may still take effect.", status=504, name="TimeoutError",
+                    hint="Look at the run, and send the form again if needed: the same decision counts once.",
+                ) from None  # fmt: skip
 
 
 def show_error(request: Request, visitor: Visitor, error: PerdureError) -> Response:

@@ -50,6 +50,8 @@ from .transcript import (
 )
 from .waterfall import build_waterfall
 
+_PATIENT_SECONDS = 8.0
+"""How long the script's request, and a page with ``wait``, waits for the run's own answer."""
 _AROUND_EVENTS = 40
 """Events after the one that an address names."""
 _LONG_RUN_EVENTS = 3_000
@@ -96,10 +98,11 @@ async def _read_inherited(store: Store, events: Sequence[Event]) -> Sequence[Mes
     return messages[: max(replies[-1] - own, 0)] if replies else ()
 
 
-async def _read_status(page: Page) -> Status | None:
-    """Read the run's status; None if nothing answers in time, as where no worker serves it."""
+async def _read_status(page: Page, seconds: float) -> Status | None:
+    """Read the run's status; None if it does not answer in time, as where no worker serves it: after 5 s its status
+    says so."""
     task = asyncio.ensure_future(build_session(page.call, page.call.params["id"]))
-    done, _ = await asyncio.wait([task], timeout=STATUS_SECONDS)
+    done, _ = await asyncio.wait([task], timeout=seconds)
     if not done:
         task.cancel()
         with suppress(asyncio.CancelledError, PerdureError):
@@ -149,10 +152,10 @@ def _list_shown_children(view: View) -> list[str]:
     )
 
 
-async def _build_panel(page: Page, view: View) -> dict[str, Any]:
-    """Build what stands beside the transcript."""
+async def _build_panel(page: Page, view: View, seconds: float) -> dict[str, Any]:
+    """Build what stands beside the transcript. ``seconds``: how long the run may take to say what it does."""
     resource = page.call.resource or Resource("session", page.call.params["id"])
-    status, tree = await asyncio.gather(_read_status(page), _read_tree(page, page.call.params["id"], view))
+    status, tree = await asyncio.gather(_read_status(page, seconds), _read_tree(page, page.call.params["id"], view))
     spans, seconds = build_waterfall(view.transcript, format_utc_now())
     store = await page.call.client.store()
     row = await store.get_run(page.call.params["id"])
@@ -188,14 +191,15 @@ def _find_fork_head(page: Page, view: View) -> str:
 async def show_run(page: Page) -> Response:
     """Show a run."""
     view = await _read_view(page)
-    panel, count = await asyncio.gather(_build_panel(page, view), count_pending(page))
+    seconds = _PATIENT_SECONDS if "wait" in page.request.query_params else STATUS_SECONDS
+    panel, count = await asyncio.gather(_build_panel(page, view, seconds), count_pending(page))
     return page.render("run.html", view=view, blocks=list(view.transcript.blocks.values()), count=count, **panel)
 
 
 async def show_panel(page: Page) -> Response:
     """Show what stands beside the transcript, for the page's script."""
     view = await _read_view(page, with_origin=False)
-    return page.render("panel.html", view=view, **await _build_panel(page, view))
+    return page.render("panel.html", view=view, **await _build_panel(page, view, _PATIENT_SECONDS))
 
 
 async def show_earlier(page: Page) -> Response:

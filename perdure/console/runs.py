@@ -103,4 +103,7 @@ async def _act(page: Page, id: str, action: str) -> ActionResult:
     return ActionResult(id, "good", "is being cancelled" if action == "cancel" else "resumed")
 
 
-PAGES = (PageRoute("GET", "/runs", show_runs, "runs"), PageRoute("POST", "/runs", act_on_runs, "act_on_runs"))
+PAGES = (
+    PageRoute("GET", "/runs", show_runs, "runs"),
+    PageRoute("POST", "/runs", act_on_runs, "act_on_runs", seconds=50.0),
+)

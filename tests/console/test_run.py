@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import quote
 
+import pytest
 from pydantic import BaseModel
 
 from perdure import Agent, Client, File, Limits, tool
@@ -464,3 +465,26 @@ async def test_a_fork_after_any_reply(engine: Engine) -> None:
         await browser.send(form, head="0" * 64, text="otherwise", nonce="f" * 32)
         assert browser.response.status_code in (400, 500)
         assert "rewritten since" in browser.page.text or "damaged" in browser.page.text
+
+
+@pytest.mark.server
+async def test_without_a_worker_pages_come_at_once_and_say_why(engine: Engine) -> None:
+    @tool(needs_approval=True)
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    agent = Agent("payer", script([call("pay")], "done"), tools=[pay])
+    async with engine.served(agent) as client:
+        run = await client.start("payer", "Go", mode="session")
+        await wait_for_waits(client)
+    async with console(client) as opened:
+        browser = opened.browse()
+        page = await browser.open(f"/runs/{run.id}")
+        assert "has not answered yet" in page.text
+        assert "pay" in page.text
+        page = await browser.open(f"/runs/{run.id}?wait=1")
+        assert "no worker answers" in page.text
+        [wait] = (await client.list_waits()).waits
+        page = await browser.open(f"/inbox/{run.id}/{wait.call_id}")
+        assert "Approve pay?" in page.text
