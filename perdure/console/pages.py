@@ -218,8 +218,8 @@ class PageRoute:
                     return await self.handler(page)
             except TimeoutError:
                 raise WebError(
-                    f"There was no answer for {self.seconds:g} s: no worker may be serving this run. What was asked for "
-                    "may still take effect.", status=504, name="TimeoutError",
+                    f"There was no answer for {self.seconds:g} s: no worker may be serving this run. What was asked for"
+                    " may still take effect.", status=504, name="TimeoutError",
                     hint="Look at the run, and send the form again if needed: the same decision counts once.",
                 ) from None  # fmt: skip
 
