@@ -102,3 +102,39 @@ async def test_the_examples_of_the_page_run(cli: Cli) -> None:
     await client.close()
     service.send(signal.SIGTERM)
     assert await service.ended() == 0
+
+
+@pytest.mark.server
+async def test_the_console_beside_the_api_alone_and_left_out(cli: Cli) -> None:
+    async with httpx.AsyncClient(timeout=30) as http:
+        service, url = await start(cli, "--dev")
+        page = await http.get(f"{url.removesuffix('/v1')}/console/inbox")
+        assert (page.status_code, "Nothing waits" in page.text) == (200, True)
+        await service.until("/console")
+        service.send(signal.SIGTERM)
+
+        alone = await cli.spawn("console", "agents.py", "--dev", "--port", "0")
+        await alone.until("/console")
+        found = re.search(r"http://127\.0\.0\.1:\d+/console", alone.output)
+        assert found is not None, alone.output
+        assert (await http.get(f"{found[0]}/runs")).status_code == 200
+        assert (await http.get(f"{found[0].removesuffix('/console')}/v1/sessions")).status_code == 404
+        assert (await http.get(f"{found[0]}/runs", headers={"x-forwarded-for": "1.2.3.4"})).status_code == 403
+        alone.send(signal.SIGTERM)
+        assert await asyncio.wait_for(alone.ended(), 30) == 0, alone.output
+
+        without, url = await start(cli, "--dev", "--no-console")
+        assert (await http.get(f"{url.removesuffix('/v1')}/console/inbox")).status_code == 404
+        assert "/console" not in without.output
+
+
+@pytest.mark.server
+async def test_dev_serves_the_console(cli: Cli) -> None:
+    dev = await cli.spawn("dev", "agents.py")
+    await dev.until("/console")
+    found = re.search(r"http://127\.0\.0\.1:\d+/console", dev.output)
+    assert found is not None, dev.output
+    async with httpx.AsyncClient(timeout=30) as http:
+        assert (await http.get(f"{found[0]}/inbox")).status_code == 200
+    dev.send(signal.SIGINT)
+    assert await asyncio.wait_for(dev.ended(), 30) == 0, dev.output
