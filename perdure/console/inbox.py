@@ -49,6 +49,8 @@ _LONG_LINES = 12
 """Arguments that take more lines are folded: a row is to be unfolded before it is approved."""
 _LONG_VALUE_LINES = 4
 """Of such arguments, those that take more lines are folded each; else all together."""
+_MAX_SHOWN_CHARS = 500_000
+"""Arguments that are longer, as JSON, are not shown, and so not approved here."""
 _CONTEXT_BLOCKS = 12
 STATUS_SECONDS = 1.0
 """How long a page waits for a run's own answer, which takes a worker."""
@@ -301,6 +303,8 @@ async def _describe_gone(page: Page, call: Call, item: Decision) -> Outcome:
             return Outcome(key, "warn", "It waits again", "Load the page to decide on it.", item.session, is_over=False)
         return Outcome(key, "warn", "It has changed", "The call waits with other arguments now.", item.session)
     past = _find_decided(status, item.call_id)
+    if past is None and status.reason and status.state in ("running", "waiting", "paused"):
+        return Outcome(key, "warn", "The run does not answer", status.reason, item.session, is_over=False)
     if past is None:
         return Outcome(key, "warn", "It waits no longer", f"The run is {status.state}.", item.session)
     title, text, tone = describe_decision(past, page.call.by)
@@ -316,7 +320,7 @@ async def _find_pending(call: Call, call_id: str) -> tuple[PendingApproval | Non
     task = asyncio.ensure_future(call.run.status())
     done, _ = await asyncio.wait([task], timeout=STATUS_SECONDS)
     pending = None if done else await read_pending_memo(await call.run.describe())
-    if pending is None:
+    if pending is None or call_id not in [one.call_id for one in pending]:
         status = await task
     else:
         task.cancel()
@@ -349,6 +353,8 @@ async def _show_call(page: Page, *, problem: str | None = None, status_code: int
         name = past.name if past is not None else cast(CallBlock, block).name
         return page.render("decided.html", outcome=outcome, name=name, arguments=shown, resource=resource)
     arguments = _find_arguments(pending, block)
+    if len(json.dumps(arguments)) > _MAX_SHOWN_CHARS:
+        arguments = None
     schema = await find_tool_schema(page.call, status.agent, pending.name)
     is_approval = pending.kind == "approval"
     fields = build_fields(schema, arguments) if is_approval and arguments is not None else []

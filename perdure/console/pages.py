@@ -188,6 +188,10 @@ class PageRoute:
                 return ask_for_login(request, error)
             except PerdureError as error:
                 return show_error(request, build_visitor(request, NOBODY), error)
+            except Exception as error:
+                build_unexpected_problem(error)  # for the log
+                failure = WebError("The page failed unexpectedly.", status=500)
+                return show_error(request, build_visitor(request, NOBODY), failure)
             try:
                 response = await self._answer(web, request, visitor)
             except ClientDisconnect:

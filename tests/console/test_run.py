@@ -14,6 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from perdure import Agent, Client, File, Limits, tool
+from perdure.client.visibility import read_pending_memo
 from perdure.console.transcript import CallBlock, ReplyBlock, Transcript, read_window
 from perdure.console.waterfall import build_waterfall
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta
@@ -477,7 +478,11 @@ async def test_without_a_worker_pages_come_at_once_and_say_why(engine: Engine) -
     agent = Agent("payer", script([call("pay")], "done"), tools=[pay])
     async with engine.served(agent) as client:
         run = await client.start("payer", "Go", mode="session")
-        await wait_for_waits(client)
+
+        async def has_recorded_the_wait() -> bool:
+            return bool(await read_pending_memo(await run.describe()))
+
+        await eventually(has_recorded_the_wait)
     async with console(client) as opened:
         browser = opened.browse()
         page = await browser.open(f"/runs/{run.id}")
