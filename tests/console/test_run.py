@@ -468,6 +468,7 @@ async def test_a_fork_after_any_reply(engine: Engine) -> None:
         assert "rewritten since" in browser.page.text or "damaged" in browser.page.text
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_without_a_worker_pages_come_at_once_and_say_why(engine: Engine) -> None:
     @tool(needs_approval=True)
