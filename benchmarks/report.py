@@ -222,9 +222,9 @@ def _parked(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
         ("runs that wait for approval, workers, cache of each", "{count}, {workers}, {cache}"),
         ("workers' memory before / with them / after", "{before_kb} / {after_kb} / {end_kb} KB"),
         ("memory per parked run", "{kb_per_run:.1f} KB"),
-        ("bytes of the store per parked run", "{store_bytes:.0f}"),
+        ("bytes of the store per run, at its end", "{store_bytes:.0f}"),
         ("started and waiting", "{park_s:.1f} s"),
-        ("inbox of all, for one approver", "{inbox_s:.1f} s"),
+        ("inbox of all, for one approver: by Temporal, by the store", "{inbox_s:.1f}, {listed_s:.1f} s"),
         ("approved by two who race, each call", "{burst_s:.1f} s"),
         ("until all had ended", "{done_s:.1f} s"),
     ):
