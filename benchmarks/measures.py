@@ -55,6 +55,10 @@ class Scale:
     """Of each of them."""
     talking: int = 50
     """Conversations that wait for an answer at once."""
+    replies: int = 200
+    """Conversations whose replies are streamed at once on these workers."""
+    reply_ms: int = 200
+    """From one piece of these replies to the next."""
     workers: tuple[int, ...] = (1, 2, 4)
     """On one queue, where it is measured how they add up."""
     slots: int = 8
@@ -82,6 +86,7 @@ QUICK = Scale(
     stream_rounds=1,
     parked=100,
     conversations=100,
+    replies=20,
     web_reads=200,
     web_idle=100,
     web_active=40,

@@ -145,8 +145,15 @@ def _conversations(figures: Figures, names: Sequence[str]) -> Iterable[list[str]
         ("workers' CPU per turn", "{cpu_ms:.1f} ms"),
         ("both workers' memory before / with them", "{before_kb} / {after_kb} KB"),
         ("PostgreSQL, bytes per turn, connections, memory", "{bytes:.0f}, {connections}, {server_kb} KB"),
+        ("replies streamed at once, from piece to piece", "{streams[replies]}, {streams[every_ms]} ms"),
+        (
+            "byte to event there: p50 / p95 / max",
+            "{streams[p50]:.0f} / {streams[p95]:.0f} / {streams[max]:.0f} ms",
+        ),
+        ("workers' CPU per piece", "{streams[piece_cpu_ms]:.2f} ms"),
+        ("PostgreSQL, connections and memory meanwhile", "{streams[connections]}, {streams[server_kb]} KB"),
     ):
-        yield [title, *(form.format(**figures[name]) if name in figures else "-" for name in names)]
+        yield [title, *(_format_known(form, figures.get(name, {})) for name in names)]
 
 
 def _web(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
@@ -223,12 +230,21 @@ def _parked(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
         ("workers' memory before / with them / after", "{before_kb} / {after_kb} / {end_kb} KB"),
         ("memory per parked run", "{kb_per_run:.1f} KB"),
         ("bytes of the store per run, at its end", "{store_bytes:.0f}"),
+        ("PostgreSQL, connections and memory with them", "{connections}, {server_kb} KB"),
         ("started and waiting", "{park_s:.1f} s"),
         ("inbox of all, for one approver: by Temporal, by the store", "{inbox_s:.1f}, {listed_s:.1f} s"),
         ("approved by two who race, each call", "{burst_s:.1f} s"),
         ("until all had ended", "{done_s:.1f} s"),
     ):
-        yield [title, *(form.format(**figures[name]) if name in figures else "-" for name in names)]
+        yield [title, *(_format_known(form, figures.get(name, {})) for name in names)]
+
+
+def _format_known(form: str, mine: Mapping[str, Any]) -> str:
+    """A cell; "-" without its figures."""
+    try:
+        return form.format(**mine)
+    except KeyError:
+        return "-"
 
 
 def _hooked(mine: Mapping[str, float]) -> str:
