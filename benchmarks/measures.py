@@ -65,6 +65,8 @@ class Scale:
     """Activities at once of each of them."""
     model_ms: int = 300
     """What a model call takes there."""
+    long_model_ms: int = 3000
+    """What one takes where it is measured again how workers add up: with it, CPUs are not what limits them."""
     web_reads: int = 1000
     """Of each kind, in each round."""
     web_idle: int = 1000

@@ -214,14 +214,19 @@ def _database(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
 
 
 def _scaling(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
-    for count in next(iter(figures.values()), {}):
-        title = f"{count} worker{'s' if count != '1' else ''}: iterations per second, by one, CPU, lock waits"
-        yield [title, *(_scaled(count, figures[name][count]) if name in figures else "-" for name in names)]
+    for model_ms, by_count in next(iter(figures.values()), {}).items():
+        heading = f"model {model_ms} ms: iterations per second, by one, CPU, machine's CPUs busy, lock waits"
+        yield [heading, *("" for _ in names)]
+        for count in by_count:
+            title = f"  {count} worker{'s' if count != '1' else ''}"
+            cells = (_scaled(count, figures[name][model_ms][count]) if name in figures else "-" for name in names)
+            yield [title, *cells]
 
 
 def _scaled(count: str, mine: Mapping[str, float]) -> str:
     met = f" {_mark(mine['times'] >= FOUR_WORKERS)} ≥ {FOUR_WORKERS}" if count == "4" else ""
-    return f"{mine['iterations_s']:.1f}, {mine['times']:.2f}{met}, {mine['cpu_ms']:.1f} ms, {mine['lock_waits']:.2f}"
+    costs = f"{mine['cpu_ms']:.1f} ms, {100 * mine['busy']:.0f} %, {mine['lock_waits']:.2f}"
+    return f"{mine['iterations_s']:.1f}, {mine['times']:.2f}{met}, {costs}"
 
 
 def _parked(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:

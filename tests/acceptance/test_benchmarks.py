@@ -20,7 +20,7 @@ pytestmark = pytest.mark.server
 ROOT = Path(__file__).parents[2]
 TINY = (
     "--quick --iterations 3 --rounds 1 --runs 3 --each 2 --histories 6,12 --kills 1 --streams 3 --pieces 4 "
-    "--workers 1,2 --slots 2 --model-ms 20"
+    "--workers 1,2 --slots 2 --model-ms 20 --long-model-ms 40"
 )
 ON_POSTGRES = ["perdure-pg", "perdure-inline-pg"] if is_installed() else []
 CONTESTANTS = ["floor2", "floor1", "perdure", "perdure-inline", *ON_POSTGRES]
@@ -49,8 +49,10 @@ POSTGRES_ROWS = [
     "PostgreSQL, transactions per iteration",
     "PostgreSQL, CPU of the server per iteration",
     "PostgreSQL, bytes per iteration:",
-    "1 worker: iterations per second",
-    "2 workers: iterations per second",
+    "model 20 ms: iterations per second",
+    "model 40 ms: iterations per second",
+    "  1 worker",
+    "  2 workers",
     "synchronous_commit: on",
 ]
 
@@ -120,7 +122,8 @@ def test_every_measure(tmp_path: Path) -> None:
         assert results["database"][name]["transactions"] >= 4, (
             "reply and tool call: looked for, claimed, recorded twice"
         )
-        assert set(results["scaling"][name]) == {"1", "2"}
+        by_length = results["scaling"][name]
+        assert [(length, set(mine)) for length, mine in by_length.items()] == [("20", {"1", "2"}), ("40", {"1", "2"})]
 
 
 def _assert_linear(measured: dict[str, Any], name: str, fewer: int) -> None:
