@@ -67,6 +67,8 @@ class Scale:
     """What a model call takes there."""
     long_model_ms: int = 3000
     """What one takes where it is measured again how workers add up: with it, CPUs are not what limits them."""
+    copied: int = 2000
+    """Runs of a store that is copied."""
     web_reads: int = 1000
     """Of each kind, in each round."""
     web_idle: int = 1000
@@ -89,6 +91,7 @@ QUICK = Scale(
     parked=100,
     conversations=100,
     replies=20,
+    copied=100,
     web_reads=200,
     web_idle=100,
     web_active=40,

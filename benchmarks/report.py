@@ -73,6 +73,8 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
         lines += _parked(results["parked"], names)
     if "conversations" in results:
         lines += _conversations(results["conversations"], names)
+    for mine in results.get("copies", {}).values():
+        lines += _copies(mine, names)
     if "web" in results:
         lines += _web(results["web"], names)
     settings: Mapping[str, str] = next((mine["settings"] for mine in results.get("database", {}).values()), {})
@@ -154,6 +156,12 @@ def _conversations(figures: Figures, names: Sequence[str]) -> Iterable[list[str]
         ("PostgreSQL, connections and memory meanwhile", "{streams[connections]}, {streams[server_kb]} KB"),
     ):
         yield [title, *(_format_known(form, figures.get(name, {})) for name in names)]
+
+
+def _copies(mine: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> Iterable[list[str]]:
+    form = "{rows} rows, {bytes} bytes in {seconds:.1f} s: {rows_s:.0f} rows/s, {mb_s:.1f} MB/s"
+    for key, title in (("into", "copy, SQLite into PostgreSQL"), ("back", "copy, PostgreSQL into SQLite")):
+        yield [title, *(form.format(**mine[key]) for _ in names)]
 
 
 def _web(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
