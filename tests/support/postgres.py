@@ -272,6 +272,7 @@ pool_mode = transaction
 max_client_conn = 1000
 max_db_connections = 5
 server_idle_timeout = 5
+server_login_retry = 1
 """
 
 
