@@ -65,7 +65,7 @@ class Scale:
     """Activities at once of each of them."""
     model_ms: int = 300
     """What a model call takes there."""
-    long_model_ms: int = 3000
+    long_model_ms: int = 6000
     """What one takes where it is measured again how workers add up: with it, CPUs are not what limits them."""
     copied: int = 2000
     """Runs of a store that is copied."""

@@ -65,21 +65,21 @@ def objects(request: pytest.FixtureRequest) -> Database:
 
 def postgres(request: pytest.FixtureRequest) -> Database:
     databases: Databases = request.getfixturevalue("postgres_databases")
-    url, now = databases.make(), clock()
+    url, now = databases.make_store(), clock()
     return Database(lambda: PostgresStore(url, now=now), url)
 
 
 def postgres_objects(request: pytest.FixtureRequest) -> Database:
     """PostgreSQL, and every blob that has its own hash as its name is an object."""
     databases: Databases = request.getfixturevalue("postgres_databases")
-    url, place, now = databases.make(), f"file://{request.getfixturevalue('tmp_path')}/objects", clock()
+    url, place, now = databases.make_store(), f"file://{request.getfixturevalue('tmp_path')}/objects", clock()
     return Database(lambda: add_object_store(PostgresStore(url, now=now), place, 0))
 
 
 def pgbouncer(request: pytest.FixtureRequest) -> Database:
     """PostgreSQL behind a proxy that pools by transaction."""
     databases: Databases = request.getfixturevalue("postgres_databases")
-    url, now = build_pooled_url(databases.make(), request.getfixturevalue("pgbouncer_port")), clock()
+    url, now = build_pooled_url(databases.make_store(), request.getfixturevalue("pgbouncer_port")), clock()
     return Database(lambda: PostgresStore(url, now=now), url, is_proxied=True)
 
 
