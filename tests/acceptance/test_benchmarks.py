@@ -90,6 +90,19 @@ def test_http_beside_a_bare_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.postgres
+def test_conversations_and_copies_on_postgresql(tmp_path: Path) -> None:
+    few = "--conversations 4 --turns 2 --talking 2 --model-ms 1 --replies 3 --reply-ms 20 --pieces 5 --copied 3"
+    measured = measure(f"--only conversations --only copies {few}", tmp_path)
+    talked = measured["results"]["conversations"]["perdure-pg"]
+    assert (talked["pieces"], talked["streams"]["pieces"]) == (4 * 2, 3 * 5), "each message and each piece arrives"
+    assert min(talked["connections"], talked["server_kb"], talked["streams"]["connections"]) > 0
+    copied = measured["results"]["copies"]["perdure-pg"]
+    assert copied["into"]["rows"] == copied["back"]["rows"] > 3 * 10 * 5, "node, outcome, three events, for each call"
+    assert any(line.startswith("byte to event there") for line in measured["table"])
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1000)
 def test_every_measure(tmp_path: Path) -> None:
     measured = measure(TINY, tmp_path)
