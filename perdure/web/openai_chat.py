@@ -30,14 +30,15 @@ from ..types.events import (
 )
 from ..types.messages import Usage
 from .openai_requests import (
-    SESSION_HEADER,
     ParameterError,
     Request,
     describe_error,
+    encode_session_header,
     encode_wait_id,
     read_flag,
     read_messages,
     read_parameters,
+    read_session_header,
     read_text,
     read_tools,
 )
@@ -209,7 +210,7 @@ async def create_chat_completion(call: Call) -> Response:
     if not streams:
         return await _answer_whole(call, answer)
     stream = EventStream(_stream(call, answer), on_close=call.hold_stream(), build_break=build_break)
-    stream.headers[SESSION_HEADER] = _encode_header(acted.session)
+    stream.headers.update(encode_session_header(acted.session))
     return stream
 
 
@@ -220,7 +221,7 @@ def _read_request(call: Call, body: dict[str, Any]) -> Request:
         raise ParameterError("model is the name of an agent", "model", code="missing")
     if not isinstance(messages, list) or not messages:
         raise ParameterError("messages is a list with at least one message", "messages", code="missing")
-    session = call.request.headers.get(SESSION_HEADER)
+    session = read_session_header(call.request)
     form = body.get("response_format")
     kind = form.get("type") if isinstance(form, dict) else form
     request = Request(model, session, read_tools(body), settings, form=(kind, "response_format"))
@@ -360,14 +361,10 @@ def _build_completion(answer: _Answer, waits: Sequence[OpenWait]) -> Response:
         "usage": build_usage(translator.usage),
         "perdure": answer.describe(waits),
     }
-    headers = {**HEADERS, SESSION_HEADER: _encode_header(answer.acted.session)}
+    headers = {**HEADERS, **encode_session_header(answer.acted.session)}
     if ids := ",".join(wait["id"] for wait in describe_waits(waits)):
         headers[WAITS_HEADER] = ids[:_HEADER_CHARS]
     return Response(encode_json(body), 200, headers, "application/json")
-
-
-def _encode_header(text: str) -> str:
-    return text if text.isascii() else text.encode().decode("latin-1")
 
 
 def _encode(chunk: Chunk) -> bytes:

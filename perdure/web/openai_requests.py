@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeGuard, cast
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 from ..errors import PerdureError
 from ..providers.history import import_messages
 from ..types.approvals import COMMENT_CHARS
-from ..types.messages import FilePart, Message, TextPart
+from ..types.messages import FilePart, Message, Part, TextPart
 from .problems import NotFoundError, WebError, build_problem
 from .turns import MAX_MESSAGES, parse_wait_id
 
@@ -75,6 +75,20 @@ def describe_error(error: Exception, problem: Response | None = None) -> dict[st
     status = problem.status_code
     kind = _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"message": message, "type": kind, "param": param, "code": code}
+
+
+def read_session_header(request: HTTPRequest) -> str | None:
+    """Return the session that the header names, in UTF-8."""
+    value = request.headers.get(SESSION_HEADER)
+    try:
+        return None if value is None else value.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        raise ParameterError(f"{SESSION_HEADER} is a text in UTF-8", SESSION_HEADER) from None
+
+
+def encode_session_header(session: str) -> dict[str, str]:
+    """Return the header that names the session of an answer."""
+    return {SESSION_HEADER: session.encode().decode("latin-1")}
 
 
 def parse_time(text: str) -> int:
@@ -141,11 +155,17 @@ _DEFAULTS: Mapping[str, tuple[Any, ...]] = {
     "truncation": ("disabled", "auto"), "verbosity": ("medium",), "web_search_options": (),
 }  # fmt: skip
 """Parameters that would change the answer, and the values with which they do not: others are refused."""
-_SETTINGS: Mapping[str, str] = {
-    "temperature": "temperature", "top_p": "top_p", "max_tokens": "max_tokens", "max_completion_tokens": "max_tokens",
-    "max_output_tokens": "max_tokens", "stop": "stop", "seed": "seed", "reasoning_effort": "reasoning_effort",
-}  # fmt: skip
-"""Parameters that are settings of the model for the turn."""
+_SETTINGS: Mapping[str, tuple[str, tuple[type, ...]]] = {
+    "temperature": ("temperature", (int, float)),
+    "top_p": ("top_p", (int, float)),
+    "max_tokens": ("max_tokens", (int,)),
+    "max_completion_tokens": ("max_tokens", (int,)),
+    "max_output_tokens": ("max_tokens", (int,)),
+    "stop": ("stop", (str, list)),
+    "seed": ("seed", (int,)),
+    "reasoning_effort": ("reasoning_effort", (str,)),
+}
+"""Parameters that are settings of the model for the turn, and what they may be."""
 
 
 def read_parameters(body: Mapping[str, Any], own: frozenset[str]) -> dict[str, Any]:
@@ -156,7 +176,10 @@ def read_parameters(body: Mapping[str, Any], own: frozenset[str]) -> dict[str, A
         if value is None or name in own or name in IGNORED:
             continue
         if name in _SETTINGS:
-            settings[_SETTINGS[name]] = value
+            setting, types = _SETTINGS[name]
+            if not isinstance(value, types) or isinstance(value, bool):
+                raise ParameterError(f"{name} has another type", name, code="invalid_type")
+            settings[setting] = value
         elif name not in _DEFAULTS:
             raise ParameterError(f"Unknown parameter: {name!r:.100}", name[:100], code="unknown_parameter")
         elif value not in _DEFAULTS[name]:
@@ -266,7 +289,7 @@ def read_messages(request: Request, format: Format, messages: Sequence[Any], *, 
     imported = import_messages(format, [tail[index] for index in wanted]) if wanted else None
     if imported is not None:
         parts = [part for message in imported.messages for part in message.parts]
-        request.content = [part for part in parts if isinstance(part, TextPart | FilePart)]
+        request.content = [part for part in parts if isinstance(part, FilePart) or _is_text(part)]
     if not request.answers and (not request.content or (tail and tail[-1].get("role") in ("tool", "assistant"))):
         raise ParameterError(
             f"The last of {name} is neither the user's nor the result of a call of this service", name,
@@ -280,6 +303,10 @@ def read_messages(request: Request, format: Format, messages: Sequence[Any], *, 
         before = [item for item in messages[: start + wanted[0]] if item.get("role") not in ("system", "developer")]
         _check_history(before)
         request.history = import_messages(format, before).messages
+
+
+def _is_text(part: Part) -> TypeGuard[TextPart]:
+    return isinstance(part, TextPart) and bool(part.text)
 
 
 def _is_reply(message: Mapping[str, Any]) -> bool:

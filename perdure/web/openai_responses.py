@@ -20,12 +20,12 @@ from .auth import Resource, Verb
 from .openai_chat import follow_turn, wait_for_answer
 from .openai_items import ResponseTranslator, hash_id
 from .openai_requests import (
-    SESSION_HEADER,
     ParameterError,
     Request,
     decode_id,
     describe_error,
     encode_id,
+    encode_session_header,
     encode_wait_id,
     read_flag,
     read_messages,
@@ -63,10 +63,10 @@ async def create_response(call: Call) -> Response:
     await claim_key(call, body)
     answer = _Answer(call, await act(call, request), is_background=is_background)
     answer.translator.fields["previous_response_id"] = body.get("previous_response_id")
-    headers = {**HEADERS, SESSION_HEADER: answer.acted.session.encode().decode("latin-1")}
+    headers = {**HEADERS, **encode_session_header(answer.acted.session)}
     if streams:
         stream = EventStream(answer.stream(), on_close=call.hold_stream(), build_break=answer.build_break)
-        stream.headers[SESSION_HEADER] = headers[SESSION_HEADER]
+        stream.headers.update(encode_session_header(answer.acted.session))
         return stream
     if not is_background:
         if not await wait_for_answer(call, answer.read()):
