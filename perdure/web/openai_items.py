@@ -236,26 +236,27 @@ class ResponseTranslator:
         """Make the piece of text that the client has, and whose event is deleted, so that the rest continues it."""
         seq, place = self._skipped >> PLACE_BITS, self._skipped & _LAST_PLACE
         spans = event.replaces if isinstance(event, ModelCompleted) else event.retracts
-        if self._is_filled or place < _TEXT_PLACE or not _is_within(seq, spans) or not self._has_texts:
+        if self._is_filled or not _is_within(seq, spans) or not self._has_texts:
             return
-        size = place - _TEXT_PLACE
+        size = max(0, place - _TEXT_PLACE)
         text = event.text[:size] if isinstance(event, ModelCompleted) else " " * size
         self._is_filled, self._seq = True, seq
-        delta = ModelDelta(context_id=event.context_id, task_id=event.task_id, iteration=event.iteration, text=text)
-        if text:
-            self._write(delta)
+        reply = self._replies.find(event.context_id)
+        iteration = event.iteration if reply is None else reply.iteration  # a lost worker's retraction names none
+        self._open_message()
+        self._write(ModelDelta(context_id=event.context_id, task_id=event.task_id, iteration=iteration, text=text))
 
     def _write(self, event: ModelDelta) -> None:
         reply = self._replies.open(event)
         added = reply.extend(event)
         if added:
-            self._open_message(reply.id)
+            self._open_message()
             self._text = reply.text
             self._emit_text(min(_TEXT_PLACE + len(reply.text), _MAX_TEXT_PLACE), added)
 
-    def _open_message(self, reply_id: str, place: int = 0) -> None:
+    def _open_message(self, place: int = 0) -> None:
         if self._message is None:
-            item_id = hash_id("msg_", self.id, reply_id)
+            item_id = hash_id("msg_", self.id, str(len(self._output)))
             message: Item = {"type": "message", "id": item_id, "status": "in_progress", "role": "assistant"}
             message["content"] = []
             self._message, self._text = message, ""
@@ -278,9 +279,9 @@ class ResponseTranslator:
         message |= {"status": status, "content": [_build_text(text)] if status == "completed" else []}
         self._emit_item(place + 5, message, is_done=True)
 
-    def _say(self, reply_id: str, text: str, place: int = 0) -> None:
+    def _say(self, text: str, place: int = 0) -> None:
         """Emit what is missing of a whole text, and close its message."""
-        self._open_message(reply_id, place)
+        self._open_message(place)
         if text.startswith(self._text) and len(text) > len(self._text):
             self._emit_text(place + 2, text[len(self._text) :])
         self._close_message(text, "completed", place)
@@ -289,15 +290,15 @@ class ResponseTranslator:
         reply = self._replies.open(event)
         text = event.text if event.blob is None else reply.text
         if self._has_texts and (text or self._message is not None):
-            self._say(reply.id, text)
+            self._say(text)
         self._replies.close(event)
         self._last_text = text
 
     def _retract(self, event: ModelRetracted) -> None:
         """Take a message back. It is there for every reader if pieces of the reply, of whatever kind, were written."""
-        reply = self._replies.close(event)
+        self._replies.close(event)
         if self._message is None and event.retracts and self._has_texts:
-            self._open_message(reply.id if reply else f"{event.context_id}/{event.seq}")
+            self._open_message()
         if self._message is not None:
             self._close_message("", "incomplete")
 
@@ -308,7 +309,7 @@ class ResponseTranslator:
         last = self._last_text if self._has_texts else ""
         if isinstance(event, TurnEvent) and (answer := describe_answer(event, last)):
             self._last_text = answer
-            self._say(f"{event.context_id}/{event.seq}/answer", answer, place=6)
+            self._say(answer, place=6)
 
     # --- calls
 
