@@ -36,6 +36,7 @@ class StrictReader:
         self.items: dict[int, dict[str, Any]] = {}
         self.open: set[int] = set()
         self.final: dict[str, Any] = {}
+        self.id = ""
 
     def take(self, frame: dict[str, Any]) -> None:
         kind, number = frame["type"], frame["sequence_number"]
@@ -43,6 +44,7 @@ class StrictReader:
         assert not self.final, f"{kind} after the end"
         self.numbers.append(number)
         index = frame.get("output_index")
+        self.id = self.id or frame.get("response", {}).get("id", "")
         if kind == "response.output_item.added":
             assert index == len(self.items), "items are added in their order"
             self.items[index] = copy.deepcopy(frame["item"])
