@@ -62,7 +62,8 @@ async def create_response(call: Call) -> Response:
     await _read_conversation(call, body, request)
     await claim_key(call, body)
     answer = _Answer(call, await act(call, request), is_background=is_background)
-    answer.translator.fields["previous_response_id"] = body.get("previous_response_id")
+    echoed = ("max_output_tokens", "previous_response_id", "temperature", "top_p")
+    answer.translator.fields |= {name: body[name] for name in echoed if body.get(name) is not None}
     headers = {**HEADERS, **encode_session_header(answer.acted.session)}
     if streams:
         stream = EventStream(answer.stream(), on_close=call.hold_stream(), build_break=answer.build_break)
