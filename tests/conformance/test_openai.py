@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, tool
+from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.docs.pages import Page
 from tests.support import npm
@@ -37,19 +38,34 @@ async def pay(amount: int) -> str:
     return f"paid {amount}"
 
 
+@tool(needs_approval=True)
+async def refund(order: int) -> str:
+    """Refund an order."""
+    return f"refunded {order}"
+
+
+def support(request: ModelRequest) -> Any:
+    """What the agent of the page says."""
+    last = request.messages[-1]
+    if last.role == "tool":
+        return "It is refunded."
+    return call("refund", order=7) if "Refund" in last.text else "Hello!"
+
+
 def build_agents() -> list[Agent]:
     return [
         Agent("talker", ScriptedProvider(lambda _: TEXT)),
         Agent("forecaster", ScriptedProvider([call("weather", place="Rome"), "Sun."]), client_tools=True),
+        Agent("support", ScriptedProvider(support), tools=[refund]),
         Agent("payer", ScriptedProvider([["Paying.", call("pay", amount=3)], "Paid."]), tools=[pay]),
     ]
 
 
-async def run(folder: Path, url: str, *words: str) -> str:
-    """Run a program of Node, and return what it prints."""
+async def run(folder: Path, url: str, *command: str) -> str:
+    """Run a program, and return what it prints."""
     pipe = asyncio.subprocess.PIPE
-    env = {**os.environ, "BASE_URL": f"{url}/openai/v1"}
-    process = await asyncio.create_subprocess_exec("node", *words, cwd=folder, env=env, stdout=pipe, stderr=pipe)
+    env = {**os.environ, "BASE_URL": f"{url}/openai/v1", "URL": url, "TOKEN": "ada"}
+    process = await asyncio.create_subprocess_exec(*command, cwd=folder, env=env, stdout=pipe, stderr=pipe)
     out, err = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode == 0, err.decode()
     return out.decode()
@@ -67,7 +83,7 @@ async def test_the_sdks_helpers_end_with_what_the_agents_said(engine: Engine, pr
     async with served(engine) as url:
 
         async def play(scenario: str) -> Any:
-            return json.loads(await run(programs, url, "client.mjs", scenario))
+            return json.loads(await run(programs, url, "node", "client.mjs", scenario))
 
         chat = await play("chat")
         assert (chat["text"], chat["content"]) == (TEXT, TEXT)
@@ -84,3 +100,17 @@ async def test_the_sdks_helpers_end_with_what_the_agents_said(engine: Engine, pr
             ["AuthenticationError", "unauthorized", None],
             ["BadRequestError", "unsupported_parameter", "n"],
         ]
+
+
+@pytest.mark.node
+async def test_the_clients_of_the_page_run(engine: Engine, programs: Path) -> None:
+    page = Page(ROOT / "docs/how-to/openai-api.md")
+    blocks = {block.language: block for block in page.blocks if block.mark.startswith("elsewhere")}
+    assert blocks.keys() == {"sh", "ts"}
+    (programs / "page.mjs").write_text(blocks["ts"].body)  # types are inferred: it is JavaScript, too
+    async with served(engine) as url:
+        said = await run(programs, url, "sh", "-c", blocks["sh"].body)
+        assert said.rstrip().endswith("data: [DONE]")
+        assert '"content":"Hello!"' in said
+        paid = await run(programs, url, "node", "page.mjs")
+        assert paid.splitlines() == ['approving refund {"order":7}', "It is refunded."]
