@@ -60,7 +60,7 @@ async def _list_models(call: Call) -> Response:
 
 async def _get_model(call: Call) -> Response:
     name = call.params["model"]
-    rows = (await read_visible_agents(call)).get(name)
+    rows = (await read_visible_agents(call, name)).get(name)
     if not rows:
         raise ModelNotFoundError(f"The model {name!r:.200} does not exist", hint="GET models lists the agents.")
     return JSONResponse(_describe_model(name, rows[0]), headers=HEADERS)

@@ -283,6 +283,10 @@ def read_messages(request: Request, format: Format, messages: Sequence[Any], *, 
             raise ParameterError(f"{name}[{index}] is not an object", f"{name}[{index}]", code="invalid_type")
     start = max((index + 1 for index, message in enumerate(messages) if _is_reply(message)), default=0)
     tail = messages[start:]
+    for index, message in enumerate(tail, start):
+        kind, role = message.get("type", "message"), message.get("role")
+        if kind == "message" and role not in ("user", "tool", "system", "developer"):
+            raise ParameterError(f"{name}[{index}] has a role that is unknown", f"{name}[{index}].role")
     request.answers = [answer for message in tail if (answer := _read_answer(message)) is not None]
     users = [index for index, message in enumerate(tail) if message.get("role") == "user"]
     wanted = users if all_new else users[-1:]
@@ -356,4 +360,4 @@ def build_unknown_call_error(id: str) -> ParameterError:
 def _join_texts(content: Any) -> str:
     if isinstance(content, list):
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    return content if isinstance(content, str) else json.dumps(content)
+    return content if isinstance(content, str) else "" if content is None else json.dumps(content)

@@ -66,7 +66,7 @@ class Acted:
 
 async def find_agent(call: Call, name: str) -> Mapping[str, Any]:
     """Return the definition of an agent that the caller may see. Raises ``ModelNotFoundError``."""
-    rows = (await read_visible_agents(call)).get(name)
+    rows = (await read_visible_agents(call, name)).get(name)
     if not rows:
         raise ModelNotFoundError(f"The model {name!r:.200} does not exist", hint="GET models lists the agents.")
     return cast(Mapping[str, Any], json.loads(rows[0].body))
@@ -122,7 +122,9 @@ async def act(call: Call, request: Request) -> Acted:
     session = session or f"openai-{call.derive_id('session')}"
     agent = request.agent
     if agent is None:
-        agent = (await call.web.find_session(session)).agent or ""
+        resource = await call.web.find_session(session)
+        await call.authorize("read", "openai", resource)
+        agent = resource.agent or ""
     try:
         definition = await find_agent(call, agent)
     except ModelNotFoundError as error:
