@@ -159,7 +159,7 @@ async def test_a_session_takes_the_last_message_and_a_key_makes_a_repeat_the_sam
 @pytest.mark.parametrize("streams", [False, True])
 async def test_functions_of_the_request_are_run_by_the_client(engine: Engine, streams: bool) -> None:
     calls = [call("weather", place="Rome"), call("weather", place="Oslo")]
-    agent = Agent("helper", ScriptedProvider([calls, "Sun, and snow."]), client_tools=True)
+    agent = Agent("helper", ScriptedProvider([calls, "Sun, and snow.", "Welcome."]), client_tools=True)
     async with engine.served(agent) as client, connected(client) as access:
         ai = access.sdk()
         messages: list[Any] = [user("weather?")]
@@ -185,6 +185,8 @@ async def test_functions_of_the_request_are_run_by_the_client(engine: Engine, st
         assert (done.message.content, done.finish_reason) == ("Sun, and snow.", "stop")
         repeated = await ask()
         assert repeated.message.content == "Sun, and snow."
+        messages += [{"role": "assistant", "content": "Sun, and snow."}, user("Thanks!")]
+        assert (await ask()).message.content == "Welcome."
 
 
 async def test_an_approval_ends_the_answer_and_a_repeat_has_the_rest(engine: Engine) -> None:
@@ -204,6 +206,23 @@ async def test_an_approval_ends_the_answer_and_a_repeat_has_the_rest(engine: Eng
         done = await ai.chat.completions.create(**options)
         assert done.choices[0].message.content == "Refunded."
         assert session_of(done) == session_of(asked)
+
+
+async def test_a_message_while_an_approval_waits_joins_the_turn(engine: Engine) -> None:
+    agent = Agent("helper", ScriptedProvider([call("refund", order="7"), "Refunded, quickly."]), tools=[refund])
+    async with engine.served(agent) as client, connected(client) as access:
+        ai = access.sdk()
+
+        async def say(text: str) -> Any:
+            headers = {"X-Perdure-Session": "chat-1"}
+            answer = await ai.chat.completions.create(model="helper", messages=[user(text)], extra_headers=headers)
+            return answer.model_extra["perdure"]["waits"]
+
+        (wait,) = await say("refund 7")
+        assert await say("hurry") == [wait]
+        approval: Any = {"type": "mcp_approval_response", "approval_request_id": wait["id"], "approve": True}
+        done = await ai.responses.create(model="helper", input=[approval], conversation="chat-1")
+        assert done.output_text == "Refunded, quickly."
 
 
 async def test_a_typed_answer_is_the_content_alone(engine: Engine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from typing import Any
 
 import httpx
@@ -55,7 +56,9 @@ async def test_a_response_and_the_next_one(engine: Engine) -> None:
         assert second.output_text == "You are Ada."
         assert second.conversation is not None
         session = second.conversation.id
-        third = await ai.responses.create(input="Sure?", conversation=session, extra_body={})
+        await client.run(session).close()  # as it does by itself when nothing comes for a while
+        await client.run(session).wait_for_close()
+        third = await ai.responses.create(input="Sure?", conversation=session)
         assert third.output_text == "Yes."
         said = [message.text for message in await client.run(session).transcript() if message.role == "user"]
         assert said == ["<system>\nBe kind.\n</system>\n\nI am Ada.", "Who am I?Say it.", "Sure?"]
@@ -157,6 +160,25 @@ async def test_approvals_are_items_that_the_next_request_answers(engine: Engine)
         decided = {item["approval_request_id"]: item["approve"] for item in items if "approve" in item}
         assert decided == {requests["sub"].id: True, requests["helper"].id: False}
         assert [row.refused is not None for row in await read_audit(client) if row.by == "eve"] == [True]
+
+
+async def test_long_texts_and_arguments_are_whole(engine: Engine) -> None:
+    long = "x" * 100_000
+    replies: Any = [call("refund", order=long), f"Well. <finish>{long}.</finish>"]
+    agent = Agent("helper", ScriptedProvider(replies), tools=[refund], finish="tag")
+    plain = Agent("plain", ScriptedProvider([long + "!", long + "?"]))
+    async with engine.served(agent, plain) as client, connected(client) as access:
+        ai, reader = access.sdk(), StrictReader()
+        asked = await ai.responses.create(model="helper", input=long)
+        (request,) = [item for item in asked.output if item.type == "mcp_approval_request"]
+        assert json.loads(request.arguments) == {"order": long}
+        approval: Any = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": False}
+        done = await ai.responses.create(model="helper", input=[approval], previous_response_id=asked.id)
+        assert done.output_text == long + "."
+        await read_frames(ai, reader, await ai.responses.create(model="plain", input=long, stream=True))
+        assert reader.texts() == [long + "!"]
+        answer = await ai.chat.completions.create(model="plain", messages=[user(long)])
+        assert answer.choices[0].message.content == long + "?"
 
 
 async def test_a_background_response_is_followed_from_any_frame(engine: Engine) -> None:
