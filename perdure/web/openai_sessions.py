@@ -153,14 +153,19 @@ async def _answer(call: Call, answers: Sequence[Answer], session: str) -> tuple[
     waits = {(wait.run_id, wait.call.call_id, wait.call.hash): wait for wait in (await _read_waits(call, session))}
     for answer in answers:
         await authorize_wait(call, answer.run_id, "send" if answer.approve is None else "decide")
+    lost: PerdureError | None = None
     for answer in answers:
         try:
             await _answer_call(call, answer, waits.get(_key(answer)))
-        except (ApprovalDecidedError, ApprovalExpiredError, RunClosedError):
-            continue  # the answer says how the call went on
+        except RunClosedError:  # the answer says how it went on
+            continue
+        except (ApprovalDecidedError, ApprovalExpiredError) as error:
+            lost = lost or (error if answer.approve is not None else None)  # of two results the first counts
         except InvalidInputError:
             if _key(answer) in waits:
                 raise
+    if lost is not None:
+        raise lost
     last = max((asked[_key(answer)] for answer in answers), key=lambda event: event.seq)
     return call.client.run(session).turn(_get_root_turn(last)), last.seq
 

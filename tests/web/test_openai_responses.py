@@ -126,7 +126,8 @@ async def test_approvals_are_items_that_the_next_request_answers(engine: Engine)
     sub = Agent("sub", ScriptedProvider([call("refund", order="1"), "Sub done."]), tools=[refund], description="Does.")
     replies: Any = [[call("call_sub", task="go"), call("refund", order="7"), call("choose")], "All done."]
     agent = Agent("helper", ScriptedProvider(replies), tools=[choose, refund], subagents=[sub])
-    async with engine.served(agent) as client, connected(client, make_caller("eve", "sender")) as access:
+    callers = (make_caller("eve", "sender"), make_caller("bob", "approver"))
+    async with engine.served(agent) as client, connected(client, *callers) as access:
         ai = access.sdk()
         asked = await ai.responses.create(model="helper", input="go")
         requests: Any = {item.server_label: item for item in asked.output if item.type == "mcp_approval_request"}
@@ -146,6 +147,10 @@ async def test_approvals_are_items_that_the_next_request_answers(engine: Engine)
         wrong: Any = {"type": "function_call_output", "call_id": requests["helper"].id, "output": "x"}
         with pytest.raises(openai.BadRequestError):
             await ai.responses.create(model="helper", input=[wrong])
+        await access.sdk("bob").responses.create(model="helper", input=answers[:1])
+        with pytest.raises(openai.ConflictError, match="already approved by bob"):
+            await ai.responses.create(model="helper", input=[answers[0] | {"approve": False}])
+        answers = answers[1:]
         done = await ai.responses.create(model="helper", input=answers, previous_response_id=asked.id)
         assert done.output_text == "All done."
         assert done.conversation is not None
