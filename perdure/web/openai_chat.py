@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -184,7 +184,7 @@ def describe_waits(waits: Sequence[OpenWait]) -> list[dict[str, Any]]:
     ]
 
 
-def build_usage(usage: Usage) -> dict[str, Any]:
+def build_completion_usage(usage: Usage) -> dict[str, Any]:
     """Build OpenAI's counts of tokens."""
     return {
         "prompt_tokens": usage.input_tokens,
@@ -206,10 +206,10 @@ async def create_chat_completion(call: Call) -> Response:
     streams, includes_usage = read_flag(body, "stream"), _includes_usage(body)
     await claim_key(call, body)
     acted = await act(call, request)
-    answer = _Answer(acted, is_live=streams, includes_usage=includes_usage)
+    completion = _Completion(acted, is_live=streams, includes_usage=includes_usage)
     if not streams:
-        return await _answer_whole(call, answer)
-    stream = EventStream(_stream(call, answer), on_close=call.hold_stream(), build_break=build_break)
+        return await _answer_whole(call, completion)
+    stream = EventStream(_stream(call, completion), on_close=call.hold_stream(), build_break=build_break)
     stream.headers.update(encode_session_header(acted.session))
     return stream
 
@@ -234,7 +234,7 @@ def _includes_usage(body: dict[str, Any]) -> bool:
     return isinstance(options, dict) and options.get("include_usage") is True
 
 
-class _Answer:
+class _Completion:
     """What all chunks of an answer have."""
 
     def __init__(self, acted: Acted, *, is_live: bool, includes_usage: bool) -> None:
@@ -263,24 +263,24 @@ class _Answer:
                 self.translator.end = TurnEvent(state=status.state, **fields)  # type: ignore[arg-type]  # as checked
 
 
-async def _stream(call: Call, answer: _Answer) -> AsyncGenerator[bytes]:
-    translator, acted, waits = answer.translator, answer.acted, list[OpenWait]()
-    yield _encode(answer.build_chunk({"role": "assistant", "content": ""}))
+async def _stream(call: Call, completion: _Completion) -> AsyncGenerator[bytes]:
+    translator, acted, waits = completion.translator, completion.acted, list[OpenWait]()
+    yield _encode(completion.build_chunk({"role": "assistant", "content": ""}))
     async with aclosing(follow_turn(call, acted)) as events:
         async for event in events:
             if isinstance(event, list):
                 waits = event
             elif added := translator.feed(event):
-                yield _encode(answer.build_chunk({"content": added}))
+                yield _encode(completion.build_chunk({"content": added}))
     if not waits:
-        await answer.read_end()
+        await completion.read_end()
         if (error := translator.find_error()) is not None:
             raise error
     for index, tool_call in enumerate(build_tool_calls(waits)):
-        yield _encode(answer.build_chunk({"tool_calls": [{"index": index, **tool_call}]}))
-    yield _encode(answer.build_chunk({}, translator.find_finish_reason(waits), perdure=answer.describe(waits)))
-    if answer.includes_usage:
-        last = answer.build_chunk({}) | {"choices": [], "usage": build_usage(translator.usage)}
+        yield _encode(completion.build_chunk({"tool_calls": [{"index": index, **tool_call}]}))
+    yield _encode(completion.build_chunk({}, translator.find_finish_reason(waits), perdure=completion.describe(waits)))
+    if completion.includes_usage:
+        last = completion.build_chunk({}) | {"choices": [], "usage": build_completion_usage(translator.usage)}
         yield _encode(last)
     yield encode_frame("[DONE]")
 
@@ -300,30 +300,30 @@ def build_break(error: PerdureError | None) -> bytes:
     return encode_frame(encode_json({"error": describe_error(error)}))
 
 
-async def _answer_whole(call: Call, answer: _Answer) -> Response:
+async def _answer_whole(call: Call, completion: _Completion) -> Response:
     waits: list[OpenWait] = []
-    async with aclosing(follow_turn(call, answer.acted)) as events:
+    async with aclosing(follow_turn(call, completion.acted)) as events:
 
         async def read() -> None:
             async for event in events:
                 if isinstance(event, list):
                     waits.extend(event)
                 else:
-                    answer.translator.feed(event)
+                    completion.translator.feed(event)
 
-        if not await wait_for_answer(call, read()):
+        if not await wait_for_answer(call, read):
             return Response(status_code=499)
     if not waits:
-        await answer.read_end()
-        if (error := answer.translator.find_error()) is not None:
+        await completion.read_end()
+        if (error := completion.translator.find_error()) is not None:
             raise error
-    return _build_completion(answer, waits)
+    return _build_completion(completion, waits)
 
 
-async def wait_for_answer(call: Call, reading: Any) -> bool:
-    """Wait until ``reading`` is done; False if the client has left. Raises ``WebError`` after ``ANSWER_SECONDS``."""
+async def wait_for_answer(call: Call, read_answer: Callable[[], Awaitable[None]]) -> bool:
+    """Wait for ``read_answer``; False if the client has left. Raises ``WebError`` after ``ANSWER_SECONDS``."""
     release = call.hold_stream()
-    read, left = asyncio.ensure_future(reading), asyncio.ensure_future(_wait_for_disconnect(call.request))
+    read, left = asyncio.ensure_future(read_answer()), asyncio.ensure_future(_wait_for_disconnect(call.request))
     try:
         await asyncio.wait([read, left], timeout=ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if read.done():
@@ -347,21 +347,21 @@ async def _wait_for_disconnect(request: HTTPRequest) -> None:
         pass
 
 
-def _build_completion(answer: _Answer, waits: Sequence[OpenWait]) -> Response:
-    translator, tool_calls = answer.translator, build_tool_calls(waits)
+def _build_completion(completion: _Completion, waits: Sequence[OpenWait]) -> Response:
+    translator, tool_calls = completion.translator, build_tool_calls(waits)
     message: Chunk = {"role": "assistant", "content": translator.content, "refusal": None, "annotations": []}
     message |= {"tool_calls": tool_calls} if tool_calls else {}
     choice = {
         "index": 0, "message": message, "logprobs": None, "finish_reason": translator.find_finish_reason(waits),
     }  # fmt: skip
     body = {
-        **answer.head,
+        **completion.head,
         "object": "chat.completion",
         "choices": [choice],
-        "usage": build_usage(translator.usage),
-        "perdure": answer.describe(waits),
+        "usage": build_completion_usage(translator.usage),
+        "perdure": completion.describe(waits),
     }
-    headers = {**HEADERS, **encode_session_header(answer.acted.session)}
+    headers = {**HEADERS, **encode_session_header(completion.acted.session)}
     if ids := ",".join(wait["id"] for wait in describe_waits(waits)):
         headers[WAITS_HEADER] = ids[:_HEADER_CHARS]
     return Response(encode_json(body), 200, headers, "application/json")

@@ -164,9 +164,9 @@ class ResponseTranslator:
             fields = {"error_type": status.error_type, "error": status.error}
             self.end = TurnEvent(state=status.state, **fields)  # type: ignore[arg-type]  # as checked
 
-    def describe(self, status: str | None = None) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return the response as it is."""
-        state = status or self._status
+        state = self._status
         reason = _INCOMPLETE.get(str(getattr(self.end, "finish_reason", None)))
         return {
             "id": self.id,
@@ -199,7 +199,7 @@ class ResponseTranslator:
             "safety_identifier": None,
             "prompt_cache_key": None,
             "truncation": "disabled",
-            "usage": build_usage(self._usage) if state not in ("queued", "in_progress") else None,
+            "usage": build_response_usage(self._usage) if state != "in_progress" else None,
             "user": None,
             "metadata": {},
             **self.fields,
@@ -413,7 +413,7 @@ def _build_text(text: str) -> Item:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def build_usage(usage: Usage) -> dict[str, Any]:
+def build_response_usage(usage: Usage) -> dict[str, Any]:
     """Build the counts of tokens of a response."""
     return {
         "input_tokens": usage.input_tokens,

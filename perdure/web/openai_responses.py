@@ -61,19 +61,22 @@ async def create_response(call: Call) -> Response:
     streams, is_background = read_flag(body, "stream"), read_flag(body, "background")
     await _read_conversation(call, body, request)
     await claim_key(call, body)
-    answer = _Answer(call, await act(call, request), is_background=is_background)
+    reader = _ResponseReader(call, await act(call, request), is_background=is_background)
     echoed = ("max_output_tokens", "previous_response_id", "temperature", "top_p")
-    answer.translator.fields |= {name: body[name] for name in echoed if body.get(name) is not None}
-    headers = {**HEADERS, **encode_session_header(answer.acted.session)}
+    reader.translator.fields |= {name: body[name] for name in echoed if body.get(name) is not None}
+    headers = {**HEADERS, **encode_session_header(reader.acted.session)}
     if streams:
-        stream = EventStream(answer.stream(), on_close=call.hold_stream(), build_break=answer.build_break)
-        stream.headers.update(encode_session_header(answer.acted.session))
+        stream = EventStream(reader.stream(), on_close=call.hold_stream(), build_break=reader.build_break)
+        stream.headers.update(encode_session_header(reader.acted.session))
         return stream
     if not is_background:
-        if not await wait_for_answer(call, answer.read()):
+        if not await wait_for_answer(call, reader.read):
             return Response(status_code=499)
-        return _answer_json(answer.translator.describe(), headers)
-    return _answer_json(answer.translator.describe("queued"), headers)
+        return _encode_answer(reader.translator.describe(), headers)
+    await reader.read_now()  # a repeat of a request may be late
+    response = reader.translator.describe()
+    is_new = response["status"] == "in_progress" and not response["output"]
+    return _encode_answer(response | ({"status": "queued"} if is_new else {}), headers)
 
 
 def _read_request(body: dict[str, Any]) -> Request:
@@ -146,7 +149,7 @@ async def _find_session(call: Call, id: str, session: str, verb: Verb) -> Resour
     return resource
 
 
-async def _find_response(call: Call, verb: Verb) -> _Answer:
+async def _find_response(call: Call, verb: Verb) -> _ResponseReader:
     """Return the response of the path. Raises ``ResponseNotFoundError``, ``ForbiddenError``."""
     response_id = call.params["response"]
     session, task_id, after = _parse_response_id(response_id)
@@ -162,28 +165,28 @@ async def _find_response(call: Call, verb: Verb) -> _Answer:
         definition = await find_agent(call, resource.agent or "")
     except NotFoundError:  # its definition was deleted
         definition = {}
-    return _Answer(call, Acted(turn, resource, after, after, status.state == "running", definition))
+    return _ResponseReader(call, Acted(turn, resource, after, after, status.state == "running", definition))
 
 
 async def follow_response(call: Call) -> Response:
     """Get a response as it is now; with ``stream=true`` follow it, behind the frame of number ``starting_after``."""
     query = call.request.query_params
     if query.get("stream", "false").lower() not in ("true", "1"):
-        answer = await _find_response(call, "read")
-        await answer.read_now()
-        return _answer_json(answer.translator.describe(), HEADERS)
+        reader = await _find_response(call, "read")
+        await reader.read_now()
+        return _encode_answer(reader.translator.describe(), HEADERS)
     text = query.get("starting_after", "")
     if text and not (text.isascii() and text.isdigit() and len(text) <= 16):
         raise ParameterError("starting_after is the sequence_number of a frame", "starting_after")
-    answer = await _find_response(call, "read")
-    answer.translator.skip_until(int(text) if text else None)
-    return EventStream(answer.stream(), on_close=call.hold_stream(), build_break=answer.build_break)
+    reader = await _find_response(call, "read")
+    reader.translator.skip_until(int(text) if text else None)
+    return EventStream(reader.stream(), on_close=call.hold_stream(), build_break=reader.build_break)
 
 
 async def cancel_response(call: Call) -> Response:
     """Interrupt the turn of a response, if it is in progress; answer with what has become of it."""
-    answer = await _find_response(call, "send")
-    turn, run = answer.acted.turn, answer.acted.turn.run
+    reader = await _find_response(call, "send")
+    turn, run = reader.acted.turn, reader.acted.turn.run
     if (await turn.status()).state == "running" and (await run.status()).task_id == turn.task_id:
         with suppress(RunClosedError):
             await run.interrupt(by=call.by)
@@ -191,15 +194,15 @@ async def cancel_response(call: Call) -> Response:
             async with asyncio.timeout(CANCEL_SECONDS), aclosing(turn.events(children=False)) as events:
                 async for _ in events:
                     pass
-    await answer.read_now()
-    return _answer_json(answer.translator.describe(), HEADERS)
+    await reader.read_now()
+    return _encode_answer(reader.translator.describe(), HEADERS)
 
 
-def _answer_json(fields: Any, headers: dict[str, str]) -> Response:
+def _encode_answer(fields: Any, headers: dict[str, str]) -> Response:
     return Response(encode_json(fields), 200, headers, "application/json")
 
 
-class _Answer:
+class _ResponseReader:
     """A response: read from the events of its turn, whole or as frames."""
 
     def __init__(self, call: Call, acted: Acted, *, is_background: bool = False) -> None:
@@ -295,14 +298,14 @@ async def list_input_items(call: Call) -> Response:
         raise ParameterError(f"limit is a number from 1 to {_MAX_ITEMS}", "limit")
     if order not in ("asc", "desc"):
         raise ParameterError("order is asc or desc", "order")
-    answer = await _find_response(call, "read")
+    reader = await _find_response(call, "read")
     items: list[dict[str, Any]] = []
     hashes: dict[tuple[str, str], str] = {}
-    async with aclosing(answer.acted.turn.events(wait=False)) as events:
+    async with aclosing(reader.acted.turn.events(wait=False)) as events:
         async for event in events:
             if isinstance(event, ApprovalRequested | QuestionAsked):
                 hashes[event.context_id, event.call_id] = event.hash
-            elif event.seq > answer.acted.after and (item := await _build_input_item(call, event, hashes)) is not None:
+            elif event.seq > reader.acted.after and (item := await _build_input_item(call, event, hashes)) is not None:
                 items.append(item)
     if order == "desc":
         items.reverse()
@@ -311,7 +314,7 @@ async def list_input_items(call: Call) -> Response:
     page = items[start : start + int(limit)]
     ids = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
     fields = {"object": "list", "data": page, **ids, "has_more": start + len(page) < len(items)}
-    return _answer_json(fields, HEADERS)
+    return _encode_answer(fields, HEADERS)
 
 
 async def _build_input_item(call: Call, event: Event, hashes: Mapping[tuple[str, str], str]) -> dict[str, Any] | None:
