@@ -204,7 +204,7 @@ async def create_chat_completion(call: Call) -> Response:
     body = await read_body(call.request)
     request = _read_request(call, body)
     streams, includes_usage = read_flag(body, "stream"), _includes_usage(body)
-    await claim_key(call, body)
+    request.has_key = await claim_key(call, body)
     acted = await act(call, request)
     completion = _Completion(acted, is_live=streams, includes_usage=includes_usage)
     if not streams:

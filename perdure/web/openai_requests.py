@@ -268,6 +268,8 @@ class Request:
     answers: list[Answer] = field(default_factory=list)
     continues: str | None = None
     """The turn after which the message is to come, if it is to be the last one."""
+    has_key: bool = False
+    """Whether a repeat of it is known by its ``Idempotency-Key``."""
     form: tuple[Any, str] = (None, "")
     """The form of the answer that is asked for, and the name of its parameter."""
 

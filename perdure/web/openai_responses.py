@@ -60,7 +60,7 @@ async def create_response(call: Call) -> Response:
     request = _read_request(body)
     streams, is_background = read_flag(body, "stream"), read_flag(body, "background")
     await _read_conversation(call, body, request)
-    await claim_key(call, body)
+    request.has_key = await claim_key(call, body)
     reader = _ResponseReader(call, await act(call, request), is_background=is_background)
     echoed = ("max_output_tokens", "previous_response_id", "temperature", "top_p")
     reader.translator.fields |= {name: body[name] for name in echoed if body.get(name) is not None}

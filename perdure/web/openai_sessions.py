@@ -22,7 +22,7 @@ from ..errors import (
     RunNotFoundError,
 )
 from ..types.events import ApprovalRequested, Event, MessageInjected, QuestionAsked
-from ..types.messages import Message, MessageInput, TextPart
+from ..types.messages import MessageInput, TextPart
 from ..types.plain_json import parse_json
 from .auth import Resource
 from .lists import read_visible_agents
@@ -41,6 +41,8 @@ from .turns import OpenWait, authorize_wait, open_session, read_latest_seq, read
 
 IDLE_SECONDS = 300.0
 """How long a conversation that the client has not named stays open in Temporal. A message opens it again."""
+_OWN_PREFIX = "openai-"
+"""Begins the ids of these."""
 _LEASE_SECONDS = 60.0
 _MAX_ANSWERS = 100
 
@@ -86,17 +88,18 @@ def _check_form(kind: Any, param: str, definition: Mapping[str, Any]) -> None:
         )  # fmt: skip
 
 
-async def claim_key(call: Call, body: Mapping[str, Any]) -> None:
-    """Take the ``Idempotency-Key`` of a request: the ids of what it does are made from it. Raises ``WebError`` for one
-    that was sent with another request."""
+async def claim_key(call: Call, body: Mapping[str, Any]) -> bool:
+    """Take the ``Idempotency-Key`` of a request: the ids of what it does are made from it, or are new. Return whether
+    there is one. Raises ``WebError`` for one that was sent with another request."""
     given = call.request.headers.getlist("idempotency-key")
     if not given:
-        return
+        call.key = uuid.uuid4().hex
+        return False
     if len(given) > 1 or not 0 < len(given[0]) <= KEY_CHARS or not given[0].isprintable() or not given[0].isascii():
         raise WebError(f"an Idempotency-Key has 1 to {KEY_CHARS} printable ASCII characters", name="InvalidInputError")
     call.key = f"openai/{call.scope}/{given[0]}"
     place = [call.request.url.path, call.request.headers.get(SESSION_HEADER)]
-    asked = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
+    asked = {name: value for name, value in body.items() if name not in ("background", "stream", "stream_options")}
     digest = hashlib.sha256(json.dumps([place, asked], sort_keys=True).encode()).hexdigest()
     store, owner = await call.client.store(create=True), uuid.uuid4().hex
     keep = IDEMPOTENCY_HOURS * 3600.0
@@ -108,6 +111,7 @@ async def claim_key(call: Call, body: Mapping[str, Any]) -> None:
         )  # fmt: skip
     if claim.state == "new":  # the ids make a repeat the same act; the row only holds what was asked
         await store.complete_idempotency(call.key, owner, b"{}")
+    return True
 
 
 async def act(call: Call, request: Request) -> Acted:
@@ -118,8 +122,7 @@ async def act(call: Call, request: Request) -> Acted:
         if len(roots) > 1 or (session is not None and roots != {session}):
             raise ParameterError("The calls are of different conversations", "input")
         session = roots.pop()
-    is_named = session is not None
-    session = session or f"openai-{call.derive_id('session')}"
+    session = session or f"{_OWN_PREFIX}{call.derive_id('session')}"
     agent = request.agent
     if agent is None:
         resource = await call.web.find_session(session)
@@ -133,13 +136,13 @@ async def act(call: Call, request: Request) -> Acted:
     _check_form(*request.form, definition)
     scoped = replace(call, params={"agent": agent})
     if not request.answers:
-        return await _send(scoped, request, session, definition, is_named=is_named)
+        return await _send(scoped, request, session, definition)
     resource = await open_session(scoped, session, "read", "openai")
     turn, after = await _answer(scoped, request.answers, session)
     acted = Acted(turn, resource, after, after, True, definition)
     if request.content is not None:
         await open_session(scoped, session, "send", "openai")
-        await _deliver(scoped, request, acted.resource, definition)
+        await _deliver(scoped, request, resource, session, definition)
     return acted
 
 
@@ -153,6 +156,10 @@ async def _answer(call: Call, answers: Sequence[Answer], session: str) -> tuple[
     waits = {(wait.run_id, wait.call.call_id, wait.call.hash): wait for wait in (await _read_waits(call, session))}
     for answer in answers:
         await authorize_wait(call, answer.run_id, "send" if answer.approve is None else "decide")
+        wait = waits.get(_key(answer))
+        if wait is not None and (wait.call.kind == "approval") != (answer.approve is not None):
+            kind = "an approval" if wait.call.kind == "approval" else "a result"
+            raise ParameterError(f"The call {answer.id[:100]!r} waits for {kind}", "input")
     lost: PerdureError | None = None
     for answer in answers:
         try:
@@ -197,10 +204,6 @@ async def _find_asked(call: Call, session: str) -> dict[tuple[str, str, str], Ev
 
 async def _answer_call(call: Call, answer: Answer, wait: OpenWait | None) -> None:
     run, by = call.client.run(answer.run_id), call.by
-    is_approval = answer.approve is not None
-    if wait is not None and (wait.call.kind == "approval") != is_approval:
-        kind = "an approval" if wait.call.kind == "approval" else "a result"
-        raise ParameterError(f"The call {answer.id[:100]!r} waits for {kind}", "input")
     if answer.approve is None:
         await run.answer(answer.call_id, _read_value(answer.text, wait), hash=answer.hash, by=by)
     elif answer.approve:
@@ -220,21 +223,17 @@ def _read_value(text: str, wait: OpenWait | None) -> Any:
         return text  # the run says what it wants
 
 
-async def _send(call: Call, request: Request, session: str, definition: Mapping[str, Any], *, is_named: bool) -> Acted:
+async def _send(call: Call, request: Request, session: str, definition: Mapping[str, Any]) -> Acted:
     resource = await open_session(call, session, "send", "openai")
     before = await read_latest_seq(call.client, session)
     task_id = call.derive_id("turn")
-    is_repeat = call.key is not None and before > 0 and await _has_turn(call, session, task_id)
+    is_repeat = request.has_key and before > 0 and await _has_turn(call, session, task_id)
     if request.continues is not None and not is_repeat:
         await _check_latest(call, session, request.continues)
-    if not is_named or before == 0:
-        idle = None if is_named else IDLE_SECONDS
-        turn = await _deliver(call, request, resource, definition, id=session, history=request.history, idle=idle)
-    else:
-        turn = await _deliver(call, request, resource, definition, id=session)
+    turn = await _deliver(call, request, resource, session, definition)
     if turn.task_id == task_id:
         return Acted(turn, resource, 0, 0 if is_repeat else before, False, definition)
-    joined = await _find_message(call, session, call.derive_id("message")) if call.key is not None else None
+    joined = await _find_message(call, session, call.derive_id("message")) if request.has_key else None
     after = before if joined is None else joined - 1
     return Acted(turn, resource, after, after, True, definition)
 
@@ -266,22 +265,15 @@ async def _find_message(call: Call, session: str, message_id: str) -> int | None
 
 
 async def _deliver(
-    call: Call,
-    request: Request,
-    resource: Resource,
-    definition: Mapping[str, Any],
-    *,
-    id: str | None = None,
-    history: Sequence[Message] = (),
-    idle: float | None = None,
+    call: Call, request: Request, resource: Resource, session: str, definition: Mapping[str, Any]
 ) -> Turn[Any]:
-    """Send the user's message: to a run that exists, or one that it opens."""
-    session = id or str(resource.id)
+    """Send the user's message: to a session that exists, or that it opens."""
     options: dict[str, Any] = {"tenant": resource.tenant, "user": resource.user, "client_tools": request.tools}
     if request.settings:
         options["override"] = {"settings": request.settings}
-    if history:
-        options["history"] = list(history)
+    if request.history:
+        options["history"] = request.history
+    idle = IDLE_SECONDS if session.startswith(_OWN_PREFIX) else None
     message = await _build_message(call, request, session, definition)
     try:
         async with asyncio.timeout(MESSAGE_SECONDS):
@@ -297,6 +289,8 @@ async def _build_message(call: Call, request: Request, session: str, definition:
     """Build the message; what the client adds to the agent's instructions stands before it, unless it is there."""
     content = request.content or []
     if definition.get("input") is not None:
+        if request.system:
+            raise ParameterError("An agent with an input type takes no instructions", "instructions")
         try:
             given = parse_json("".join(part.text for part in content if isinstance(part, TextPart)))
         except ValueError as flaw:

@@ -62,6 +62,7 @@ async def test_a_response_and_the_next_one(engine: Engine) -> None:
         assert third.output_text == "Yes."
         said = [message.text for message in await client.run(session).transcript() if message.role == "user"]
         assert said == ["<system>\nBe kind.\n</system>\n\nI am Ada.", "Who am I?Say it.", "Sure?"]
+        assert json.loads(base64.urlsafe_b64decode(first.id[5:] + "=="))[2] == 0, "from the turn's beginning"
         again = await ai.responses.retrieve(first.id)
         assert again.output == first.output
         assert again.usage == first.usage
