@@ -72,7 +72,7 @@ class ResponseTranslator:
         self._skipped = -1
         """The number of the last frame that the client has."""
         self._is_filled = True
-        """Whether the frames that it has are made: false while a piece of text that it has is not there."""
+        """Whether the event of that frame is there, or made: it may be a piece of text that is deleted."""
         self._seq = after
         self._replies = Replies()
         self._message: Item | None = None
@@ -114,7 +114,7 @@ class ResponseTranslator:
         if isinstance(event, ModelCompleted | ModelRetracted) and not event.path:
             self._fill_text(event)
         self._seq = event.seq
-        self._is_filled = self._is_filled or event.seq >= self._skipped >> PLACE_BITS
+        self._is_filled = self._is_filled or event.seq == self._skipped >> PLACE_BITS
         match event:
             case ApprovalRequested():
                 self._request_approval(event)

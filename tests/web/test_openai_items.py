@@ -17,6 +17,7 @@ from perdure.events import (
     ModelDelta,
     ModelRetracted,
     ModelStarted,
+    PathStep,
     QuestionAsked,
     ToolCompleted,
     TurnEvent,
@@ -154,14 +155,16 @@ def test_a_reader_that_continues_has_the_piece_that_it_had() -> None:
     live: list[Event] = [
         ModelStarted(seq=1, **at), ModelDelta(seq=2, text="Hel", **at), ModelDelta(seq=3, text="lo", offset=3, **at)
     ]  # fmt: skip
-    end = ModelCompleted(seq=4, text="Hello you.", replaces=((2, 3),), **at)
+    path = (PathStep(agent="sub", call_id="c1"),)
+    aside = ModelCompleted(seq=4, text="aside", context_id="s/1", path=path)
+    end = ModelCompleted(seq=5, text="Hello you.", replaces=((2, 3),), **at)
     first = build_translator()
     frames = first.start() + [frame for event in live for frame in first.feed(event)]
     number = frames[-1]["sequence_number"]
     later = build_translator()
     later.skip_until(number)
     assert later.start() == []
-    rest = [frame for event in (live[0], end) for frame in later.feed(event)]
+    rest = [frame for event in (live[0], aside, end) for frame in later.feed(event)]
     assert [frame["delta"] for frame in rest if "delta" in frame] == [" you."]
 
 
