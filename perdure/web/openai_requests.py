@@ -13,7 +13,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypeGuard, cast
@@ -307,8 +307,7 @@ def read_messages(request: Request, format: Format, messages: Sequence[Any], *, 
         request.system = "\n\n".join(text for text in (request.system, prompt) if text) or None
     if not request.answers and request.session is None:
         before = [item for item in messages[: start + wanted[0]] if item.get("role") not in ("system", "developer")]
-        _check_history(before)
-        request.history = import_messages(format, before).messages
+        request.history = import_messages(format, list(_convert_items(before))).messages
 
 
 def _is_text(part: Part) -> TypeGuard[TextPart]:
@@ -323,14 +322,24 @@ def _is_reply(message: Mapping[str, Any]) -> bool:
     return kind not in ("function_call_output", "mcp_approval_response")
 
 
-def _check_history(items: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse items that only the conversation that they are from can have."""
+def _convert_items(items: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield items of an earlier conversation as the importer knows them: calls of an agent's own tools with their
+    results, and no approvals."""
     for item in items:
-        if item.get("type") in ("mcp_call", "mcp_approval_request", "mcp_approval_response"):
-            raise ParameterError(
-                f"An item of type {item['type']} cannot begin a conversation", "input",
-                hint="Continue the one that it is from, with previous_response_id.",
-            )  # fmt: skip
+        kind = item.get("type")
+        if kind == "mcp_call":
+            output = item.get("output")
+            call = {"call_id": item.get("id"), "name": item.get("name"), "arguments": item.get("arguments")}
+            yield {"type": "function_call", **call}
+            text = output if isinstance(output, str) else _read_error(item.get("error"))
+            yield {"type": "function_call_output", "call_id": item.get("id"), "output": text}
+        elif kind not in ("mcp_approval_request", "mcp_approval_response"):
+            yield item
+
+
+def _read_error(error: Any) -> str:
+    """Return the text of a failed call; of one whose result was too long for its item, that."""
+    return _join_texts(error.get("content")) if isinstance(error, dict) else "(left out: it is long)"
 
 
 def _read_answer(message: Mapping[str, Any]) -> Answer | None:

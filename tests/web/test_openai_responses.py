@@ -187,6 +187,28 @@ async def test_long_texts_and_arguments_are_whole(engine: Engine) -> None:
         assert answer.choices[0].message.content == long + "?"
 
 
+async def test_a_client_that_keeps_the_history_itself_sends_the_items_back(engine: Engine) -> None:
+    replies: Any = [["Hm.", call("refund", order="7")], "Refunded.", "Yes."]
+    agent = Agent("helper", ScriptedProvider(replies), tools=[refund])
+    async with engine.served(agent) as client, connected(client) as access:
+        ai, items = access.sdk(), list[Any]([user("refund 7")])
+        asked = await ai.responses.create(model="helper", input=items)
+        items += [item.to_dict() for item in asked.output]
+        items.append({"type": "mcp_approval_response", "approval_request_id": asked.output[-1].id, "approve": True})
+        done = await ai.responses.create(model="helper", input=items)
+        assert done.output_text == "Refunded."
+        items += [*(item.to_dict() for item in done.output), user("Sure?")]
+        last = await ai.responses.create(model="helper", input=items)
+        assert last.output_text == "Yes."
+        assert last.conversation is not None
+        transcript = await client.run(last.conversation.id).transcript()
+        said = [(m.role, m.text or [r.content for r in m.tool_results]) for m in transcript if m.role != "system"]
+        assert said == [
+            ("user", "refund 7"), ("assistant", "Hm."), ("tool", ["refunded 7"]), ("assistant", "Refunded."),
+            ("user", "Sure?"), ("assistant", "Yes."),
+        ]  # fmt: skip
+
+
 async def test_a_background_response_is_followed_from_any_frame(engine: Engine) -> None:
     gate = Gate()
 
