@@ -181,7 +181,7 @@ class ResponseTranslator:
             "max_output_tokens": None,
             "max_tool_calls": None,
             "model": self._agent,
-            "output": [item for item in self._output if item.get("status") != "incomplete" or item["content"]],
+            "output": self._list_output(),
             "parallel_tool_calls": True,
             "previous_response_id": None,
             "conversation": {"id": self._session},
@@ -204,6 +204,11 @@ class ResponseTranslator:
             "metadata": {},
             **self.fields,
         }
+
+    def _list_output(self) -> list[Item]:
+        """List the items that count, with the text of the one that is being written."""
+        output = [item for item in self._output if item.get("status") != "incomplete"]
+        return [item | {"content": [_build_text(self._text)]} if item is self._message else item for item in output]
 
     # --- its parts
 

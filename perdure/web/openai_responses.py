@@ -279,7 +279,8 @@ class _ResponseReader:
             hint="The response goes on: follow it with starting_after.",
         )  # fmt: skip
         fields = describe_error(error)
-        return _encode({"type": "error", "sequence_number": self.translator.last_number, **fields, "error": fields})
+        frame = {**fields, "type": "error", "sequence_number": self.translator.last_number, "error": fields}
+        return _encode(frame)
 
 
 def _encode(frame: dict[str, Any]) -> bytes:

@@ -9,13 +9,15 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from perdure import Agent
 from perdure.testing import ScriptedProvider
 from tests.support.engine import Engine
 from tests.web.test_openai_chat import WEATHER, connected
 from tests.web.test_openai_responses import WEATHER as FUNCTION
 
-REQUESTS = int(os.environ.get("TEST_REQUESTS", "50"))
+REQUESTS = int(os.environ.get("TEST_REQUESTS", "400"))
 ODD: list[Any] = [
     None, True, False, 0, -1, 2**70, 1e308, "", "x", "\x00", "a" * 10_000, "\U0001f600", [], {}, [None], [[]],
     {"": None},
@@ -92,6 +94,7 @@ def spoil(body: dict[str, Any], chance: random.Random) -> dict[str, Any]:
     return spoiled
 
 
+@pytest.mark.slow
 async def test_odd_values_are_errors_of_the_client(engine: Engine) -> None:
     agent = Agent("helper", ScriptedProvider(lambda _: "Hello."), client_tools=True)
     chance = random.Random(int(os.environ.get("TEST_SEED", "7")))

@@ -161,6 +161,7 @@ def test_a_reader_that_continues_has_the_piece_that_it_had() -> None:
     first = build_translator()
     frames = first.start() + [frame for event in live for frame in first.feed(event)]
     number = frames[-1]["sequence_number"]
+    assert [item["content"][0]["text"] for item in first.describe()["output"]] == ["Hello"]
     later = build_translator()
     later.skip_until(number)
     assert later.start() == []

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from perdure import Agent, tool
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
+from perdure.web import sse
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
@@ -233,6 +234,40 @@ async def test_a_background_response_is_followed_from_any_frame(engine: Engine) 
         assert last == []
         async with ai.responses.stream(response_id=begun.id, starting_after=reader.numbers[3]) as helper:
             assert (await helper.get_final_response()).output_text == "One two three four."
+
+
+async def test_a_stream_that_breaks_says_so_and_the_run_goes_on(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+
+    async def reply(_: ModelRequest) -> Any:
+        await gate()
+        return "Late."
+
+    agent = Agent("helper", ScriptedProvider(reply))
+    async with engine.served(agent) as client, connected(client) as access, access.http() as http:
+        ai, reader = access.sdk(), StrictReader()
+        monkeypatch.setattr(sse, "STREAM_SECONDS", 0.5)
+        hello: Any = {"model": "helper", "stream": True}
+        with pytest.raises(openai.APIError) as broken:
+            await read_frames(ai, reader, await ai.responses.create(**hello, input="go"))
+        assert broken.value.code == "stream_timeout"
+        with pytest.raises(openai.APIError) as broken:
+            async for _ in await ai.chat.completions.create(**hello, messages=[user("go")]):
+                pass
+        assert broken.value.code == "stream_timeout"
+        async with http.stream("GET", f"/responses/{reader.id}?stream=true") as stream:
+            lines = [line async for line in stream.aiter_lines() if line]
+        assert lines[-2] == "event: error"
+        assert json.loads(lines[-1].removeprefix("data: "))["type"] == "error"
+        monkeypatch.undo()
+        with pytest.raises(openai.APITimeoutError):  # the client leaves, and nothing is held for it
+            await access.sdk(timeout=0.3).responses.create(model="helper", input="go")
+        gate.open()
+        done = await ai.responses.retrieve(reader.id, stream=True, starting_after=reader.numbers[-1])
+        await read_frames(ai, reader, done)
+        assert reader.texts() == ["Late."]
 
 
 async def test_a_response_is_cancelled_and_others_are_not_found(engine: Engine) -> None:
