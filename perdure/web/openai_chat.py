@@ -42,7 +42,7 @@ from .openai_requests import (
     read_text,
     read_tools,
 )
-from .openai_sessions import Acted, act, claim_key, shows_texts
+from .openai_sessions import Acted, act, claim_key, load_waits, shows_texts
 from .operations import Call
 from .problems import WebError
 from .sse import HEADERS, EventStream, encode_frame
@@ -269,7 +269,7 @@ async def _stream(call: Call, completion: _Completion) -> AsyncGenerator[bytes]:
     async with aclosing(follow_turn(call, acted)) as events:
         async for event in events:
             if isinstance(event, list):
-                waits = event
+                waits = await load_waits(call.client, event)
             elif added := translator.feed(event):
                 yield _encode(completion.build_chunk({"content": added}))
     if not waits:
@@ -307,7 +307,7 @@ async def _answer_whole(call: Call, completion: _Completion) -> Response:
         async def read() -> None:
             async for event in events:
                 if isinstance(event, list):
-                    waits.extend(event)
+                    waits.extend(await load_waits(call.client, event))
                 else:
                     completion.translator.feed(event)
 

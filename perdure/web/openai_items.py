@@ -153,6 +153,12 @@ class ResponseTranslator:
         self._emit(_LAST_PLACE, f"response.{kind}", response=self.describe())
         return self._frames
 
+    def lacks_arguments(self, event: ApprovalRequested | QuestionAsked) -> bool:
+        """Whether the arguments of a call are too long for ``event``, and not known: see ``add_arguments``."""
+        is_question = isinstance(event, QuestionAsked) and event.kind == "question"
+        known = self._arguments.get((event.context_id, event.call_id))
+        return event.arguments is None and known is None and not is_question
+
     def add_arguments(self, run_id: str, arguments: Mapping[str, Mapping[str, Any]]) -> None:
         """Add the arguments of a run's calls, where they are too long for their events."""
         for call_id, value in arguments.items():

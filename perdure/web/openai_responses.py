@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from ..errors import PerdureError, RunClosedError, RunNotFoundError
 from ..types.events import ApprovalDecided, ApprovalRequested, Event, MessageInjected, QuestionAsked, ToolCompleted
-from ..types.messages import NAME_CHARS, ToolCallPart
+from ..types.messages import NAME_CHARS
 from .auth import Resource, Verb
 from .openai_chat import follow_turn, wait_for_answer
 from .openai_items import ResponseTranslator, hash_id
@@ -33,7 +33,7 @@ from .openai_requests import (
     read_text,
     read_tools,
 )
-from .openai_sessions import Acted, act, claim_key, find_agent, shows_texts
+from .openai_sessions import Acted, act, claim_key, find_agent, load_arguments, load_waits, shows_texts
 from .operations import Call
 from .problems import NotFoundError, WebError
 from .sse import HEADERS, MAX_SEQ, EventStream, encode_frame
@@ -233,17 +233,15 @@ class _ResponseReader:
     async def _feed(self, event: Event) -> list[dict[str, Any]]:
         if event.type == "model.completed":  # the arguments of its calls
             event = await self._texts.load(event)
+        if isinstance(event, ApprovalRequested | QuestionAsked) and self.translator.lacks_arguments(event):
+            arguments = await load_arguments(self.call.client, event.context_id)
+            self.translator.add_arguments(event.context_id, arguments)
         return self.translator.feed(event)
 
     async def _finish(self, waits: Sequence[OpenWait]) -> list[dict[str, Any]]:
-        for wait in waits:
-            if wait.call.arguments is None and wait.call.kind != "question":
-                messages = await self.call.client.run(wait.run_id).transcript(full=True)
-                calls = [part for message in messages for part in message.parts if isinstance(part, ToolCallPart)]
-                self.translator.add_arguments(wait.run_id, {call.id: call.arguments for call in calls})
         if not waits and self.translator.end is None:
             self.translator.note_status(await self.acted.turn.status())
-        return self.translator.finish(waits)
+        return self.translator.finish(await load_waits(self.call.client, waits))
 
     async def read_now(self) -> None:
         """Read what there is of the response."""

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from ..client.client import Client
 from ..client.turn import Turn
 from ..errors import (
     ApprovalDecidedError,
@@ -22,7 +23,7 @@ from ..errors import (
     RunNotFoundError,
 )
 from ..types.events import ApprovalRequested, Event, MessageInjected, QuestionAsked
-from ..types.messages import MessageInput, TextPart
+from ..types.messages import MessageInput, TextPart, ToolCallPart
 from ..types.plain_json import parse_json
 from .auth import Resource
 from .lists import read_visible_agents
@@ -72,6 +73,23 @@ async def find_agent(call: Call, name: str) -> Mapping[str, Any]:
     if not rows:
         raise ModelNotFoundError(f"The model {name!r:.200} does not exist", hint="GET models lists the agents.")
     return cast(Mapping[str, Any], json.loads(rows[0].body))
+
+
+async def load_arguments(client: Client, run_id: str) -> dict[str, dict[str, Any]]:
+    """Load the arguments of a run's calls, by call id: where they are too long for its events and status."""
+    messages = await client.run(run_id).transcript(full=True)
+    return {part.id: part.arguments for m in messages for part in m.parts if isinstance(part, ToolCallPart)}
+
+
+async def load_waits(client: Client, waits: Sequence[OpenWait]) -> list[OpenWait]:
+    """Return ``waits`` with all arguments."""
+    loaded: list[OpenWait] = []
+    for wait in waits:
+        if wait.call.arguments is None and wait.call.kind != "question":
+            arguments = (await load_arguments(client, wait.run_id)).get(wait.call.call_id)
+            wait = OpenWait(wait.run_id, wait.call.model_copy(update={"arguments": arguments}))
+        loaded.append(wait)
+    return loaded
 
 
 def shows_texts(definition: Mapping[str, Any]) -> bool:

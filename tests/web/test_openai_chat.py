@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -223,6 +224,23 @@ async def test_a_message_while_an_approval_waits_joins_the_turn(engine: Engine) 
         approval: Any = {"type": "mcp_approval_response", "approval_request_id": wait["id"], "approve": True}
         done = await ai.responses.create(model="helper", input=[approval], conversation="chat-1")
         assert done.output_text == "Refunded, quickly."
+
+
+async def test_long_arguments_are_those_of_the_call(engine: Engine) -> None:
+    place = "x" * 100_000
+    replies: Any = [[call("weather", place=place), call("refund", order=place)], "Sun."]
+    agent = Agent("helper", ScriptedProvider(replies), tools=[refund], client_tools=True)
+    async with engine.served(agent) as client, connected(client) as access:
+        answer: Any = await access.sdk().chat.completions.create(
+            model="helper", messages=[user("weather?")], tools=[WEATHER]
+        )
+        (made,) = answer.choices[0].message.tool_calls
+        assert json.loads(made.function.arguments) == {"place": place}
+        assert [wait["arguments"] for wait in answer.model_extra["perdure"]["waits"]] == [{"order": place}]
+        result: Any = {"type": "function_call_output", "call_id": made.id, "output": "sun"}
+        rest = await access.sdk().responses.create(model="helper", input=[result])
+        (request,) = [item for item in rest.output if item.type == "mcp_approval_request"]
+        assert json.loads(request.arguments) == {"order": place}
 
 
 async def test_a_typed_answer_is_the_content_alone(engine: Engine) -> None:
