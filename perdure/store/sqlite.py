@@ -220,9 +220,9 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         """See :class:`perdure.ports.store.AgentRegistry`."""
         await self._run_write(sql.write_agents, agents, self._now())
 
-    async def list_agents(self) -> list[AgentRow]:
+    async def list_agents(self, name: str | None = None) -> list[AgentRow]:
         """See :class:`perdure.ports.store.AgentRegistry`."""
-        return await self._run_read(sql.read_agents)
+        return await self._run_read(sql.read_agents, name)
 
     async def append(self, batch: EventBatch) -> bool:
         """See :class:`perdure.ports.EventLog`."""

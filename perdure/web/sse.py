@@ -91,12 +91,19 @@ async def _encode_events(events: AsyncGenerator[Event]) -> AsyncGenerator[bytes]
 
 class EventStream(EventSourceResponse):
     """A stream of frames. It ends with its source; after ``STREAM_SECONDS``; or when the source fails, with a comment
-    that names the error: its follower connects again."""
+    that names the error: its follower connects again. ``build_break`` builds another last frame, of the error or, at
+    the end of the time, of None."""
 
-    def __init__(self, frames: AsyncGenerator[bytes], *, on_close: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes],
+        *,
+        on_close: Callable[[], None] | None = None,
+        build_break: Callable[[PerdureError | None], bytes] | None = None,
+    ) -> None:
         limit = StreamLimit()
         super().__init__(
-            bounded(frames, limit),
+            bounded(frames, limit, build_break or _build_break),
             headers=HEADERS,
             ping=KEEP_ALIVE_SECONDS,
             sep="\n",
@@ -141,7 +148,17 @@ class StreamLimit:
             self._timeout = None
 
 
-async def bounded(frames: AsyncGenerator[bytes], limit: StreamLimit) -> AsyncGenerator[bytes]:
+def _build_break(error: PerdureError | None) -> bytes:
+    if error is None:
+        return b": connect again\n\n"
+    return b": the stream ended: %s; connect again\n\n" % type(error).__name__.encode()
+
+
+async def bounded(
+    frames: AsyncGenerator[bytes],
+    limit: StreamLimit,
+    build_break: Callable[[PerdureError | None], bytes] = _build_break,
+) -> AsyncGenerator[bytes]:
     """Yield ``frames`` for ``STREAM_SECONDS`` at most; a failure of theirs ends them, with a comment."""
     deadline = asyncio.get_running_loop().time() + STREAM_SECONDS
     async with aclosing(frames):
@@ -150,11 +167,11 @@ async def bounded(frames: AsyncGenerator[bytes], limit: StreamLimit) -> AsyncGen
                 async with limit.hold(deadline):
                     frame = await anext(frames, None)
             except TimeoutError:
-                yield b": connect again\n\n"
+                yield build_break(None)
                 return
             except PerdureError as error:
                 logger.warning("a stream of events ended: %s: %s", type(error).__name__, error)
-                yield b": the stream ended: %s; connect again\n\n" % type(error).__name__.encode()
+                yield build_break(error)
                 return
             if frame is None:
                 return

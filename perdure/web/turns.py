@@ -270,10 +270,13 @@ async def _try_waits(client: Client, turn: Turn[Any]) -> tuple[list[OpenWait], b
 
 
 def build_endpoint(
-    web: Web, handler: Callable[[Call], Awaitable[Response]]
+    web: Web,
+    handler: Callable[[Call], Awaitable[Response]],
+    convert_problem: Callable[[Response, Exception, Request], Response] = lambda problem, *_: problem,
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Build the endpoint that calls ``handler`` for an authenticated caller, and answers errors with problems. The
-    handler checks what the caller may: which session it is about stands in the body."""
+    """Build the endpoint that calls ``handler`` for an authenticated caller, and answers errors with problems, in the
+    form that ``convert_problem`` gives them. The handler checks what the caller may: which session it is about stands
+    in the body."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -281,11 +284,11 @@ def build_endpoint(
             with audit_caller(caller.auth, get_client_address(request.scope)):
                 return await handler(Call(web, request, caller, dict(request.path_params), None, None))
         except PerdureError as error:
-            return build_problem(error)
+            return convert_problem(build_problem(error), error, request)
         except ClientDisconnect:  # in the middle of its body
             return Response(status_code=400)
         except Exception as error:  # nothing of it is for the caller
-            return build_unexpected_problem(error)
+            return convert_problem(build_unexpected_problem(error), error, request)
 
     return endpoint
 
