@@ -85,7 +85,9 @@ async def _continue(call: Call) -> Response:
         turn = await find_present_turn(call.client, thread_id)
     translator = AguiTranslator(thread_id, run_id or turn.task_id, version="1.0")
     after = await read_latest_seq(call.client, thread_id)
-    return EventStream(_stream(call.client, _Acted(turn), translator, after), on_close=call.hold_stream())
+    return EventStream(
+        _stream(call.client, _Acted(turn), translator, after), on_close=call.hold_stream(), check=call.is_current
+    )
 
 
 @dataclass
@@ -119,7 +121,9 @@ async def _run(call: Call) -> Response:
         acted, after = await _send(call, agent, sent)
     names = [tool.name for tool in sent.tools or ()]
     translator = AguiTranslator(thread_id, sent.run_id, version=sent.protocol_version, frontend_tools=names)
-    return EventStream(_stream(call.client, acted, translator, after), on_close=call.hold_stream())
+    return EventStream(
+        _stream(call.client, acted, translator, after), on_close=call.hold_stream(), check=call.is_current
+    )
 
 
 async def _send(call: Call, agent: str, sent: RunAgentInput) -> tuple[_Acted, int]:

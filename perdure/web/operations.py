@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -47,6 +48,7 @@ from .problems import (
     build_unexpected_problem,
 )
 
+logger = logging.getLogger("perdure.web")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 IDEMPOTENCY_HOURS = 24
@@ -248,6 +250,18 @@ class Call:
         held = ExitStack()
         held.enter_context(self.web.streams.hold(self.caller))
         return held.close
+
+    async def is_current(self) -> bool:
+        """Whether the credentials of the request still say the same of its caller, and it may still read: false after a
+        revocation, or for a role that has changed. True while that cannot be found out."""
+        try:
+            known = await self.web.authenticator.authenticate(self.request) == self.caller
+            return known and (self.resource is None or await self.may("read", self.resource))
+        except (UnauthorizedError, ForbiddenError):
+            return False
+        except Exception as error:  # the store does not answer: neither do the events
+            logger.info("whether %r is still known cannot be checked: %s", self.caller.name, error)
+            return True
 
     def link(self, name: str, **params: str) -> str:
         """Return the path of another operation, as the caller reaches it."""

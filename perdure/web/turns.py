@@ -333,6 +333,7 @@ async def open_session(call: Call, id: str, verb: Verb, action: str) -> Resource
     await call.authorize(verb, action, found)
     if found.agent != agent:
         raise build_unknown_session_error(id)
+    call.resource = found
     return found
 
 

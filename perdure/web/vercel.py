@@ -456,7 +456,7 @@ async def _stop(call: Call) -> Response:
 
 
 def _respond(call: Call, turn: Turn[Any], after: int, sdk: Literal[6, 7]) -> Response:
-    response = EventStream(_stream(call.client, turn, after, sdk), on_close=call.hold_stream())
+    response = EventStream(_stream(call.client, turn, after, sdk), on_close=call.hold_stream(), check=call.is_current)
     response.headers.update(HEADERS)
     return response
 
