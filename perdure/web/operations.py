@@ -27,6 +27,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..client.audit import SteeringAudit, audit_caller
 from ..client.client import Client
+from ..client.pages import TranscriptPages
 from ..client.run import Run
 from ..client.schedules import ScheduleStatus
 from ..encryption import KeyRing
@@ -103,6 +104,7 @@ class Web:
     streams: ConnectionLimiter
     limits: WebLimits
     held: HeldBytes = field(default_factory=HeldBytes)
+    transcripts: TranscriptPages = field(default_factory=TranscriptPages)
 
     async def authenticate(self, request: Request) -> Caller:
         """Return the caller, and count the request. Raises ``UnauthorizedError``, ``WebError`` for too many."""
