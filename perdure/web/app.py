@@ -8,7 +8,7 @@ Nothing is kept from one request to the next but rates: any replica may answer a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from temporalio.service import RPCError
 
@@ -214,6 +214,18 @@ async def _answer_unknown(request: Request, _: Exception) -> Response:
     return problem_response(404, "NotFoundError", f"there is nothing at {request.url.path!r:.300}")
 
 
-async def _answer_wrong_method(request: Request, error: Exception) -> Response:
-    headers = getattr(error, "headers", None) or {}
+async def _answer_wrong_method(request: Request, _: Exception) -> Response:
+    headers = {"Allow": ", ".join(sorted(_find_methods(request.app.routes, request.scope)))}
     return problem_response(405, "MethodNotAllowed", f"{request.method} is not possible here", headers=headers)
+
+
+def _find_methods(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
+    """Return the methods of all routes that have the path: each operation is a route of its own."""
+    methods: set[str] = set()
+    for route in routes:
+        match, below = route.matches(scope)
+        if match is not Match.NONE and isinstance(route, Mount):
+            methods |= _find_methods(route.routes, {**scope, **below})
+        elif match is not Match.NONE:
+            methods |= getattr(route, "methods", None) or set()
+    return methods

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from starlette.responses import Response
 
 from ..client.follow import list_child_runs
@@ -230,6 +230,29 @@ class ItemsQuery(Input):
     limit: int = Field(default=50, ge=1, le=MAX_PAGE)
 
 
+class Item(BaseModel):
+    """A message of a session."""
+
+    model_config = ConfigDict(extra="allow")
+
+    index: int
+    role: str
+    parts: list[dict[str, Any]]
+    """By ``type``: text, thinking, tool_call, tool_result, file."""
+
+
+class ItemPage(BaseModel):
+    """A page of messages."""
+
+    data: list[Item]
+    head: str | None
+    """Names the transcript up to its last message."""
+    total: int
+    last: int
+    """``after`` of the next page."""
+    has_more: bool
+
+
 async def list_items(call: Call) -> Response:
     """List the messages of a session; large texts and files are references (``blob``)."""
     query = cast(ItemsQuery, call.query)
@@ -364,7 +387,7 @@ OPERATIONS = [
     Operation("GET", "/agents/{name:segment}", get_agent, "read", answer=AgentDetails, kind="agent", tag="agents"),
     Operation("GET", "/sessions", list_sessions, "read", query=SessionsQuery, answer=SessionList),
     Operation("DELETE", "/sessions/{id:segment}", delete_session, "operate", status=204),
-    Operation("GET", "/sessions/{id:segment}/items", list_items, "read", query=ItemsQuery),
+    Operation("GET", "/sessions/{id:segment}/items", list_items, "read", query=ItemsQuery, answer=ItemPage),
     Operation("GET", "/sessions/{id:segment}/turns", list_turns, "read", query=PageQuery, answer=TurnList),
     Operation("GET", "/sessions/{id:segment}/subagents", list_subagents, "read", query=PageQuery, answer=SubagentList),
 ]

@@ -192,12 +192,30 @@ def _build_answer(operation: Operation, references: _References) -> dict[str, An
 
 
 def _build_refusals(operation: Operation) -> dict[str, Any]:
-    refusals: dict[str, Any] = {"default": {"$ref": "#/components/responses/Problem"}}
+    problem = {"$ref": "#/components/responses/Problem"}
+    refusals: dict[str, Any] = {str(status): problem for status in _list_refusal_statuses(operation)}
+    refusals["default"] = problem
     if operation.answer_type == EVENT_STREAM:
         refusals["204"] = {"description": "The stream has ended, and has no later event."}
     elif operation.answer_type != "application/json":
         refusals["304"] = {"description": "Not modified."}
     return refusals
+
+
+def _list_refusal_statuses(operation: Operation) -> list[int]:
+    """List the statuses of refusals; what fails on the side of the service is any other one."""
+    statuses = {400, 414, 421, 431}
+    if not operation.is_public:
+        statuses |= {401, 403, 429, 503}
+    if "{" in operation.path or operation.name in ("create_webhook", "decide_approvals"):  # the session in the body
+        statuses.add(404)
+    if operation.body is not None:
+        statuses |= {408, 413, 415}
+    if operation.method != "GET":
+        statuses.add(409)
+    if operation.method == "POST":
+        statuses.add(504)
+    return sorted(statuses)
 
 
 def build_openapi_operation(operations: Sequence[Operation]) -> Operation:

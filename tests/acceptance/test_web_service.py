@@ -6,7 +6,9 @@ import ast
 import asyncio
 import json
 import re
+import shutil
 import signal
+import ssl
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,7 +20,11 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from perdure import Client
+from perdure.cli.serve import _follow_certificate
+from perdure.client.tasks import background_task
 from tests.support.cli import Cli, Command, talking
+from tests.support.tls_proxy import make_certificate, make_server_context
+from tests.support.wait import eventually
 from tests.support.web import read_frames
 
 
@@ -73,6 +79,65 @@ async def test_dev_lets_this_machine_in_and_no_forwarded_request(cli: Cli) -> No
     assert await asyncio.wait_for(service.ended(), 30) == 0
     refused = await cli("serve", "--dev", "--host", "0.0.0.0", "--port", "0")
     assert (refused.code, "--dev lets anyone in" in refused.err) == (2, True)
+
+
+@pytest.mark.server
+async def test_a_service_with_a_certificate_speaks_https_alone(cli: Cli, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "localhost")
+    whole = tmp_path / "whole.pem"
+    whole.write_bytes(certificate.read_bytes() + key.read_bytes())
+    for arguments in (("--certfile", certificate, "--keyfile", key), ("--certfile", whole)):
+        service = await cli.spawn("serve", "--dev", "--port", "0", *map(str, arguments))
+        port = int((await service.until("https://127.0.0.1:")).partition("127.0.0.1:")[2].partition("/")[0])
+        verified = ssl.create_default_context(cafile=certificate)
+        async with httpx.AsyncClient(base_url=f"https://localhost:{port}", verify=verified, timeout=30) as http:
+            assert (await http.get("/v1/sessions")).status_code == 200
+        async with httpx.AsyncClient(base_url=f"https://localhost:{port}", timeout=30) as http:
+            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                await http.get("/healthz")
+        async with httpx.AsyncClient(base_url=f"http://localhost:{port}", timeout=30) as http:
+            with pytest.raises(httpx.TransportError):
+                await http.get("/healthz")
+        service.send(signal.SIGTERM)
+        assert await asyncio.wait_for(service.ended(), 30) == 0, service.output
+    for arguments, reason in (
+        (("--keyfile", str(key)), "--keyfile is the key of a certificate"),
+        (("--certfile", str(certificate)), "cannot be read as a certificate and its key"),
+        (("--certfile", str(tmp_path / "missing.pem")), "No such file"),
+    ):
+        refused = await cli("serve", "--dev", "--port", "0", *arguments)
+        assert (refused.code, reason in refused.err) == (2, True), refused.err
+
+
+async def test_a_renewed_certificate_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("perdure.cli.serve._CERTIFICATE_SECONDS", 0.01)
+    first, key = make_certificate(tmp_path, "localhost")
+    other = tmp_path / "other"
+    other.mkdir()
+    second, second_key = make_certificate(other, "localhost")
+    context = make_server_context(first, key)
+    old = Path(shutil.copy(first, tmp_path / "old.crt"))
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+
+    async def serves(certificate: Path) -> bool:
+        verified = ssl.create_default_context(cafile=certificate)
+        try:
+            port = server.sockets[0].getsockname()[1]
+            _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=verified, server_hostname="localhost")
+        except ssl.SSLError:
+            return False
+        writer.close()
+        return True
+
+    async with server, background_task(_follow_certificate(context, first, key)):
+        assert [await serves(old), await serves(second)] == [True, False]
+        second.replace(first)
+        await eventually(lambda: "not renewed yet" in caplog.text)
+        assert await serves(old), "a certificate without its key replaces nothing"
+        second_key.replace(key)
+        await eventually(lambda: serves(first))
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "http-api.md").read_text()

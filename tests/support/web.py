@@ -80,7 +80,8 @@ async def serve(client: Client, *callers: Caller, app: Any = None) -> AsyncItera
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-        config = uvicorn.Config(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=1)
+        options = {"proxy_headers": False, "timeout_graceful_shutdown": 1}  # as `perdure serve`
+        config = uvicorn.Config(app, lifespan="off", log_level="warning", **options)
         server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
