@@ -58,12 +58,15 @@ CAPABILITIES: Frame = {
 
 def agui_routes(web: Web, prefix: str = "/agui") -> list[Route]:
     """Build the routes of AG-UI: ``POST`` and ``GET {prefix}/{agent}``, ``GET {prefix}/{agent}/capabilities``."""
-    path = f"{prefix}/{{agent}}"
+    path = f"{prefix}/{{agent:segment}}"
     return [
         Route(path, build_endpoint(web, _run), methods=["POST"], name="agui_run"),
         Route(path, build_endpoint(web, _continue), methods=["GET"], name="agui_continue"),
         Route(
-            f"{prefix}/{{agent}}/capabilities", build_endpoint(web, _tell), methods=["GET"], name="agui_capabilities"
+            f"{prefix}/{{agent:segment}}/capabilities",
+            build_endpoint(web, _tell),
+            methods=["GET"],
+            name="agui_capabilities",
         ),
     ]
 
@@ -103,7 +106,7 @@ class _Acted:
 
 
 async def _run(call: Call) -> Response:
-    sent = validate(RunAgentInput, await read_body(call.request), "body")
+    sent = validate(RunAgentInput, await read_body(call), "body")
     if len(sent.messages) > MAX_MESSAGES:
         raise WebError(f"messages has more than {MAX_MESSAGES:,} entries", status=413, name="BodyTooLargeError")
     agent, thread_id = call.params["agent"], sent.thread_id

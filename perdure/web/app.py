@@ -143,8 +143,8 @@ def build_middleware(options: WebOptions) -> list[Middleware]:
         Middleware(ForwardedHeaders, trusted=options.trusted_proxies),
         Middleware(HostCheck, hosts=options.hosts, dev=options.dev),
         Middleware(CrossOrigin, origins=options.origins),
+        Middleware(EncodedSlashes),  # before what looks at the path: an id may have the end of another route's
         Middleware(BodyLimits, limits=options.limits, find_rule=_find_body_rule),
-        Middleware(EncodedSlashes),
     ]
 
 

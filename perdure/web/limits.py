@@ -146,7 +146,8 @@ def _check_declared_body(headers: Headers, rule: BodyRule) -> int | None:
     lengths = headers.getlist("content-length")
     length = None
     if lengths:
-        if len(lengths) > 1 or not re.fullmatch(r"[0-9]{1,18}", lengths[0]):
+        is_ambiguous = len(lengths) > 1 or "transfer-encoding" in headers  # proxies disagree on where such a body ends
+        if is_ambiguous or not re.fullmatch(r"[0-9]{1,18}", lengths[0]):
             raise WebError("the Content-Length is not one number", name="BodyError", headers=_CLOSE)
         length = int(lengths[0])
     if length or "transfer-encoding" in headers or "content-type" in headers:

@@ -35,10 +35,10 @@ from ..errors import InvalidInputError, PerdureError, RunNotFoundError, Schedule
 from ..ports import Blob, Commit, Store
 from ..ports.surfaces import IDEMPOTENCY_ANSWER_BYTES
 from ..types.interface import LABELS, WORKFLOW_TYPE
-from ..types.messages import BlobRef
+from ..types.messages import MAX_FILE_BYTES, RUN_ID_CHARS, BlobRef
 from ..types.validation_errors import describe_validation_error
 from .auth import Authenticator, Authorizer, Caller, Resource, Verb
-from .limits import ConnectionLimiter, RateLimiter, WebLimits, parse_json_body
+from .limits import ConnectionLimiter, RateLimiter, WebLimits, get_caller_key, parse_json_body
 from .origins import get_client_address
 from .problems import (
     RETRY_SECONDS,
@@ -67,6 +67,9 @@ HELD_BYTES = 512 * 1024 * 1024
 """Most bytes of all bodies and files that this process receives or sends at one time."""
 
 
+_CALLER_SHARE = 4
+
+
 class Input(BaseModel):
     """Base of bodies and queries: an unknown field is an error, so that the sender learns of a mistake."""
 
@@ -74,23 +77,35 @@ class Input(BaseModel):
 
 
 class HeldBytes:
-    """Counts the bytes of bodies and files that are in memory."""
+    """Counts the bytes of bodies and files that are in memory, also for each caller."""
 
     def __init__(self) -> None:
         self.count = 0
+        self._by_caller: dict[str, int] = {}
 
-    def take(self, size: int) -> None:
-        """Count ``size`` bytes, until they are released. Raises ``WebError`` with status 503 if there are too many."""
+    def take(self, size: int, caller: str = "") -> None:
+        """Count ``size`` bytes, until they are released. Raises ``WebError`` with status 503 if there are too many,
+        with 429 if they are the caller's: it may have a quarter of all, and one file in any case."""
+        own = self._by_caller.get(caller, 0)
+        if own and own + size > max(HELD_BYTES // _CALLER_SHARE, MAX_FILE_BYTES):
+            raise WebError(
+                "the caller has too many large files in transfer", status=429, name="ConnectionLimitError",
+                hint="Send the request again when the others have ended.", headers={"Retry-After": "10"},
+            )  # fmt: skip
         if self.count + size > HELD_BYTES:
             raise WebError(
                 "too many large files are in transfer", status=503, name="OverloadedError",
                 hint="Send the request again.", headers={"Retry-After": str(RETRY_SECONDS)},
             )  # fmt: skip
         self.count += size
+        self._by_caller[caller] = own + size
 
-    def release(self, size: int) -> None:
+    def release(self, size: int, caller: str = "") -> None:
         """Count ``size`` bytes no longer."""
         self.count -= size
+        self._by_caller[caller] = self._by_caller.get(caller, 0) - size
+        if self._by_caller[caller] <= 0:
+            del self._by_caller[caller]
 
 
 @dataclass(frozen=True)
@@ -129,6 +144,8 @@ class Web:
 
     async def find_session(self, id: str) -> Resource:
         """Return the session with its agent, tenant and user. Raises ``RunNotFoundError``."""
+        if not 0 < len(id) <= RUN_ID_CHARS:
+            raise build_unknown_session_error(id)
         if self.client.store_url is not None:
             row = await (await self.client.store()).get_run(id)
             if row is not None:
@@ -341,7 +358,7 @@ async def _answer(operation: Operation, web: Web, request: Request) -> Response:
         call.resource = await _find_resource(operation, web, params)
         await call.authorize(operation.verb, operation.name)
         call.query = _parse_query(operation, request)
-        async with _receive_body(operation, web, request) as raw:
+        async with _receive_body(operation, call) as raw:
             call.body = _parse_body(operation, raw, web.limits)
             if operation.method != "POST" or not operation.can_repeat:
                 return _encode(operation, call, await operation.handler(call))
@@ -349,18 +366,18 @@ async def _answer(operation: Operation, web: Web, request: Request) -> Response:
 
 
 @asynccontextmanager
-async def _receive_body(operation: Operation, web: Web, request: Request) -> AsyncGenerator[bytes]:
+async def _receive_body(operation: Operation, call: Call) -> AsyncGenerator[bytes]:
     """Receive the body; its bytes are counted for the length of the block. Raises ``WebError``."""
-    held, pieces = 0, list[bytes]()
+    held, size, pieces, key = call.web.held, 0, list[bytes](), get_caller_key(call.caller)
     try:
         if operation.body is not None:
-            async for piece in _iterate_body(request, operation.max_bytes):
-                web.held.take(len(piece))
-                held += len(piece)
+            async for piece in _iterate_body(call.request, operation.max_bytes):
+                held.take(len(piece), key)
+                size += len(piece)
                 pieces.append(piece)
         yield b"".join(pieces)
     finally:
-        web.held.release(held)
+        held.release(size, key)
 
 
 async def _iterate_body(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:

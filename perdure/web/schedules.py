@@ -207,7 +207,9 @@ async def _put_schedule(
     ]
     if not all(allowed):
         which = f"tenant {labels['tenant']!r}" if labels["tenant"] is not None else "no tenant"
-        raise ForbiddenError(f"{call.by!r:.200} may not schedule agent {body.agent!r} for {which}")
+        error = ForbiddenError(f"{call.by!r:.200} may not schedule agent {body.agent!r} for {which}")
+        await call.record_refusal("schedule", id, error)
+        raise error
     message = await read_content(call, body.content, body.input)
     return await call.client.schedule(
         body.agent,

@@ -378,7 +378,7 @@ async def test_a_receiver_that_stops_reading_is_disconnected(monkeypatch: pytest
         if len(sent) == 3:
             await never.wait()
 
-    download = files.Download(bytes(200_000), {}, "image/png", held, 200_000)
+    download = files.Download(bytes(200_000), {}, "image/png", lambda: held.release(200_000))
     await download({"type": "http", "method": "GET"}, None, send)  # type: ignore[arg-type]  # nothing is received
     assert held.count == 0
     assert sent[-1]["more_body"] is True, "the answer was not ended as if it were whole"
