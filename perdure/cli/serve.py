@@ -186,6 +186,8 @@ async def _listen(app: Any, place: ServeOptions, stop: asyncio.Event) -> AsyncIt
         server_header=False,
         timeout_graceful_shutdown=_DRAIN_SECONDS,
         h11_max_incomplete_event_size=64 * 1024,
+        http=_build_protocol(),
+        ws="none",
         ssl_certfile=place.certfile,
         ssl_keyfile=place.keyfile,
     )
@@ -212,6 +214,52 @@ async def _listen(app: Any, place: ServeOptions, stop: asyncio.Event) -> AsyncIt
         await asyncio.wait([serving])
         for task in tasks:
             task.cancel()
+
+
+_REQUEST_SECONDS = 30.0
+"""Time in which the head of a request must be here, once a connection is open or its last request is answered."""
+
+
+def _build_protocol() -> type[asyncio.Protocol]:
+    """Build uvicorn's protocol with a time limit for the head of a request: without one, connections that send a byte
+    now and then stay open for good, as many as one likes."""
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    base: Any = AutoHTTPProtocol  # of one of two modules, with the same fields
+
+    class Protocol(base):  # type: ignore[misc]  # the same
+        _limit: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop()
+            super().connection_lost(exc)
+
+        def _watch(self) -> None:
+            """Limit the time while no request is being answered, also for the rest of a body that was not read."""
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._stop()
+            elif self._limit is None:
+                self._limit = self.loop.call_later(_REQUEST_SECONDS, self._close)
+
+        def _stop(self) -> None:
+            if self._limit is not None:
+                self._limit.cancel()
+                self._limit = None
+
+        def _close(self) -> None:
+            self._limit = None
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.abort()
+
+    return Protocol
 
 
 # ---

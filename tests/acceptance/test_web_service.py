@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import json
 import re
 import shutil
@@ -13,14 +14,18 @@ import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from sse_starlette.sse import AppStatus
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
 
 from perdure import Client
-from perdure.cli.serve import _follow_certificate
+from perdure.cli.serve import ServeOptions, _follow_certificate, _listen
 from perdure.client.tasks import background_task
 from tests.support.cli import Cli, Command, talking
 from tests.support.tls_proxy import make_certificate, make_server_context
@@ -138,6 +143,40 @@ async def test_a_renewed_certificate_is_served(
         assert await serves(old), "a certificate without its key replaces nothing"
         second_key.replace(key)
         await eventually(lambda: serves(first))
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"GET /healthz HT", b"TP/1.1\r\nHost: localhost\r\n", b"X: y\r\n"],
+        [b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /heal"],
+        [b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n", b"a", b"b"],
+    ],
+    ids=["head", "second-head", "body-after-the-answer"],
+)
+async def test_a_connection_that_sends_a_byte_now_and_then_is_closed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pieces: list[bytes]
+) -> None:
+    monkeypatch.setattr("perdure.cli.serve._REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(AppStatus, "should_exit", False)  # set at the end of the service, for all of this process
+
+    async def answer(request: Request) -> Response:
+        await asyncio.sleep(0.3)  # longer than a head may take
+        return Response("ok")
+
+    app = Starlette(routes=[Route("/healthz", answer)])
+    async with _listen(app, ServeOptions(port=0), asyncio.Event()):
+        port = urlsplit(capsys.readouterr().out.strip()).port
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        received = b""
+        for piece in pieces:
+            writer.write(piece)
+            if piece.endswith(b"\r\n\r\n"):
+                received += await reader.readuntil(b"\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            received += await asyncio.wait_for(reader.read(), 20)
+        assert received.count(b"HTTP/1.1 200") == (1 if b"healthz HTTP" in pieces[0] else 0)
+        writer.close()
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "http-api.md").read_text()
