@@ -215,7 +215,9 @@ async def _answer_unknown(request: Request, _: Exception) -> Response:
 
 
 async def _answer_wrong_method(request: Request, _: Exception) -> Response:
-    headers = {"Allow": ", ".join(sorted(_find_methods(request.app.routes, request.scope)))}
+    scope = request.scope
+    outer = {**scope, "root_path": scope.get("app_root_path", scope.get("root_path", ""))}  # as before the mounts
+    headers = {"Allow": ", ".join(sorted(_find_methods(request.app.routes, outer)))}
     return problem_response(405, "MethodNotAllowed", f"{request.method} is not possible here", headers=headers)
 
 

@@ -39,7 +39,7 @@ SECONDS = {"everywhere": 25, "admin": 15, "operator": 10, "sender": 8, "approver
 WITHOUT = ("not_a_server_error", "positive_data_acceptance", "use_after_free", "ensure_resource_availability")
 """Checks that do not fit: 503 has one of its own; not all that a document allows makes sense; ids are those that there
 are (tests/support/fuzz_hooks.py)."""
-LONG = "long " * 5_000
+LONG = "long " * 20_000
 """The text of a file of each session."""
 
 
