@@ -359,6 +359,8 @@ async def _answer(operation: Operation, web: Web, request: Request) -> Response:
         await call.authorize(operation.verb, operation.name)
         call.query = _parse_query(operation, request)
         async with _receive_body(operation, call) as raw:
+            if operation.body is not bytes:
+                web.rates.charge(caller, len(raw))
             call.body = _parse_body(operation, raw, web.limits)
             if operation.method != "POST" or not operation.can_repeat:
                 return _encode(operation, call, await operation.handler(call))

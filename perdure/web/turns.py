@@ -312,6 +312,7 @@ async def read_body(call: Call) -> Any:
         body += chunk
         if len(body) > MAX_BODY_BYTES:
             raise WebError(f"the body has more than {MAX_BODY_BYTES:,} bytes", status=413, name="BodyTooLargeError")
+    call.web.rates.charge(call.caller, len(body))
     plain = parse_json_body(bytes(body), call.web.limits.json_depth, call.web.limits.json_values)
     if not isinstance(plain, dict):
         raise WebError("the body must be an object", name="InvalidInputError")
