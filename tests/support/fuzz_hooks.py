@@ -24,6 +24,21 @@ def is_positive(case: Any, location: str) -> bool:
     return True
 
 
+def name_known_things(body: Any, known: random.Random) -> None:
+    """Replace ids in a body, and leave out most of what makes sense only with others."""
+    for item in body if isinstance(body, list) else ():
+        name_known_things(item, known)
+    if not isinstance(body, dict):
+        return
+    for name, ids in FACTS["body"].items():
+        if name in body and known.random() < 0.8:
+            body[name] = known.choice(ids)
+    for name in FACTS["seldom"]:
+        if known.random() < 0.8:
+            body.pop(name, None)
+    name_known_things(body.get("decisions"), known)
+
+
 @schemathesis.hook
 def before_call(ctx: Any, case: Any, kwargs: Any) -> None:
     """Name things that there are, in most requests that are otherwise as they should be: the rest is 404 at once."""
@@ -34,14 +49,8 @@ def before_call(ctx: Any, case: Any, kwargs: Any) -> None:
             ids = FACTS["ids"].get("schedule" if name == "id" and "/schedules" in case.path else name)
             if ids and known.random() < 0.8:
                 path[name] = known.choice(ids)
-    body = case.body
-    if isinstance(body, dict) and is_positive(case, "body"):
-        for name, ids in FACTS["body"].items():
-            if name in body and known.random() < 0.8:
-                body[name] = known.choice(ids)
-        for name in FACTS["seldom"]:
-            if known.random() < 0.8:
-                body.pop(name, None)
+    if is_positive(case, "body"):
+        name_known_things(case.body, known)
     query = case.query or {}
     if is_positive(case, "query"):
         query |= {name: value for name, value in FACTS["query"].items() if name in query}
