@@ -19,9 +19,10 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..types.messages import MAX_FILE_BYTES
 from .auth import Caller
 from .origins import get_client_address, send_problem
-from .problems import WebError
+from .problems import RETRY_SECONDS, WebError
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,6 +449,49 @@ class ConnectionLimiter:
             self._open[key] -= 1
             if not self._open[key]:
                 del self._open[key]
+
+
+# ---
+# Bodies and files in memory.
+
+
+HELD_BYTES = 512 * 1024 * 1024
+"""Most bytes of all bodies and files that this process receives or sends at one time."""
+
+
+_CALLER_SHARE = 4
+
+
+class HeldBytes:
+    """Counts the bytes of bodies and files that are in memory, also for each caller."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._by_caller: dict[str, int] = {}
+
+    def take(self, size: int, caller: str = "") -> None:
+        """Count ``size`` bytes, until they are released. Raises ``WebError`` with status 503 if there are too many,
+        with 429 if they are the caller's: it may have a quarter of all, and one file in any case."""
+        own = self._by_caller.get(caller, 0)
+        if own and own + size > max(HELD_BYTES // _CALLER_SHARE, MAX_FILE_BYTES):
+            raise WebError(
+                "the caller has too many large files in transfer", status=429, name="ConnectionLimitError",
+                hint="Send the request again when the others have ended.", headers={"Retry-After": "10"},
+            )  # fmt: skip
+        if self.count + size > HELD_BYTES:
+            raise WebError(
+                "too many large files are in transfer", status=503, name="OverloadedError",
+                hint="Send the request again.", headers={"Retry-After": str(RETRY_SECONDS)},
+            )  # fmt: skip
+        self.count += size
+        self._by_caller[caller] = own + size
+
+    def release(self, size: int, caller: str = "") -> None:
+        """Count ``size`` bytes no longer."""
+        self.count -= size
+        self._by_caller[caller] = self._by_caller.get(caller, 0) - size
+        if self._by_caller[caller] <= 0:
+            del self._by_caller[caller]
 
 
 def get_caller_key(caller: Caller) -> str:

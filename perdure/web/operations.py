@@ -35,19 +35,12 @@ from ..errors import InvalidInputError, PerdureError, RunNotFoundError, Schedule
 from ..ports import Blob, Commit, Store
 from ..ports.surfaces import IDEMPOTENCY_ANSWER_BYTES
 from ..types.interface import LABELS, WORKFLOW_TYPE
-from ..types.messages import MAX_FILE_BYTES, RUN_ID_CHARS, BlobRef
+from ..types.messages import RUN_ID_CHARS, BlobRef
 from ..types.validation_errors import describe_validation_error
 from .auth import Authenticator, Authorizer, Caller, Resource, Verb
-from .limits import ConnectionLimiter, RateLimiter, WebLimits, get_caller_key, parse_json_body
+from .limits import ConnectionLimiter, HeldBytes, RateLimiter, WebLimits, get_caller_key, parse_json_body
 from .origins import get_client_address
-from .problems import (
-    RETRY_SECONDS,
-    ForbiddenError,
-    UnauthorizedError,
-    WebError,
-    build_problem,
-    build_unexpected_problem,
-)
+from .problems import ForbiddenError, UnauthorizedError, WebError, build_problem, build_unexpected_problem
 
 logger = logging.getLogger("perdure.web")
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -63,49 +56,12 @@ BODY_SECONDS = 600.0
 """Longest time in which a body is received."""
 CHUNK_SECONDS = 30.0
 """Longest time between two pieces of a body."""
-HELD_BYTES = 512 * 1024 * 1024
-"""Most bytes of all bodies and files that this process receives or sends at one time."""
-
-
-_CALLER_SHARE = 4
 
 
 class Input(BaseModel):
     """Base of bodies and queries: an unknown field is an error, so that the sender learns of a mistake."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class HeldBytes:
-    """Counts the bytes of bodies and files that are in memory, also for each caller."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._by_caller: dict[str, int] = {}
-
-    def take(self, size: int, caller: str = "") -> None:
-        """Count ``size`` bytes, until they are released. Raises ``WebError`` with status 503 if there are too many,
-        with 429 if they are the caller's: it may have a quarter of all, and one file in any case."""
-        own = self._by_caller.get(caller, 0)
-        if own and own + size > max(HELD_BYTES // _CALLER_SHARE, MAX_FILE_BYTES):
-            raise WebError(
-                "the caller has too many large files in transfer", status=429, name="ConnectionLimitError",
-                hint="Send the request again when the others have ended.", headers={"Retry-After": "10"},
-            )  # fmt: skip
-        if self.count + size > HELD_BYTES:
-            raise WebError(
-                "too many large files are in transfer", status=503, name="OverloadedError",
-                hint="Send the request again.", headers={"Retry-After": str(RETRY_SECONDS)},
-            )  # fmt: skip
-        self.count += size
-        self._by_caller[caller] = own + size
-
-    def release(self, size: int, caller: str = "") -> None:
-        """Count ``size`` bytes no longer."""
-        self.count -= size
-        self._by_caller[caller] = self._by_caller.get(caller, 0) - size
-        if self._by_caller[caller] <= 0:
-            del self._by_caller[caller]
 
 
 @dataclass(frozen=True)

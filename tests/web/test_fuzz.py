@@ -121,7 +121,8 @@ async def fuzz(service: Service, caller: Caller | None, facts: dict[str, Any], f
     command = [
         *("run", f"{service.url}/v1/openapi.json", "--checks", "all", "--exclude-checks", ",".join(WITHOUT)),
         *("--max-time", str(SECONDS[name]), "--generation-database", "none", "--no-color", "--no-shrink"),
-        *("--suppress-health-check", "all", "--request-timeout", "60", "--continue-on-failure"),
+        *("--suppress-health-check", "all", "--request-timeout", "60", "--max-response-time", "50"),
+        "--continue-on-failure",
         *("--warnings", "off", "--output-sanitize", "false"),
     ]
     if caller is not None:

@@ -16,11 +16,11 @@ from starlette.routing import Route
 
 from perdure import Agent, Client
 from perdure.testing import ScriptedProvider
-from perdure.web import files, operations
+from perdure.web import files, limits
 from perdure.web.app import OPERATIONS, WebOptions, build_middleware, create_app
 from perdure.web.auth import Caller
+from perdure.web.limits import HeldBytes
 from perdure.web.openapi import build_document
-from perdure.web.operations import HeldBytes
 from perdure.web.problems import WebError
 from tests.support.engine import Engine
 from tests.support.web import ADA, NamedCallers, make_caller
@@ -127,8 +127,8 @@ async def test_a_hidden_webhook_is_as_an_unknown_one(engine: Engine, monkeypatch
 
 
 def test_one_caller_does_not_hold_all_that_may_be_in_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "HELD_BYTES", 1000)
-    monkeypatch.setattr(operations, "MAX_FILE_BYTES", 300)
+    monkeypatch.setattr(limits, "HELD_BYTES", 1000)
+    monkeypatch.setattr(limits, "MAX_FILE_BYTES", 300)
     held = HeldBytes()
     held.take(300, "a")
     with pytest.raises(WebError) as refused:
