@@ -10,17 +10,21 @@ import asyncio
 import base64
 import hashlib
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar, cast
 
+from pydantic_core import from_json
 from temporalio.client import WorkflowExecution
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..errors import InvalidInputError, RunNotFoundError
-from ..ports import RunRow, Store, WaitCursor, WaitRow, timestamp
-from ..store.transcripts import load_full_conversation, load_stored
+from ..ports import Node, RunRow, Store, WaitCursor, WaitRow, timestamp
+from ..store.cache import ByteLRU
+from ..store.chain import decode_node
+from ..store.transcripts import load_full_conversation
 from ..temporal_service import is_missing_attribute, translate_service_error
 from ..types.approvals import PendingApproval, PendingKind
 from ..types.messages import Message, clean_text
@@ -494,7 +498,71 @@ def _build_wait(row: WaitRow, run: RunRow | None, state: _RunState | None) -> Wa
     )
 
 
-async def load_stored_messages(store: Store, head: str | None, *, full: bool = False) -> list[Message]:
-    """Load the conversation up to ``head`` with large texts as references; with ``full`` also what summaries replace.
-    Raises ``StoreError``, ``TranscriptCorruptedError``."""
-    return await (load_full_conversation(store, head, texts=False) if full else load_stored(store, head))
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Which nodes a transcript consists of, from its root on."""
+
+    names: tuple[str, ...]
+    ends: tuple[int, ...]
+    """For each node the number of messages up to its end."""
+    has_replaced: bool
+    """Whether summaries or edits have replaced messages that ``full`` shows."""
+
+
+class TranscriptPages:
+    """Pages of transcripts, with large texts as references.
+
+    A page reads and decodes its own nodes alone. Where they are is known of the transcripts that were read last; the
+    first page of another one reads it once, a later one what it has grown by.
+    """
+
+    def __init__(self, cache_bytes: int = 16 * 1024 * 1024) -> None:
+        self._layouts: ByteLRU[_Layout] = ByteLRU(cache_bytes)
+
+    async def read(
+        self, store: Store, id: str, head: str | None, *, after: int, limit: int, full: bool = False
+    ) -> tuple[list[Message], int]:
+        """Return the messages of run ``id`` behind index ``after``, at most ``limit``, and how many it has up to
+        ``head``; with ``full`` also those that summaries and edits have replaced. Raises ``StoreError``,
+        ``TranscriptCorruptedError``."""
+        if head is None:
+            return [], 0
+        layout = await self._find_layout(store, id, head)
+        if full and layout.has_replaced:
+            messages = await load_full_conversation(store, head, texts=False)
+            return messages[after + 1 : after + 1 + limit], len(messages)
+        total = layout.ends[-1]
+        begin, end = after + 1, min(after + 1 + limit, total)
+        if begin >= end:
+            return [], total
+        first, last = bisect_right(layout.ends, begin), bisect_left(layout.ends, end)
+        nodes = await store.read_nodes(layout.names[last], until=[layout.names[first - 1]] if first else ())
+        messages = await asyncio.to_thread(lambda: [message for node in nodes for message in decode_node(node)])
+        skipped = begin - (layout.ends[first - 1] if first else 0)
+        return messages[skipped : skipped + end - begin], total
+
+    async def _find_layout(self, store: Store, id: str, head: str) -> _Layout:
+        known = self._layouts.get(id)
+        if known is not None and known.names[-1] == head:
+            return known
+        nodes = await store.read_nodes(head, until=[known.names[-1]] if known is not None else ())
+        if known is None or nodes[0].parent != known.names[-1]:  # the conversation goes on from elsewhere
+            known = _Layout((), (), has_replaced=False)
+        layout = await asyncio.to_thread(_extend_layout, known, nodes)
+        self._layouts.put(id, layout, _LAYOUT_NODE_BYTES * len(layout.names))
+        return layout
+
+
+_LAYOUT_NODE_BYTES = 200
+
+
+def _extend_layout(layout: _Layout, nodes: Sequence[Node]) -> _Layout:
+    ends, has_replaced = list(layout.ends), layout.has_replaced
+    for node in nodes:
+        try:
+            count = len(from_json(node.body))
+        except (ValueError, TypeError):
+            count = len(decode_node(node))  # which says what is wrong with it
+        ends.append((ends[-1] if ends else 0) + count)
+        has_replaced = has_replaced or b'"replaces"' in node.body
+    return _Layout((*layout.names, *(node.hash for node in nodes)), tuple(ends), has_replaced)

@@ -58,12 +58,15 @@ CAPABILITIES: Frame = {
 
 def agui_routes(web: Web, prefix: str = "/agui") -> list[Route]:
     """Build the routes of AG-UI: ``POST`` and ``GET {prefix}/{agent}``, ``GET {prefix}/{agent}/capabilities``."""
-    path = f"{prefix}/{{agent}}"
+    path = f"{prefix}/{{agent:segment}}"
     return [
         Route(path, build_endpoint(web, _run), methods=["POST"], name="agui_run"),
         Route(path, build_endpoint(web, _continue), methods=["GET"], name="agui_continue"),
         Route(
-            f"{prefix}/{{agent}}/capabilities", build_endpoint(web, _tell), methods=["GET"], name="agui_capabilities"
+            f"{prefix}/{{agent:segment}}/capabilities",
+            build_endpoint(web, _tell),
+            methods=["GET"],
+            name="agui_capabilities",
         ),
     ]
 
@@ -85,7 +88,9 @@ async def _continue(call: Call) -> Response:
         turn = await find_present_turn(call.client, thread_id)
     translator = AguiTranslator(thread_id, run_id or turn.task_id, version="1.0")
     after = await read_latest_seq(call.client, thread_id)
-    return EventStream(_stream(call.client, _Acted(turn), translator, after), on_close=call.hold_stream())
+    return EventStream(
+        _stream(call.client, _Acted(turn), translator, after), on_close=call.hold_stream(), check=call.is_current
+    )
 
 
 @dataclass
@@ -101,7 +106,7 @@ class _Acted:
 
 
 async def _run(call: Call) -> Response:
-    sent = validate(RunAgentInput, await read_body(call.request), "body")
+    sent = validate(RunAgentInput, await read_body(call), "body")
     if len(sent.messages) > MAX_MESSAGES:
         raise WebError(f"messages has more than {MAX_MESSAGES:,} entries", status=413, name="BodyTooLargeError")
     agent, thread_id = call.params["agent"], sent.thread_id
@@ -119,7 +124,9 @@ async def _run(call: Call) -> Response:
         acted, after = await _send(call, agent, sent)
     names = [tool.name for tool in sent.tools or ()]
     translator = AguiTranslator(thread_id, sent.run_id, version=sent.protocol_version, frontend_tools=names)
-    return EventStream(_stream(call.client, acted, translator, after), on_close=call.hold_stream())
+    return EventStream(
+        _stream(call.client, acted, translator, after), on_close=call.hold_stream(), check=call.is_current
+    )
 
 
 async def _send(call: Call, agent: str, sent: RunAgentInput) -> tuple[_Acted, int]:

@@ -8,7 +8,7 @@ Nothing is kept from one request to the next but rates: any replica may answer a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Literal, get_args
@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from temporalio.service import RPCError
 
@@ -145,8 +145,8 @@ def build_middleware(options: WebOptions) -> list[Middleware]:
         Middleware(ForwardedHeaders, trusted=options.trusted_proxies),
         Middleware(HostCheck, hosts=options.hosts, dev=options.dev),
         Middleware(CrossOrigin, origins=options.origins),
+        Middleware(EncodedSlashes),  # before what looks at the path: an id may have the end of another route's
         Middleware(BodyLimits, limits=options.limits, find_rule=_find_body_rule),
-        Middleware(EncodedSlashes),
     ]
 
 
@@ -216,6 +216,20 @@ async def _answer_unknown(request: Request, _: Exception) -> Response:
     return problem_response(404, "NotFoundError", f"there is nothing at {request.url.path!r:.300}")
 
 
-async def _answer_wrong_method(request: Request, error: Exception) -> Response:
-    headers = getattr(error, "headers", None) or {}
+async def _answer_wrong_method(request: Request, _: Exception) -> Response:
+    scope = request.scope
+    outer = {**scope, "root_path": scope.get("app_root_path", scope.get("root_path", ""))}  # as before the mounts
+    headers = {"Allow": ", ".join(sorted(_find_methods(request.app.routes, outer)))}
     return problem_response(405, "MethodNotAllowed", f"{request.method} is not possible here", headers=headers)
+
+
+def _find_methods(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
+    """Return the methods of all routes that have the path: each operation is a route of its own."""
+    methods: set[str] = set()
+    for route in routes:
+        match, below = route.matches(scope)
+        if match is not Match.NONE and isinstance(route, Mount):
+            methods |= _find_methods(route.routes, {**scope, **below})
+        elif match is not Match.NONE:
+            methods |= getattr(route, "methods", None) or set()
+    return methods

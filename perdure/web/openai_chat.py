@@ -209,7 +209,9 @@ async def create_chat_completion(call: Call) -> Response:
     completion = _Completion(acted, is_live=streams, includes_usage=includes_usage)
     if not streams:
         return await _answer_whole(call, completion)
-    stream = EventStream(_stream(call, completion), on_close=call.hold_stream(), build_break=build_break)
+    stream = EventStream(
+        _stream(call, completion), on_close=call.hold_stream(), build_break=build_break, check=call.is_current
+    )
     stream.headers.update(encode_session_header(acted.session))
     return stream
 

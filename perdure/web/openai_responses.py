@@ -66,7 +66,9 @@ async def create_response(call: Call) -> Response:
     reader.translator.fields |= {name: body[name] for name in echoed if body.get(name) is not None}
     headers = {**HEADERS, **encode_session_header(reader.acted.session)}
     if streams:
-        stream = EventStream(reader.stream(), on_close=call.hold_stream(), build_break=reader.build_break)
+        stream = EventStream(
+            reader.stream(), on_close=call.hold_stream(), build_break=reader.build_break, check=call.is_current
+        )
         stream.headers.update(encode_session_header(reader.acted.session))
         return stream
     if not is_background:
@@ -180,7 +182,9 @@ async def follow_response(call: Call) -> Response:
         raise ParameterError("starting_after is the sequence_number of a frame", "starting_after")
     reader = await _find_response(call, "read")
     reader.translator.skip_until(int(text) if text else None)
-    return EventStream(reader.stream(), on_close=call.hold_stream(), build_break=reader.build_break)
+    return EventStream(
+        reader.stream(), on_close=call.hold_stream(), build_break=reader.build_break, check=call.is_current
+    )
 
 
 async def cancel_response(call: Call) -> Response:

@@ -390,7 +390,7 @@ async def follow_session(call: Call) -> Response:
         return await _build_page(call, after, query)
     if after and await _is_closed(call) and await _is_past_end(follow_run, call.run, after, query):
         return Response(status_code=204)  # an EventSource does not connect again
-    return sse(call.run, after, children=query.children, on_close=call.hold_stream())
+    return sse(call.run, after, children=query.children, on_close=call.hold_stream(), check=call.is_current)
 
 
 def wants_stream(call: Call) -> bool:
@@ -454,7 +454,7 @@ async def follow_turn_events(call: Call) -> Response:
     turn = call.run.turn(call.params["task_id"])
     if await turn.over() and after and await _is_past_end(follow_turn, turn, after, query):
         return Response(status_code=204)
-    return sse(turn, after, children=query.children, on_close=call.hold_stream())
+    return sse(turn, after, children=query.children, on_close=call.hold_stream(), check=call.is_current)
 
 
 OPERATIONS = [

@@ -37,9 +37,9 @@ from ..types.events import (
     TurnEvent,
 )
 from ..types.interface import FINISH_TOOL
-from ..types.messages import NAME_CHARS, File, FilePart, ToolCallPart, ToolResultPart
-from ..types.plain_json import parse_json
+from ..types.messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS, File, FilePart, ToolCallPart, ToolResultPart
 from .auth import Resource, Verb
+from .limits import parse_json_body
 from .operations import Call, Web, build_unknown_session_error, check_new_session_id
 from .origins import get_client_address
 from .problems import WebError, build_problem, build_unexpected_problem
@@ -49,6 +49,7 @@ MAX_MESSAGES = 10_000
 QUIET_SECONDS, MAX_QUIET_SECONDS = 0.25, 4.0
 """How long nothing must happen until the run is asked whether it only waits: at first, and while it says no."""
 _SEPARATOR = "|"
+_MAX_WAIT_ID_CHARS = RUN_ID_CHARS + CALL_ID_CHARS + 200
 
 
 # ---
@@ -202,7 +203,7 @@ class OpenWait:
 def parse_wait_id(id: str, root: str) -> tuple[str, str, str] | None:
     """Return the run, call and hash that ``OpenWait.id`` names; None for another text, or a run that is neither
     ``root`` nor below it."""
-    parts = id.rsplit(_SEPARATOR, 2)
+    parts = id.rsplit(_SEPARATOR, 2) if len(id) <= _MAX_WAIT_ID_CHARS else []
     if len(parts) != 3 or not all(parts) or not (parts[0] == root or parts[0].startswith(f"{root}/")):
         return None
     return parts[0], parts[1], parts[2]
@@ -303,8 +304,9 @@ async def find_present_turn(client: Client, session_id: str) -> Turn[Any]:
     return turn
 
 
-async def read_body(request: Request) -> Any:
-    """Read a JSON body of at most ``MAX_BODY_BYTES``. Raises ``WebError``."""
+async def read_body(call: Call) -> Any:
+    """Read a JSON body of at most ``MAX_BODY_BYTES``, an object. Raises ``WebError``."""
+    request = call.request
     content_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if content_type != "application/json":
         raise WebError("the body must be JSON", status=415, hint="Send Content-Type: application/json.")
@@ -313,10 +315,8 @@ async def read_body(request: Request) -> Any:
         body += chunk
         if len(body) > MAX_BODY_BYTES:
             raise WebError(f"the body has more than {MAX_BODY_BYTES:,} bytes", status=413, name="BodyTooLargeError")
-    try:
-        plain = parse_json(bytes(body))
-    except ValueError as flaw:
-        raise WebError(f"the body is not JSON: {flaw}", name="InvalidInputError") from None
+    call.web.rates.charge(call.caller, len(body))
+    plain = parse_json_body(bytes(body), call.web.limits.json_depth, call.web.limits.json_values)
     if not isinstance(plain, dict):
         raise WebError("the body must be an object", name="InvalidInputError")
     return plain
@@ -336,6 +336,7 @@ async def open_session(call: Call, id: str, verb: Verb, action: str) -> Resource
     await call.authorize(verb, action, found)
     if found.agent != agent:
         raise build_unknown_session_error(id)
+    call.resource = found
     return found
 
 
