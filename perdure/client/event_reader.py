@@ -24,14 +24,12 @@ from ..types.events import (
     TurnEvent,
     decode_event,
 )
-from .tasks import background_task
+from .watches import RunWatch, Watch, wait_for_change
 
 T = TypeVar("T")
 
 EVENTS_PER_PAGE = 500
 """Events per read."""
-STORE_WAIT_SECONDS = 5.0
-"""Seconds after which the store is read even without a notification."""
 STORE_RETRY_SECONDS = 60.0
 """Seconds that a store may be unreachable before a follower gets the error."""
 SNAPSHOT_RETRY_SECONDS = 5.0
@@ -197,28 +195,30 @@ class EventReader:
         self._retry_seconds = STORE_RETRY_SECONDS if self.wait else SNAPSHOT_RETRY_SECONDS
         self._partials: dict[str, PartialArguments] = {}
 
-    async def read_until(self, end: asyncio.Future[Any]) -> AsyncGenerator[Event]:
-        """Yield events until ``end`` is done and all events recorded by then are read. Raises what ``end`` raises.
-
-        Without ``wait`` reading starts when ``end`` is done, which is soon.
-        """
-        store, context_id, seconds = self.store, self.context_id, self._retry_seconds
-        if not self.wait:
-            await asyncio.wait([end])
+    async def read_until(self, run: RunWatch[Any], ending: Watch[Any]) -> AsyncGenerator[Event]:
+        """Yield events until ``ending`` has ended and all events recorded by then are read. Raises what its end
+        raises."""
         while True:
-            is_last_pass = end.done()
+            is_last_pass = ending.end.done()
             if is_last_pass:
-                end.result()
-            while rows := await _read_page(store, context_id, self.after, seconds, children=self.children):
-                for row in rows:
-                    if (event := await self._build_event(row)) is not None:
-                        yield event
-                if len(rows) < EVENTS_PER_PAGE and not is_last_pass:
-                    break
+                ending.end.result()
+            async with aclosing(self.read_recorded(to_end=is_last_pass)) as events:
+                async for event in events:
+                    yield event
             if is_last_pass:
                 return
-            async with background_task(self._wait_for_change()) as changed:
-                await asyncio.wait([changed, end], return_when=asyncio.FIRST_COMPLETED)
+            # The numbers are shared with events that this reader does not read.
+            self._seen = await wait_for_change(run, ending, self._seen)
+
+    async def read_recorded(self, *, to_end: bool = True) -> AsyncGenerator[Event]:
+        """Yield the events recorded so far; without ``to_end`` a last read that would find nothing is left out."""
+        seconds = self._retry_seconds
+        while rows := await _read_page(self.store, self.context_id, self.after, seconds, children=self.children):
+            for row in rows:
+                if (event := await self._build_event(row)) is not None:
+                    yield event
+            if len(rows) < EVENTS_PER_PAGE and not to_end:
+                return
 
     async def build_unrecorded_end(self, end: RunEvent) -> RunEvent | None:
         """Return ``end`` as the event after the last one, for a run whose events do not yet have that end.
@@ -248,14 +248,6 @@ class EventReader:
         if event.type == "run" and event.state not in ("started", "waiting", "paused", "resumed"):
             del self._partials[event.context_id]  # a run may have started many others
         return await partials.fill_partial(await self._load_long_text(event))
-
-    async def _wait_for_change(self) -> None:
-        """Wait for an event after ``_seen``: the numbers are shared with events that this reader does not read."""
-        try:
-            latest = await self.store.wait_for_event(self.context_id, self._seen, STORE_WAIT_SECONDS)
-            self._seen = max(latest, self._seen)
-        except StoreError:  # the next read retries, or raises the error
-            await asyncio.sleep(0.1)
 
     async def _retry(self, read: Callable[[], Awaitable[T]]) -> T:
         return await retry_store_read(read, self._retry_seconds)

@@ -252,11 +252,17 @@ class Run(StreamReader[OutputT]):
         """Read the fields of a closed run's status that its result has and its description does not."""
         if closed.state == "cancelled" or closed.reason is not None:
             return {}
-        end = await self.read_end(run_id)
-        if isinstance(end, PerdureError):
-            return {"reason": f"{type(end).__name__}: {end}"}
-        fields = ("task_id", "head", "store_id", "usage", "cost_usd", "unanswered")
-        return {"iteration": end.iterations} | {name: getattr(end, name) for name in fields}
+        key = f"execution\0{run_id}"
+        fields: dict[str, Any] | None = self.client.known_ends.get(key)
+        if fields is None:  # an execution ends once
+            end = await self.read_end(run_id)
+            if isinstance(end, PerdureError):
+                fields = {"reason": f"{type(end).__name__}: {end}"}
+            else:
+                names = ("task_id", "head", "store_id", "usage", "cost_usd", "unanswered")
+                fields = {"iteration": end.iterations} | {name: getattr(end, name) for name in names}
+            self.client.known_ends.put(key, fields, len(str(fields)))
+        return fields
 
     async def read_end(self, run_id: str) -> Response | PerdureError:
         """Return the response of the closed execution ``run_id``, or the error that it ended with."""

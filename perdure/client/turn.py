@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from ..errors import (
     RunClosedError,
     RunNotFoundError,
     ServerUnreachableError,
+    StoreError,
     build_error,
 )
 from ..ports import TurnRow
@@ -58,6 +60,17 @@ class Turn(StreamReader[OutputT]):
 
     async def status(self) -> TurnStatus:
         """Return the status of the turn; ``state`` is ``unknown`` for an unknown turn. Raises ``RunNotFoundError``."""
+        if (final := await self._read_final_status()) is not None:
+            return final
+        status = await self._find_status()
+        if status.state == "completed":
+            with suppress(StoreError):  # the status is not from there
+                row = await self._read_turn_row()
+                if row is not None and row.status == "completed":
+                    self.run.client.known_ends.put(self._end_key, row.asked_at, len(row.asked_at))
+        return status
+
+    async def _find_status(self) -> TurnStatus:
         try:
             description = await self.run.describe()
             if build_closed_status(description) is not None:
@@ -71,7 +84,7 @@ class Turn(StreamReader[OutputT]):
         try:
             status = TurnStatus.model_validate(await self.run.ask_workflow("turn", self.task_id or None))
         except RunClosedError:  # closed between the two requests
-            return await self.status()
+            return await self._find_status()
         except PerdureError:  # no worker answers
             return await self._read_status_without_worker()
         if status.state == "unknown":  # no longer in the workflow's state, or of an earlier execution
@@ -86,7 +99,7 @@ class Turn(StreamReader[OutputT]):
         worker polls the task queue for 10 s.
         """
         async with background_task(self.warn_without_worker()):
-            return await self._wait_for_response()
+            return await self._build_response(await self.wait_for_end())
 
     def events(self, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
         """Yield the events of the turn after number ``after`` until it has ended; without ``wait`` only those recorded
@@ -113,23 +126,27 @@ class Turn(StreamReader[OutputT]):
             raise self.build_unknown_turn_error(status)
         return status.state != "running"
 
-    async def interrupt(
-        self, message: MessageInput | None = None, *, id: str | None = None, by: str | None = None
-    ) -> None:
-        """See :meth:`Run.interrupt`: it interrupts the current turn of the run."""
-        await self.run.interrupt(message, id=id, by=by)
+    async def wait_for_end(self) -> TurnStatus:
+        """Wait until the turn has ended, and return its status: ``unknown`` at once for an unknown turn.
 
-    async def _wait_for_response(self) -> Response[OutputT]:
+        Raises ``RunNotFoundError``.
+        """
         delay, answered = _WORKFLOW_POLL_FIRST_DELAY, False
         while True:
             status = await self.status()
             if status.state != "running":
-                return await self._build_response(status)
+                return status
             if self.run.has_store and not answered:
                 answered = await self._wait_for_store_change()
             else:  # also if the workflow does not have the answer yet, or a later one will follow
                 await asyncio.sleep(delay)
                 delay = min(delay * 1.5, _WORKFLOW_POLL_MAX_DELAY)
+
+    async def interrupt(
+        self, message: MessageInput | None = None, *, id: str | None = None, by: str | None = None
+    ) -> None:
+        """See :meth:`Run.interrupt`: it interrupts the current turn of the run."""
+        await self.run.interrupt(message, id=id, by=by)
 
     async def _build_response(self, status: TurnStatus) -> Response[OutputT]:
         if status.state == "completed" and status.response is not None:
@@ -268,12 +285,36 @@ class Turn(StreamReader[OutputT]):
     async def _read_recorded_status(self) -> TurnStatus | None:
         """Read the recorded status of an ended turn; None if there is none."""
         row = await self._read_turn_row()
-        if row is None or row.status == "running":
+        return None if row is None or row.status == "running" else _build_recorded_status(row)
+
+    async def _read_final_status(self) -> TurnStatus | None:
+        """Read the recorded status of a turn that its workflow, asked by this client before, has called completed; None
+        for others.
+
+        The store has an answer a moment before the workflow, and a message may extend the turn until then. After that
+        the row says all, unless a reset lets a later call write it anew.
+        """
+        if (asked_at := self.run.client.known_ends.get(self._end_key)) is None:
             return None
-        fields: dict[str, Any] = {"task_id": row.task_id, "state": row.status}
-        result = row.result or b"{}"
-        if row.status == "completed":
-            fields["response"] = Response.model_validate_json(result)
-        else:
-            fields |= {name: text for name, text in json.loads(result).items() if name in ("error_type", "error")}
-        return TurnStatus.model_validate(fields)
+        try:
+            row = await self._read_turn_row()
+        except StoreError:
+            return None
+        if row is None or row.status != "completed" or row.asked_at != asked_at:
+            self.run.client.known_ends.remove(self._end_key)
+            return None
+        return _build_recorded_status(row)
+
+    @property
+    def _end_key(self) -> str:
+        return f"turn\0{self.run.id}\0{self.task_id}"
+
+
+def _build_recorded_status(row: TurnRow) -> TurnStatus:
+    fields: dict[str, Any] = {"task_id": row.task_id, "state": row.status}
+    result = row.result or b"{}"
+    if row.status == "completed":
+        fields["response"] = Response.model_validate_json(result)
+    else:
+        fields |= {name: text for name, text in json.loads(result).items() if name in ("error_type", "error")}
+    return TurnStatus.model_validate(fields)

@@ -255,9 +255,9 @@ async def test_who_follows_is_not_kept_waiting_for_a_turn_to_begin(engine: Engin
 
 
 def left() -> list[str]:
-    """Of what following does in tasks of its own, what still runs."""
-    names = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
-    return [name for name in names if name in ("_over", "_ended", "_turn_over", "until_ended", "Reader._changed")]
+    """Tasks of the client that still run."""
+    coroutines = [task.get_coro() for task in asyncio.all_tasks()]
+    return [str(one) for one in coroutines if "/perdure/client/" in getattr(one, "cr_code").co_filename]
 
 
 async def test_a_follower_that_leaves_takes_its_work_with_it(engine: Engine) -> None:
