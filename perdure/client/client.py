@@ -146,7 +146,7 @@ class Client:
         self.task_queue = config.resolve_task_queue(task_queue)
         self.actor = config.resolve_user(actor)
         self.known_ends: ByteLRU[Any] = ByteLRU(KNOWN_ENDS_BYTES)
-        """Ends that do not change any more, so that their workflow is asked once: of executions what ``status`` shows of
+        """Ends that do not change any more, and are asked for once: of executions what ``status`` shows of
         their result, of completed turns when the call was scheduled that has written their row."""
         self._store: Store | None = None
         _register_exit_delay()
