@@ -24,7 +24,8 @@ from ..types.events import (
     TurnEvent,
     decode_event,
 )
-from .watches import RunWatch, Watch, wait_for_change
+from .handles import ClientHandle
+from .watches import EndWatch, join_event_watch
 
 T = TypeVar("T")
 
@@ -195,20 +196,21 @@ class EventReader:
         self._retry_seconds = STORE_RETRY_SECONDS if self.wait else SNAPSHOT_RETRY_SECONDS
         self._partials: dict[str, PartialArguments] = {}
 
-    async def read_until(self, run: RunWatch[Any], ending: Watch[Any]) -> AsyncGenerator[Event]:
-        """Yield events until ``ending`` has ended and all events recorded by then are read. Raises what its end
+    async def read_until(self, client: ClientHandle, ending: EndWatch[Any]) -> AsyncGenerator[Event]:
+        """Yield events until ``ending`` is over and all events recorded by then are read. Raises what its end
         raises."""
-        while True:
-            is_last_pass = ending.end.done()
-            if is_last_pass:
-                ending.end.result()
-            async with aclosing(self.read_recorded(to_end=is_last_pass)) as events:
-                async for event in events:
-                    yield event
-            if is_last_pass:
-                return
-            # The numbers are shared with events that this reader does not read.
-            self._seen = await wait_for_change(run, ending, self._seen)
+        async with join_event_watch(client, self.store, self.context_id) as watch:
+            while True:
+                is_last_pass = ending.is_over
+                if is_last_pass:
+                    ending.end.result()
+                async with aclosing(self.read_recorded(to_end=is_last_pass)) as events:
+                    async for event in events:
+                        yield event
+                if is_last_pass:
+                    return
+                # The numbers are shared with events that this reader does not read.
+                self._seen = await watch.wait_for_event(self._seen, ending)
 
     async def read_recorded(self, *, to_end: bool = True) -> AsyncGenerator[Event]:
         """Yield the events recorded so far; without ``to_end`` a last read that would find nothing is left out."""

@@ -48,7 +48,7 @@ from .event_reader import (
 from .handles import RunHandle, TurnHandle
 from .tasks import background_task
 from .visibility import STATUS_NAMES
-from .watches import STORE_WAIT_SECONDS, RunWatch, Watch, join_watch
+from .watches import STORE_WAIT_SECONDS, EndWatch, join_watch
 
 logger = logging.getLogger("perdure.client")
 
@@ -272,7 +272,7 @@ async def follow_run(
     store = await run.client.store()
     reader = EventReader(run.id, store, after, children=children, wait=wait, texts=texts)
     if wait:
-        async with join_run_watch(run, store) as watch, aclosing(reader.read_until(watch, watch)) as events:
+        async with join_end_watch(run, store) as watch, aclosing(reader.read_until(run.client, watch)) as events:
             async for event in events:
                 yield event
             end = watch.end.result()
@@ -307,19 +307,19 @@ async def follow_turn(
             async for event in events:
                 yield event
         return
+    client = turn.run.client
     async with (
-        join_run_watch(turn.run, store) as run_watch,
-        join_watch(turn.run.client, turn.run.id, turn.task_id, build=lambda: TurnWatch(turn, store)) as turn_watch,
-        aclosing(reader.read_until(run_watch, turn_watch)) as events,
+        join_watch(client, "turn", turn.run.id, turn.task_id, build=lambda: TurnWatch(turn, store)) as turn_watch,
+        aclosing(reader.read_until(client, turn_watch)) as events,
     ):
         async for event in events:
             turn_watch.note_event(event)
             yield event
 
 
-def join_run_watch(run: RunHandle, store: Store) -> AbstractAsyncContextManager[RunWatch[RunEnd | None]]:
-    """Follow by the watch of the run, whose end is that of :func:`_wait_for_end`."""
-    return join_watch(run.client, run.id, build=lambda: RunWatch(store, run.id, _wait_for_end(run, store)))
+def join_end_watch(run: RunHandle, store: Store) -> AbstractAsyncContextManager[EndWatch[RunEnd | None]]:
+    """Follow by the watch of the run's end: that of :func:`_wait_for_end`."""
+    return join_watch(run.client, "end", run.id, build=lambda: EndWatch(_wait_for_end(run, store)))
 
 
 async def _wait_for_end(run: RunHandle, store: Store) -> RunEnd | None:
@@ -375,7 +375,7 @@ async def _resolve_task_id(turn: TurnHandle) -> bool:
     return True
 
 
-class TurnWatch(Watch[None]):
+class TurnWatch(EndWatch[None]):
     """Waits until a turn is over. Asks the workflow at first, when the events have an end, and now and then.
 
     The store has an end before the workflow does, and a message that arrives in between extends the turn. The end
@@ -401,7 +401,7 @@ class TurnWatch(Watch[None]):
 
     async def _wait_for_end(self) -> None:
         delay = _TURN_POLL_FIRST_DELAY
-        async with join_run_watch(self._turn.run, self._store) as run_watch:
+        async with join_end_watch(self._turn.run, self._store) as run_watch:
             run_watch.end.add_done_callback(lambda _: self._end_recorded.set())
             while not await self._turn.over():
                 if run_watch.end.done():

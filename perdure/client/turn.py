@@ -31,13 +31,14 @@ from .follow import follow_turn
 from .streams import OutputForm, StreamReader
 from .tasks import background_task
 from .visibility import build_closed_status
+from .watches import join_event_watch
 
 if TYPE_CHECKING:
     from .run import Run
 
 
-_STORE_POLL_FIRST_DELAY, _STORE_POLL_MAX_DELAY = 0.02, 0.2
-"""Seconds between two reads of the store: the first and the longest delay."""
+_STORE_READ_FIRST_DELAY, _STORE_READ_MAX_DELAY = 0.005, 0.1
+"""Seconds between an event and the read that looks whether it has ended the turn: the first and the longest delay."""
 _WORKFLOW_POLL_SECONDS = 2.0
 """Seconds between two requests to the workflow, while the store has no change."""
 _WORKFLOW_POLL_FIRST_DELAY, _WORKFLOW_POLL_MAX_DELAY = 0.05, 1.0
@@ -62,7 +63,11 @@ class Turn(StreamReader[OutputT]):
         """Return the status of the turn; ``state`` is ``unknown`` for an unknown turn. Raises ``RunNotFoundError``."""
         if (final := await self._read_final_status()) is not None:
             return final
-        status = await self._find_status()
+        return await self._find_status()
+
+    async def _find_status(self, *, is_open: bool = False) -> TurnStatus:
+        """Ask Temporal. ``is_open``: the run has probably not closed, so that its workflow can be asked at once."""
+        status = await (self._ask_open_run() if is_open else self._ask_run())
         if status.state == "completed":
             with suppress(StoreError):  # the status is not from there
                 row = await self._read_turn_row()
@@ -70,7 +75,14 @@ class Turn(StreamReader[OutputT]):
                     self.run.client.known_ends.put(self._end_key, row.asked_at, len(row.asked_at))
         return status
 
-    async def _find_status(self) -> TurnStatus:
+    async def _ask_open_run(self) -> TurnStatus:
+        try:
+            status = TurnStatus.model_validate(await self.run.ask_workflow("turn", self.task_id or None))
+        except PerdureError:  # closed meanwhile, or no worker answers
+            return await self._ask_run()
+        return status if status.state != "unknown" else await self._ask_run()
+
+    async def _ask_run(self) -> TurnStatus:
         try:
             description = await self.run.describe()
             if build_closed_status(description) is not None:
@@ -84,7 +96,7 @@ class Turn(StreamReader[OutputT]):
         try:
             status = TurnStatus.model_validate(await self.run.ask_workflow("turn", self.task_id or None))
         except RunClosedError:  # closed between the two requests
-            return await self._find_status()
+            return await self._ask_run()
         except PerdureError:  # no worker answers
             return await self._read_status_without_worker()
         if status.state == "unknown":  # no longer in the workflow's state, or of an earlier execution
@@ -131,16 +143,16 @@ class Turn(StreamReader[OutputT]):
 
         Raises ``RunNotFoundError``.
         """
+        status = await self.status()
         delay, answered = _WORKFLOW_POLL_FIRST_DELAY, False
-        while True:
-            status = await self.status()
-            if status.state != "running":
-                return status
+        while status.state == "running":
             if self.run.has_store and not answered:
                 answered = await self._wait_for_store_change()
             else:  # also if the workflow does not have the answer yet, or a later one will follow
                 await asyncio.sleep(delay)
                 delay = min(delay * 1.5, _WORKFLOW_POLL_MAX_DELAY)
+            status = await self._find_status(is_open=answered)
+        return status
 
     async def interrupt(
         self, message: MessageInput | None = None, *, id: str | None = None, by: str | None = None
@@ -265,16 +277,22 @@ class Turn(StreamReader[OutputT]):
     async def _wait_for_store_change(self) -> bool:
         """Wait until the store has the end of the turn (True), or it is time to ask the workflow again.
 
-        Polling the store costs the workers nothing. The workflow's state is decisive: a message may extend the turn.
+        Watching the store costs the workers nothing. The workflow's state is decisive: a message may extend the turn.
         """
-        deadline = asyncio.get_running_loop().time() + _WORKFLOW_POLL_SECONDS
-        delay = _STORE_POLL_FIRST_DELAY
-        while asyncio.get_running_loop().time() < deadline:
-            row = await self._read_turn_row()
-            if row is not None and row.status != "running":
-                return True
-            await asyncio.sleep(delay)
-            delay = min(delay * 1.3, _STORE_POLL_MAX_DELAY)
+        store = await self.run.client.store()
+        delay, seen = _STORE_READ_FIRST_DELAY, 0
+        with suppress(TimeoutError):
+            async with (
+                asyncio.timeout(_WORKFLOW_POLL_SECONDS),
+                join_event_watch(self.run.client, store, self.run.id) as watch,
+            ):
+                while True:
+                    row = await self._read_turn_row()
+                    if row is not None and row.status != "running":
+                        return True
+                    seen = await watch.wait_for_event(seen)
+                    await asyncio.sleep(delay)
+                    delay = min(delay * 1.3, _STORE_READ_MAX_DELAY)
         return False
 
     async def _read_turn_row(self) -> TurnRow | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import Context
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -27,17 +27,21 @@ _STORE_ERROR_SECONDS = 0.1
 """Seconds until a store that has failed is asked again."""
 
 
-class Watch(Generic[T]):
-    """Waits for an end that several followers wait for."""
+class Watch:
+    """Waits for what several followers wait for."""
 
-    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+    def __init__(self) -> None:
         self.followers = 0
         self.waiters: set[asyncio.Future[None]] = set()
         self._tasks: list[asyncio.Task[Any]] = []
-        self.end: asyncio.Task[T] = self._start(work)
-        self.end.add_done_callback(lambda _: self.wake())
 
-    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come."""
+        return False
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run ``work`` until the watch is closed."""
         # Not in the context of the first follower, which may be long gone.
         task = asyncio.create_task(work, context=Context())
         self._tasks.append(task)
@@ -56,18 +60,32 @@ class Watch(Generic[T]):
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-class RunWatch(Watch[T]):
-    """Waits for the events of a run, too."""
+class EndWatch(Watch, Generic[T]):
+    """Waits for an end: that of ``work``."""
 
-    def __init__(self, store: Store, context_id: str, work: Coroutine[Any, Any, T]) -> None:
-        super().__init__(work)
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        super().__init__()
+        self.end = self.start(work)
+        self.end.add_done_callback(lambda _: self.wake())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the end has come."""
+        return self.end.done()
+
+
+class EventWatch(Watch):
+    """Waits for the events of a run."""
+
+    def __init__(self, store: Store, context_id: str) -> None:
+        super().__init__()
         self.latest = 0
         """The last number in the stream of the run's events, as far as it is known."""
         self.failures = 0
         """How often the store could not be asked: a follower then reads, and gets the error."""
         self._store = store
         self._context_id = context_id
-        self._watching = self._start(self._watch_events())
+        self._watching = self.start(self._watch_events())
 
     async def _watch_events(self) -> None:
         while True:
@@ -82,25 +100,25 @@ class RunWatch(Watch[T]):
                 self.latest = latest
                 self.wake()
 
+    async def wait_for_event(self, seen: int, ending: EndWatch[Any] | None = None) -> int:
+        """Wait for an event after number ``seen``, for the end of ``ending``, or until the store fails. Return the last
+        number that is known."""
+        failures = self.failures
+        while self.latest <= seen and self.failures == failures and not (ending is not None and ending.is_over):
+            waiter = asyncio.get_running_loop().create_future()
+            watches: tuple[Watch, ...] = (self,) if ending is None else (self, ending)
+            for watch in watches:
+                watch.waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                for watch in watches:
+                    watch.waiters.discard(waiter)
+        return max(self.latest, seen)
 
-async def wait_for_change(run: RunWatch[Any], ending: Watch[Any], seen: int) -> int:
-    """Wait for an event of ``run`` after number ``seen``, for the end of ``ending``, or until the store fails. Return
-    the last number that is known."""
-    failures = run.failures
-    while run.latest <= seen and run.failures == failures and not ending.end.done():
-        waiter = asyncio.get_running_loop().create_future()
-        run.waiters.add(waiter)
-        ending.waiters.add(waiter)
-        try:
-            await waiter
-        finally:
-            run.waiters.discard(waiter)
-            ending.waiters.discard(waiter)
-    return max(run.latest, seen)
 
-
-WatchT = TypeVar("WatchT", bound=Watch[Any])
-_watches: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[Hashable, ...], Watch[Any]]] = WeakKeyDictionary()
+WatchT = TypeVar("WatchT", bound=Watch)
+_watches: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[Hashable, ...], Watch]] = WeakKeyDictionary()
 """The watches that take followers, by event loop, client and subject."""
 
 
@@ -110,7 +128,7 @@ async def join_watch(client: ClientHandle, *subject: Hashable, build: Callable[[
     watches = _watches.setdefault(asyncio.get_running_loop(), {})
     key = (client, *subject)
     watch: Any = watches.get(key)
-    if watch is None or watch.end.done():
+    if watch is None or watch.is_over:
         watch = watches[key] = build()
     watch.followers += 1
     try:
@@ -121,3 +139,8 @@ async def join_watch(client: ClientHandle, *subject: Hashable, build: Callable[[
             if watches.get(key) is watch:
                 del watches[key]
             await watch.close()
+
+
+def join_event_watch(client: ClientHandle, store: Store, run_id: str) -> AbstractAsyncContextManager[EventWatch]:
+    """Follow by the watch of the run's events."""
+    return join_watch(client, "events", run_id, build=lambda: EventWatch(store, run_id))
