@@ -278,7 +278,7 @@ async def follow_run(
             end = watch.end.result()
     else:
         # The server is asked only by who reads to the end: a page in the middle of the events needs nothing of it.
-        async with aclosing(reader.read_recorded()) as events:
+        async with aclosing(reader.read_recorded(to_end=False)) as events:
             async for event in events:
                 yield event
         end = await _find_end(run, store)
