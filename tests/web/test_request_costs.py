@@ -19,7 +19,7 @@ from perdure.ports import Completed, ModelRequest, StreamEvent
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import TextPart
 from tests.support.engine import Engine
-from tests.support.following import Slow
+from tests.support.following import Slow, left_tasks
 from tests.support.wait import eventually
 from tests.support.web import read_frames, serve
 
@@ -179,12 +179,6 @@ class Stream:
                 self.types.append(event["type"])
 
 
-def followed() -> list[str]:
-    """Tasks of the client package, those of followers among them."""
-    coroutines = [task.get_coro() for task in asyncio.all_tasks()]
-    return [str(one) for one in coroutines if "/perdure/client/" in one.cr_code.co_filename]  # type: ignore[union-attr]
-
-
 async def test_followers_of_a_run_share_the_wait_for_its_end(engine: Engine) -> None:
     model = SlowLater("One ", "two ", "three.")
     async with web(engine, Agent("slow", model)) as (client, http, service):
@@ -201,7 +195,7 @@ async def test_followers_of_a_run_share_the_wait_for_its_end(engine: Engine) -> 
         await asyncio.gather(*(stream.task for stream in streams[10:]))
         assert {tuple(stream.types[-3:]) for stream in streams[10:]} == {("turn", "run", "run")}
         assert service.take().keys() <= {DESCRIBE}
-        await eventually(lambda: not followed(), what="no task that is left")
+        await eventually(lambda: not left_tasks(), what="no task that is left")
 
 
 async def test_followers_of_a_turn_share_the_questions_to_its_workflow(engine: Engine) -> None:
@@ -215,11 +209,11 @@ async def test_followers_of_a_turn_share_the_questions_to_its_workflow(engine: E
         assert before[WAIT] == 1
         model.gate.open()
         await asyncio.gather(*(stream.task for stream in streams))
-        assert {"turn"} <= {type for stream in streams for type in stream.types[-2:]}
+        assert all("turn" in stream.types[-2:] for stream in streams)
         # Each request has asked whether there is such a turn; behind its end it is asked once for all.
         assert before[ASK] > 20
         assert service.take()[ASK] < 10
-        await eventually(lambda: not followed(), what="no task that is left")
+        await eventually(lambda: not left_tasks(), what="no task that is left")
 
 
 async def test_a_follower_that_comes_when_the_run_is_open_again_follows_on(engine: Engine) -> None:
@@ -230,7 +224,7 @@ async def test_a_follower_that_comes_when_the_run_is_open_again_follows_on(engin
         assert (await anext(late)).seq == 1  # it reads no further: its watch stays
         await run.close()
         await run.result()
-        await eventually(lambda: not [name for name in followed() if "_wait_for_end" in name])
+        await eventually(lambda: not [name for name in left_tasks() if "_wait_for_end" in name])
         turn = await client.send("echo", "two", id="s")
         await turn.result()
         live = client.run("s").events()
@@ -239,4 +233,4 @@ async def test_a_follower_that_comes_when_the_run_is_open_again_follows_on(engin
             heard.append(await anext(live))
         await live.aclose()
         await late.aclose()
-        assert not followed()
+        assert not left_tasks()
