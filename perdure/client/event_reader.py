@@ -25,7 +25,7 @@ from ..types.events import (
     decode_event,
 )
 from .handles import ClientHandle
-from .watches import EndWatch, join_event_watch
+from .watches import EndWatch, EventPage, EventWatch, join_event_watch
 
 T = TypeVar("T")
 
@@ -200,27 +200,34 @@ class EventReader:
         """Yield events until ``ending`` is over and all events recorded by then are read. Raises what its end
         raises."""
         async with join_event_watch(client, self.store, self.context_id) as watch:
-            while True:
-                is_last_pass = ending.is_over
-                if is_last_pass:
-                    ending.end.result()
-                async with aclosing(self.read_recorded(to_end=is_last_pass)) as events:
+            while not ending.is_over:
+                async with aclosing(self.read_recorded(watch, to_end=False)) as events:
                     async for event in events:
                         yield event
-                if is_last_pass:
-                    return
                 # The numbers are shared with events that this reader does not read.
                 self._seen = await watch.wait_for_event(self._seen, ending)
+        ending.end.result()
+        async with aclosing(self.read_recorded()) as events:
+            async for event in events:
+                yield event
 
-    async def read_recorded(self, *, to_end: bool = True) -> AsyncGenerator[Event]:
-        """Yield the events recorded so far; without ``to_end`` a last read that would find nothing is left out."""
-        seconds = self._retry_seconds
-        while rows := await _read_page(self.store, self.context_id, self.after, seconds, children=self.children):
+    async def read_recorded(self, watch: EventWatch | None = None, *, to_end: bool = True) -> AsyncGenerator[Event]:
+        """Yield the events recorded so far: up to an empty page, or without ``to_end`` to one that is not full, which
+        with ``watch`` may be one that another follower has read a moment ago."""
+        while rows := (page := await self._read_page(watch)).rows:
             for row in rows:
-                if (event := await self._build_event(row)) is not None:
+                if (event := await self._build_event(row, page.decoded)) is not None:
                     yield event
             if len(rows) < EVENTS_PER_PAGE and not to_end:
                 return
+
+    async def _read_page(self, watch: EventWatch | None) -> EventPage:
+        if watch is None:
+            rows = await _read_page(
+                self.store, self.context_id, self.after, self._retry_seconds, children=self.children
+            )
+            return EventPage(rows)
+        return await self._retry(lambda: watch.read_page(self.after, children=self.children, limit=EVENTS_PER_PAGE))
 
     async def build_unrecorded_end(self, end: RunEvent) -> RunEvent | None:
         """Return ``end`` as the event after the last one, for a run whose events do not yet have that end.
@@ -237,15 +244,20 @@ class EventReader:
             return None
         return end.model_copy(update={"context_id": self.context_id, "seq": latest + 1})
 
-    async def _build_event(self, row: EventRow) -> Event | None:
-        """Build the event of the next row; None if it is not one of this reader's."""
+    async def _build_event(self, row: EventRow, decoded: dict[int, Event | None]) -> Event | None:
+        """Build the event of the next row; None if it is not one of this reader's. ``decoded`` has those of its page
+        that another reader has built, for readers without ``texts``: programs may change what they are given."""
         self.after = row.seq
         self._seen = max(self._seen, row.seq)
         if self.task_id is not None and (row.path[0].task_id if row.path else row.task_id) != self.task_id:
             return None
+        if not self.texts:
+            if row.seq not in decoded:
+                decoded[row.seq] = decode_row(self.context_id, row)
+            return decoded[row.seq]
         event = decode_row(self.context_id, row)
-        if event is None or not self.texts:
-            return event
+        if event is None:
+            return None
         partials = self._partials.setdefault(event.context_id, PartialArguments(self._read_earlier_deltas))
         if event.type == "run" and event.state not in ("started", "waiting", "paused", "resumed"):
             del self._partials[event.context_id]  # a run may have started many others

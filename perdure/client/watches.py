@@ -4,20 +4,23 @@
     follower ─┼─► watch ─► one wait of the store for events, one long poll of Temporal for the end
     follower ─┘
 
-A watch begins with the first follower and ends with the last. It keeps no events: each follower reads them from the
-store at its own pace. A watch whose end has come takes no new followers, since a run may be opened again.
+A watch begins with the first follower and ends with the last. Each follower reads events from the store at its own
+pace; those at the same place share the read. Nothing is kept for one that is slow. A watch whose end has come takes no
+new followers, since a run may be opened again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import Context
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from ..ports import Store
+from ..ports import EventRow, Store
+from ..types.events import Event
 from .handles import ClientHandle
 
 T = TypeVar("T")
@@ -25,6 +28,8 @@ STORE_WAIT_SECONDS = 5.0
 """Seconds after which the store is asked anew for the last event, even without a notification."""
 _STORE_ERROR_SECONDS = 0.1
 """Seconds until a store that has failed is asked again."""
+_KEPT_SECONDS, _KEPT_BYTES = 0.1, 64 * 1024
+"""How long a page is kept that followers share, and how large it may be for that."""
 
 
 class Watch:
@@ -33,7 +38,7 @@ class Watch:
     def __init__(self) -> None:
         self.followers = 0
         self.waiters: set[asyncio.Future[None]] = set()
-        self._tasks: list[asyncio.Task[Any]] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def is_over(self) -> bool:
@@ -44,7 +49,8 @@ class Watch:
         """Run ``work`` until the watch is closed."""
         # Not in the context of the first follower, which may be long gone.
         task = asyncio.create_task(work, context=Context())
-        self._tasks.append(task)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return task
 
     def wake(self) -> None:
@@ -55,9 +61,10 @@ class Watch:
 
     async def close(self) -> None:
         """Stop waiting."""
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class EndWatch(Watch, Generic[T]):
@@ -74,8 +81,23 @@ class EndWatch(Watch, Generic[T]):
         return self.end.done()
 
 
+@dataclass(slots=True)
+class EventPage:
+    """Rows of events after a number."""
+
+    rows: Sequence[EventRow]
+    decoded: dict[int, Event | None] = field(default_factory=dict)
+    """Events of the rows that a follower has decoded, by number."""
+
+
+@dataclass(slots=True)
+class _SharedRead:
+    place: tuple[int, bool, int]
+    page: asyncio.Task[EventPage]
+
+
 class EventWatch(Watch):
-    """Waits for the events of a run."""
+    """Waits for the events of a run, and reads them for followers at the same place."""
 
     def __init__(self, store: Store, context_id: str) -> None:
         super().__init__()
@@ -86,6 +108,7 @@ class EventWatch(Watch):
         self._store = store
         self._context_id = context_id
         self._watching = self.start(self._watch_events())
+        self._shared: _SharedRead | None = None
 
     async def _watch_events(self) -> None:
         while True:
@@ -99,6 +122,36 @@ class EventWatch(Watch):
             if latest > self.latest:
                 self.latest = latest
                 self.wake()
+
+    async def read_page(self, after: int, *, children: bool, limit: int) -> EventPage:
+        """Read the events after number ``after`` that the store had a moment ago: followers that are woken together
+        share one read. What was recorded meanwhile wakes them again. Raises ``StoreError``."""
+        if self.followers == 1:
+            return await self._read_page(after, children=children, limit=limit)
+        place = after, children, limit
+        shared = self._shared
+        if shared is None or shared.place != place:
+            page = self.start(self._read_page(after, children=children, limit=limit))
+            shared = self._shared = _SharedRead(place, page)
+            page.add_done_callback(lambda _: self._settle_read(shared))
+        return await asyncio.shield(shared.page)
+
+    async def _read_page(self, after: int, *, children: bool, limit: int) -> EventPage:
+        rows = await self._store.read_events(self._context_id, after=after, limit=limit, children=children)
+        return EventPage(rows)
+
+    def _settle_read(self, shared: _SharedRead) -> None:
+        """Keep a small page for a moment, for followers who are still sending the one before."""
+        failed = shared.page.cancelled() or shared.page.exception() is not None
+        rows = [] if failed else shared.page.result().rows
+        if not rows or sum(len(row.body) for row in rows) > _KEPT_BYTES:
+            self._forget_read(shared)
+        else:
+            asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._forget_read, shared)
+
+    def _forget_read(self, shared: _SharedRead) -> None:
+        if self._shared is shared:
+            self._shared = None
 
     async def wait_for_event(self, seen: int, ending: EndWatch[Any] | None = None) -> int:
         """Wait for an event after number ``seen``, for the end of ``ending``, or until the store fails. Return the last

@@ -26,6 +26,7 @@ class CountingStore(MemoryStore):
         super().__init__()
         self.counts: Counter[str] = Counter()
         self.broken = False
+        self.failing_reads = 0
 
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
         self.counts["wait"] += 1
@@ -35,6 +36,9 @@ class CountingStore(MemoryStore):
 
     async def read_events(self, context_id: str, **options: Any) -> Any:
         self.counts["read"] += 1
+        if self.failing_reads:
+            self.failing_reads -= 1
+            raise StoreError("the store is away")
         return await super().read_events(context_id, **options)
 
 
@@ -73,10 +77,41 @@ async def test_followers_share_one_wait_and_read_when_there_is_something() -> No
     await store.append(ONE)
     await eventually(lambda: all(one.seen == [1, 2] for one in followers))
     assert store.counts["wait"] <= waits + 2
-    assert store.counts["read"] == reads + 50
+    assert store.counts["read"] == reads + 1
     ended.set()
     await asyncio.gather(*(one.task for one in followers))
     assert tasks() == before
+
+
+async def test_a_follower_that_is_behind_reads_for_itself() -> None:
+    store, client, ended = CountingStore(), object(), asyncio.Event()
+    for _ in range(3):
+        await store.append(ONE)
+    quick = [Follower(client, store, ended) for _ in range(2)]
+    await eventually(lambda: all(one.seen == [1, 2, 3] for one in quick))
+    slow = EventReader("c", store, 0, texts=False)
+    async with join_watch(client, "end", "c", build=lambda: EndWatch(ended.wait())) as ending:
+        events = slow.read_until(client, ending)
+        seen = [(await anext(events)).seq]
+        for _ in range(2):
+            await store.append(ONE)
+        await eventually(lambda: all(one.seen == [1, 2, 3, 4, 5] for one in quick))
+        ended.set()
+        seen += [event.seq async for event in events]
+    assert seen == [1, 2, 3, 4, 5]
+    await asyncio.gather(*(one.task for one in quick))
+
+
+async def test_a_read_that_fails_fails_for_all_and_is_made_again() -> None:
+    store, client, ended = CountingStore(), object(), asyncio.Event()
+    followers = [Follower(client, store, ended) for _ in range(5)]
+    await eventually(lambda: store.counts["read"])
+    reads, store.failing_reads = store.counts["read"], 1
+    await store.append(ONE)
+    await eventually(lambda: all(one.seen == [1] for one in followers))
+    assert store.counts["read"] == reads + 2
+    ended.set()
+    await asyncio.gather(*(one.task for one in followers))
 
 
 async def test_the_first_follower_leaves_and_the_others_go_on() -> None:
