@@ -221,12 +221,20 @@ class _RunPager:
 
     async def read_visibility(self, token: bytes) -> bytes:
         """Add runs that Temporal lists from ``token`` on; return the token of the next ones, b"" at the end."""
+        # Open executions come first, then closed ones, the last one first: of a run, the newest is the first in a list
+        # that begins at the beginning, and leaves none out for its status.
+        is_in_order = not token and self._filters.status is None
         for _ in range(_MAX_REQUESTS):
             executions, token = await self._fetch_executions(token)
+            if is_in_order:
+                first = {execution.id: execution.run_id for execution in reversed(executions)}
+                newest = {first[name] for name in first.keys() - self._listed}
+                runs = await gather_bounded(self._summarize_execution, executions)
+            else:
+                runs, newest = await asyncio.gather(
+                    gather_bounded(self._summarize_execution, executions), self._find_newest(executions)
+                )
             self._listed |= {execution.id for execution in executions}
-            runs, newest = await asyncio.gather(
-                gather_bounded(self._summarize_execution, executions), self._find_newest(executions)
-            )
             for execution, run in zip(executions, runs, strict=True):
                 if run is not None and execution.run_id in newest and execution.id not in self.runs:
                     await self._add_visible(run)
