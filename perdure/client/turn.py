@@ -138,12 +138,13 @@ class Turn(StreamReader[OutputT]):
             raise self.build_unknown_turn_error(status)
         return status.state != "running"
 
-    async def wait_for_end(self) -> TurnStatus:
-        """Wait until the turn has ended, and return its status: ``unknown`` at once for an unknown turn.
+    async def wait_for_end(self, known: TurnStatus | None = None) -> TurnStatus:
+        """Wait until the turn has ended, and return its status: ``unknown`` at once for an unknown turn. Raises
+        ``RunNotFoundError``.
 
-        Raises ``RunNotFoundError``.
+        ``known`` is its status of a moment ago.
         """
-        status = await self.status()
+        status = known or await self.status()
         delay, answered = _WORKFLOW_POLL_FIRST_DELAY, False
         while status.state == "running":
             if self.run.has_store and not answered:

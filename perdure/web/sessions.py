@@ -435,13 +435,11 @@ async def get_turn(call: Call) -> TurnStatus:
     """Get a turn: its state, and its response or error; ``wait`` waits for its end."""
     query = cast(TurnQuery, call.query)
     turn = call.run.turn(call.params["task_id"])
-    status: TurnStatus | None = None
-    if query.wait:
+    status = await turn.status()
+    if query.wait and status.state == "running":
         with call.web.streams.hold(call.caller), suppress(TimeoutError):
             async with asyncio.timeout(query.wait):
-                status = await turn.wait_for_end()
-    if status is None:
-        status = await turn.status()
+                status = await turn.wait_for_end(status)
     if status.state == "unknown":
         raise turn.build_unknown_turn_error(status)
     return status

@@ -109,6 +109,20 @@ async def test_a_turn_by_http_asks_no_more_than_one_by_python(engine: Engine) ->
             assert counts.keys() == {DESCRIBE, ASK}
 
 
+async def test_a_wait_for_a_turn_ends_with_its_time_or_with_the_run(engine: Engine) -> None:
+    model = SlowLater("One ", "two.")
+    async with web(engine, Agent("slow", model)) as (client, http, _):
+        await (await client.send("slow", "Ready?", id="s")).result()
+        turn = await client.send("slow", "Go.", id="s")
+        path = f"/sessions/s/turns/{turn.task_id}"
+        assert (await read(http, f"{path}?wait=0.01"))["state"] == "running"
+        waiting = asyncio.create_task(read(http, f"{path}?wait=30"))
+        await client.run("s").cancel()
+        assert (await waiting)["state"] == "cancelled"
+        assert (await http.get("/sessions/s/turns/other?wait=30")).status_code == 404
+        assert not left_tasks()
+
+
 async def test_a_workflow_is_asked_once_for_a_completed_turn(engine: Engine) -> None:
     async with web(engine, answering()) as (client, http, service):
         sent = await client.send("echo", "one", id="s")
