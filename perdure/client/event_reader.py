@@ -244,20 +244,20 @@ class EventReader:
             return None
         return end.model_copy(update={"context_id": self.context_id, "seq": latest + 1})
 
-    async def _build_event(self, row: EventRow, decoded: dict[int, Event | None]) -> Event | None:
+    async def _build_event(self, row: EventRow, decoded: dict[int, Event | None] | None) -> Event | None:
         """Build the event of the next row; None if it is not one of this reader's. ``decoded`` has those of its page
         that another reader has built, for readers without ``texts``: programs may change what they are given."""
         self.after = row.seq
         self._seen = max(self._seen, row.seq)
         if self.task_id is not None and (row.path[0].task_id if row.path else row.task_id) != self.task_id:
             return None
-        if not self.texts:
+        if not self.texts and decoded is not None:
             if row.seq not in decoded:
                 decoded[row.seq] = decode_row(self.context_id, row)
             return decoded[row.seq]
         event = decode_row(self.context_id, row)
-        if event is None:
-            return None
+        if event is None or not self.texts:
+            return event
         partials = self._partials.setdefault(event.context_id, PartialArguments(self._read_earlier_deltas))
         if event.type == "run" and event.state not in ("started", "waiting", "paused", "resumed"):
             del self._partials[event.context_id]  # a run may have started many others

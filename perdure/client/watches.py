@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -86,8 +86,8 @@ class EventPage:
     """Rows of events after a number."""
 
     rows: Sequence[EventRow]
-    decoded: dict[int, Event | None] = field(default_factory=dict)
-    """Events of the rows that a follower has decoded, by number."""
+    decoded: dict[int, Event | None] | None = None
+    """Of a small page that followers share: the events of its rows that one of them has decoded, by number."""
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class EventWatch(Watch):
         place = after, children, limit
         shared = self._shared
         if shared is None or shared.place != place:
-            page = self.start(self._read_page(after, children=children, limit=limit))
+            page = self.start(self._read_shared_page(after, children=children, limit=limit))
             shared = self._shared = _SharedRead(place, page)
             page.add_done_callback(lambda _: self._settle_read(shared))
         return await asyncio.shield(shared.page)
@@ -140,11 +140,16 @@ class EventWatch(Watch):
         rows = await self._store.read_events(self._context_id, after=after, limit=limit, children=children)
         return EventPage(rows)
 
+    async def _read_shared_page(self, after: int, *, children: bool, limit: int) -> EventPage:
+        page = await self._read_page(after, children=children, limit=limit)
+        if sum(len(row.body) for row in page.rows) <= _KEPT_BYTES:
+            page.decoded = {}
+        return page
+
     def _settle_read(self, shared: _SharedRead) -> None:
         """Keep a small page for a moment, for followers who are still sending the one before."""
         failed = shared.page.cancelled() or shared.page.exception() is not None
-        rows = [] if failed else shared.page.result().rows
-        if not rows or sum(len(row.body) for row in rows) > _KEPT_BYTES:
+        if failed or not (page := shared.page.result()).rows or page.decoded is None:
             self._forget_read(shared)
         else:
             asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._forget_read, shared)
