@@ -44,6 +44,9 @@ _WORKFLOW_POLL_SECONDS = 2.0
 _WORKFLOW_POLL_FIRST_DELAY, _WORKFLOW_POLL_MAX_DELAY = 0.05, 1.0
 """The same delays for a client without the store."""
 
+_CATCH_UP_FIRST_DELAY = 0.01
+"""The first delay once the store has the end, which the workflow gets a few milliseconds later."""
+
 ANSWER_TIMEOUT = timedelta(seconds=5)
 """How long a worker may take to return the workflow's status, before the run counts as waiting for a worker."""
 
@@ -149,6 +152,7 @@ class Turn(StreamReader[OutputT]):
         while status.state == "running":
             if self.run.has_store and not answered:
                 answered = await self._wait_for_store_change()
+                delay = _CATCH_UP_FIRST_DELAY
             else:  # also if the workflow does not have the answer yet, or a later one will follow
                 await asyncio.sleep(delay)
                 delay = min(delay * 1.5, _WORKFLOW_POLL_MAX_DELAY)
