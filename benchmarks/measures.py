@@ -73,6 +73,8 @@ class Scale:
     """Of each kind, in each round."""
     web_idle: int = 1000
     """Followers by HTTP of what is silent."""
+    web_apart: int = 200
+    """The same, each of a session of its own."""
     web_active: int = 200
     """Followers by HTTP of replies that are streamed."""
     web_turns: int = 30
@@ -94,6 +96,7 @@ QUICK = Scale(
     copied=100,
     web_reads=200,
     web_idle=100,
+    web_apart=50,
     web_active=40,
     web_turns=10,
     workers=(1, 2),

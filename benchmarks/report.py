@@ -173,6 +173,7 @@ def _web(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
         ]
     for title, key, form in (
         ("HTTP, silent followers: KB of each, CPU", "idle", "{count}: {kb_each:.1f} KB, {cpu_percent:.1f} %"),
+        ("each of a session of its own", "idle_apart", "{count}: {kb_each:.1f} KB, {cpu_percent:.1f} %"),
         ("the same, bare", "idle_bare", "{count}: {kb_each:.1f} KB, {cpu_percent:.1f} %"),
         (
             "HTTP, byte to client: p50 / p95 / p99, CPU of a piece",

@@ -2,7 +2,8 @@
 
     headers and URL ─► proxy's headers ─► Host ─► origin ─► body ─► route: caller, rate, verb, handler
 
-Nothing is kept from one request to the next but rates: any replica may answer any request.
+Nothing is kept from one request to the next but rates, and what can be asked for again at any time (which turns have
+ended, what followers wait for together): any replica may answer any request.
 """
 
 from __future__ import annotations

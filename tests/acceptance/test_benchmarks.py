@@ -81,7 +81,7 @@ def test_one_measure_of_one_contestant_beside_the_floor(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_http_beside_a_bare_server(tmp_path: Path) -> None:
-    few = "--web-reads 20 --web-idle 60 --web-active 20 --web-turns 2 --pieces 4"
+    few = "--web-reads 20 --web-idle 60 --web-apart 10 --web-active 20 --web-turns 2 --pieces 4"
     [figures] = measure(f"--only web {few}", tmp_path)["results"]["web"].values()
     assert all(read["per_s"] > 0 and read["bytes"] > 100 for read in figures["reads"].values())
     assert (figures["idle"]["count"], figures["idle_bare"]["count"]) == (60, 60)
