@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from ..client.audit import audit_caller
 from ..client.client import Client
+from ..client.event_reader import iter_own_rows
 from ..client.run import Run
 from ..client.turn import Turn
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
@@ -49,6 +50,7 @@ MAX_MESSAGES = 10_000
 QUIET_SECONDS, MAX_QUIET_SECONDS = 0.25, 4.0
 """How long nothing must happen until the run is asked whether it only waits: at first, and while it says no."""
 _SEPARATOR = "|"
+_WINDOW_EVENTS = 256
 
 
 # ---
@@ -369,10 +371,33 @@ async def read_latest_seq(client: Client, run_id: str) -> int:
     return await (await client.store()).wait_for_event(run_id, 0, 0.0)
 
 
-async def read_history(run: Run[Any], texts: EventTexts, until: int) -> list[Event]:
-    """Read the events of a conversation and its subagents up to number ``until``."""
+async def is_known_turn(turn: Turn[Any]) -> bool:
+    """Whether a session has the turn."""
+    try:
+        return (await turn.status()).state != "unknown"
+    except RunNotFoundError:  # Temporal has deleted the session, and the store has its events
+        return False
+
+
+async def find_turn_start(client: Client, turn: Turn[Any], until: int) -> int | None:
+    """Return the number before the first event of ``turn``, among those up to number ``until``; None for a turn that
+    has none. Reads backwards, a window after the other: its cost is that of the conversation since then."""
+    store, before, window = await client.store(), until, _WINDOW_EVENTS
+    while before > 0:
+        after = max(0, before - window)
+        async for row in iter_own_rows(store, turn.run.id, after):
+            if row.seq > before:
+                break
+            if row.type == "turn" and row.task_id == turn.task_id:
+                return row.seq - 1
+        before, window = after, window * 4
+    return None
+
+
+async def read_history(run: Run[Any], texts: EventTexts, until: int, after: int = 0) -> list[Event]:
+    """Read the events of a conversation and its subagents after number ``after``, up to number ``until``."""
     history: list[Event] = []
-    async with aclosing(run.events(wait=False)) as events:
+    async with aclosing(run.events(after, wait=False)) as events:
         async for event in events:
             if event.seq > until:
                 break

@@ -1,5 +1,5 @@
-"""Fixture ``api``: one wire format after the other, at a server that we did not write. See aimock.py. And the clients of
-front ends: see front_ends.py."""
+"""Fixture ``api``: one wire format after the other, at a server that we did not write. See aimock.py. Beside it the
+clients of front ends: see front_ends.py."""
 
 from __future__ import annotations
 

@@ -30,11 +30,11 @@ class FrontEnd:
 
     async def ask(self, op: str, **given: Any) -> Any:
         """Carry out an operation, and return its answer. Raises ``AssertionError`` with what the client threw."""
-        id = next(self._ids)
-        self._answers[id] = asyncio.get_running_loop().create_future()
+        number = next(self._ids)
+        self._answers[number] = asyncio.get_running_loop().create_future()
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"id": id, "op": op, **given}).encode() + b"\n")
-        answer = await self._answers[id]
+        self._process.stdin.write(json.dumps({"id": number, "op": op, **given}).encode() + b"\n")
+        answer = await self._answers[number]
         assert "error" not in answer, answer["error"]
         return answer["value"]
 
@@ -99,7 +99,7 @@ def list_agui_messages(transcript: Sequence[Message]) -> Turns:
         if calls := [_read_call(part) for part in message.parts if isinstance(part, ToolCallPart)]:
             fields["toolCalls"] = calls
         messages.append(fields)
-    return messages
+    return _sort_results(messages)
 
 
 def _read_call(part: ToolCallPart) -> dict[str, Any]:
@@ -114,13 +114,22 @@ def read_agui_messages(messages: Sequence[dict[str, Any]], owner: str | None = N
             continue
         fields = {name: message[name] for name in ("role", "content", "toolCallId") if message.get(name)}
         if calls := message.get("toolCalls"):
+            functions = [(call["id"], call["function"]) for call in calls]
             fields["toolCalls"] = [
-                {"id": call["id"], "name": call["function"]["name"], "arguments": json.loads(call["function"]["arguments"])}
-                for call in calls
-            ]  # fmt: skip
+                {"id": call_id, "name": function["name"], "arguments": json.loads(function["arguments"])}
+                for call_id, function in functions
+            ]
         held.append(fields)
     assert len({message["id"] for message in messages}) == len(messages), "an id occurs twice"
-    return held
+    return _sort_results(held)
+
+
+def _sort_results(messages: Turns) -> Turns:
+    """Calls end in any order; the transcript has their results in the order of the calls."""
+    ordered: Turns = []
+    for _, group in itertools.groupby(messages, lambda message: message["role"] == "tool"):
+        ordered += sorted(group, key=lambda message: str(message.get("toolCallId", "")))
+    return ordered
 
 
 def list_chat_messages(transcript: Sequence[Message]) -> Turns:

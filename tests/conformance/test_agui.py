@@ -12,13 +12,13 @@ import pytest
 
 from perdure import Agent, Client, ToolContext, tool
 from perdure.errors import AuthenticationError, RateLimitError
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta
-from perdure.testing import ScriptedProvider, call, fail
+from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
+from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import TextPart, ThinkingPart
 from tests.conformance.front_ends import FrontEnd, list_agui_messages, read_agui_messages
 from tests.support.engine import Engine
 from tests.support.following import Slow
-from tests.support.scripts import Gate
+from tests.support.scripts import Gate, replied
 from tests.support.web import Service, serve
 
 pytestmark = [pytest.mark.node, pytest.mark.server]
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.node, pytest.mark.server]
 @tool
 async def look(ctx: ToolContext, at: str) -> str:
     """Look at a thing."""
-    await ctx.progress("halfway", at=at)
+    await ctx.progress("halfway", {"at": at})
     return f"{at} is red"
 
 
@@ -47,13 +47,14 @@ async def choose(ctx: ToolContext) -> str:
 async def serving(engine: Engine, agui: FrontEnd, *agents: Agent) -> AsyncIterator[Client]:
     """The agents behind a service, and a client of the first one: thread ``t1``."""
     async with engine.served(*agents) as client, serve(client) as service:
-        await open_thread(agui, service, agents[0].name)
+        await open_thread(agui, client, service, agents[0].name)
         yield client
 
 
-async def open_thread(agui: FrontEnd, service: Service, agent: str, key: str = "t1", **options: Any) -> None:
-    headers = {"Authorization": "Bearer ada"}
-    await agui.ask("open", key=key, url=f"{service.url}/agui/{agent}", threadId="t1", headers=headers, **options)
+async def open_thread(agui: FrontEnd, client: Client, service: Service, agent: str, key: str = "t1") -> None:
+    """The thread has the name of the test's task queue: all tests share a server."""
+    url, headers = f"{service.url}/agui/{agent}", {"Authorization": "Bearer ada"}
+    await agui.ask("open", key=key, url=url, threadId=client.task_queue, headers=headers)
 
 
 async def say(agui: FrontEnd, text: str, id: str = "u1", **parameters: Any) -> dict[str, Any]:
@@ -68,10 +69,10 @@ def check(ended: dict[str, Any]) -> dict[str, Any]:
     return ended
 
 
-async def check_messages(client: Client, held: dict[str, Any], run_id: str = "t1", owner: str | None = None) -> None:
+async def check_messages(client: Client, held: dict[str, Any]) -> None:
     """The client holds the transcript."""
-    transcript = await client.run(run_id).transcript(full=True)
-    assert read_agui_messages(held["messages"], owner) == list_agui_messages(transcript)
+    transcript = await client.run(client.task_queue).transcript(full=True)
+    assert read_agui_messages(held["messages"]) == list_agui_messages(transcript)
 
 
 def list_types(ended: dict[str, Any]) -> list[str]:
@@ -138,9 +139,9 @@ async def test_an_approval_and_a_question_are_interrupts(engine: Engine, agui: F
         ended = check(await agui.ask("run", key="t1", resume=decisions))
         assert ended["interrupts"] == []
         held = read_agui_messages(ended["messages"])
-        results = [message["content"] for message in held if message["role"] == "tool"]
-        assert "refunded 9" in results[0]
-        assert "chose red" in results[2]
+        results = {message["toolCallId"]: message["content"] for message in held if message["role"] == "tool"}
+        assert "refunded 9" in results["call_1"]
+        assert results["call_3"] == "chose red"
         await check_messages(client, ended)
         await say(agui, "thanks", "u2")
 
@@ -159,13 +160,11 @@ async def test_a_tool_of_the_page(engine: Engine, agui: FrontEnd) -> None:
         assert [m["content"] for m in ended["messages"] if m["role"] == "tool"].count("opened /a") == 1
         assert read_agui_messages(ended["messages"])[-1] == {"role": "assistant", "content": "Opened."}
         bye = await say(agui, "bye", "u2", tools=tools)
-        transcript = list_agui_messages(await client.run("t1").transcript(full=True))
-        held = read_agui_messages(bye["messages"])
-        assert sorted(map(json.dumps, held)) == sorted(map(json.dumps, transcript))
+        await check_messages(client, bye)
 
 
 async def test_subagents_and_what_they_ask(engine: Engine, agui: FrontEnd) -> None:
-    below = Agent("below", ScriptedProvider([call("refund", order="1"), "Below done."]), tools=[refund], description="x")
+    below = Agent("below", ScriptedProvider([call("refund", order="1"), "Below done."]), tools=[refund], description="")
     replies: Any = [[call("call_below", task="go"), call("look", at="it")], "All done."]
     agent = Agent("helper", ScriptedProvider(replies), tools=[look], subagents=[below])
     async with serving(engine, agui, agent) as client:
@@ -181,12 +180,31 @@ async def test_subagents_and_what_they_ask(engine: Engine, agui: FrontEnd) -> No
         await check_messages(client, again)
 
 
+class Stumbling:
+    """Answers, and at the second message fails in the middle of a call when the test lets it; then answers."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
+        if replied(request) == 1 and not self.gate.left:
+            yield TextDelta("Wrong words.")
+            yield ToolCallDelta(0, "c1", "look", '{"at": ')
+            await self.gate()
+            raise RateLimitError("busy", retry_after=0.01)
+        text = "Right." if replied(request) else "Hello."
+        yield TextDelta(text)
+        yield Completed((TextPart(text=text),), model=request.model)
+
+
 async def test_a_retracted_attempt_leaves_nothing(engine: Engine, agui: FrontEnd) -> None:
-    broken = fail(RateLimitError("busy", retry_after=0.01), ["Wrong words.", call("look", at="wrong")], after=14)
-    agent = Agent("helper", ScriptedProvider(["Hello.", broken, ["Right.", call("look", at="it")], "Red."]), tools=[look])
-    async with serving(engine, agui, agent) as client:
+    model = Stumbling()
+    async with serving(engine, agui, Agent("helper", model, tools=[look])) as client:
         await say(agui, "hi")
-        ended = await say(agui, "look", "u2")
+        running = asyncio.create_task(say(agui, "look", "u2"))
+        await agui.ask("until", key="t1", type="TOOL_CALL_ARGS")
+        model.gate.open()
+        ended = await running
         assert "MESSAGES_SNAPSHOT" in list_types(ended)
         assert "Wrong" not in json.dumps(ended["messages"])
         await check_messages(client, ended)
@@ -207,13 +225,13 @@ async def test_a_client_that_left_continues(engine: Engine, agui: FrontEnd) -> N
     """Aborts the request in the middle of a reply; another client of the thread takes the stream up."""
     slow = Slow("Half ", "whole.")
     async with engine.served(Agent("helper", slow)) as client, serve(client) as service:
-        await open_thread(agui, service, "helper")
+        await open_thread(agui, client, service, "helper")
         await agui.ask("add", key="t1", message={"id": "u1", "role": "user", "content": "hi"})
         running = agui.begin("run", key="t1", runId="r1")
         await agui.ask("until", key="t1", type="TEXT_MESSAGE_CONTENT")
         await agui.ask("abort", key="t1")
         await running
-        await open_thread(agui, service, "helper", "other")
+        await open_thread(agui, client, service, "helper", "other")
         connected = agui.begin("connect", key="other", runId="r1")
         repeated = agui.begin("run", key="t1", runId="r1")
         await agui.ask("until", key="other", type="TEXT_MESSAGE_START")

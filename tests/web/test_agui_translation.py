@@ -64,7 +64,7 @@ def build_reply(draw: Any, where: dict[str, Any], iteration: int, calls: list[Ca
 def turns(draw: Any) -> tuple[list[Event], list[str]]:
     """The events of a turn, with a subagent, and the texts of its replies in order of their first events."""
     top: dict[str, Any] = {"context_id": "s", "task_id": "k"}
-    events: list[Event] = [TurnEvent(state="started", **top), MessageInjected(id="k", content="hello", **top)]
+    events: list[Event] = [TurnEvent(state="started", **top), MessageInjected(id="k|u1", content="hello", **top)]
     texts: list[str] = []
     for iteration in range(1, draw(st.integers(1, 3))):
         calls = [

@@ -93,6 +93,7 @@ serve({
     await chats.get(key).addToolOutput(given);
     return after(chats.get(key), false, () => chats.get(key).sendMessage());
   },
+  submit: ({ key }) => after(chats.get(key), false, () => chats.get(key).sendMessage()),
   resume: ({ key }) => after(chats.get(key), false, () => chats.get(key).resumeStream()),
   stop: ({ key }) => after(chats.get(key), false, () => chats.get(key).stop()),
   regenerate: ({ key }) => after(chats.get(key), false, () => chats.get(key).regenerate()),
