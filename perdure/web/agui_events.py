@@ -10,7 +10,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ag_ui.core import PROTOCOL_VERSION, BaseMessage
+from ag_ui.core import PROTOCOL_VERSION
+from pydantic import BaseModel
 
 from ..types.events import (
     ConversationCompacted,
@@ -548,7 +549,7 @@ def _read_client_id(message_id: str) -> str:
     return message_id.rpartition(_ID_SEPARATOR)[2] or message_id
 
 
-def dump_message(message: BaseMessage) -> Frame:
+def dump_message(message: BaseModel) -> Frame:
     """Return a client's message as JSON: optional fields are left out, not null."""
     return message.model_dump(mode="json", by_alias=True, exclude_none=True)
 

@@ -1,5 +1,5 @@
-"""Fixture ``api``: one wire format after the other, at a server that we did not write. See aimock.py. Beside it the
-clients of front ends: see front_ends.py."""
+"""Fixture ``api``: one wire format after the other, at a server that we did not write, see aimock.py. And the clients of
+front ends, see tests/support/front_ends.py."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.conformance import front_ends
 from tests.conformance.aimock import FOLDER, Aimock, running
 from tests.conformance.formats import FORMATS, Api
-from tests.conformance.front_ends import FrontEnd
 from tests.support import npm
+from tests.support.front_ends import FrontEnd, front_end
 
 
 @pytest.fixture(scope="session")
@@ -33,22 +32,15 @@ def api(request: Any, aimock: Aimock, monkeypatch: pytest.MonkeyPatch) -> Api:
     return api
 
 
-@pytest.fixture(scope="session")
-def node_programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the clients' programs, with their packages."""
-    modules = npm.packages(front_ends.FOLDER, "AG-UI and the Vercel AI SDK against their own clients")
-    return npm.copy(front_ends.FOLDER, modules, tmp_path_factory.mktemp("front-ends") / "programs")
-
-
 @pytest.fixture
-async def agui(node_programs: Path) -> AsyncIterator[FrontEnd]:
+async def agui(tmp_path: Path) -> AsyncIterator[FrontEnd]:
     """The client of AG-UI."""
-    async with front_ends.start(node_programs, "agui.mjs") as client:
+    async with front_end("agui.mjs", tmp_path) as client:
         yield client
 
 
 @pytest.fixture
-async def chat(node_programs: Path) -> AsyncIterator[FrontEnd]:
+async def chat(tmp_path: Path) -> AsyncIterator[FrontEnd]:
     """The client of the Vercel AI SDK."""
-    async with front_ends.start(node_programs, "chat.mjs") as client:
+    async with front_end("chat.mjs", tmp_path) as client:
         yield client

@@ -15,7 +15,7 @@ from perdure.errors import AuthenticationError, RateLimitError
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import TextPart, ThinkingPart
-from tests.conformance.front_ends import FrontEnd, list_agui_messages, read_agui_messages
+from tests.support.front_ends import FrontEnd, list_agui_messages, read_agui_messages
 from tests.support.engine import Engine
 from tests.support.following import Slow
 from tests.support.scripts import Gate, replied
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.node, pytest.mark.server]
 @tool
 async def look(ctx: ToolContext, at: str) -> str:
     """Look at a thing."""
-    await ctx.progress("halfway", {"at": at})
+    ctx.progress("halfway", {"at": at})
     return f"{at} is red"
 
 

@@ -41,7 +41,7 @@ class State {
   snapshot = (value) => structuredClone(value);
 }
 
-function build(sdk, { api, chatId, headers, messages }) {
+function build(sdk, { api, chatId, headers, messages, ended }) {
   const state = new State(messages ?? []);
   class Chat extends sdk.AbstractChat {
     errors = [];
@@ -52,7 +52,11 @@ function build(sdk, { api, chatId, headers, messages }) {
   const chat = new Chat({
     id: chatId,
     state,
-    transport: new sdk.DefaultChatTransport({ api, headers }),
+    transport: new sdk.DefaultChatTransport({
+      api,
+      headers,
+      prepareReconnectToStreamRequest: ({ id, api }) => ({ api: `${api}/${id}/stream${ended ? '?ended=true' : ''}`, headers }),
+    }),
     sendAutomaticallyWhen: sdk.lastAssistantMessageIsCompleteWithApprovalResponses,
     onError: (error) => chat.errors.push(String(error)),
     onFinish: (end) => {
@@ -83,12 +87,13 @@ async function after(chat, isSent, act) {
 
 serve({
   open: ({ key, sdk, ...given }) => void chats.set(key, build(SDKS[sdk], given)),
+  move: ({ key, api }) => void (chats.get(key).transport.api = api),
   send: ({ key, text, messageId }) => {
     const message = messageId ? { id: messageId, role: 'user', parts: [{ type: 'text', text }] } : { text };
     return after(chats.get(key), false, () => chats.get(key).sendMessage(message));
   },
-  approve: ({ key, sends, ...decision }) =>
-    after(chats.get(key), sends ?? true, () => chats.get(key).addToolApprovalResponse(decision)),
+  approve: ({ key, sends, approvalId, ...decision }) =>
+    after(chats.get(key), sends ?? true, () => chats.get(key).addToolApprovalResponse({ id: approvalId, ...decision })),
   output: async ({ key, ...given }) => {
     await chats.get(key).addToolOutput(given);
     return after(chats.get(key), false, () => chats.get(key).sendMessage());
@@ -97,6 +102,10 @@ serve({
   resume: ({ key }) => after(chats.get(key), false, () => chats.get(key).resumeStream()),
   stop: ({ key }) => after(chats.get(key), false, () => chats.get(key).stop()),
   regenerate: ({ key }) => after(chats.get(key), false, () => chats.get(key).regenerate()),
-  until: ({ key, text }) => chats.get(key).state.log.until(() => JSON.stringify(chats.get(key).messages).includes(text)),
+  until: ({ key, text, messages }) =>
+    chats.get(key).state.log.until(() => {
+      const held = chats.get(key).messages;
+      return held.length >= (messages ?? 1) && JSON.stringify(held.at(-1)).includes(text);
+    }),
   state: ({ key }) => hold(chats.get(key)),
 });

@@ -36,6 +36,7 @@ serve({
   open: ({ key, url, threadId, headers, messages }) => {
     agents.set(key, new Agent({ url, threadId, headers, initialMessages: messages ?? [] }));
   },
+  move: ({ key, url }) => void (agents.get(key).url = url),
   add: ({ key, message }) => agents.get(key).addMessage(message),
   run: ({ key, ...parameters }) => perform(key, 'runAgent', parameters),
   connect: ({ key, ...parameters }) => perform(key, 'connectAgent', parameters),

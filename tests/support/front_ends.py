@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure.types.messages import Message, ThinkingPart, ToolCallPart, ToolResultPart
+from tests.support import npm
 
 FOLDER = Path(__file__).with_name("front_ends")
 _LINE_BYTES = 64 * 1024 * 1024
@@ -65,17 +66,25 @@ class FrontEnd:
 
 
 @asynccontextmanager
-async def start(folder: Path, program: str) -> AsyncIterator[FrontEnd]:
-    """Run ``program`` of ``folder``, which has the packages, for the length of the block."""
+async def front_end(program: str, folder: Path) -> AsyncIterator[FrontEnd]:
+    """Run ``program``, from a copy in ``folder``, for the length of the block."""
+    programs = folder / "front-ends"
+    if not programs.exists():
+        await asyncio.to_thread(install, programs)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        "node", "--enable-source-maps", program, cwd=folder, stdin=pipe, stdout=pipe, limit=_LINE_BYTES
+        "node", program, cwd=programs, stdin=pipe, stdout=pipe, limit=_LINE_BYTES
     )
     client = FrontEnd(process)
     try:
         yield await client.ready()
     finally:
         await client.close()
+
+
+def install(into: Path) -> Path:
+    """The programs in a place of their own, with their packages."""
+    return npm.copy(FOLDER, npm.packages(FOLDER, "AG-UI and the Vercel AI SDK against their own clients"), into)
 
 
 # ---
