@@ -140,7 +140,10 @@ async def _send(call: Call, agent: str, sent: RunAgentInput) -> tuple[_Acted, in
         return _Acted(turn), await read_latest_seq(call.client, sent.thread_id)
     task_id = shorten_id(sent.run_id)
     after = await read_latest_seq(call.client, sent.thread_id)
-    is_known = after > 0 and await is_known_turn(call.client.run(sent.thread_id).turn(task_id))
+    known = call.client.run(sent.thread_id).turn(task_id)
+    if await find_turn_start(call.client, known, after, is_last=True) is not None:
+        return _Acted(known), after  # also while no worker answers
+    is_known = after > 0 and await is_known_turn(known)
     options: dict[str, Any] = {"tenant": resource.tenant, "user": resource.user}
     if sent.tools:
         options["client_tools"] = [

@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from ..client.audit import audit_caller
 from ..client.client import Client
-from ..client.event_reader import iter_own_rows
+from ..client.event_reader import decode_row, iter_own_rows
 from ..client.run import Run
 from ..client.turn import Turn
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
@@ -379,17 +379,20 @@ async def is_known_turn(turn: Turn[Any]) -> bool:
         return False
 
 
-async def find_turn_start(client: Client, turn: Turn[Any], until: int) -> int | None:
+async def find_turn_start(client: Client, turn: Turn[Any], until: int, *, is_last: bool = False) -> int | None:
     """Return the number before the first event of ``turn``, among those up to number ``until``; None for a turn that
-    has none. Reads backwards, a window after the other: its cost is that of the conversation since then."""
+    has none, and with ``is_last`` for one that is not the last. Reads backwards, a window after the other: its cost is
+    that of the conversation since then."""
     store, before, window = await client.store(), until, _WINDOW_EVENTS
     while before > 0:
         after = max(0, before - window)
-        async for row in iter_own_rows(store, turn.run.id, after):
-            if row.seq > before:
-                break
-            if row.type == "turn" and row.task_id == turn.task_id:
-                return row.seq - 1
+        rows = [row async for row in iter_own_rows(store, turn.run.id, after) if row.type == "turn"]
+        events = [event for row in rows if row.seq <= before and (event := decode_row(turn.run.id, row)) is not None]
+        for event in events:
+            if isinstance(event, TurnEvent) and event.task_id == turn.task_id and event.state == "started":
+                return event.seq - 1
+        if is_last and any(event.task_id != turn.task_id for event in events):
+            return None
         before, window = after, window * 4
     return None
 

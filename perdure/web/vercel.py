@@ -181,9 +181,9 @@ class VercelTranslator:
         return parts
 
     def _begin_step(self, iteration: int) -> None:
-        self._close_open()
-        if self._has_step and self._step == iteration:  # another attempt
+        if self._has_step and self._step == iteration:  # another attempt: what is open is retracted, or goes on
             return
+        self._close_open()
         if self._has_step:
             self._emit("finish-step")
         self._has_step, self._step, self._has_content = True, iteration, False
@@ -435,7 +435,10 @@ async def _send(call: Call, chat: _Chat, message: _Message) -> tuple[Turn[Any], 
     resource = await open_session(call, chat.id, "send", "vercel")
     task_id = shorten_id(message.id)
     latest = await read_latest_seq(call.client, chat.id)
-    is_known = latest > 0 and await is_known_turn(call.client.run(chat.id).turn(task_id))
+    known = call.client.run(chat.id).turn(task_id)
+    if (begin := await find_turn_start(call.client, known, latest, is_last=True)) is not None:
+        return known, begin  # also while no worker answers
+    is_known = latest > 0 and await is_known_turn(known)
     turn = await call.client.send(
         call.params["agent"], _read_content(message), id=chat.id, message_id=task_id, task_id=task_id, by=call.by,
         tenant=resource.tenant, user=resource.user,

@@ -1,4 +1,4 @@
-"""Replicas and workers are killed in the middle of a reply and of an approval; clients that others wrote go on elsewhere.
+"""Replicas and workers are killed in the middle of a reply and of an approval; clients that others wrote go on.
 
 Both ends are real processes, ended by SIGKILL: ``perdure serve``, and a worker. What the client ends with is the whole
 transcript, and what was approved has happened once.
@@ -85,9 +85,9 @@ async def test_agui_outlives_the_replica_and_the_worker(engine: Engine, tmp_path
             await agui.ask("open", key=key, url=url, threadId=thread, headers={})
         await agui.ask("add", key="t1", message={"id": "u1", "role": "user", "content": "hi"})
         running = agui.begin("run", key="t1", runId="r1")
+        await agui.ask("until", key="t1", type="TEXT_MESSAGE_CONTENT")
         watching = agui.begin("connect", key="t2", runId="r1")
-        for key in ("t1", "t2"):
-            await agui.ask("until", key=key, type="TEXT_MESSAGE_CONTENT")
+        await agui.ask("until", key="t2", type="TEXT_MESSAGE_START")
         await asyncio.gather(replicas.kill(), worker.kill())
         for cut in (await running, await watching):
             assert cut["failure"] is not None
@@ -172,4 +172,4 @@ async def test_an_approval_of_a_chat_outlives_the_replica_and_the_worker(engine:
         assert cut["status"] == "error"
         ended = await chat.ask("submit", key="c1")
         await check_chat(engine, chat_id, ended)
-    assert sorted(entry.key for entry in engine.ledger.entries("pay")) == ["ada", "bob"]
+    assert sorted(entry["key"] for entry in engine.ledger.entries("pay")) == ["ada", "bob"]

@@ -1,4 +1,4 @@
-"""Fixture ``api``: one wire format after the other, at a server that we did not write, see aimock.py. And the clients of
+"""Fixture ``api``: one wire format after the other, at a server that we did not write, see aimock.py. And clients of
 front ends, see tests/support/front_ends.py."""
 
 from __future__ import annotations

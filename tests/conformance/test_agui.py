@@ -15,9 +15,9 @@ from perdure.errors import AuthenticationError, RateLimitError
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import TextPart, ThinkingPart
-from tests.support.front_ends import FrontEnd, list_agui_messages, read_agui_messages
 from tests.support.engine import Engine
 from tests.support.following import Slow
+from tests.support.front_ends import FrontEnd, list_agui_messages, read_agui_messages
 from tests.support.scripts import Gate, replied
 from tests.support.web import Service, serve
 

