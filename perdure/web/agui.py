@@ -285,7 +285,7 @@ async def _stream(client: Client, acted: _Acted, translator: AguiTranslator, aft
     async with aclosing(follow_until_still(client, turn, after, has_waits=not acted.is_new)) as events:
         async for event in events:
             if isinstance(event, list):
-                for frame in translator.finish(event):
+                for frame in translator.finish([await texts.load_wait(wait) for wait in event]):
                     yield _encode(frame)
                 return
             results = await texts.load_results(event.context_id) if translator.lacks_results(event) else None

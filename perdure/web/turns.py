@@ -173,6 +173,15 @@ class EventTexts:
             return event.model_copy(update={"content": content.decode(errors="replace"), "blob": None})
         return event
 
+    async def load_wait(self, wait: OpenWait) -> OpenWait:
+        """Return ``wait`` with its arguments, where they are too long for the run's status."""
+        if wait.call.arguments is not None or wait.call.kind != "approval":
+            return wait
+        messages = await self._client.run(wait.run_id).transcript(full=True)
+        calls = [part for m in messages for part in m.parts if isinstance(part, ToolCallPart)]
+        arguments = next((part.arguments for part in reversed(calls) if part.id == wait.call.call_id), None)
+        return OpenWait(wait.run_id, wait.call.model_copy(update={"arguments": arguments}))
+
     async def load_results(self, context_id: str) -> dict[str, str]:
         """Load the results of a run's calls that are in its transcript by now, by call id."""
         messages = await self._client.run(context_id).transcript(full=True)

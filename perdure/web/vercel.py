@@ -537,7 +537,7 @@ async def _stream(
         waits: list[OpenWait] = []
         async for event in events:
             if isinstance(event, list):
-                waits = event
+                waits = [await texts.load_wait(wait) for wait in event]
                 break
             results = await texts.load_results(event.context_id) if translator.lacks_results(event) else None
             for part in translator.feed(await texts.load(event), results):
