@@ -131,18 +131,18 @@ async def _run(call: Call) -> Response:
 async def _send(call: Call, agent: str, sent: RunAgentInput) -> tuple[_Acted, int]:
     """Send the last message. A run id that was sent before is the same turn."""
     resource = await open_session(call, sent.thread_id, "send", "agui")
+    after = await read_latest_seq(call.client, sent.thread_id)
+    task_id = shorten_id(sent.run_id)
+    known = call.client.run(sent.thread_id).turn(task_id)
+    if await find_turn_start(call.client, known, after, is_last=True) is not None:
+        return _Acted(known), after  # also of a client that was cut off in the middle, and while no worker answers
     message = sent.messages[-1] if sent.messages else None
     if not isinstance(message, UserMessage):
         try:
             turn = await find_present_turn(call.client, sent.thread_id)
         except RunNotFoundError:
             raise WebError("the last of messages is not the user's", name="InvalidInputError") from None
-        return _Acted(turn), await read_latest_seq(call.client, sent.thread_id)
-    task_id = shorten_id(sent.run_id)
-    after = await read_latest_seq(call.client, sent.thread_id)
-    known = call.client.run(sent.thread_id).turn(task_id)
-    if await find_turn_start(call.client, known, after, is_last=True) is not None:
-        return _Acted(known), after  # also while no worker answers
+        return _Acted(turn), after
     is_known = after > 0 and await is_known_turn(known)
     options: dict[str, Any] = {"tenant": resource.tenant, "user": resource.user}
     if sent.tools:

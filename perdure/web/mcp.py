@@ -474,8 +474,8 @@ def _describe_wait(wait: OpenWait) -> str:
     if (arguments := _show_arguments(wait)) is not None:
         return f"Approve this call of {call.name}? {arguments}"
     return (
-        f"A call of {call.name} waits for approval, with arguments that are too long to be shown here. It can be denied "
-        f"here, and approved by the HTTP API, where they can be read: GET /v1/sessions/{wait.run_id}/items"
+        f"A call of {call.name} waits for approval, with arguments that are too long to be shown here. Deny it here, "
+        f"or read them by the HTTP API, and approve it there: GET /v1/sessions/{wait.run_id}/items"
     )
 
 

@@ -306,6 +306,11 @@ async def find_present_turn(client: Client, session_id: str) -> Turn[Any]:
     turn = client.run(session_id).turn()
     status = await turn.status()
     turn.task_id = turn.task_id or status.task_id
+    if not turn.task_id and status.state == "running":  # no worker answers
+        async with aclosing(
+            _read_turn_events(client, session_id, await read_latest_seq(client, session_id))
+        ) as windows:
+            turn.task_id = await anext((events[-1].task_id or "" async for events in windows if events), "")
     if not turn.task_id or status.state == "unknown":
         raise RunNotFoundError(f"session {session_id!r:.200} has no turn yet", hint="Send a user's message.")
     return turn
@@ -388,21 +393,27 @@ async def is_known_turn(turn: Turn[Any]) -> bool:
         return False
 
 
-async def find_turn_start(client: Client, turn: Turn[Any], until: int, *, is_last: bool = False) -> int | None:
-    """Return the number before the first event of ``turn``, among those up to number ``until``; None for a turn that
-    has none, and with ``is_last`` for one that is not the last. Reads backwards, a window after the other: its cost is
-    that of the conversation since then."""
+async def _read_turn_events(client: Client, run_id: str, until: int) -> AsyncGenerator[list[TurnEvent]]:
+    """Yield the turn events of a conversation up to number ``until``, a window of them after the other, backwards: who
+    wants the last turn reads no more than that."""
     store, before, window = await client.store(), until, _WINDOW_EVENTS
     while before > 0:
         after = max(0, before - window)
-        rows = [row async for row in iter_own_rows(store, turn.run.id, after) if row.type == "turn"]
-        events = [event for row in rows if row.seq <= before and (event := decode_row(turn.run.id, row)) is not None]
-        for event in events:
-            if isinstance(event, TurnEvent) and event.task_id == turn.task_id and event.state == "started":
-                return event.seq - 1
-        if is_last and any(event.task_id != turn.task_id for event in events):
-            return None
+        rows = [row async for row in iter_own_rows(store, run_id, after) if row.type == "turn" and row.seq <= before]
+        yield [event for row in rows if isinstance(event := decode_row(run_id, row), TurnEvent)]
         before, window = after, window * 4
+
+
+async def find_turn_start(client: Client, turn: Turn[Any], until: int, *, is_last: bool = False) -> int | None:
+    """Return the number before the first event of ``turn``, among those up to number ``until``; None for a turn that
+    has none, and with ``is_last`` for one that is not the last. Its cost is that of the conversation since then."""
+    async with aclosing(_read_turn_events(client, turn.run.id, until)) as windows:
+        async for events in windows:
+            for event in events:
+                if event.task_id == turn.task_id and event.state == "started":
+                    return event.seq - 1
+            if is_last and any(event.task_id != turn.task_id for event in events):
+                return None
     return None
 
 

@@ -45,8 +45,7 @@ async def test_a_reply_outlives_the_replica_and_the_worker(engine: Engine, tmp_p
                     if isinstance(event, ModelDelta):
                         break
                 await asyncio.gather(replicas.kill(), worker.kill())
-                with pytest.raises(Exception, match=""):  # whatever the SDK makes of a lost connection
-                    await calling
+                calling.cancel()
         url = await replicas.start()
         await engine.process("streaming", TEST_GO=str(go))
         async with connect(url) as waiting, connect(url, extensions=[with_tasks(seen)]) as mcp:
