@@ -175,16 +175,16 @@ async def test_progress_is_notified_while_a_call_waits(engine: Engine) -> None:
 
 @pytest.mark.server
 async def test_a_repeat_with_the_same_key_is_the_same_run(engine: Engine) -> None:
-    async with engine.served(echoing("once")) as client, serve(client) as service, connect(service) as mcp:
+    async with engine.served(echoing("repeats-of-a-key")) as client, serve(client) as service, connect(service) as mcp:
         meta: Any = {KEY_META: "k1"}
-        first = await mcp.call_tool("once", {"message": "hi"}, meta=meta)
-        again = await mcp.call_tool("once", {"message": "hi"}, meta=meta)
+        first = await mcp.call_tool("repeats-of-a-key", {"message": "hi"}, meta=meta)
+        again = await mcp.call_tool("repeats-of-a-key", {"message": "hi"}, meta=meta)
         assert first.meta is not None
         assert again.meta is not None
         assert first.meta["perdure/session"] == again.meta["perdure/session"]
-        other = await mcp.call_tool("once", {"message": "other"}, meta=meta)
+        other = await mcp.call_tool("repeats-of-a-key", {"message": "other"}, meta=meta)
         assert other.is_error
-        assert len(await client.list(agent="once")) == 1
+        assert len(await client.list(agent="repeats-of-a-key")) == 1
 
 
 @pytest.mark.server
