@@ -115,6 +115,40 @@ async def test_an_approval_ends_the_run_and_resume_continues_the_turn(engine: En
         assert again.texts()[-1] == "Both done."
 
 
+async def test_a_restated_conversation_has_the_clients_ids_in_the_clients_order(engine: Engine) -> None:
+    """A client leaves what a snapshot names where it is, and appends the rest: new ids would move what a user said."""
+    agent = Agent("helper", ScriptedProvider(["Hello.", call("refund", order="7"), "Done."]), tools=[refund])
+    async with engine.served(agent) as client, browser(client) as http:
+        first = await post(http, build_input("r1", user("hi")))
+        said = list_messages(first)
+        thought = {"id": "th", "role": "reasoning", "content": "Hm."}
+        sent = [*said, thought, user("refund", "u2")]
+        asked = await post(http, build_input("r2", *sent))
+        held = list_messages(asked)
+        assert [message["id"] for message in held[:4]] == [*first.messages, "th", "u2"]
+        (interrupt,) = asked.end["outcome"]["interrupts"]
+        yes = {"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": True}}
+        done = await post(http, build_input("r3", *held, resume=[yes]))
+        assert list(done.messages)[: len(held)] == [message["id"] for message in held]
+        assert done.texts() == ["Hello.", "Done."]
+        half = [*sent, {**held[-1], "toolCalls": []}]  # cut off in the middle of r2: the same run continues
+        again = await post(http, build_input("r2", *half))
+        assert list(again.messages) == list(done.messages)
+        elsewhere = await http.get("/agui/helper?threadId=t1")
+        restated = next(f for f in read_frames(elsewhere.text) if f["type"] == "MESSAGES_SNAPSHOT")["messages"]
+        assert [message["id"] for message in restated if message["role"] == "user"] == ["u1", "u2"]
+
+
+async def test_long_ids_are_names_of_messages_too(engine: Engine) -> None:
+    agent = Agent("helper", ScriptedProvider(["Hello.", "Again."]))
+    async with engine.served(agent) as client, browser(client) as http:
+        for run, message in (("r" * 500, "u1"), ("r2", "u" * 500)):
+            ended = await post(http, build_input(run, user("hi", message)))
+            assert next(iter(ended.messages)) == message
+            assert len(ended.messages) == 2
+        assert len([m for m in await client.run("t1").transcript() if m.role == "user"]) == 2
+
+
 async def test_a_subagents_approval_and_a_question_are_interrupts(engine: Engine) -> None:
     sub = Agent("sub", ScriptedProvider([call("refund", order="1"), "Sub done."]), tools=[refund], description="Does.")
     replies: Any = [[call("call_sub", task="go"), call("choose")], "All done."]
@@ -233,6 +267,10 @@ async def test_a_tool_of_the_page_is_answered_by_a_tool_message(engine: Engine) 
         assert again.texts() == ["Opened."]
     (result,) = [m for m in list_results(done) if m["content"] == "opened /a"]
     assert result["toolCallId"] == call_id
+
+
+def list_messages(client: StrictClient) -> list[dict[str, Any]]:
+    return [{**message, "id": message_id} for message_id, message in client.messages.items()]
 
 
 def list_results(client: StrictClient) -> list[dict[str, Any]]:
