@@ -143,7 +143,8 @@ async def _send(call: Call, agent: str, sent: RunAgentInput) -> tuple[_Acted, in
         except RunNotFoundError:
             raise WebError("the last of messages is not the user's", name="InvalidInputError") from None
         return _Acted(turn), after
-    is_known = after > 0 and await is_known_turn(known)
+    message_id = build_message_id(sent.run_id, message.id)
+    is_known = after > 0 and await is_known_turn(known, message_id)
     options: dict[str, Any] = {"tenant": resource.tenant, "user": resource.user}
     if sent.tools:
         options["client_tools"] = [
@@ -151,8 +152,8 @@ async def _send(call: Call, agent: str, sent: RunAgentInput) -> tuple[_Acted, in
             for tool in sent.tools
         ]
     turn = await call.client.send(
-        agent, _read_content(message), id=sent.thread_id, message_id=build_message_id(sent.run_id, message.id),
-        task_id=task_id, by=call.by, **options,
+        agent, _read_content(message), id=sent.thread_id, message_id=message_id, task_id=task_id,
+        by=call.by, **options,
     )  # fmt: skip
     return _Acted(turn, is_new=turn.task_id == task_id and not is_known), after
 

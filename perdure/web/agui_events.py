@@ -58,6 +58,7 @@ class AguiTranslator:
     ) -> None:
         self.thread_id, self.run_id = thread_id, run_id
         self.messages: list[Frame] = []
+        self._by_id: dict[str, Frame] = {}
         self._is_v1 = version is not None
         self._frontend_tools = frozenset(frontend_tools)
         self._frames: list[Frame] = []
@@ -85,7 +86,7 @@ class AguiTranslator:
     def rebuild(self, history: Sequence[Event], task_id: str) -> None:
         """Take the events before the stream, which is one of turn ``task_id``: those of the conversation, or of the
         turn alone."""
-        self.messages.clear()
+        self._set_messages([])
         self._reset()
         for event in history:
             if isinstance(event, TurnEvent) and not event.path and event.state == "started":
@@ -119,7 +120,7 @@ class AguiTranslator:
             is_new = (message["role"] == "user" and index > last) or message.get("toolCallId") in sent
             if message["id"] in rebuilt or is_new or message["role"] == "reasoning":
                 merged.append(rebuilt.pop(message["id"], message))
-        self.messages = [*merged, *rebuilt.values()]
+        self._set_messages([*merged, *rebuilt.values()])
         self._note_sent(held)
         for call_id in sent:
             self._calls.pop(call_id, None)
@@ -132,7 +133,7 @@ class AguiTranslator:
         version = {"protocolVersion": PROTOCOL_VERSION} if self._is_v1 else {}
         self._emit("RUN_STARTED", threadId=self.thread_id, runId=self.run_id, **version)
         if messages is not None:
-            self.messages = [*messages, *self.messages]
+            self._set_messages([*messages, *self.messages])
             self._note_sent(messages)
             return self._take()
         self._emit("MESSAGES_SNAPSHOT", messages=self.messages)
@@ -292,13 +293,16 @@ class AguiTranslator:
 
     def _message(self, id: str, role: str, context_id: str, **fields: Any) -> Frame:
         """Return the message ``id`` of the conversation, which may be new."""
-        for message in reversed(self.messages):
-            if message["id"] == id:
-                return message
+        if (known := self._by_id.get(id)) is not None:
+            return known
         owner = {} if context_id == self.thread_id else {"subagentRunId": context_id}
-        message = {"id": id, "role": role, **fields, **owner}
+        message = self._by_id[id] = {"id": id, "role": role, **fields, **owner}
         self.messages.append(message)
         return message
+
+    def _set_messages(self, messages: list[Frame]) -> None:
+        self.messages = messages
+        self._by_id = {message["id"]: message for message in messages}
 
     # --- replies
 
@@ -422,11 +426,12 @@ class AguiTranslator:
         self._end_step(event.context_id)
         reply = self._replies.close(event)
         ids = () if reply is None else (reply.id, f"{reply.id}/thinking")
-        dropped = [message for message in self.messages if message["id"] in ids]
+        dropped = [self._by_id[name] for name in ids if name in self._by_id]
         for message in dropped:
             for call in message.get("toolCalls", []):
                 self._calls.pop(call["id"], None)
             self.messages.remove(message)
+            del self._by_id[message["id"]]
         if dropped:
             self._emit("MESSAGES_SNAPSHOT", messages=self.messages)
 
@@ -435,7 +440,7 @@ class AguiTranslator:
     def _answer_call(self, context_id: str, call_id: str, content: str, name: str) -> None:
         wire_id = self._call_id(context_id, call_id)
         is_known = self._calls.pop(wire_id, None) is not None
-        is_new = not any(message["id"] == f"{wire_id}/result" for message in self.messages)
+        is_new = f"{wire_id}/result" not in self._by_id
         if not is_known or not is_new:
             return
         self._message(f"{wire_id}/result", "tool", context_id, content=content, toolCallId=wire_id)
@@ -462,7 +467,7 @@ class AguiTranslator:
         if event.id is not None and event.id == self._sent_id:
             return
         message_id = _read_client_id(event.id or f"{event.context_id}/{event.seq}")
-        if any(message["id"] == message_id for message in self.messages):
+        if message_id in self._by_id:
             return
         self._message(message_id, "user", event.context_id, content=event.content)
         self._emit("TEXT_MESSAGE_START", messageId=message_id, role="user")

@@ -438,7 +438,7 @@ async def _send(call: Call, chat: _Chat, message: _Message) -> tuple[Turn[Any], 
     known = call.client.run(chat.id).turn(task_id)
     if (begin := await find_turn_start(call.client, known, latest, is_last=True)) is not None:
         return known, begin  # also while no worker answers
-    is_known = latest > 0 and await is_known_turn(known)
+    is_known = latest > 0 and await is_known_turn(known, task_id)
     turn = await call.client.send(
         call.params["agent"], _read_content(message), id=chat.id, message_id=task_id, task_id=task_id, by=call.by,
         tenant=resource.tenant, user=resource.user,
