@@ -43,6 +43,7 @@ from .turns import (
 Frame = dict[str, Any]
 
 _ID_SEPARATOR = "|"
+_THINKING = "/thinking"
 _ENDED_RUN = ("completed", "failed", "cancelled", "terminated", "timed_out")
 
 
@@ -116,9 +117,10 @@ class AguiTranslator:
         last = max((index for index, message in enumerate(held) if message["id"] in rebuilt), default=-1)
         merged = list(held[:begin])
         for index, message in enumerate(held[begin:], begin):
-            # What has just been sent is not recorded yet, and reasoning is not stored.
+            # What has just been sent is not recorded yet, and the reasoning of a reply that counts is not stored.
             is_new = (message["role"] == "user" and index > last) or message.get("toolCallId") in sent
-            if message["id"] in rebuilt or is_new or message["role"] == "reasoning":
+            is_thought = message["role"] == "reasoning" and message["id"].removesuffix(_THINKING) in self._by_id
+            if message["id"] in rebuilt or is_new or is_thought:
                 merged.append(rebuilt.pop(message["id"], message))
         self._set_messages([*merged, *rebuilt.values()])
         self._note_sent(held)
@@ -341,7 +343,7 @@ class AguiTranslator:
     def _think(self, reply: Reply, context_id: str, added: str) -> None:
         if not added:
             return
-        thought_id = f"{reply.id}/thinking"
+        thought_id = f"{reply.id}{_THINKING}"
         message = self._message(thought_id, "reasoning", context_id, content="")
         message["content"] += added
         span = {"type": "REASONING_START", "messageId": thought_id}
@@ -354,7 +356,7 @@ class AguiTranslator:
 
     def _end_thinking(self, reply: Reply) -> None:
         for kind in ("thinking", "span"):
-            self._end_of(kind, f"{reply.id}/thinking")
+            self._end_of(kind, f"{reply.id}{_THINKING}")
 
     def _call(self, reply: Reply, context_id: str, call_id: str, name: str, added: str) -> None:
         wire_id = self._call_id(context_id, call_id)
@@ -425,7 +427,7 @@ class AguiTranslator:
         self._close_open(event.context_id)
         self._end_step(event.context_id)
         reply = self._replies.close(event)
-        ids = () if reply is None else (reply.id, f"{reply.id}/thinking")
+        ids = () if reply is None else (reply.id, f"{reply.id}{_THINKING}")
         dropped = [self._by_id[name] for name in ids if name in self._by_id]
         for message in dropped:
             for call in message.get("toolCalls", []):

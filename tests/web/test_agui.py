@@ -125,11 +125,11 @@ async def test_a_restated_conversation_has_the_clients_ids_in_the_clients_order(
     async with engine.served(agent) as client, browser(client) as http:
         first = await post(http, build_input("r1", user("hi")))
         said = list_messages(first)
-        thought = {"id": "th", "role": "reasoning", "content": "Hm."}
+        thought = {"id": "t1/r1/1/thinking", "role": "reasoning", "content": "Hm."}
         sent = [*said, thought, user("refund", "u2")]
         asked = await post(http, build_input("r2", *sent))
         held = list_messages(asked)
-        assert [message["id"] for message in held[:4]] == [*first.messages, "th", "u2"]
+        assert [message["id"] for message in held[:4]] == [*first.messages, "t1/r1/1/thinking", "u2"]
         (interrupt,) = asked.end["outcome"]["interrupts"]
         yes = {"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": True}}
         done = await post(http, build_input("r3", *held, resume=[yes]))
