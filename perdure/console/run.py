@@ -18,7 +18,7 @@ from urllib.parse import quote
 from starlette.responses import Response, StreamingResponse
 
 from ..client.follow import follow_run
-from ..client.pages import load_stored_messages
+from ..client.pages import TranscriptPages
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..ports import Store
 from ..ports.store import format_utc_now
@@ -83,19 +83,24 @@ async def _read_view(page: Page, *, with_origin: bool = True) -> View:
     await add_stored_parts(page.call.client, transcript, window)
     inherited: Sequence[Message] = ()
     if window.first == 0 and with_origin:
-        inherited = await _read_inherited(store, window.events)
+        inherited = await _read_inherited(store, run_id, window.events)
     return View(transcript, window, inherited[-_INHERITED:], len(inherited))
 
 
-async def _read_inherited(store: Store, events: Sequence[Event]) -> Sequence[Message]:
+async def _read_inherited(store: Store, run_id: str, events: Sequence[Event]) -> Sequence[Message]:
     """Read the messages that a run has begun with: those of a fork's origin, or of an import."""
     first = next((event for event in events if isinstance(event, ModelCompleted) and event.head), None)
     if first is None or first.head is None:
         return ()
     own = sum(event.type == "message.injected" and event.seq < first.seq for event in events)
-    messages = [message for message in await load_stored_messages(store, first.head) if message.role != "system"]
+    messages = [message for message in await _read_messages(store, run_id, first.head) if message.role != "system"]
     replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
     return messages[: max(replies[-1] - own, 0)] if replies else ()
+
+
+async def _read_messages(store: Store, run_id: str, head: str) -> Sequence[Message]:
+    """Read a conversation up to the node ``head``, with large texts as references."""
+    return (await TranscriptPages().read(store, run_id, head, after=-1, limit=1_000_000))[0]
 
 
 async def _read_status(page: Page, seconds: float) -> Status | None:
@@ -219,7 +224,7 @@ async def follow_page(page: Page) -> Response:
     after = parse_seq(call.request.headers.get("last-event-id") or call.request.query_params.get("after"))
     if await _is_over(page, after):
         return Response(status_code=204, headers=HEADERS)  # an EventSource does not connect again
-    return EventStream(_iterate_frames(page, after), on_close=call.hold_stream())
+    return EventStream(_iterate_frames(page, after), on_close=call.hold_stream(), check=page.is_current)
 
 
 async def _is_over(page: Page, after: int) -> bool:
@@ -398,7 +403,7 @@ async def _count_replies(page: Page, head: str) -> int:
             raise InvalidInputError(
                 "the conversation has been rewritten since that reply", hint="Fork it after a later one."
             )
-    return sum(message.role == "assistant" for message in await load_stored_messages(store, head))
+    return sum(message.role == "assistant" for message in await _read_messages(store, page.call.params["id"], head))
 
 
 PAGES = (
