@@ -494,3 +494,28 @@ async def test_without_a_worker_pages_come_at_once_and_say_why(engine: Engine) -
         [wait] = (await client.list_waits()).waits
         page = await browser.open(f"/inbox/{run.id}/{wait.call_id}")
         assert "Approve pay?" in page.text
+
+
+async def test_a_stream_ends_with_the_login(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.web.sse.CHECK_SECONDS", 0.05)
+    agent = Agent("worker", ScriptedProvider(lambda _: "hello"))
+    async with engine.served(agent) as client, console(client, tokens=True) as opened:
+        run = await client.start("worker", "Go", mode="session")
+        await run.turn().result()
+        token = (await client.tokens.create("ana", role="viewer")).token
+        browser, other = opened.browse(None), opened.browse(None)
+        page = await browser.open("/runs")
+        await browser.send(page.find_form(token=""), token=token)
+        other.http.cookies = browser.http.cookies
+        live = f"/console/runs/{run.id}/live?after=0"
+        async with browser.http.stream("GET", live, headers={"accept": "text/event-stream"}) as response:
+            assert response.status_code == 200
+            lines = response.aiter_lines()
+            assert await anext(lines)
+            page = await other.open("/runs")
+            await other.send(page.find_form(to="/logout"))
+            async with asyncio.timeout(30):
+                async for _ in lines:
+                    pass
+        again = await browser.http.get(live, headers={"accept": "text/event-stream"}, follow_redirects=False)
+        assert again.status_code in (303, 401)
