@@ -97,7 +97,7 @@ STAGES = {
             )
             for half in HALVES
         ),
-        (Stage("servers", (*BESIDE, "5", "--ignore=tests/unit", "-m", f"{EVERYDAY} and not alone"), tries=2),),
+        (Stage("servers", (*BESIDE, "7", "--ignore=tests/unit", "-m", f"{EVERYDAY} and not alone"), tries=2),),
         (Stage("alone", (*ALONE, "-m", f"{EVERYDAY} and alone"), tries=2),),
     ),
     "rest": (

@@ -28,17 +28,26 @@ from ..types.messages import Usage
 from ..web.app import MAX_CONSOLE_UPLOAD_BYTES
 from ..web.auth import Resource
 from ..web.files import store_upload
+from ..web.limits import get_caller_key
 from ..web.lists import SessionRow, SessionsQuery, list_sessions, read_visible_agents
 from ..web.operations import Call, validate
 from ..web.problems import ForbiddenError, NotFoundError, build_problem
 from ..web.sessions import NewSession, SessionEvent, create_session, post_event
 from .access import MAX_FILES, Form
 from .forms import Field, build_answer_fields, build_fields, parse_json_field, read_group
-from .inbox import Outcome, count_pending, decide_call, describe_decision, find_decided, find_tool_schema
+from .inbox import (
+    STATUS_SECONDS,
+    Outcome,
+    count_pending,
+    decide_call,
+    describe_decision,
+    find_decided,
+    find_tool_schema,
+)
 from .inbox import show_call as show_inbox_call
 from .inbox import show_outcome as show_inbox_outcome
 from .pages import Page, PageRoute, build_context, build_templates
-from .run import follow_page, read_nonce, read_status, read_view
+from .run import PATIENT_SECONDS, follow_page, read_nonce, read_status, read_view
 from .transcript import Block, CallBlock, NoteBlock
 
 _SESSIONS = 8
@@ -232,14 +241,15 @@ async def _read_message(page: Page, call: Call, agent: ChatAgent) -> dict[str, A
         return {"content": text}
     await call.authorize("send", "upload_file", Resource("file"))
     parts: list[dict[str, Any]] = [{"type": "text", "text": text}] if text.strip() else []
+    key = get_caller_key(call.caller)
     for file in form.files:
         size = file.size or 0
-        call.web.held.take(size)
+        call.web.held.take(size, key)
         try:
             media_type = file.content_type if file.content_type not in _IDLE_TYPES else None
             stored = await store_upload(call, await file.read(), file.filename, media_type)
         finally:
-            call.web.held.release(size)
+            call.web.held.release(size, key)
         parts.append(stored.model_dump(mode="json"))
     return {"content": parts}
 
@@ -302,9 +312,9 @@ async def _show_chat(page: Page, problem: Mapping[str, Any] | None = None, statu
     )
 
 
-async def _build_state(page: Page) -> dict[str, Any]:
-    """Build the line above the composer."""
-    status, row = await read_status(page), None
+async def _build_state(page: Page, seconds: float = STATUS_SECONDS) -> dict[str, Any]:
+    """Build the line above the composer. ``seconds``: how long the run may take to say what it does."""
+    status, row = await read_status(page, seconds), None
     if status is None:
         row = await (await page.call.client.store()).get_run(page.call.params["id"])
     state = status.state if status is not None else row.status if row is not None else "unknown"
@@ -327,7 +337,7 @@ def _is_busy(status: Status) -> bool:
 
 async def show_state(page: Page) -> Response:
     """Show the line above the composer, for the page's script."""
-    return page.render("chat_state.html", **await _build_state(page))
+    return page.render("chat_state.html", **await _build_state(page, PATIENT_SECONDS))
 
 
 async def show_earlier(page: Page) -> Response:

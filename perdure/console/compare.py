@@ -18,7 +18,7 @@ from markupsafe import Markup
 from starlette.responses import Response
 
 from ..client.fork import MEMO_FORK, Difference, compare_transcripts
-from ..client.pages import load_stored_messages
+from ..client.pages import TranscriptPages
 from ..errors import RunNotFoundError
 from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from ..web.auth import Resource
@@ -33,6 +33,7 @@ STEPS = 20
 MOST_STEPS = 400
 _SHARED = 3
 """Messages before the parting that the page shows."""
+_MOST_MESSAGES = 1_000_000
 _MARK_TOKENS = 400
 """Most words of a text that is compared word by word."""
 _ALIKE = 0.35
@@ -128,7 +129,8 @@ async def _read_side(page: Page, id: str) -> Side:
     await call.authorize("read", "compare", resource)
     store, run = await call.client.store(), call.client.run(id)
     row, head = await store.get_run(id), await run.read_head(store)
-    messages = [message for message in await load_stored_messages(store, head) if message.role != "system"]
+    stored, _ = await TranscriptPages().read(store, id, head, after=-1, limit=_MOST_MESSAGES)
+    messages = [message for message in stored if message.role != "system"]
     state = row.status if row is not None else "running"
     started, ended = (row.created_at, row.updated_at) if row is not None else (None, None)
     return Side(id, resource, state, started, measure(started, ended), messages)

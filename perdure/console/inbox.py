@@ -18,6 +18,7 @@ from urllib.parse import quote
 from starlette.responses import JSONResponse, Response
 
 from ..client.pages import gather_bounded
+from ..client.visibility import read_pending_memo
 from ..errors import InvalidInputError, PerdureError
 from ..types.approvals import DecidedApproval, PendingApproval, hash_arguments
 from ..types.interface import Status
@@ -48,8 +49,10 @@ _LONG_LINES = 12
 """Arguments that take more lines are folded: a row is to be unfolded before it is approved."""
 _LONG_VALUE_LINES = 4
 """Of such arguments, those that take more lines are folded each; else all together."""
+_MAX_SHOWN_CHARS = 500_000
+"""Arguments that are longer, as JSON, are not shown, and so not approved here."""
 _CONTEXT_BLOCKS = 12
-STATUS_SECONDS = 2.0
+STATUS_SECONDS = 1.0
 """How long a page waits for a run's own answer, which takes a worker."""
 _KEYS = 200
 
@@ -300,6 +303,8 @@ async def _describe_gone(page: Page, call: Call, item: Decision) -> Outcome:
             return Outcome(key, "warn", "It waits again", "Load the page to decide on it.", item.session, is_over=False)
         return Outcome(key, "warn", "It has changed", "The call waits with other arguments now.", item.session)
     past = find_decided(status, item.call_id)
+    if past is None and status.reason and status.state in ("running", "waiting", "paused"):
+        return Outcome(key, "warn", "The run does not answer", status.reason, item.session, is_over=False)
     if past is None:
         return Outcome(key, "warn", "It waits no longer", f"The run is {status.state}.", item.session)
     title, text, tone = describe_decision(past, page.call.by)
@@ -311,7 +316,16 @@ def find_decided(status: Status, call_id: str) -> DecidedApproval | None:
 
 
 async def _find_pending(call: Call, call_id: str) -> tuple[PendingApproval | None, Status]:
-    status = await call.run.status()
+    """Return the pending call, and the run's status; if no worker answers in time, what the run's memo has of it."""
+    task = asyncio.ensure_future(call.run.status())
+    done, _ = await asyncio.wait([task], timeout=STATUS_SECONDS)
+    pending = None if done else await read_pending_memo(await call.run.describe())
+    if pending is None or call_id not in [one.call_id for one in pending]:
+        status = await task
+    else:
+        task.cancel()
+        agent = call.resource.agent if call.resource is not None else None
+        status = Status(state="waiting", agent=agent or "", context_id=call.run.id, approvals=tuple(pending))
     return next((pending for pending in status.approvals if pending.call_id == call_id), None), status
 
 
@@ -339,6 +353,8 @@ async def _show_call(page: Page, *, problem: str | None = None, status_code: int
         name = past.name if past is not None else cast(CallBlock, block).name
         return page.render("decided.html", outcome=outcome, name=name, arguments=shown, resource=resource)
     arguments = _find_arguments(pending, block)
+    if len(json.dumps(arguments)) > _MAX_SHOWN_CHARS:
+        arguments = None
     schema = await find_tool_schema(page.call, status.agent, pending.name)
     is_approval = pending.kind == "approval"
     fields = build_fields(schema, arguments) if is_approval and arguments is not None else []
@@ -376,8 +392,16 @@ async def _read_context(page: Page) -> Transcript:
     store = await page.call.client.store()
     window = await read_window(store, page.call.params["id"], size=60)
     transcript = Transcript().add_all(window.events)
-    await add_stored_parts(store, transcript)
+    await add_stored_parts(page.call.client, transcript, window)
     return transcript
+
+
+async def show_context(page: Page) -> Response:
+    """Show what led to a call, in its row."""
+    transcript = await _read_context(page)
+    key = f"c-{page.call.params['call_id']}"
+    blocks = [block for block in transcript.blocks.values() if block.key != key][-_CONTEXT_BLOCKS:]
+    return page.render("context.html", blocks=blocks, run_id=page.call.params["id"])
 
 
 async def find_tool_schema(call: Call, agent: str, tool: str) -> Mapping[str, Any] | None:
@@ -469,9 +493,10 @@ async def _review_change(page: Page) -> Response:
 
 PAGES = (
     PageRoute("GET", "/inbox", show_inbox, "inbox"),
-    PageRoute("POST", "/inbox", decide_rows, "decide_rows"),
+    PageRoute("POST", "/inbox", decide_rows, "decide_rows", seconds=50.0),
     PageRoute("GET", "/inbox/changes", list_changes, "inbox_changes"),
     PageRoute("GET", "/inbox/{id:segment}/{call_id:segment}", show_call, "call"),
     PageRoute("POST", "/inbox/{id:segment}/{call_id:segment}", decide_call, "decide_call"),
+    PageRoute("GET", "/inbox/{id:segment}/{call_id:segment}/context", show_context, "context"),
     PageRoute("GET", "/inbox/{id:segment}/{call_id:segment}/outcome", show_outcome, "outcome"),
 )

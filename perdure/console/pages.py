@@ -8,8 +8,10 @@ the API refuses, a page refuses.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,9 +30,18 @@ from ..errors import PerdureError, RunNotFoundError
 from ..web.auth import Resource, Verb
 from ..web.operations import Call, Web
 from ..web.origins import get_client_address
-from ..web.problems import NotFoundError, UnauthorizedError, WebError, build_problem, build_unexpected_problem
+from ..web.problems import (
+    ForbiddenError,
+    NotFoundError,
+    UnauthorizedError,
+    WebError,
+    build_problem,
+    build_unexpected_problem,
+)
 from . import texts
 from .access import FORM_COOKIE, FORM_TOKEN, NOBODY, ConsoleAccess, Form, Visitor, build_visitor, read_form, set_cookie
+
+logger = logging.getLogger("perdure.console")
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -112,6 +123,7 @@ class Page:
 
     call: Call
     visitor: Visitor
+    access: ConsoleAccess
     form: Form = field(default_factory=lambda: Form([]))
     """The fields of a POST."""
 
@@ -129,6 +141,18 @@ class Page:
     def wants_fragment(self) -> bool:
         """Whether the page's script asks, for a part of it."""
         return FRAGMENT_HEADER in self.request.headers
+
+    async def is_current(self) -> bool:
+        """Whether the request's credentials still say the same of its visitor, and it may still read, as of
+        :meth:`~perdure.web.operations.Call.is_current`: false after a logout or a revocation."""
+        try:
+            known = (await self.access.find_visitor(self.request)).caller == self.call.caller
+            return known and (self.call.resource is None or await self.call.may("read", self.call.resource))
+        except (UnauthorizedError, ForbiddenError):
+            return False
+        except Exception as error:  # the store does not answer: neither do the events
+            logger.info("whether %r is still known cannot be checked: %s", self.call.by, error)
+            return True
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> Response:
         """Build the page of a template."""
@@ -178,6 +202,8 @@ class PageRoute:
     verb: Verb = "read"
     takes_files: bool = False
     """Whether its form has files."""
+    seconds: float = 20.0
+    """How long a form may take to act: a person waits."""
 
     def build_route(self, web: Web, access: ConsoleAccess) -> Route:
         """Build the route that serves it."""
@@ -189,8 +215,12 @@ class PageRoute:
                 return ask_for_login(request, error)
             except PerdureError as error:
                 return show_error(request, build_visitor(request, NOBODY), error)
+            except Exception as error:
+                build_unexpected_problem(error)  # for the log
+                failure = WebError("The page failed unexpectedly.", status=500)
+                return show_error(request, build_visitor(request, NOBODY), failure)
             try:
-                response = await self._answer(web, request, visitor)
+                response = await self._answer(web, access, request, visitor)
             except ClientDisconnect:
                 return Response(status_code=400)
             except PerdureError as error:
@@ -204,19 +234,32 @@ class PageRoute:
 
         return Route(self.path, endpoint, methods=[self.method], name=self.name)
 
-    async def _answer(self, web: Web, request: Request, visitor: Visitor) -> Response:
+    async def _answer(self, web: Web, access: ConsoleAccess, request: Request, visitor: Visitor) -> Response:
         call = Call(web, request, visitor.caller, dict(request.path_params), None, None)
-        page = Page(call, visitor)
+        page = Page(call, visitor, access)
         with audit_caller(visitor.caller.auth, get_client_address(request.scope)):
             if self.method == "POST":
                 page.form = await read_form(request, visitor, takes_files=self.takes_files)
             try:
-                known = "id" in call.params
-                call.resource = await web.find_session(call.params["id"]) if known else Resource("approval")
-                await call.authorize(self.verb, self.name)
-                return await self.handler(page)
+                return await self._handle(web, page)
             finally:
                 await page.form.close()
+
+    async def _handle(self, web: Web, page: Page) -> Response:
+        call = page.call
+        call.resource = await web.find_session(call.params["id"]) if "id" in call.params else Resource("approval")
+        await call.authorize(self.verb, self.name)
+        if self.method != "POST":
+            return await self.handler(page)
+        try:
+            async with asyncio.timeout(self.seconds):
+                return await self.handler(page)
+        except TimeoutError:
+            raise WebError(
+                f"There was no answer for {self.seconds:g} s: no worker may be serving this run. What was asked for"
+                " may still take effect.", status=504, name="TimeoutError",
+                hint="Look at the run, and send the form again if needed: the same decision counts once.",
+            ) from None  # fmt: skip
 
 
 def show_error(request: Request, visitor: Visitor, error: PerdureError) -> Response:

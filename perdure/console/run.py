@@ -18,7 +18,7 @@ from urllib.parse import quote
 from starlette.responses import Response, StreamingResponse
 
 from ..client.follow import follow_run
-from ..client.pages import load_stored_messages
+from ..client.pages import TranscriptPages
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..ports import Store
 from ..ports.store import format_utc_now
@@ -36,10 +36,26 @@ from .compare import find_origin
 from .inbox import STATUS_SECONDS, count_pending
 from .pages import HEADERS, Page, PageRoute, build_context, build_templates
 from .texts import show_controls
-from .transcript import Block, ReplyBlock, Transcript, Window, add_stored_parts, build_waterfall, read_window
+from .transcript import (
+    Block,
+    CallBlock,
+    NoteBlock,
+    ReplyBlock,
+    Transcript,
+    Window,
+    add_nodes,
+    add_stored_parts,
+    add_texts,
+    logger,
+    read_window,
+)
+from .waterfall import build_waterfall
 
+PATIENT_SECONDS = 8.0
+"""How long the script's request, and a page with ``wait``, waits for the run's own answer."""
 _AROUND_EVENTS = 40
 """Events after the one that an address names."""
+_LONG_RUN_EVENTS = 3_000
 _TREE_RUNS = 40
 _TREE_DEPTH = 4
 _INHERITED = 20
@@ -65,28 +81,34 @@ async def read_view(page: Page, *, with_origin: bool = True) -> View:
     store, run_id = await page.call.client.store(), page.call.params["id"]
     window = await read_window(store, run_id, before=before)
     transcript = Transcript().add_all(window.events)
-    await add_stored_parts(store, transcript)
+    await add_stored_parts(page.call.client, transcript, window)
     inherited: Sequence[Message] = ()
     if window.first == 0 and with_origin:
-        inherited = await _read_inherited(store, window.events)
+        inherited = await _read_inherited(store, run_id, window.events)
     return View(transcript, window, inherited[-_INHERITED:], len(inherited))
 
 
-async def _read_inherited(store: Store, events: Sequence[Event]) -> Sequence[Message]:
+async def _read_inherited(store: Store, run_id: str, events: Sequence[Event]) -> Sequence[Message]:
     """Read the messages that a run has begun with: those of a fork's origin, or of an import."""
     first = next((event for event in events if isinstance(event, ModelCompleted) and event.head), None)
     if first is None or first.head is None:
         return ()
     own = sum(event.type == "message.injected" and event.seq < first.seq for event in events)
-    messages = [message for message in await load_stored_messages(store, first.head) if message.role != "system"]
+    messages = [message for message in await _read_messages(store, run_id, first.head) if message.role != "system"]
     replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
     return messages[: max(replies[-1] - own, 0)] if replies else ()
 
 
-async def read_status(page: Page) -> Status | None:
-    """Read the run's status; None if nothing answers in time, as where no worker serves it."""
+async def _read_messages(store: Store, run_id: str, head: str) -> Sequence[Message]:
+    """Read a conversation up to the node ``head``, with large texts as references."""
+    return (await TranscriptPages().read(store, run_id, head, after=-1, limit=1_000_000))[0]
+
+
+async def read_status(page: Page, seconds: float = STATUS_SECONDS) -> Status | None:
+    """Read the run's status; None if it does not answer in time, as where no worker serves it: after 5 s its status
+    says so."""
     task = asyncio.ensure_future(build_session(page.call, page.call.params["id"]))
-    done, _ = await asyncio.wait([task], timeout=STATUS_SECONDS)
+    done, _ = await asyncio.wait([task], timeout=seconds)
     if not done:
         task.cancel()
         with suppress(asyncio.CancelledError, PerdureError):
@@ -108,25 +130,38 @@ class TreeNode:
     depth: int
 
 
-async def _read_tree(page: Page, id: str, depth: int = 0) -> list[TreeNode]:
+async def _read_tree(page: Page, id: str, view: View | None, depth: int = 0) -> list[TreeNode]:
+    """Read the tree below a run. Of a long run whose ``view`` is given, only the subagents on the page: to list all,
+    its whole log is read."""
     call = replace(page.call, params={"id": id}, query=PageQuery(limit=_TREE_RUNS))
     nodes: list[TreeNode] = []
-    for child in (await list_subagents(call)).data:
-        if child.agent is None:  # it has not begun
+    children = _list_shown_children(view) if view is not None and view.window.last > _LONG_RUN_EVENTS else None
+    store = await page.call.client.store()
+    for child in children if children is not None else [child.id for child in (await list_subagents(call)).data]:
+        row = await store.get_run(child)
+        if row is None:  # it has not begun
             continue
-        resource = await page.call.web.find_session(child.id)
+        resource = Resource("session", child, row.agent, row.tenant, row.user)
         if not await page.call.may("read", resource):
             continue
-        nodes.append(TreeNode(child.id, child.agent, child.status or "running", depth))
+        nodes.append(TreeNode(child, row.agent, row.status, depth))
         if depth < _TREE_DEPTH and len(nodes) < _TREE_RUNS:
-            nodes += await _read_tree(page, child.id, depth + 1)
+            nodes += await _read_tree(page, child, None, depth + 1)
     return nodes[:_TREE_RUNS]
 
 
-async def _build_panel(page: Page, view: View) -> dict[str, Any]:
-    """Build what stands beside the transcript."""
+def _list_shown_children(view: View) -> list[str]:
+    blocks = view.transcript.blocks.values()
+    calls = [block.child for block in blocks if isinstance(block, CallBlock) and block.child is not None]
+    return list(
+        dict.fromkeys([*calls, *(block.link for block in blocks if isinstance(block, NoteBlock) and block.link)])
+    )
+
+
+async def _build_panel(page: Page, view: View, seconds: float) -> dict[str, Any]:
+    """Build what stands beside the transcript. ``seconds``: how long the run may take to say what it does."""
     resource = page.call.resource or Resource("session", page.call.params["id"])
-    status, tree = await asyncio.gather(read_status(page), _read_tree(page, page.call.params["id"]))
+    status, tree = await asyncio.gather(read_status(page, seconds), _read_tree(page, page.call.params["id"], view))
     spans, seconds = build_waterfall(view.transcript, format_utc_now())
     store = await page.call.client.store()
     row = await store.get_run(page.call.params["id"])
@@ -148,14 +183,23 @@ async def _build_panel(page: Page, view: View) -> dict[str, Any]:
         "seconds": seconds,
         "may": may,
         "nonce": uuid.uuid4().hex,
+        "fork_head": _find_fork_head(page, view),
     }
+
+
+def _find_fork_head(page: Page, view: View) -> str:
+    """Return the node of the reply that the address names to fork after; "" for none."""
+    head = page.request.query_params.get("fork", "")
+    blocks = view.transcript.blocks.values()
+    return head if any(isinstance(block, ReplyBlock) and block.head == head for block in blocks) else ""
 
 
 async def show_run(page: Page) -> Response:
     """Show a run."""
     view = await read_view(page)
+    seconds = PATIENT_SECONDS if "wait" in page.request.query_params else STATUS_SECONDS
     panel, count, origin = await asyncio.gather(
-        _build_panel(page, view), count_pending(page), find_origin(page.call, page.call.params["id"])
+        _build_panel(page, view, seconds), count_pending(page), find_origin(page.call, page.call.params["id"])
     )
     blocks = list(view.transcript.blocks.values())
     return page.render("run.html", view=view, blocks=blocks, count=count, origin=origin, **panel)
@@ -164,7 +208,7 @@ async def show_run(page: Page) -> Response:
 async def show_panel(page: Page) -> Response:
     """Show what stands beside the transcript, for the page's script."""
     view = await read_view(page, with_origin=False)
-    return page.render("panel.html", view=view, **await _build_panel(page, view))
+    return page.render("panel.html", view=view, **await _build_panel(page, view, PATIENT_SECONDS))
 
 
 async def show_earlier(page: Page) -> Response:
@@ -195,17 +239,19 @@ async def follow_page(page: Page, render: Renderer = render_blocks) -> Response:
     after = parse_seq(call.request.headers.get("last-event-id") or call.request.query_params.get("after"))
     if await _is_over(page, after):
         return Response(status_code=204, headers=HEADERS)  # an EventSource does not connect again
-    return EventStream(_iterate_frames(page, after, render), on_close=call.hold_stream())
+    return EventStream(_iterate_frames(page, after, render), on_close=call.hold_stream(), check=page.is_current)
 
 
 async def _is_over(page: Page, after: int) -> bool:
-    store = await page.call.client.store()
-    if await store.wait_for_event(page.call.params["id"], 0, 0.0) > after:
-        return False
+    """Whether the run has ended, and has no event of its own after that number."""
+    run = page.call.run
     try:
-        return (await page.call.run.describe()).close_time is not None
-    except RunNotFoundError:
-        return True
+        if (await run.describe()).close_time is None:
+            return False
+    except RunNotFoundError:  # Temporal has forgotten it
+        pass
+    async with aclosing(follow_run(run, after, wait=False, children=False, texts=False)) as events:
+        return await anext(events, None) is None
 
 
 async def _iterate_frames(page: Page, after: int, render: Renderer) -> AsyncGenerator[bytes]:
@@ -223,9 +269,22 @@ async def _iterate_frames(page: Page, after: int, render: Renderer) -> AsyncGene
                 piece = _cut_piece(transcript.open_reply, event, known)
                 yield encode_frame(json.dumps(piece), event.seq)
                 continue
-            if isinstance(event, ModelCompleted):
-                await _add_thinking(store, transcript, event)
+            await _add_live_parts(page, transcript, blocks)
             yield await _encode_blocks(page, blocks, render, event.seq)
+
+
+async def _add_live_parts(page: Page, transcript: Transcript, blocks: Sequence[Block]) -> None:
+    """Add what events do not have to blocks that have changed. What cannot be read is left out."""
+    replies = [block for block in transcript.blocks.values() if isinstance(block, ReplyBlock) and block.head]
+    try:
+        if any(isinstance(block, ReplyBlock) and block.state == "done" for block in blocks):
+            part = Transcript()
+            part.blocks = {block.key: block for block in blocks}
+            before = replies[-2].head if len(replies) > 1 else None
+            await add_nodes(await page.call.client.store(), part, before, is_whole=len(replies) == 1)
+        await add_texts(page.call.client, blocks)
+    except PerdureError as error:
+        logger.warning("parts of a live transcript cannot be shown: %s", error)
 
 
 def _measure(reply: ReplyBlock | None) -> tuple[str, bool, int, int] | None:
@@ -238,24 +297,6 @@ def _cut_piece(reply: ReplyBlock | None, event: ModelDelta, known: tuple[str, bo
         return {"key": known[0], "field": "call", "text": "" if reply is None else reply.writes_call}
     text, before = (reply.text, known[2]) if event.kind == "text" else (reply.thinking, known[3])
     return {"key": known[0], "field": event.kind, "text": show_controls(text[before:])}
-
-
-async def _add_thinking(store: Store, transcript: Transcript, event: ModelCompleted) -> None:
-    """Add the thinking of a reply that is complete: the last node of the transcript has it."""
-    replies = [block for block in transcript.blocks.values() if isinstance(block, ReplyBlock) and block.head]
-    before = [reply for reply in replies if reply.head != event.head]
-    last = [reply for reply in replies if reply.head == event.head]
-    if before and last:
-        part = Transcript()
-        part.blocks = {block.key: block for block in (before[-1], last[-1], *_list_calls(transcript, last[-1]))}
-        thinking, last[-1].thinking = before[-1].thinking, ""
-        await add_stored_parts(store, part)
-        before[-1].thinking = thinking
-
-
-def _list_calls(transcript: Transcript, reply: ReplyBlock) -> list[Block]:
-    keys = [f"c-{call_id}" for call_id in reply.call_ids]
-    return [transcript.blocks[key] for key in keys if key in transcript.blocks]
 
 
 async def _encode_blocks(page: Page, blocks: Sequence[Block], render: Renderer, seq: int | None = None) -> bytes:
@@ -350,7 +391,9 @@ def _read_limit(page: Page) -> dict[str, Any]:
 async def _fork(page: Page, text: str) -> Response:
     form = page.form
     fields: dict[str, Any] = {"content": text or None}
-    if at := form.get("at").strip():
+    if head := form.get("head"):
+        fields["at"] = await _count_replies(page, head)
+    elif at := form.get("at").strip():
         fields["at"] = int(at) if at.isdecimal() and len(at) < 10 else at
     if model := form.get("model").strip():
         fields["model"] = model
@@ -360,6 +403,20 @@ async def _fork(page: Page, text: str) -> Response:
     await call.authorize("send", "fork")
     fork = await fork_session(call)
     return page.redirect(f"/runs/{quote(fork.id, safe='')}")
+
+
+async def _count_replies(page: Page, head: str) -> int:
+    """Return how many replies the conversation has up to the one that ends with the node ``head``, as forks count them.
+    Raises ``InvalidInputError`` for one that the conversation does not have any longer."""
+    store = await page.call.client.store()
+    present = await page.call.run.read_head(store)
+    if present != head:
+        nodes = await store.read_nodes(present, until=[head]) if present is not None else []
+        if not nodes or nodes[0].parent != head:
+            raise InvalidInputError(
+                "the conversation has been rewritten since that reply", hint="Fork it after a later one."
+            )
+    return sum(message.role == "assistant" for message in await _read_messages(store, page.call.params["id"], head))
 
 
 PAGES = (

@@ -89,7 +89,7 @@ async def act_on_runs(page: Page) -> Response:
     if "sure" not in page.form:
         query = page.request.url.query
         return page.render("runs_confirm.html", ids=ids, action=action, query=query)
-    return await _show_runs(page, await gather_bounded(lambda id: _act(page, id, action), ids))
+    return await _show_runs(page, await gather_bounded(lambda run_id: _act(page, run_id, action), ids))
 
 
 async def _act(page: Page, id: str, action: str) -> ActionResult:
@@ -103,4 +103,7 @@ async def _act(page: Page, id: str, action: str) -> ActionResult:
     return ActionResult(id, "good", "is being cancelled" if action == "cancel" else "resumed")
 
 
-PAGES = (PageRoute("GET", "/runs", show_runs, "runs"), PageRoute("POST", "/runs", act_on_runs, "act_on_runs"))
+PAGES = (
+    PageRoute("GET", "/runs", show_runs, "runs"),
+    PageRoute("POST", "/runs", act_on_runs, "act_on_runs", seconds=50.0),
+)

@@ -6,10 +6,14 @@ event and gets the blocks that it changes. Large texts stay references, as event
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..client.client import Client
+from ..client.pages import gather_bounded
+from ..errors import PerdureError
 from ..ports import Store
 from ..types.events import (
     ApprovalDecided,
@@ -38,11 +42,16 @@ from ..types.events import (
     TurnEvent,
     decode_event,
 )
+from ..types.interface import FINISH_TOOL
 from ..types.messages import BlobRef, FilePart, Message, ThinkingPart, ToolCallPart, Usage, parse_messages
-from .texts import format_count, format_duration, parse_time
+from .texts import format_count, format_duration
+
+logger = logging.getLogger("perdure.console")
 
 WINDOW_EVENTS = 150
 """Events on a page, without deltas."""
+MAX_LOADED_BYTES, MAX_LOADED_TEXTS = 200_000, 40
+"""Texts that events refer to are loaded up to this length, and so many on a page: the last ones."""
 MAX_PROGRESS = 20
 """Reports of a tool that a page shows: the last ones."""
 
@@ -87,7 +96,8 @@ class ReplyBlock(Block):
     started: str = ""
     ended: str = ""
     head: str | None = None
-    call_ids: Sequence[str] = ()
+    answer: Mapping[str, Any] | None = None
+    """The turn's typed answer, which the reply gives."""
     kind: str = "reply"
 
 
@@ -215,10 +225,13 @@ class Transcript:
         reply.state, reply.ended, reply.model = "done", event.at, event.model or reply.model
         reply.text, reply.blob, reply.thinking = event.text, event.blob, ""
         reply.usage, reply.cost_usd, reply.finish_reason = event.usage, event.cost_usd, event.finish_reason
-        reply.head, reply.call_ids, reply.writes_call = event.head, [call.id for call in event.calls], ""
+        reply.head, reply.writes_call = event.head, ""
         self._reply = None
         changed: list[Block] = [reply]
         for call in event.calls:
+            if call.name == FINISH_TOOL:
+                reply.answer = call.arguments
+                continue
             block = self._find_call(call.id, call.name, event)
             block.arguments = block.arguments or call.arguments
             block.iteration = event.iteration
@@ -417,6 +430,9 @@ def _describe_step(event: StepTaken) -> list[str]:
 class Window:
     """The events of a page, and whether there are earlier and later ones."""
 
+    previous_head: str | None
+    """The transcript node of the last reply before the window; None if there is none, or it is far away."""
+
     events: Sequence[Event]
     first: int
     """Number behind which it begins; 0 at the beginning of the run."""
@@ -436,9 +452,10 @@ async def read_window(store: Store, run_id: str, *, before: int | None = None, s
         events = [*await _read_between(store, run_id, start, first), *events]
         first, span = start, span * 4
     cut = _find_cut(events, size)
+    heads = [event.head for event in events[:cut] if isinstance(event, ModelCompleted)]
     if cut:
         first, events = events[cut].seq - 1, events[cut:]
-    return Window(events, first if events else 0, end, has_later=end < latest)
+    return Window(heads[-1] if heads else None, events, first if events else 0, end, has_later=end < latest)
 
 
 async def _read_between(store: Store, run_id: str, after: int, until: int) -> list[Event]:
@@ -465,25 +482,58 @@ def _find_cut(events: Sequence[Event], size: int) -> int:
     return 0
 
 
-async def add_stored_parts(store: Store, transcript: Transcript) -> None:
-    """Add what only the transcript in the store has: the thinking of replies, and arguments too large for events.
+async def add_stored_parts(client: Client, transcript: Transcript, window: Window) -> None:
+    """Add what events do not have: the thinking of replies, large arguments, and texts of some length.
 
-    Reads the nodes between the first and the last reply of the window, not the conversation before.
+    Reads the transcript's nodes of the window, not the conversation before. What cannot be read is left out.
     """
+    try:
+        await add_nodes(await client.store(), transcript, window.previous_head, is_whole=window.first == 0)
+        await add_texts(client, list(transcript.blocks.values()))
+    except PerdureError as error:
+        logger.warning("parts of a transcript cannot be shown: %s", error)
+
+
+async def add_nodes(store: Store, transcript: Transcript, previous: str | None, *, is_whole: bool) -> None:
+    """Add thinking and arguments of the replies after the node ``previous``; ``is_whole``: from the beginning on."""
     replies = [block for block in transcript.blocks.values() if isinstance(block, ReplyBlock) and block.head]
     if not replies:
         return
-    last, first = str(replies[-1].head), str(replies[0].head)
-    nodes = await store.read_nodes(last, until=[first]) if last != first else []
-    by_head = {node.hash: node for node in nodes}
+    first, last = str(replies[0].head), str(replies[-1].head)
+    until = [previous] if previous is not None else [] if is_whole else [first]
+    if [last] == until:
+        return
+    by_head = {node.hash: node for node in await store.read_nodes(last, until=until)}
     for reply in replies:
         node = by_head.get(str(reply.head))
         if node is not None:
             _add_message_parts(transcript, reply, parse_messages(node.body))
 
 
+async def add_texts(client: Client, blocks: Sequence[Block]) -> None:
+    """Load texts that events refer to, unless they are very long."""
+
+    async def load(block: MessageBlock | ReplyBlock | CallBlock) -> None:
+        assert block.blob is not None, "of those that are chosen"
+        text = (await client.file(FilePart(media_type="text/plain", blob=block.blob))).decode(errors="replace")
+        if isinstance(block, CallBlock):
+            block.content = text
+        else:
+            block.text = text
+
+    chosen = [
+        block
+        for block in blocks
+        if isinstance(block, MessageBlock | ReplyBlock | CallBlock)
+        and block.blob is not None
+        and block.blob.size <= MAX_LOADED_BYTES
+    ]
+    await gather_bounded(load, chosen[-MAX_LOADED_TEXTS:])
+
+
 def _add_message_parts(transcript: Transcript, reply: ReplyBlock, messages: Sequence[Message]) -> None:
     message = next((message for message in reversed(messages) if message.role == "assistant"), None)
+    reply.thinking = ""
     for part in message.parts if message is not None else ():
         if isinstance(part, ThinkingPart):
             reply.thinking += part.text
@@ -491,61 +541,3 @@ def _add_message_parts(transcript: Transcript, reply: ReplyBlock, messages: Sequ
             block = transcript.blocks.get(f"c-{part.id}")
             if isinstance(block, CallBlock):
                 block.arguments = block.arguments or part.arguments
-
-
-# ---
-# The waterfall.
-
-
-@dataclass(frozen=True)
-class Span:
-    """A bar of the waterfall. ``start`` and ``length`` are of 1000."""
-
-    seq: int
-    label: str
-    kind: Literal["model", "tool", "wait", "child"]
-    start: float
-    length: float
-    seconds: float
-    is_open: bool
-    tokens: int = 0
-    cost_usd: float | None = None
-    is_bad: bool = False
-
-
-def build_waterfall(transcript: Transcript, now: str) -> tuple[list[Span], float]:
-    """Build the bars of the model calls, tool calls and waits on a page, and the seconds that they span together."""
-    raw: list[tuple[Block, str, Literal["model", "tool", "wait", "child"], str, str]] = []
-    for block in transcript.blocks.values():
-        if isinstance(block, ReplyBlock) and block.started:
-            raw.append(
-                (block, block.model.partition(":")[2] or block.model or "model", "model", block.started, block.ended)
-            )
-        elif isinstance(block, CallBlock):
-            if block.asked:
-                end = block.decision.at if block.decision else block.ended
-                who = "approval" if block.hash and not block.question and block.form is None else "answer"
-                raw.append((block, who, "wait", block.asked, end))
-            if block.started:
-                raw.append((block, block.name, "child" if block.child else "tool", block.started, block.ended))
-    times = [(parse_time(start), parse_time(end or now)) for _, _, _, start, end in raw]
-    known = [(start, end) for start, end in times if start is not None and end is not None]
-    if not known:
-        return [], 0.0
-    begin, finish = min(start for start, _ in known), max(end for _, end in known)
-    total = max((finish - begin).total_seconds(), 0.001)
-    spans = []
-    for (block, label, kind, _, end_text), (first, last) in zip(raw, times, strict=True):
-        if first is None or last is None:
-            continue
-        seconds = max((last - first).total_seconds(), 0.0)
-        reply = block if isinstance(block, ReplyBlock) else None
-        spans.append(
-            Span(
-                block.seq, label, kind, (first - begin).total_seconds() / total * 1000,
-                max(seconds / total * 1000, 3.0), seconds, not end_text,
-                reply.usage.total_tokens if reply else 0, reply.cost_usd if reply else None,
-                block.state == "error" if isinstance(block, CallBlock) else bool(reply and reply.state == "retracted"),
-            )
-        )  # fmt: skip
-    return spans, total

@@ -96,7 +96,8 @@ def talker() -> Agent:
     return Agent("talker", ScriptedProvider(reply), tools=[look])
 
 
-@pytest.mark.parametrize("count", [22, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [22, 100])
 async def test_the_last_turn_costs_what_the_first_cost(engine: Engine, count: int) -> None:
     async with engine.served(talker()) as client:
         run = client.run(f"long-{engine.task_queue}")

@@ -33,6 +33,7 @@ async def cli(tmp_path: Path) -> AsyncIterator[Cli]:
     await stop_server(Home(home))
 
 
+@pytest.mark.slow
 async def test_demo_on_a_bare_machine(cli: Cli) -> None:
     done = await cli("demo")
     assert done.code == 0, done.out + done.err

@@ -119,7 +119,8 @@ def versions(answers: list[str]) -> Counter[str]:
     return Counter(answer.partition(":")[0] for answer in answers)
 
 
-@pytest.mark.parametrize("size", [3, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [3, 40])
 async def test_sessions_stay_open_across_three_deploys(fleet: Fleet, size: int) -> None:
     engine, deployment = fleet.engine, fleet.deployment
     first = await fleet.start("v1")

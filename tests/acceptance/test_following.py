@@ -75,7 +75,8 @@ def replaced(events: Sequence[Event]) -> list[int]:
 # --- many, and the history
 
 
-@pytest.mark.parametrize(("followers", "processes"), [(6, 2), pytest.param(50, 5, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("followers", "processes"), [(6, 2), (50, 5)])
 async def test_many_follow_a_run_and_its_history_does_not_know(engine: Engine, followers: int, processes: int) -> None:
     def rule(request: dict[str, Any]) -> Reply:
         if said(request) < 2:

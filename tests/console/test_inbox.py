@@ -75,6 +75,7 @@ async def desk(engine: Engine, *callers: Caller) -> AsyncIterator[Desk]:
         Agent("asker", script(call("consult")), tools=[consult]),
         Agent("long", script(call("pay", amount=1, note="line\n" * 40)), tools=[pay]),
         Agent("huge", script(call("pay", amount=1, note="x" * 20_000)), tools=[pay]),
+        Agent("vast", script(call("pay", amount=1, note="x" * 600_000)), tools=[pay]),
     ]
     async with engine.served(*agents) as client, console(client, BOB, *callers) as opened:
         await record_agents(await client.store(create=True), agents)  # as a worker does when it starts
@@ -145,6 +146,18 @@ async def test_an_outcome_in_place_for_the_script(engine: Engine) -> None:
         assert 'data-over="1"' in gone
         assert "Approved by zoe" in gone
         assert "<html" not in gone
+
+
+async def test_what_led_to_a_call_in_its_row(engine: Engine) -> None:
+    async with desk(engine) as at:
+        [run] = await at.start("payer")
+        browser = at.console.browse()
+        page = await browser.open("/inbox")
+        [link] = [given["data-context"] for _, given in page.tags if "data-context" in given]
+        context = await browser.http.get(link)
+        assert "<p>Go</p>" in context.text
+        assert "<html" not in context.text
+        assert run.id in context.text
 
 
 async def test_many_at_once_are_those_that_were_ticked(engine: Engine) -> None:
@@ -265,6 +278,21 @@ async def test_long_arguments_are_folded_and_large_ones_on_the_page_of_the_call(
             next(form for form in page.forms if ("decision", "approve") in form.buttons), ("decision", "approve")
         )
         await eventually(lambda: [note for _, note, *_ in at.paid] == ["x" * 20_000])
+
+
+async def test_what_is_too_large_to_be_shown_is_not_approved(engine: Engine) -> None:
+    async with desk(engine) as at:
+        [vast] = await at.start("vast")
+        [(_, call_id, _)] = await list_calls(vast)
+        browser = at.console.browse()
+        page = await browser.open(f"/inbox/{vast.id}/{call_id}")
+        assert "cannot be approved here" in page.text
+        assert len(browser.response.text) < 100_000
+        buttons = [button for form in page.forms for button in form.buttons]
+        assert ("decision", "approve") not in buttons
+        assert ("decision", "always") not in buttons
+        await browser.send(page.find_form(hash=(await vast.status()).approvals[0].hash), ("decision", "deny"))
+        assert "Denied by you" in browser.page.text
 
 
 async def test_the_inbox_in_pages_filtered_and_in_the_order_of_expiry(engine: Engine) -> None:

@@ -10,10 +10,17 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import quote
 
+import pytest
+from pydantic import BaseModel
+
 from perdure import Agent, Client, File, Limits, tool
-from perdure.console.transcript import CallBlock, ReplyBlock, Transcript, build_waterfall, read_window
-from perdure.testing import ScriptedProvider, call
+from perdure.client.visibility import read_pending_memo
+from perdure.console.transcript import CallBlock, ReplyBlock, Transcript, read_window
+from perdure.console.waterfall import build_waterfall
+from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta
+from perdure.testing import ScriptedProvider, call, finish
 from perdure.types.events import ModelCompleted, ModelDelta, ModelRetracted, ModelStarted
+from perdure.types.messages import TextPart, ThinkingPart
 from tests.console.test_access import wait_for_waits
 from tests.support.engine import Engine
 from tests.support.pages import Console, console
@@ -355,3 +362,160 @@ async def test_ticked_runs_are_cancelled_after_a_second_look(engine: Engine) -> 
         await other.open("/runs")
         assert "No runs yet" in other.page.text
         assert not [form for form in (await opened.browse("eve").open("/runs")).forms if form.id == "bulk"]
+
+
+class Typed(BaseModel):
+    amount: int
+    note: str
+
+
+class Thinker:
+    """A model that thinks before it answers; the second half comes when it is told."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
+        number = sum(message.role == "assistant" for message in request.messages)
+        yield ThinkingDelta(f"Hm {number}. ")
+        yield TextDelta("First half, ")
+        await self.go.wait()
+        yield TextDelta("second half.")
+        parts = (ThinkingPart(text=f"Hm {number}. Yes."), TextPart(text="First half, second half."))
+        yield Completed(parts, model=request.model)
+
+
+async def test_thinking_and_half_a_reply_as_it_is_written(engine: Engine) -> None:
+    thinker = Thinker()
+    async with served(engine, Agent("thinker", thinker)) as (client, opened):
+        run = await client.start("thinker", "Go", mode="session")
+        browser = opened.browse()
+
+        async def is_writing() -> bool:
+            page = await browser.open(f"/runs/{run.id}")
+            return "First half, " in page.text and "Hm 0." in page.text
+
+        await eventually(is_writing)
+        assert "second half" not in browser.page.text
+        [live] = [given["data-live"] for _, given in browser.page.tags if given.get("data-live")]
+        pieces, blocks = [], []
+        async with browser.http.stream("GET", live, headers={"accept": "text/event-stream"}) as response:
+            async for line in response.aiter_lines():
+                if not line.startswith("data: "):
+                    continue
+                frame = json.loads(line[6:])
+                blocks += frame.get("blocks", [])
+                pieces += [frame["text"]] if frame.get("field") == "text" else []
+                if not thinker.go.is_set():
+                    assert "First half, " in blocks[0]["html"], "what is written so far comes first"
+                    thinker.go.set()
+                if "Hm 0. Yes." in blocks[-1]["html"]:
+                    break
+        assert pieces in ([], ["second half."])
+        assert blocks[0]["key"] == blocks[-1]["key"]
+        await run.turn().result()
+        await (await run.send("Again")).result()
+        page = await browser.open(f"/runs/{run.id}")
+        assert "Hm 0. Yes." in page.text
+        assert "Hm 1. Yes." in page.text
+        assert [given.get("open") for tag, given in page.tags if given.get("class") == "thinking"] == [None, None]
+
+
+async def test_long_texts_and_typed_answers_are_shown(engine: Engine) -> None:
+    @tool
+    def read() -> str:
+        """Read."""
+        return "long result " * 2_000
+
+    agents = [
+        Agent("reader", script([call("read")], "long answer " * 3_000), tools=[read]),
+        Agent("typed", script([finish(amount=3, note="typed")]), output=Typed),
+    ]
+    async with served(engine, *agents) as (client, opened):
+        reader, typed = await client.start("reader", "long question " * 2_000), await client.start("typed", "Go")
+        await reader.result()
+        await typed.result()
+        browser = opened.browse()
+        page = await browser.open(f"/runs/{reader.id}")
+        assert page.text.count("long answer") >= 3_000
+        assert page.text.count("long result") >= 2_000
+        assert page.text.count("long question") >= 2_000
+        page = await browser.open(f"/runs/{typed.id}")
+        assert "typed" in [text.strip() for text in page.text.splitlines()]
+        assert "not begun" not in page.text
+
+
+async def test_a_fork_after_any_reply(engine: Engine) -> None:
+    agent = Agent("talker", ScriptedProvider(lambda request: f"reply {len(request.messages)}"))
+    async with served(engine, agent) as (client, opened):
+        run = await client.start("talker", "one", mode="session")
+        await run.turn().result()
+        for text in ("two", "three"):
+            await (await run.send(text)).result()
+        browser = opened.browse()
+        page = await browser.open(f"/runs/{run.id}")
+        links = [given["href"] for _, given in page.tags if given.get("class") == "fork-link"]
+        assert len(links) == 3
+        page = await browser.open(links[1].removeprefix("/console"))
+        form = page.find_form(action="fork")
+        await browser.send(form, text="otherwise")
+        fork = client.run(browser.response.url.path.rpartition("/")[2])
+        await fork.turn().result()
+        said = [message.text for message in await fork.transcript() if message.role == "user"]
+        assert said == ["one", "two", "otherwise"]
+        await browser.send(form, head="0" * 64, text="otherwise", nonce="f" * 32)
+        assert browser.response.status_code in (400, 500)
+        assert "rewritten since" in browser.page.text or "damaged" in browser.page.text
+
+
+@pytest.mark.slow
+@pytest.mark.server
+async def test_without_a_worker_pages_come_at_once_and_say_why(engine: Engine) -> None:
+    @tool(needs_approval=True)
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    agent = Agent("payer", script([call("pay")], "done"), tools=[pay])
+    async with engine.served(agent) as client:
+        run = await client.start("payer", "Go", mode="session")
+
+        async def has_recorded_the_wait() -> bool:
+            return bool(await read_pending_memo(await run.describe()))
+
+        await eventually(has_recorded_the_wait)
+    async with console(client) as opened:
+        browser = opened.browse()
+        page = await browser.open(f"/runs/{run.id}")
+        assert "has not answered yet" in page.text
+        assert "pay" in page.text
+        page = await browser.open(f"/runs/{run.id}?wait=1")
+        assert "no worker answers" in page.text
+        [wait] = (await client.list_waits()).waits
+        page = await browser.open(f"/inbox/{run.id}/{wait.call_id}")
+        assert "Approve pay?" in page.text
+
+
+async def test_a_stream_ends_with_the_login(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.web.sse.CHECK_SECONDS", 0.05)
+    agent = Agent("worker", ScriptedProvider(lambda _: "hello"))
+    async with engine.served(agent) as client, console(client, tokens=True) as opened:
+        run = await client.start("worker", "Go", mode="session")
+        await run.turn().result()
+        token = (await client.tokens.create("ana", role="viewer")).token
+        browser, other = opened.browse(None), opened.browse(None)
+        page = await browser.open("/runs")
+        await browser.send(page.find_form(token=""), token=token)
+        other.http.cookies = browser.http.cookies
+        live = f"/console/runs/{run.id}/live?after=0"
+        async with browser.http.stream("GET", live, headers={"accept": "text/event-stream"}) as response:
+            assert response.status_code == 200
+            lines = response.aiter_lines()
+            assert await anext(lines)
+            page = await other.open("/runs")
+            await other.send(page.find_form(to="/logout"))
+            async with asyncio.timeout(30):
+                async for _ in lines:
+                    pass
+        again = await browser.http.get(live, headers={"accept": "text/event-stream"}, follow_redirects=False)
+        assert again.status_code in (303, 401)

@@ -35,6 +35,14 @@ from tests.support.wait import eventually
 PAGES = pages()
 MOST_SKIPPED = 5
 NOT_RUN = ("skip ", "elsewhere ")
+EVERYDAY_PAGES = {
+    "README.md",
+    "docs/quickstart.md",
+    "docs/how-to/approvals.md",
+    "docs/how-to/conversations.md",
+    "docs/how-to/subagents.md",
+}
+"""Pages whose programs run in ``make test``; those of the others run in ``make test-all``."""
 LONGEST = 90.0
 """Seconds that a program may take; it takes two."""
 JOINED = {
@@ -109,7 +117,14 @@ class Model:
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("page", [page for page in PAGES if page.programs], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.name, marks=() if page.name in EVERYDAY_PAGES else pytest.mark.slow)
+        for page in PAGES
+        if page.programs
+    ],
+)
 async def test_programs_and_commands_run(page: Page, loopback: Loopback) -> None:
     namespace = f"docs-{uuid.uuid4().hex[:8]}"  # pages use the same ids
     await indexed_namespace(loopback.address, namespace)

@@ -20,6 +20,7 @@ def triage(request: Request) -> Any:
     return Call("__finish__", {"value": "billing" if is_money else "shipping"})
 
 
+@pytest.mark.slow
 async def test_evals(loopback: Loopback) -> None:
     loopback.model.rule = triage
     await loopback.own_namespace()

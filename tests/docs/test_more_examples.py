@@ -17,7 +17,7 @@ from tests.docs.asked import Request, results, system, track, users
 from tests.docs.loopback import EXAMPLES, Loopback, succeeded
 from tests.servers.model_server import Call
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]  # what they show has tests of its own: these show that they run
 
 
 async def test_worker_and_client(loopback: Loopback) -> None:

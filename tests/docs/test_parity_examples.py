@@ -10,7 +10,7 @@ from tests.docs.asked import Request, results, system, users
 from tests.docs.loopback import EXAMPLES, Loopback, succeeded
 from tests.servers.model_server import Call
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]  # what they show has tests of its own: these show that they run
 
 FINISH = "__finish__"
 

@@ -115,6 +115,7 @@ async def test_a_turn_is_interrupted_by_ctrl_c_and_joined_by_what_is_typed(sit: 
     await chat.until("5: 'Be quick' | 'Thanks'")
 
 
+@pytest.mark.slow
 async def test_a_turn_that_runs_is_left_met_again_and_interrupted(sit: Sit, cli: Cli, id: str) -> None:
     worker = await cli.spawn("worker", "agents.py", "--task-queue", id)
     await worker.until("serving")
@@ -220,6 +221,7 @@ async def test_calls_are_decided_and_questions_answered_in_place(sit: Sit, cli: 
     assert [one["parts"][0]["text"] for one in users] == ["Please refund", "Now ask", "one moment"]
 
 
+@pytest.mark.slow
 async def test_what_waits_is_left_and_decided_when_the_chat_is_back(sit: Sit, cli: Cli, id: str) -> None:
     chat = await sit("desk", "Please refund", "--file", "agents.py", "--id", id)
     await chat.until("(1 of 3)")

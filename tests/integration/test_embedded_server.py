@@ -103,6 +103,7 @@ async def test_processes_at_the_same_moment_get_the_same_server(home: Home) -> N
     assert home.temporal_db.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 async def test_servers_of_several_homes_that_start_at_the_same_moment_are_several(tmp_path: Path) -> None:
     """Each is answered by its own server, on ports of its own, and sets that one up."""
     homes = [Home(tmp_path / name) for name in ("a", "b")]
@@ -148,6 +149,7 @@ async def test_runs_survive_kill_9_and_stop_and_are_kept_for_years(home: Home) -
     assert await run_is_there(await ensure_server())
 
 
+@pytest.mark.slow
 async def test_a_server_whose_starter_died_is_taken_over_and_a_foreign_pid_is_not_trusted(home: Home) -> None:
     before = await ensure_server()
     write_record(home, dataclasses.replace(before, instance_id=None))
@@ -184,6 +186,7 @@ async def test_a_foreign_server_on_the_port_is_not_trusted(home: Home, tmp_path:
         await stop_server(other)
 
 
+@pytest.mark.slow
 async def test_a_server_whose_record_was_lost_is_replaced(home: Home) -> None:
     """It begins with a database whose creation was cut short, which is made anew."""
     home.create().temporal_db.touch()

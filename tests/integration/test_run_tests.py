@@ -78,6 +78,20 @@ def test_the_second_try_may_have_nothing_left_to_do(stage: Stage) -> None:
     assert alone._try(1) == run_tests.NONE_LEFT
 
 
+@pytest.mark.parametrize(("broken", "imports"), [("", False), ("INTERNALERROR", True)])
+def test_a_second_try_imports_no_file_without_a_failure(
+    stage: Stage, tmp_path: Path, capfd: pytest.CaptureFixture[str], *, broken: str, imports: bool
+) -> None:
+    """But all of them where pytest itself failed: then some tests may not have begun."""
+    (tmp_path / "test_other.py").write_text("raise OSError('imported')\n")
+    (tmp_path / "test_suite.py").write_text("def test_fails():\n    pass\n")
+    alone = Stage(stage.name, ("--rootdir", str(tmp_path), str(tmp_path)), tries=2)
+    stage.state.parent.mkdir()
+    stage.state.write_text(json.dumps({"passed": [], "failed": {"test_suite.py::test_fails": ""}, "broken": broken}))
+    assert (alone._try(2) != 0) == imports
+    assert ("OSError: imported" in capfd.readouterr().out) == imports
+
+
 @pytest.mark.parametrize(
     ("codes", "ended"), [([0, 0], 0), ([1, 0], 1)], ids=["all pass in the end", "a stage that fails is the last"]
 )
@@ -131,7 +145,8 @@ def _collects(stage: Stage, path: str) -> bool:
 @pytest.mark.parametrize("name", ["test_a.py", "deeper/test_a.py", "test_b.py", "conftest.py", "__init__.py"])
 def test_every_unit_test_is_in_one_half(name: str) -> None:
     def ignores(half: str) -> bool | None:
-        config: Any = SimpleNamespace(getoption=lambda _: half, rootpath=ROOT)
+        plugins = SimpleNamespace(get_plugin=lambda _: None)
+        config: Any = SimpleNamespace(getoption=lambda _: half, rootpath=ROOT, pluginmanager=plugins)
         return pytest_ignore_collect(ROOT / "tests/unit" / name, config)
 
     ignored = [half for half in run_tests.HALVES if ignores(half)]

@@ -20,7 +20,11 @@ class Tried:
     def __init__(self, path: Path, config: pytest.Config) -> None:
         self.path = path
         self.config = config
-        self.before = set(_read(path)["passed"])
+        earlier = _read(path)
+        self.before = set(earlier["passed"])
+        ended_whole = not earlier.get("broken")  # else a test that did not begin is in no list
+        self.files = {test.partition("::")[0] for test in earlier.get("failed", ())} if ended_whole else set()
+        """Where the tests of a second try stand; empty: anywhere."""
         self._ended: set[str] = set()
         self._failed: dict[str, str] = {}
         self._broken = ""
@@ -57,17 +61,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """The files of the other half. Which half a file is in goes by its name alone, so that none is in neither."""
+    """The files of the other half, and at a second try those where nothing failed: collecting all takes a minute.
+
+    Which half a file is in goes by its name alone, so that none is in neither.
+    """
     half: str | None = config.getoption("--half")
-    if half is None or not collection_path.name.startswith("test_") or collection_path.is_dir():
+    tried: Tried | None = config.pluginmanager.get_plugin(Tried.__name__)
+    if not collection_path.name.startswith("test_") or collection_path.is_dir():
         return None
     name = collection_path.relative_to(config.rootpath).as_posix()
+    if tried is not None and tried.files and name not in tried.files:
+        return True
+    if half is None:
+        return None
     return True if zlib.crc32(name.encode()) % 2 != int(half.partition("/")[0]) - 1 else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if path := config.getoption("--tried"):
-        config.pluginmanager.register(Tried(Path(path), config))
+        config.pluginmanager.register(Tried(Path(path), config), Tried.__name__)
 
 
 def refuse_alone_elsewhere(item: pytest.Item) -> None:

@@ -170,6 +170,7 @@ const KEYS = {
   },
   e: () => current?.querySelector("a[data-key=e]")?.click(),
   x: () => current?.querySelector("input[name=item]:not(:disabled)")?.click(),
+  c: () => current?.querySelector("a[data-context]")?.click(),
   o: () => current?.querySelector("a[data-open]")?.click(),
 };
 document.addEventListener("keydown", (event) => {
@@ -187,6 +188,22 @@ document.addEventListener("keydown", (event) => {
   if (event.target.closest?.("input:not([type=checkbox]), textarea, select")) return;
   const act = KEYS[event.key];
   if (act && rows().length) { event.preventDefault(); act(); }
+});
+
+// What led to a call, in its row; again to fold it.
+list.addEventListener("click", async (event) => {
+  const link = event.target.closest("a[data-context]");
+  if (!link || event.metaKey || event.ctrlKey) return;
+  event.preventDefault();
+  const row = link.closest(".row");
+  const shown = row.querySelector(".context");
+  if (shown) { shown.remove(); return; }
+  const answer = await fetchPart(link.dataset.context);
+  if (!answer?.ok) { location.assign(link.href); return; }
+  const context = parseHTML(answer.text).querySelector(".context");
+  for (const block of context.querySelectorAll("[id]")) block.removeAttribute("id");
+  row.append(context);
+  updateTimes(row);
 });
 
 // What others decide, and what is new. Rows stay where they are: new ones come when the reader asks for them.

@@ -104,4 +104,5 @@ if (run.dataset.live) {
   follow();
   if (!location.hash && document.referrer.indexOf("/inbox/") < 0) toEnd();
 }
+if (document.querySelector("[data-unanswered]")) refreshPanel();
 setInterval(() => { if (!document.hidden && run.dataset.live && !run.dataset.over) refreshPanel(); }, 20000);
