@@ -37,7 +37,7 @@ from .openai_sessions import Acted, act, claim_key, find_agent, load_arguments, 
 from .operations import Call
 from .problems import NotFoundError, WebError
 from .sse import HEADERS, MAX_SEQ, EventStream, encode_frame
-from .turns import EventTexts, OpenWait, encode_json, read_body, read_waits
+from .turns import EventTexts, OpenWait, encode_json, find_turn_start, read_body, read_latest_seq, read_waits
 
 CANCEL_SECONDS = 10.0
 """How long a cancel waits until the turn has ended."""
@@ -56,7 +56,7 @@ class ResponseNotFoundError(NotFoundError):
 
 async def create_response(call: Call) -> Response:
     """Begin or continue a turn, and answer with its response: when it has ended, as a stream, or at once."""
-    body = await read_body(call.request)
+    body = await read_body(call)
     request = _read_request(body)
     streams, is_background = read_flag(body, "stream"), read_flag(body, "background")
     await _read_conversation(call, body, request)
@@ -167,7 +167,9 @@ async def _find_response(call: Call, verb: Verb) -> _ResponseReader:
         definition = await find_agent(call, resource.agent or "")
     except NotFoundError:  # its definition was deleted
         definition = {}
-    return _ResponseReader(call, Acted(turn, resource, after, after, status.state == "running", definition))
+    start = await find_turn_start(call.client, turn, await read_latest_seq(call.client, session))
+    acted = Acted(turn, resource, after, max(after, start or 0), status.state == "running", definition)
+    return _ResponseReader(call, acted)
 
 
 async def follow_response(call: Call) -> Response:
@@ -304,7 +306,9 @@ async def list_input_items(call: Call) -> Response:
     reader = await _find_response(call, "read")
     items: list[dict[str, Any]] = []
     hashes: dict[tuple[str, str], str] = {}
-    async with aclosing(reader.acted.turn.events(wait=False)) as events:
+    turn, latest = reader.acted.turn, await read_latest_seq(call.client, reader.acted.session)
+    start = await find_turn_start(call.client, turn, latest)
+    async with aclosing(turn.events(start or 0, wait=False)) as events:
         async for event in events:
             if isinstance(event, ApprovalRequested | QuestionAsked):
                 hashes[event.context_id, event.call_id] = event.hash
