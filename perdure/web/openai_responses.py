@@ -33,7 +33,7 @@ from .openai_requests import (
     read_text,
     read_tools,
 )
-from .openai_sessions import Acted, act, claim_key, find_agent, load_arguments, load_waits, shows_texts
+from .openai_sessions import Acted, act, claim_key, find_agent, load_arguments, shows_texts
 from .operations import Call
 from .problems import NotFoundError, WebError
 from .sse import HEADERS, MAX_SEQ, EventStream, encode_frame
@@ -213,6 +213,7 @@ class _ResponseReader:
 
     def __init__(self, call: Call, acted: Acted, *, is_background: bool = False) -> None:
         self.call, self.acted = call, acted
+        call.resource = acted.resource
         response_id = encode_id("resp_", acted.session, acted.turn.task_id, acted.after)
         self.translator = ResponseTranslator(
             response_id, acted.session, acted.resource.agent or "", acted.after, has_texts=shows_texts(acted.definition)
@@ -247,7 +248,7 @@ class _ResponseReader:
     async def _finish(self, waits: Sequence[OpenWait]) -> list[dict[str, Any]]:
         if not waits and self.translator.end is None:
             self.translator.note_status(await self.acted.turn.status())
-        return self.translator.finish(await load_waits(self.call.client, waits))
+        return self.translator.finish([await self._texts.load_wait(wait) for wait in waits])
 
     async def read_now(self) -> None:
         """Read what there is of the response."""

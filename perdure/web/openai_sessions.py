@@ -90,17 +90,6 @@ async def load_arguments(client: Client, run_id: str) -> dict[str, dict[str, Any
     return {part.id: part.arguments for m in messages for part in m.parts if isinstance(part, ToolCallPart)}
 
 
-async def load_waits(client: Client, waits: Sequence[OpenWait]) -> list[OpenWait]:
-    """Return ``waits`` with all arguments."""
-    loaded: list[OpenWait] = []
-    for wait in waits:
-        if wait.call.arguments is None and wait.call.kind != "question":
-            arguments = (await load_arguments(client, wait.run_id)).get(wait.call.call_id)
-            wait = OpenWait(wait.run_id, wait.call.model_copy(update={"arguments": arguments}))
-        loaded.append(wait)
-    return loaded
-
-
 def shows_texts(definition: Mapping[str, Any]) -> bool:
     """Whether the replies of an agent are its answer: not if it has a typed output, or says when it has finished."""
     return definition.get("output") is None and definition.get("finish") in (None, "text")

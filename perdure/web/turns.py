@@ -176,7 +176,7 @@ class EventTexts:
 
     async def load_wait(self, wait: OpenWait) -> OpenWait:
         """Return ``wait`` with its arguments, where they are too long for the run's status."""
-        if wait.call.arguments is not None or wait.call.kind != "approval":
+        if wait.call.arguments is not None or wait.call.kind == "question":
             return wait
         messages = await self._client.run(wait.run_id).transcript(full=True)
         calls = [part for m in messages for part in m.parts if isinstance(part, ToolCallPart)]
