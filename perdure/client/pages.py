@@ -215,6 +215,8 @@ class _RunPager:
     def __init__(self, client: ClientHandle, filters: _RunFilters, limit: int, visible: Visible | None) -> None:
         self._client, self._filters, self._limit, self._visible = client, filters, limit, visible
         self.runs: dict[str, RunSummary] = {}
+        self._listed: set[str] = set()
+        """Runs that Temporal's listing is known to have."""
 
     def build_page(self, place: Sequence[str] | None) -> RunPage:
         """Build the page, whose next one begins at ``place``."""
@@ -223,12 +225,23 @@ class _RunPager:
 
     async def read_visibility(self, token: bytes) -> bytes:
         """Add runs that Temporal lists from ``token`` on; return the token of the next ones, b"" at the end."""
+        # Open executions come first, then closed ones, the last one first: of a run, the newest is the first in a list
+        # that begins at the beginning, and leaves none out for its status.
+        is_in_order = not token and self._filters.status is None
         for _ in range(_MAX_REQUESTS):
             executions, token = await self._fetch_executions(token)
-            newest = await self._find_newest(executions)
-            for execution in executions:
-                if execution.run_id in newest and execution.id not in self.runs:
-                    await self._add_execution(execution)
+            if is_in_order:
+                first = {execution.id: execution.run_id for execution in reversed(executions)}
+                newest = {first[name] for name in first.keys() - self._listed}
+                runs = await gather_bounded(self._summarize_execution, executions)
+            else:
+                runs, newest = await asyncio.gather(
+                    gather_bounded(self._summarize_execution, executions), self._find_newest(executions)
+                )
+            self._listed |= {execution.id for execution in executions}
+            for execution, run in zip(executions, runs, strict=True):
+                if run is not None and execution.run_id in newest and execution.id not in self.runs:
+                    await self._add_visible(run)
             if not token or len(self.runs) >= self._limit:
                 break
         return token
@@ -281,17 +294,19 @@ class _RunPager:
                 newest[execution.id] = execution
         return {execution.run_id for execution in newest.values()}
 
-    async def _add_execution(self, execution: WorkflowExecution) -> None:
+    async def _summarize_execution(self, execution: WorkflowExecution) -> RunSummary | None:
+        """Return what the list shows of an execution; None for one that the filters leave out."""
         filters = self._filters
         if filters.roots and await has_recorded_parent(self._client, execution.id):
-            return
+            return None
         run = await build_run_summary(self._client, execution)
-        if self._visible is not None or any(
+        needs_labels = self._visible is not None and None in (run.tenant, run.user)
+        if needs_labels or any(
             value is not None and getattr(run, name) is None for name, value in filters.labels.items()
         ):
             run = await add_recorded_labels(self._client, run)
-        if has_agent_and_status(run, filters.agent, filters.status) and has_labels(run, filters.labels):
-            await self._add_visible(run)
+        shown = has_agent_and_status(run, filters.agent, filters.status) and has_labels(run, filters.labels)
+        return run if shown else None
 
     async def _add_visible(self, run: RunSummary) -> bool:
         if self._visible is not None and not await self._visible(run):
@@ -322,6 +337,7 @@ class _RunPager:
 
     async def _find_missing(self, rows: Sequence[RunRow]) -> set[str]:
         """Return the ids of those of ``rows`` that Temporal's listing does not have."""
+        rows = [row for row in rows if row.context_id not in self._listed]
         if not rows:
             return set()
         query = build_ids_query(row.context_id for row in rows)

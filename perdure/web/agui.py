@@ -1,9 +1,10 @@
 """AG-UI 1.0: ``POST /agui/{agent}`` takes a ``RunAgentInput`` and answers with the events of the turn.
 
     threadId   id of the session              interrupt   a call that waits for approval, or asks
-    runId      id of the message and turn     tools       client tools of the turn
+    runId      id of the turn                 tools       client tools of the turn
 
-The server keeps the history: of ``messages`` only the last is sent. Needs the extra ``agui``.
+The server keeps the history: of ``messages`` only the last is sent. A message's id is that of the run and the client's
+own: the same run is the same message, and a client finds its message under its own id. Needs the extra ``agui``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..client.client import Client
 from ..client.turn import Turn
 from ..errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, RunNotFoundError
 from ..types.messages import File
-from .agui_events import AguiTranslator, Frame
+from .agui_events import AguiTranslator, Frame, build_message_id, dump_message
 from .auth import Resource
 from .operations import Call, Web, validate
 from .problems import WebError
@@ -35,7 +36,9 @@ from .turns import (
     build_file,
     encode_json,
     find_present_turn,
+    find_turn_start,
     follow_until_still,
+    is_known_turn,
     open_session,
     parse_wait_id,
     read_body,
@@ -98,8 +101,10 @@ class _Acted:
     """What a request has done."""
 
     turn: Turn[Any]
-    messages: list[Frame] | None = None
-    """What the client has, if the stream is that of a new turn; None restates the conversation."""
+    held: Sequence[Frame] = ()
+    """The messages that the client has."""
+    is_new: bool = False
+    """Whether the request has begun the turn: nothing of it has to be restated."""
     warnings: list[tuple[str, Any]] = field(default_factory=list)
     results: list[Frame] = field(default_factory=list)
     """The tool messages that were sent."""
@@ -124,6 +129,7 @@ async def _run(call: Call) -> Response:
         acted, after = await _send(call, agent, sent)
     names = [tool.name for tool in sent.tools or ()]
     translator = AguiTranslator(thread_id, sent.run_id, version=sent.protocol_version, frontend_tools=names)
+    acted.held = [dump_message(message) for message in sent.messages]
     return EventStream(
         _stream(call.client, acted, translator, after), on_close=call.hold_stream(), check=call.is_current
     )
@@ -132,16 +138,20 @@ async def _run(call: Call) -> Response:
 async def _send(call: Call, agent: str, sent: RunAgentInput) -> tuple[_Acted, int]:
     """Send the last message. A run id that was sent before is the same turn."""
     resource = await open_session(call, sent.thread_id, "send", "agui")
+    after = await read_latest_seq(call.client, sent.thread_id)
+    task_id = shorten_id(sent.run_id)
+    known = call.client.run(sent.thread_id).turn(task_id)
+    if await find_turn_start(call.client, known, after, is_last=True) is not None:
+        return _Acted(known), after  # also of a client that was cut off in the middle, and while no worker answers
     message = sent.messages[-1] if sent.messages else None
     if not isinstance(message, UserMessage):
         try:
             turn = await find_present_turn(call.client, sent.thread_id)
         except RunNotFoundError:
             raise WebError("the last of messages is not the user's", name="InvalidInputError") from None
-        return _Acted(turn), await read_latest_seq(call.client, sent.thread_id)
-    task_id = shorten_id(sent.run_id)
-    after = await read_latest_seq(call.client, sent.thread_id)
-    is_known = after > 0 and await _is_known_turn(call.client.run(sent.thread_id).turn(task_id))
+        return _Acted(turn), after
+    message_id = build_message_id(sent.run_id, message.id)
+    is_known = after > 0 and await is_known_turn(known, message_id)
     options: dict[str, Any] = {"tenant": resource.tenant, "user": resource.user}
     if sent.tools:
         options["client_tools"] = [
@@ -149,18 +159,10 @@ async def _send(call: Call, agent: str, sent: RunAgentInput) -> tuple[_Acted, in
             for tool in sent.tools
         ]
     turn = await call.client.send(
-        agent, _read_content(message), id=sent.thread_id, message_id=task_id, task_id=task_id, by=call.by, **options
-    )
-    is_new = turn.task_id == task_id and not is_known
-    messages = [m.model_dump(mode="json", by_alias=True) for m in sent.messages] if is_new else None
-    return _Acted(turn, messages), after
-
-
-async def _is_known_turn(turn: Turn[Any]) -> bool:
-    try:
-        return (await turn.status()).state != "unknown"
-    except RunNotFoundError:  # Temporal has deleted the session, and the store has its events
-        return False
+        agent, _read_content(message), id=sent.thread_id, message_id=message_id, task_id=task_id,
+        by=call.by, **options,
+    )  # fmt: skip
+    return _Acted(turn, is_new=turn.task_id == task_id and not is_known), after
 
 
 def _read_content(message: UserMessage) -> str | list[str | File]:
@@ -251,7 +253,7 @@ async def _answer(call: Call, sent: RunAgentInput) -> _Acted:
         except (ApprovalDecidedError, ApprovalExpiredError) as error:
             warnings.append(("already_decided", {"toolCallId": call_id, "message": error.message}))
         else:
-            results.append(message.model_dump(mode="json", by_alias=True))
+            results.append(dump_message(message))
     return _Acted(await find_present_turn(call.client, sent.thread_id), warnings=warnings, results=results)
 
 
@@ -272,19 +274,26 @@ async def _stream(client: Client, acted: _Acted, translator: AguiTranslator, aft
     """Yield the frames of a run. The number of an event is the id of its last frame only, so that a client that was
     cut off between two of them has not seen it."""
     texts, turn = EventTexts(client), acted.turn
-    has_waits = acted.messages is None
-    if acted.messages is None:
-        translator.rebuild(await read_history(turn.run, texts, after), turn.task_id)
-        translator.add_results(acted.results)
-    for frame in translator.start(acted.messages):
+    if acted.is_new:
+        frames = translator.start(acted.held)
+    else:
+        begin = await find_turn_start(client, turn, after) if acted.held else 0
+        translator.rebuild(await read_history(turn.run, texts, after, begin or 0), turn.task_id)
+        if begin and not translator.merge(acted.held, acted.results):  # the client has not seen the turn begin
+            translator.rebuild(await read_history(turn.run, texts, after), turn.task_id)
+            begin = 0
+        if not begin:
+            translator.merge(acted.held, acted.results, is_whole=True)
+        frames = translator.start()
+    for frame in frames:
         yield _encode(frame)
     for name, value in acted.warnings:
         for frame in translator.warn(name, value):
             yield _encode(frame)
-    async with aclosing(follow_until_still(client, turn, after, has_waits=has_waits)) as events:
+    async with aclosing(follow_until_still(client, turn, after, has_waits=not acted.is_new)) as events:
         async for event in events:
             if isinstance(event, list):
-                for frame in translator.finish(event):
+                for frame in translator.finish([await texts.load_wait(wait) for wait in event]):
                     yield _encode(frame)
                 return
             results = await texts.load_results(event.context_id) if translator.lacks_results(event) else None

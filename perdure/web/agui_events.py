@@ -6,10 +6,12 @@ are not used twice, and what a client holds at the end is what the transcript sa
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ag_ui.core import PROTOCOL_VERSION
+from pydantic import BaseModel
 
 from ..types.events import (
     ConversationCompacted,
@@ -25,11 +27,23 @@ from ..types.events import (
     ToolStarted,
     TurnEvent,
 )
-from ..types.messages import Usage
-from .turns import OpenWait, Replies, Reply, describe_answer, dump_arguments, dump_event, has_arguments, is_answer_call
+from ..types.messages import NAME_CHARS, Usage
+from .turns import (
+    OpenWait,
+    Replies,
+    Reply,
+    describe_answer,
+    dump_arguments,
+    dump_event,
+    has_arguments,
+    is_answer_call,
+    shorten_id,
+)
 
 Frame = dict[str, Any]
 
+_ID_SEPARATOR = "|"
+_THINKING = "/thinking"
 _ENDED_RUN = ("completed", "failed", "cancelled", "terminated", "timed_out")
 
 
@@ -37,7 +51,7 @@ class AguiTranslator:
     """The stream of one AG-UI run: ``start``, ``feed`` for each event, ``finish``.
 
     ``rebuild`` takes the events before the stream, so that a stream may begin anywhere in a turn: it then restates the
-    conversation. ``messages`` is what a client holds.
+    conversation. ``merge`` joins that with what the client holds. ``messages`` is what it then holds.
     """
 
     def __init__(
@@ -45,10 +59,15 @@ class AguiTranslator:
     ) -> None:
         self.thread_id, self.run_id = thread_id, run_id
         self.messages: list[Frame] = []
+        self._by_id: dict[str, Frame] = {}
         self._is_v1 = version is not None
         self._frontend_tools = frozenset(frontend_tools)
-        self._replies = Replies()
         self._frames: list[Frame] = []
+        self._sent_id: str | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._replies = Replies()
         self._open: dict[str, tuple[Frame, Frame]] = {}
         """What is open: the frame that ends it, and the one that begins it again, by kind and id."""
         self._steps: dict[str, str] = {}
@@ -61,14 +80,15 @@ class AguiTranslator:
         """Calls without a result: their run and name, by AG-UI's id."""
         self._usage: dict[str, Usage] = {}
         self._last_text = ""
-        self._has_own_message = False
-        """Whether the client has the message that it sent: it is not restated then."""
         self._end: TurnEvent | RunEvent | None = None
 
     # --- the stream
 
     def rebuild(self, history: Sequence[Event], task_id: str) -> None:
-        """Take the events before the stream, which is one of turn ``task_id``."""
+        """Take the events before the stream, which is one of turn ``task_id``: those of the conversation, or of the
+        turn alone."""
+        self._set_messages([])
+        self._reset()
         for event in history:
             if isinstance(event, TurnEvent) and not event.path and event.state == "started":
                 self._end = None
@@ -77,23 +97,46 @@ class AguiTranslator:
             self._end = None
         self._usage.clear()
 
-    def add_results(self, results: Sequence[Frame]) -> None:
-        """Add the tool messages that the client has sent, after ``rebuild``: a restated conversation without them would
-        take them from the client."""
-        for result in results:
-            if not any(message.get("toolCallId") == result["toolCallId"] for message in self.messages):
-                self.messages.append(result)
-            self._calls.pop(result["toolCallId"], None)
+    def merge(self, held: Sequence[Frame], results: Sequence[Frame], *, is_whole: bool = False) -> bool:
+        """Join the messages that the client holds with those that were rebuilt, in the client's order and under its
+        ids: a client leaves what a snapshot names where it is, and appends the rest. ``results`` are the tool messages
+        that it has just sent. False, and nothing is done, if the turn was rebuilt alone and the client does not have
+        the message that began it."""
+        begin = 0
+        if not is_whole:
+            first = next((message["id"] for message in self.messages if message["role"] == "user"), None)
+            begin = next((index for index, message in enumerate(held) if message["id"] == first), -1)
+            if begin < 0:
+                return False
+        own_ids = {message["toolCallId"]: message["id"] for message in held if message["role"] == "tool"}
+        for message in self.messages:
+            if message["role"] == "tool":
+                message["id"] = own_ids.get(message["toolCallId"], message["id"])
+        rebuilt = {message["id"]: message for message in self.messages}
+        sent = {result["toolCallId"] for result in results}
+        last = max((index for index, message in enumerate(held) if message["id"] in rebuilt), default=-1)
+        merged = list(held[:begin])
+        for index, message in enumerate(held[begin:], begin):
+            # What has just been sent is not recorded yet, and the reasoning of a reply that counts is not stored.
+            is_new = (message["role"] == "user" and index > last) or message.get("toolCallId") in sent
+            is_thought = message["role"] == "reasoning" and message["id"].removesuffix(_THINKING) in self._by_id
+            if message["id"] in rebuilt or is_new or is_thought:
+                merged.append(rebuilt.pop(message["id"], message))
+        self._set_messages([*merged, *rebuilt.values()])
+        self._note_sent(held)
+        for call_id in sent:
+            self._calls.pop(call_id, None)
+        return True
 
     def start(self, messages: Sequence[Frame] | None = None) -> list[Frame]:
-        """Return the first frames. ``messages`` are those that the client has: without them the conversation is
-        restated, and what was being written continues."""
+        """Return the first frames. ``messages`` are those that the client has at the start of a turn: without them the
+        conversation is restated, and what was being written continues."""
         self._frames = []
         version = {"protocolVersion": PROTOCOL_VERSION} if self._is_v1 else {}
         self._emit("RUN_STARTED", threadId=self.thread_id, runId=self.run_id, **version)
         if messages is not None:
-            self.messages = [*messages, *self.messages]
-            self._has_own_message = True
+            self._set_messages([*messages, *self.messages])
+            self._note_sent(messages)
             return self._take()
         self._emit("MESSAGES_SNAPSHOT", messages=self.messages)
         for context_id in self._active:
@@ -252,13 +295,16 @@ class AguiTranslator:
 
     def _message(self, id: str, role: str, context_id: str, **fields: Any) -> Frame:
         """Return the message ``id`` of the conversation, which may be new."""
-        for message in reversed(self.messages):
-            if message["id"] == id:
-                return message
+        if (known := self._by_id.get(id)) is not None:
+            return known
         owner = {} if context_id == self.thread_id else {"subagentRunId": context_id}
-        message = {"id": id, "role": role, **fields, **owner}
+        message = self._by_id[id] = {"id": id, "role": role, **fields, **owner}
         self.messages.append(message)
         return message
+
+    def _set_messages(self, messages: list[Frame]) -> None:
+        self.messages = messages
+        self._by_id = {message["id"]: message for message in messages}
 
     # --- replies
 
@@ -297,7 +343,7 @@ class AguiTranslator:
     def _think(self, reply: Reply, context_id: str, added: str) -> None:
         if not added:
             return
-        thought_id = f"{reply.id}/thinking"
+        thought_id = f"{reply.id}{_THINKING}"
         message = self._message(thought_id, "reasoning", context_id, content="")
         message["content"] += added
         span = {"type": "REASONING_START", "messageId": thought_id}
@@ -310,7 +356,7 @@ class AguiTranslator:
 
     def _end_thinking(self, reply: Reply) -> None:
         for kind in ("thinking", "span"):
-            self._end_of(kind, f"{reply.id}/thinking")
+            self._end_of(kind, f"{reply.id}{_THINKING}")
 
     def _call(self, reply: Reply, context_id: str, call_id: str, name: str, added: str) -> None:
         wire_id = self._call_id(context_id, call_id)
@@ -381,12 +427,13 @@ class AguiTranslator:
         self._close_open(event.context_id)
         self._end_step(event.context_id)
         reply = self._replies.close(event)
-        ids = () if reply is None else (reply.id, f"{reply.id}/thinking")
-        dropped = [message for message in self.messages if message["id"] in ids]
+        ids = () if reply is None else (reply.id, f"{reply.id}{_THINKING}")
+        dropped = [self._by_id[name] for name in ids if name in self._by_id]
         for message in dropped:
             for call in message.get("toolCalls", []):
                 self._calls.pop(call["id"], None)
             self.messages.remove(message)
+            del self._by_id[message["id"]]
         if dropped:
             self._emit("MESSAGES_SNAPSHOT", messages=self.messages)
 
@@ -395,7 +442,7 @@ class AguiTranslator:
     def _answer_call(self, context_id: str, call_id: str, content: str, name: str) -> None:
         wire_id = self._call_id(context_id, call_id)
         is_known = self._calls.pop(wire_id, None) is not None
-        is_new = not any(message["id"] == f"{wire_id}/result" for message in self.messages)
+        is_new = f"{wire_id}/result" not in self._by_id
         if not is_known or not is_new:
             return
         self._message(f"{wire_id}/result", "tool", context_id, content=content, toolCallId=wire_id)
@@ -411,11 +458,18 @@ class AguiTranslator:
                 call_id = wire_id if owner == self.thread_id else wire_id[len(owner) + 1 :]
                 self._answer_call(context_id, call_id, results.get(call_id, ""), name)
 
+    def _note_sent(self, messages: Sequence[Frame]) -> None:
+        """Remember the message that the request has sent: the client has it."""
+        if messages and messages[-1]["role"] == "user":
+            self._sent_id = build_message_id(self.run_id, messages[-1]["id"])
+
     def _inject(self, event: MessageInjected) -> None:
-        message_id = event.id or f"{event.context_id}/{event.seq}"
-        if event.path or (message_id == self.run_id and self._has_own_message):
+        if event.path:
             return
-        if any(message["id"] == message_id for message in self.messages):
+        if event.id is not None and event.id == self._sent_id:
+            return
+        message_id = _read_client_id(event.id or f"{event.context_id}/{event.seq}")
+        if message_id in self._by_id:
             return
         self._message(message_id, "user", event.context_id, content=event.content)
         self._emit("TEXT_MESSAGE_START", messageId=message_id, role="user")
@@ -487,6 +541,24 @@ class AguiTranslator:
             }
             listed.append({"model": model, **total, **{name: count for name, count in counts.items() if count}})
         return listed
+
+
+def build_message_id(run_id: str, client_id: str) -> str:
+    """Return the id under which a message is sent: the same for the same run and message. It ends with the client's
+    own id, so that whoever reads the events finds it."""
+    sent_id = f"{run_id}{_ID_SEPARATOR}{client_id}"
+    if len(sent_id) > NAME_CHARS:
+        sent_id = f"{hashlib.sha256(run_id.encode(errors='replace')).hexdigest()}{_ID_SEPARATOR}{client_id}"
+    return shorten_id(sent_id)
+
+
+def _read_client_id(message_id: str) -> str:
+    return message_id.rpartition(_ID_SEPARATOR)[2] or message_id
+
+
+def dump_message(message: BaseModel) -> Frame:
+    """Return a client's message as JSON: optional fields are left out, not null."""
+    return message.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 APPROVAL_SCHEMA: Frame = {

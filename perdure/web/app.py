@@ -2,7 +2,8 @@
 
     headers and URL ─► proxy's headers ─► Host ─► origin ─► body ─► route: caller, rate, verb, handler
 
-Nothing is kept from one request to the next but rates: any replica may answer any request.
+Nothing is kept from one request to the next but rates, and what can be asked for again at any time (which turns have
+ended, what followers wait for together): any replica may answer any request.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -40,7 +41,7 @@ from .sessions import OPERATIONS as SESSIONS
 from .webhooks import OPERATIONS as WEBHOOKS
 
 PREFIX = "/v1"
-Protocol = Literal["agui", "vercel", "mcp"]
+Protocol = Literal["agui", "vercel", "openai", "mcp"]
 _OPERATIONS: Sequence[Operation] = (*SESSIONS, *LISTS, *APPROVALS, *FILES, *FORKS, *SCHEDULES, *WEBHOOKS)
 OPERATIONS: Sequence[Operation] = (*_OPERATIONS, build_openapi_operation(_OPERATIONS))
 """Every operation of the native API."""
@@ -62,8 +63,8 @@ class WebOptions:
     dev: bool = False
     """Names of this machine are hosts, too."""
     protocols: Sequence[Protocol] | None = None
-    """What front ends speak: ``agui`` under ``/agui``, ``vercel`` under ``/ui``, ``mcp`` under ``/mcp``. By default all
-    that are installed."""
+    """What front ends speak: ``agui`` under ``/agui``, ``vercel`` under ``/ui``, ``openai`` under ``/openai/v1``,
+    ``mcp`` under ``/mcp``. By default all that are installed."""
     limits: WebLimits = field(default_factory=WebLimits)
 
 
@@ -112,9 +113,10 @@ def create_app(
 
 
 def _list_protocol_routes(web: Web, options: WebOptions) -> list[BaseRoute]:
+    from .openai import openai_routes
     from .vercel import vercel_routes
 
-    wanted = options.protocols if options.protocols is not None else ("agui", "vercel", "mcp")
+    wanted = options.protocols if options.protocols is not None else get_args(Protocol)
     found: list[BaseRoute] = []
     if "agui" in wanted:
         try:
@@ -132,7 +134,8 @@ def _list_protocol_routes(web: Web, options: WebOptions) -> list[BaseRoute]:
                 raise RuntimeSetupError("MCP is not installed", hint="pip install 'perdure[mcp]'") from None
         else:
             found += mcp_routes(web)
-    return [*found, *(vercel_routes(web) if "vercel" in wanted else ())]
+    found += vercel_routes(web) if "vercel" in wanted else ()
+    return [*found, *(openai_routes(web) if "openai" in wanted else ())]
 
 
 def build_middleware(options: WebOptions) -> list[Middleware]:

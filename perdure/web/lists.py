@@ -85,10 +85,10 @@ class AgentDetails(BaseModel):
     versions: list[AgentVersion]
 
 
-async def read_visible_agents(call: Call) -> dict[str, list[AgentRow]]:
-    """Return the definitions that the caller may see, by name, the newest first."""
+async def read_visible_agents(call: Call, name: str | None = None) -> dict[str, list[AgentRow]]:
+    """Return the definitions that the caller may see, or those of ``name``, by name, the newest first."""
     definitions: dict[str, list[AgentRow]] = {}
-    for row in await (await call.client.store()).list_agents():
+    for row in await (await call.client.store()).list_agents(name):
         definitions.setdefault(row.name, []).append(row)
     return {
         name: rows for name, rows in definitions.items() if await call.may("read", Resource("agent", name, agent=name))
@@ -124,7 +124,7 @@ def _summarize_agent(rows: Sequence[AgentRow]) -> AgentSummary:
 async def get_agent(call: Call) -> BaseModel | Response:
     """Get an agent: its newest definition and its versions."""
     name = call.params["name"]
-    rows = (await read_visible_agents(call)).get(name)
+    rows = (await read_visible_agents(call, name)).get(name)
     if not rows:
         raise NotFoundError(
             f"there is no agent {name!r:.200}", hint="Workers record their agents when they start: GET /v1/agents."

@@ -69,6 +69,8 @@ WAIT_SECONDS = 50.0
 """How long a call without a task waits for the answer at a time."""
 POLL_MS = 1000
 _MAX_INPUT_RESPONSES = 100
+_SHOWN_CHARS = 20_000
+"""Arguments of a call that are longer are not shown in a form, and not approved by one: nobody has read them there."""
 _FIELD_TYPES = ("string", "number", "integer", "boolean")
 _ANSWER = "answer"
 ParamsT = TypeVar("ParamsT")
@@ -374,6 +376,11 @@ class _McpCaller:
             approved, comment = content.get("approve"), content.get("comment")
             if accepted and not isinstance(approved, bool):
                 raise InvalidInputError("the content of an approval has approve: true or false")
+            if accepted and approved and _show_arguments(wait) is None:
+                raise InvalidInputError(
+                    f"the arguments of {call.name} are too long to be shown in a form, so none can approve them",
+                    hint=f"Read them: GET /v1/sessions/{wait.run_id}/items. Then decide by the HTTP API; or deny here.",
+                )
             comment = comment if isinstance(comment, str) and comment else None
             decide = run.approve if accepted and approved else run.deny
             await decide(call.call_id, comment=comment, hash=call.hash, by=by)
@@ -474,14 +481,30 @@ def _describe_wait(wait: OpenWait) -> str:
     call = wait.call
     if call.kind == "question":
         return call.question or f"{call.name} asks."
-    arguments = "(too long to be shown)" if call.arguments is None else dump_arguments(call.arguments)
-    return f"Approve this call of {call.name}? {arguments}"
+    if (arguments := _show_arguments(wait)) is not None:
+        return f"Approve this call of {call.name}? {arguments}"
+    return (
+        f"A call of {call.name} waits for approval, with arguments that are too long to be shown here. Deny it here, "
+        f"or read them by the HTTP API, and approve it there: GET /v1/sessions/{wait.run_id}/items"
+    )
+
+
+def _show_arguments(wait: OpenWait) -> str | None:
+    """Return the arguments of a call that waits for approval; None if they are too long to be read in a form."""
+    text = None if wait.call.arguments is None else dump_arguments(wait.call.arguments)
+    return text if text is not None and len(text) <= _SHOWN_CHARS else None
 
 
 def _build_form(wait: OpenWait) -> dict[str, Any]:
     """Build the form of an approval or a question: MCP's forms are flat objects of plain fields."""
     if wait.call.kind == "approval":
-        fields: dict[str, Any] = {"approve": {"type": "boolean"}, "comment": {"type": "string"}}
+        approve: dict[str, Any] = {"type": "boolean"}
+        if _show_arguments(wait) is None:
+            approve |= {
+                "title": "Leave this false: what is too long to be shown is not approved here",
+                "default": False,
+            }
+        fields: dict[str, Any] = {"approve": approve, "comment": {"type": "string"}}
         return {"type": "object", "properties": fields, "required": ["approve"]}
     return {"type": "object", "properties": {_ANSWER: _build_answer_field(wait)}, "required": [_ANSWER]}
 

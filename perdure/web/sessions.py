@@ -438,10 +438,8 @@ async def get_turn(call: Call) -> TurnStatus:
     status = await turn.status()
     if query.wait and status.state == "running":
         with call.web.streams.hold(call.caller), suppress(TimeoutError):
-            async with asyncio.timeout(query.wait), aclosing(turn.events(children=False)) as events:
-                async for _ in events:
-                    pass
-        status = await turn.status()
+            async with asyncio.timeout(query.wait):
+                status = await turn.wait_for_end(status)
     if status.state == "unknown":
         raise turn.build_unknown_turn_error(status)
     return status

@@ -96,13 +96,15 @@ async def _encode_events(events: AsyncGenerator[Event]) -> AsyncGenerator[bytes]
 class EventStream(EventSourceResponse):
     """A stream of frames. It ends with its source; after ``STREAM_SECONDS``; when ``check``, which is called every
     ``CHECK_SECONDS``, returns false; or when the source fails, with a comment that names the error: its follower
-    connects again, and proves anew who it is."""
+    connects again, and proves anew who it is. ``build_break`` builds another last frame, of the error or, where there
+    is none, of None."""
 
     def __init__(
         self,
         frames: AsyncGenerator[bytes],
         *,
         on_close: Callable[[], None] | None = None,
+        build_break: Callable[[PerdureError | None], bytes] | None = None,
         check: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         limit = StreamLimit()
@@ -115,7 +117,7 @@ class EventStream(EventSourceResponse):
                     return
 
         super().__init__(
-            bounded(frames, limit),
+            bounded(frames, limit, build_break or _build_break),
             headers=HEADERS,
             ping=KEEP_ALIVE_SECONDS,
             sep="\n",
@@ -161,7 +163,17 @@ class StreamLimit:
             self._timeout = None
 
 
-async def bounded(frames: AsyncGenerator[bytes], limit: StreamLimit) -> AsyncGenerator[bytes]:
+def _build_break(error: PerdureError | None) -> bytes:
+    if error is None:
+        return b": connect again\n\n"
+    return b": the stream ended: %s; connect again\n\n" % type(error).__name__.encode()
+
+
+async def bounded(
+    frames: AsyncGenerator[bytes],
+    limit: StreamLimit,
+    build_break: Callable[[PerdureError | None], bytes] = _build_break,
+) -> AsyncGenerator[bytes]:
     """Yield ``frames`` for ``STREAM_SECONDS`` at most; a failure of theirs ends them, with a comment."""
     deadline = asyncio.get_running_loop().time() + STREAM_SECONDS
     async with aclosing(frames):
@@ -170,11 +182,11 @@ async def bounded(frames: AsyncGenerator[bytes], limit: StreamLimit) -> AsyncGen
                 async with limit.hold(deadline):
                     frame = await anext(frames, None)
             except TimeoutError:
-                yield b": connect again\n\n"
+                yield build_break(None)
                 return
             except PerdureError as error:
                 logger.warning("a stream of events ended: %s: %s", type(error).__name__, error)
-                yield b": the stream ended: %s; connect again\n\n" % type(error).__name__.encode()
+                yield build_break(error)
                 return
             if frame is None:
                 return

@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from ..client.audit import audit_caller
 from ..client.client import Client
+from ..client.event_reader import decode_row, iter_own_rows
 from ..client.run import Run
 from ..client.turn import Turn
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
@@ -50,6 +51,7 @@ QUIET_SECONDS, MAX_QUIET_SECONDS = 0.25, 4.0
 """How long nothing must happen until the run is asked whether it only waits: at first, and while it says no."""
 _SEPARATOR = "|"
 _MAX_WAIT_ID_CHARS = RUN_ID_CHARS + CALL_ID_CHARS + 200
+_WINDOW_EVENTS = 256
 
 
 # ---
@@ -172,6 +174,15 @@ class EventTexts:
             return event.model_copy(update={"content": content.decode(errors="replace"), "blob": None})
         return event
 
+    async def load_wait(self, wait: OpenWait) -> OpenWait:
+        """Return ``wait`` with its arguments, where they are too long for the run's status."""
+        if wait.call.arguments is not None or wait.call.kind != "approval":
+            return wait
+        messages = await self._client.run(wait.run_id).transcript(full=True)
+        calls = [part for m in messages for part in m.parts if isinstance(part, ToolCallPart)]
+        arguments = next((part.arguments for part in reversed(calls) if part.id == wait.call.call_id), None)
+        return OpenWait(wait.run_id, wait.call.model_copy(update={"arguments": arguments}))
+
     async def load_results(self, context_id: str) -> dict[str, str]:
         """Load the results of a run's calls that are in its transcript by now, by call id."""
         messages = await self._client.run(context_id).transcript(full=True)
@@ -271,10 +282,13 @@ async def _try_waits(client: Client, turn: Turn[Any]) -> tuple[list[OpenWait], b
 
 
 def build_endpoint(
-    web: Web, handler: Callable[[Call], Awaitable[Response]]
+    web: Web,
+    handler: Callable[[Call], Awaitable[Response]],
+    convert_problem: Callable[[Response, Exception, Request], Response] = lambda problem, *_: problem,
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Build the endpoint that calls ``handler`` for an authenticated caller, and answers errors with problems. The
-    handler checks what the caller may: which session it is about stands in the body."""
+    """Build the endpoint that calls ``handler`` for an authenticated caller, and answers errors with problems, in the
+    form that ``convert_problem`` gives them. The handler checks what the caller may: which session it is about stands
+    in the body."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -282,11 +296,11 @@ def build_endpoint(
             with audit_caller(caller.auth, get_client_address(request.scope)):
                 return await handler(Call(web, request, caller, dict(request.path_params), None, None))
         except PerdureError as error:
-            return build_problem(error)
+            return convert_problem(build_problem(error), error, request)
         except ClientDisconnect:  # in the middle of its body
             return Response(status_code=400)
         except Exception as error:  # nothing of it is for the caller
-            return build_unexpected_problem(error)
+            return convert_problem(build_unexpected_problem(error), error, request)
 
     return endpoint
 
@@ -296,6 +310,11 @@ async def find_present_turn(client: Client, session_id: str) -> Turn[Any]:
     turn = client.run(session_id).turn()
     status = await turn.status()
     turn.task_id = turn.task_id or status.task_id
+    if not turn.task_id and status.state == "running":  # no worker answers
+        async with aclosing(
+            _read_turn_events(client, session_id, await read_latest_seq(client, session_id))
+        ) as windows:
+            turn.task_id = await anext((events[-1].task_id or "" async for events in windows if events), "")
     if not turn.task_id or status.state == "unknown":
         raise RunNotFoundError(f"session {session_id!r:.200} has no turn yet", hint="Send a user's message.")
     return turn
@@ -370,10 +389,42 @@ async def read_latest_seq(client: Client, run_id: str) -> int:
     return await (await client.store()).wait_for_event(run_id, 0, 0.0)
 
 
-async def read_history(run: Run[Any], texts: EventTexts, until: int) -> list[Event]:
-    """Read the events of a conversation and its subagents up to number ``until``."""
+async def is_known_turn(turn: Turn[Any], message_id: str) -> bool:
+    """Whether a session has events of the turn, or of the message that began it. Two rows of the store: the workflow
+    forgets old turns, and to look for one in the events would cost the whole conversation with each new message."""
+    store, session_id = await turn.run.client.store(), turn.run.id
+    known = await store.get_turn(session_id, turn.task_id)
+    return known is not None or await store.find_message_turn(session_id, message_id) is not None
+
+
+async def _read_turn_events(client: Client, run_id: str, until: int) -> AsyncGenerator[list[TurnEvent]]:
+    """Yield the turn events of a conversation up to number ``until``, a window of them after the other, backwards: who
+    wants the last turn reads no more than that."""
+    store, before, window = await client.store(), until, _WINDOW_EVENTS
+    while before > 0:
+        after = max(0, before - window)
+        rows = [row async for row in iter_own_rows(store, run_id, after) if row.type == "turn" and row.seq <= before]
+        yield [event for row in rows if isinstance(event := decode_row(run_id, row), TurnEvent)]
+        before, window = after, window * 4
+
+
+async def find_turn_start(client: Client, turn: Turn[Any], until: int, *, is_last: bool = False) -> int | None:
+    """Return the number before the first event of ``turn``, among those up to number ``until``; None for a turn that
+    has none, and with ``is_last`` for one that is not the last. Its cost is that of the conversation since then."""
+    async with aclosing(_read_turn_events(client, turn.run.id, until)) as windows:
+        async for events in windows:
+            for event in events:
+                if event.task_id == turn.task_id and event.state == "started":
+                    return event.seq - 1
+            if is_last and any(event.task_id != turn.task_id for event in events):
+                return None
+    return None
+
+
+async def read_history(run: Run[Any], texts: EventTexts, until: int, after: int = 0) -> list[Event]:
+    """Read the events of a conversation and its subagents after number ``after``, up to number ``until``."""
     history: list[Event] = []
-    async with aclosing(run.events(wait=False)) as events:
+    async with aclosing(run.events(after, wait=False)) as events:
         async for event in events:
             if event.seq > until:
                 break

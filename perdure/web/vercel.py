@@ -1,7 +1,8 @@
 """The UI message stream of the Vercel AI SDK (``useChat``): versions 6 and 7.
 
     POST {prefix}/{agent}                    a user's message, or the decisions and outputs of an assistant's message
-    GET  {prefix}/{agent}/{chatId}/stream    the present turn from its start; 204 when nothing runs
+    GET  {prefix}/{agent}/{chatId}/stream    the present turn from its start; 204 when nothing runs. With ?ended=true
+                                             also the last turn: for a client that was cut off while it ended
     POST {prefix}/{agent}/{chatId}/stop      interrupts it: an aborted request looks like a lost connection
 
 A chat is a session and the id of the user's message its turn. The server keeps the history: of ``messages`` only the
@@ -11,7 +12,7 @@ last is read.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -52,9 +53,11 @@ from .turns import (
     dump_event,
     encode_json,
     find_present_turn,
+    find_turn_start,
     follow_until_still,
     has_arguments,
     is_answer_call,
+    is_known_turn,
     open_session,
     parse_wait_id,
     read_body,
@@ -86,20 +89,25 @@ class VercelTranslator:
         self._step: int | None = None
         self._calls: set[str] = set()
         """Calls whose input is complete, and that have no output."""
+        self._asked: set[str] = set()
+        """The same of calls of subagents, which are shown when they have been asked about."""
         self._shown: set[str] = set()
         self._last_text = ""
         self._end: TurnEvent | RunEvent | None = None
 
-    def rebuild(self, history: Sequence[Event]) -> None:
-        """Take the events of the turn before the stream."""
+    def rebuild(self, history: Sequence[Event], held: Collection[str] = ()) -> None:
+        """Take the events of the turn before the stream. ``held`` are the calls that the client has."""
         for event in history:
             self.feed(event)
+        self._asked |= set(held) - self._shown
+        self._shown |= self._asked
         self._has_step, self._step = False, None
 
     def start(self) -> list[Part]:
-        """Return the first parts. What was being written goes on in parts of its own."""
+        """Return the first parts. What was being written goes on in parts of its own. The message has the same id in
+        each stream of the turn, and another one than the user's: the SDK replaces a message by its id."""
         begun = list(self._open.values())
-        return [{"type": "start", "messageId": self._task_id}, *begun]
+        return [{"type": "start", "messageId": f"{self._task_id}/reply"}, *begun]
 
     def feed(self, event: Event, results: Mapping[str, str] | None = None) -> list[Part]:
         """Return the parts of ``event``; ``results`` as of ``AguiTranslator.feed``."""
@@ -145,7 +153,7 @@ class VercelTranslator:
         """Return the last parts: the turn has ended, or only the calls of ``waits`` are left."""
         self._parts = []
         self._close_open()
-        for wait in waits:
+        for wait in sorted(waits, key=lambda wait: wait.run_id != self._session_id):
             self._ask(wait)
         if self._has_step:
             self._emit("finish-step")
@@ -173,9 +181,9 @@ class VercelTranslator:
         return parts
 
     def _begin_step(self, iteration: int) -> None:
-        self._close_open()
-        if self._has_step and self._step == iteration:  # another attempt
+        if self._has_step and self._step == iteration:  # another attempt: what is open is retracted, or goes on
             return
+        self._close_open()
         if self._has_step:
             self._emit("finish-step")
         self._has_step, self._step, self._has_content = True, iteration, False
@@ -261,6 +269,9 @@ class VercelTranslator:
         if call_id not in self._calls:
             return
         self._calls.discard(call_id)
+        self._emit_output(call_id, content, is_error=is_error)
+
+    def _emit_output(self, call_id: str, content: str, *, is_error: bool) -> None:
         if is_error:
             self._emit("tool-output-error", toolCallId=call_id, errorText=content, dynamic=True)
         else:
@@ -271,6 +282,14 @@ class VercelTranslator:
             self._output(call_id, results.get(call_id, ""))
 
     def _show_subagent(self, event: Event) -> None:
+        call_id = f"{event.context_id}/{getattr(event, 'call_id', '')}"
+        if call_id in self._asked:
+            if isinstance(event, ToolCompleted):
+                self._asked.discard(call_id)
+                self._emit_output(call_id, event.content, is_error=event.is_error)
+            elif isinstance(event, ApprovalDecided) and event.decision in ("denied", "expired"):
+                self._asked.discard(call_id)
+                self._emit("tool-output-denied", toolCallId=call_id)
         if isinstance(event, TurnEvent):
             data = {"agent": event.path[-1].agent, "toolCallId": event.path[-1].call_id, "state": event.state}
             self._emit("data-subagent", id=event.context_id, data=data)
@@ -280,7 +299,15 @@ class VercelTranslator:
         call, call_id = wait.call, wait.call.call_id
         if wait.run_id != self._session_id:
             call_id = f"{wait.run_id}/{call_id}"
+            if call_id not in self._shown and not self._asked:
+                # In a step of its own: the SDK sends a decision when all calls of the last step are decided, and the
+                # call that runs the subagent has no output yet.
+                self._emit("finish-step")
+                self._emit("start-step")
+                self._has_step = True
+            self._asked.add(call_id)
         if call_id not in self._shown:
+            self._shown.add(call_id)
             fields = {"toolCallId": call_id, "toolName": call.name, "input": call.arguments or {}, "dynamic": True}
             self._emit("tool-input-available", **fields)
         if call.kind == "approval":
@@ -346,6 +373,8 @@ class _Message(_Lenient):
 class _Chat(_Lenient):
     id: str
     trigger: Literal["submit-message", "regenerate-message"] = "submit-message"
+    message_id: str | None = Field(default=None, alias="messageId")
+    """The message that the request is about, if it is not a new one."""
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_MESSAGES)
 
 
@@ -373,22 +402,50 @@ async def _post(call: Call, sdk: Literal[6, 7]) -> Response:
             "a reply cannot be written again in the same session: what was said stays", status=409,
             name="RegenerateError", hint="Fork the session before the message, and send it to the fork.",
         )  # fmt: skip
-    last = validate(_Message, chat.messages[-1], "messages[-1]")
-    agent = call.params["agent"]
+    last = validate(_Message, _find_message(chat), "messages[-1]")
     if last.role == "assistant":
         await open_session(call, chat.id, "read", "vercel")
         after = await read_latest_seq(call.client, chat.id)
         await _decide(call, chat.id, last)
-        return _respond(call, await find_present_turn(call.client, chat.id), after, sdk)
+        turn = await find_present_turn(call.client, chat.id)
+        held = {part.tool_call_id for part in last.parts if part.tool_call_id is not None}
+        return _respond(call, turn, await find_turn_start(call.client, turn, after) or 0, sdk, after, held)
     if last.role != "user":
         raise WebError("the last of messages is neither the user's nor the assistant's", name="InvalidInputError")
+    if chat.message_id is not None:
+        raise WebError(
+            "a message that was sent cannot be changed: what was said stays", status=409, name="RegenerateError",
+            hint="Fork the session before the message, and send it to the fork.",
+        )  # fmt: skip
+    turn, begin = await _send(call, chat, last)
+    return _respond(call, turn, begin, sdk)
+
+
+def _find_message(chat: _Chat) -> dict[str, Any]:
+    """Return the last message, or the one of the assistant that the request is about: it may stand before others."""
+    found: dict[str, Any] = chat.messages[-1]
+    for message in chat.messages if chat.message_id is not None else ():
+        if message.get("id") == chat.message_id and message.get("role") == "assistant":
+            found = message
+    return found
+
+
+async def _send(call: Call, chat: _Chat, message: _Message) -> tuple[Turn[Any], int]:
+    """Send a user's message; returns its turn, and the number before the turn's first event."""
     resource = await open_session(call, chat.id, "send", "vercel")
-    task_id = shorten_id(last.id)
+    task_id = shorten_id(message.id)
+    latest = await read_latest_seq(call.client, chat.id)
+    known = call.client.run(chat.id).turn(task_id)
+    if (begin := await find_turn_start(call.client, known, latest, is_last=True)) is not None:
+        return known, begin  # also while no worker answers
+    is_known = latest > 0 and await is_known_turn(known, task_id)
     turn = await call.client.send(
-        agent, _read_content(last), id=chat.id, message_id=task_id, task_id=task_id, by=call.by,
+        call.params["agent"], _read_content(message), id=chat.id, message_id=task_id, task_id=task_id, by=call.by,
         tenant=resource.tenant, user=resource.user,
     )  # fmt: skip
-    return _respond(call, turn, 0, sdk)
+    if turn.task_id == task_id and not is_known:
+        return turn, latest
+    return turn, await find_turn_start(call.client, turn, await read_latest_seq(call.client, chat.id)) or 0
 
 
 def _read_content(message: _Message) -> str | list[str | File]:
@@ -443,9 +500,11 @@ async def _resume(call: Call, sdk: Literal[6, 7]) -> Response:
         turn = await find_present_turn(call.client, chat_id)
     except RunNotFoundError:  # a chat without a message yet
         return Response(status_code=204)
-    if (await turn.status()).state != "running":
+    takes_ended = call.request.query_params.get("ended", "").lower() in ("true", "1")
+    if not takes_ended and (await turn.status()).state != "running":
         return Response(status_code=204)
-    return _respond(call, turn, 0, sdk)
+    latest = await read_latest_seq(call.client, chat_id)
+    return _respond(call, turn, await find_turn_start(call.client, turn, latest) or 0, sdk)
 
 
 async def _stop(call: Call) -> Response:
@@ -455,24 +514,32 @@ async def _stop(call: Call) -> Response:
     return Response(status_code=204)
 
 
-def _respond(call: Call, turn: Turn[Any], after: int, sdk: Literal[6, 7]) -> Response:
-    response = EventStream(_stream(call.client, turn, after, sdk), on_close=call.hold_stream(), check=call.is_current)
+def _respond(
+    call: Call, turn: Turn[Any], begin: int, sdk: Literal[6, 7], after: int = 0, held: Collection[str] = ()
+) -> Response:
+    """Stream the turn, which begins after number ``begin``: from there; or after number ``after``, to a client that has
+    the calls ``held`` of it."""
+    response = EventStream(
+        _stream(call.client, turn, begin, sdk, after, held), on_close=call.hold_stream(), check=call.is_current
+    )
     response.headers.update(HEADERS)
     return response
 
 
-async def _stream(client: Client, turn: Turn[Any], after: int, sdk: Literal[6, 7]) -> AsyncGenerator[bytes]:
+async def _stream(
+    client: Client, turn: Turn[Any], begin: int, sdk: Literal[6, 7], after: int, held: Collection[str]
+) -> AsyncGenerator[bytes]:
     texts, translator = EventTexts(client), VercelTranslator(turn.run.id, turn.task_id, sdk=sdk)
     if after:
-        history = await read_history(turn.run, texts, after)
-        translator.rebuild([event for event in history if event.path or event.task_id == turn.task_id])
+        history = await read_history(turn.run, texts, after, begin)
+        translator.rebuild([event for event in history if event.path or event.task_id == turn.task_id], held)
     for part in translator.start():
         yield _encode(part)
-    async with aclosing(follow_until_still(client, turn, after, has_waits=after > 0)) as events:
+    async with aclosing(follow_until_still(client, turn, after or begin, has_waits=after > 0)) as events:
         waits: list[OpenWait] = []
         async for event in events:
             if isinstance(event, list):
-                waits = event
+                waits = [await texts.load_wait(wait) for wait in event]
                 break
             results = await texts.load_results(event.context_id) if translator.lacks_results(event) else None
             for part in translator.feed(await texts.load(event), results):

@@ -8,14 +8,18 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import pytest
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
 
 from perdure import Agent, Client, ToolContext, tool
+from perdure.ports import EventBatch, NewEvent
 from perdure.testing import ScriptedProvider, call
+from perdure.types.events import MessageInjected, ModelCompleted, ModelStarted, TurnEvent
 from perdure.web.agui import agui_routes
 from perdure.web.app import build_web
 from perdure.web.auth import Caller, Resource, Verb
+from perdure.web.vercel import vercel_routes
 from tests.support.engine import Engine
 from tests.web.agui_rules import StrictClient
 
@@ -113,6 +117,77 @@ async def test_an_approval_ends_the_run_and_resume_continues_the_turn(engine: En
         ]
         again = await post(http, build_input("r3", user("refund"), resume=[yes, other]))
         assert again.texts()[-1] == "Both done."
+
+
+async def test_a_restated_conversation_has_the_clients_ids_in_the_clients_order(engine: Engine) -> None:
+    """A client leaves what a snapshot names where it is, and appends the rest: new ids would move what a user said."""
+    agent = Agent("helper", ScriptedProvider(["Hello.", call("refund", order="7"), "Done."]), tools=[refund])
+    async with engine.served(agent) as client, browser(client) as http:
+        first = await post(http, build_input("r1", user("hi")))
+        said = list_messages(first)
+        thought = {"id": "t1/r1/1/thinking", "role": "reasoning", "content": "Hm."}
+        sent = [*said, thought, user("refund", "u2")]
+        asked = await post(http, build_input("r2", *sent))
+        held = list_messages(asked)
+        assert [message["id"] for message in held[:4]] == [*first.messages, "t1/r1/1/thinking", "u2"]
+        (interrupt,) = asked.end["outcome"]["interrupts"]
+        yes = {"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": True}}
+        done = await post(http, build_input("r3", *held, resume=[yes]))
+        assert list(done.messages)[: len(held)] == [message["id"] for message in held]
+        assert done.texts() == ["Hello.", "Done."]
+        half = [*sent, {**held[-1], "toolCalls": []}]  # cut off in the middle of r2: the same run continues
+        again = await post(http, build_input("r2", *half))
+        assert list(again.messages) == list(done.messages)
+        elsewhere = await http.get("/agui/helper?threadId=t1")
+        restated = next(f for f in read_frames(elsewhere.text) if f["type"] == "MESSAGES_SNAPSHOT")["messages"]
+        assert [message["id"] for message in restated if message["role"] == "user"] == ["u1", "u2"]
+
+
+async def test_requests_of_a_long_conversation_read_its_last_turn_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent("helper", ScriptedProvider([call("refund", order="7"), "Done.", "Bye."]), tools=[refund])
+    async with engine.served(agent) as client, browser(client) as http:
+        store, held = await client.store(), list[dict[str, Any]]()
+        for turn in range(500):
+            at: dict[str, Any] = {"context_id": "t1", "task_id": f"k{turn}"}
+            asked = MessageInjected(id=f"k{turn}|u{turn}", content=f"{turn}?", **at)
+            replied = [ModelStarted(iteration=1, **at), ModelCompleted(iteration=1, text=f"{turn}.", **at)]
+            events = [TurnEvent(state="started", **at), asked, *replied, TurnEvent(state="completed", **at)]
+            await store.append(EventBatch("t1", [NewEvent(event) for event in events]))
+            held += [user(f"{turn}?", f"u{turn}"), {"id": f"t1/k{turn}/1", "role": "assistant", "content": f"{turn}."}]
+        rows, read = list[int](), store.read_events
+
+        async def count(*arguments: Any, **options: Any) -> Any:
+            found = await read(*arguments, **options)
+            rows.append(len(found))
+            return found
+
+        monkeypatch.setattr(store, "read_events", count)
+        asked_for = await post(http, build_input("r1", *held, user("refund", "x1")))
+        (interrupt,) = asked_for.end["outcome"]["interrupts"]
+        yes = {"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": True}}
+        done = await post(http, build_input("r2", *list_messages(asked_for), resume=[yes]))
+        again = await post(http, build_input("r1", *held, user("refund", "x1")))
+        assert list(again.messages) == list(done.messages)
+        assert [message["id"] for message in list_messages(done)[:1001]] == [message["id"] for message in held] + ["x1"]
+        chat = Starlette(routes=vercel_routes(build_web(client, authenticator=Tokens(), authorizer=Tokens())))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(chat), base_url="http://test") as page:
+            message = {"id": "v1", "role": "user", "parts": [{"type": "text", "text": "bye"}]}
+            for _ in range(2):
+                said = await page.post("/ui/helper", json={"id": "t1", "messages": [message]})
+                assert "Bye." in said.text
+        assert sum(rows) < 2500, rows  # each of the five requests: a window, and what has happened since
+
+
+async def test_long_ids_are_names_of_messages_too(engine: Engine) -> None:
+    agent = Agent("helper", ScriptedProvider(["Hello.", "Again."]))
+    async with engine.served(agent) as client, browser(client) as http:
+        for run, message in (("r" * 500, "u1"), ("r2", "u" * 500)):
+            ended = await post(http, build_input(run, user("hi", message)))
+            assert next(iter(ended.messages)) == message
+            assert len(ended.messages) == 2
+        assert len([m for m in await client.run("t1").transcript() if m.role == "user"]) == 2
 
 
 async def test_a_subagents_approval_and_a_question_are_interrupts(engine: Engine) -> None:
@@ -233,6 +308,10 @@ async def test_a_tool_of_the_page_is_answered_by_a_tool_message(engine: Engine) 
         assert again.texts() == ["Opened."]
     (result,) = [m for m in list_results(done) if m["content"] == "opened /a"]
     assert result["toolCallId"] == call_id
+
+
+def list_messages(client: StrictClient) -> list[dict[str, Any]]:
+    return [{**message, "id": message_id} for message_id, message in client.messages.items()]
 
 
 def list_results(client: StrictClient) -> list[dict[str, Any]]:

@@ -64,7 +64,7 @@ def build_reply(draw: Any, where: dict[str, Any], iteration: int, calls: list[Ca
 def turns(draw: Any) -> tuple[list[Event], list[str]]:
     """The events of a turn, with a subagent, and the texts of its replies in order of their first events."""
     top: dict[str, Any] = {"context_id": "s", "task_id": "k"}
-    events: list[Event] = [TurnEvent(state="started", **top), MessageInjected(id="k", content="hello", **top)]
+    events: list[Event] = [TurnEvent(state="started", **top), MessageInjected(id="k|u1", content="hello", **top)]
     texts: list[str] = []
     for iteration in range(1, draw(st.integers(1, 3))):
         calls = [
@@ -127,6 +127,44 @@ def test_a_stream_may_be_cut_and_continued_anywhere(turn: tuple[list[Event], lis
     client = StrictClient([{"id": "stale", "role": "assistant", "content": "stale"}])
     run_stream(rest, client, later, None)
     assert sorted(client.texts()) == sorted(texts)
+
+
+@given(turns(), st.data())
+def test_what_a_client_holds_keeps_its_place_wherever_it_was_cut_off(
+    turn: tuple[list[Event], list[str]], data: st.DataObject
+) -> None:
+    """A client updates in place what a snapshot names, and appends the rest: both must come to the same order."""
+    events, texts = turn
+    cut = data.draw(st.integers(2, len(events)))
+    sent = [{"id": "u0", "role": "user", "content": "before"}, {"id": "u1", "role": "user", "content": "hello"}]
+    before, first = StrictClient(sent), AguiTranslator("s", "k", version="1.0")
+    frames = first.start(sent) + [frame for event in events[:cut] for frame in copy.deepcopy(first.feed(event))]
+    for frame in copy.deepcopy(frames[: data.draw(st.integers(1, len(frames)))]):
+        before.take(frame)
+    held = [{"content": "", **message, "id": message_id} for message_id, message in before.messages.items()]
+    later = AguiTranslator("s", "k", version="1.0")
+    later.rebuild(events[:cut], "k")
+    assert later.merge(held, [])
+    restated = [message["id"] for message in later.messages]
+    assert len(set(restated)) == len(restated)
+    kept = [message["id"] for message in held if message["id"] in restated]
+    assert restated[: len(kept)] == kept
+    ended = {event.context_id for event in events[cut:] if isinstance(event, ModelCompleted)}
+    rest = [event for event in events[cut:] if not isinstance(event, ModelDelta) or event.context_id not in ended]
+    client = StrictClient(held)
+    run_stream(rest, client, later, None)
+    assert sorted(client.texts()) == sorted(texts)
+
+
+def test_a_client_that_has_not_seen_the_turn_begin_gets_the_whole_conversation() -> None:
+    at: dict[str, Any] = {"context_id": "s", "task_id": "k"}
+    translator = AguiTranslator("s", "k2", version="1.0")
+    history: list[Event] = [TurnEvent(state="started", **at), MessageInjected(id="k|u1", content="hello", **at)]
+    translator.rebuild(history, "k")
+    held = [{"id": "u9", "role": "user", "content": "mine"}]
+    assert not translator.merge(held, [])
+    assert translator.merge(held, [], is_whole=True)
+    assert [message["id"] for message in translator.messages] == ["u9", "u1"]
 
 
 def test_a_failed_turn_is_an_error_and_an_interrupted_one_is_cancelled() -> None:

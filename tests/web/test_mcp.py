@@ -38,11 +38,13 @@ class TaskRequest(types.Request[dict[str, Any], str]):
 
 @asynccontextmanager
 async def connect(
-    service: Service, name: str = "ada", *, key: str | None = None, note: Any = None, **options: Any
+    service: Service | str, name: str = "ada", *, key: str | None = None, note: Any = None, **options: Any
 ) -> AsyncIterator[McpClient]:
-    """``key``: the ``Idempotency-Key`` of its requests; ``note`` is called with each request."""
-    headers = {"authorization": f"Bearer {name}"} | ({} if key is None else {"idempotency-key": key})
-    url = service.url.removesuffix("/v1") + "/mcp"
+    """``service``: also its address, for one that takes requests without a token. ``key``: the ``Idempotency-Key`` of
+    its requests; ``note`` is called with each request."""
+    headers = {} if isinstance(service, str) else {"authorization": f"Bearer {name}"}
+    headers |= {} if key is None else {"idempotency-key": key}
+    url = (service if isinstance(service, str) else service.url.removesuffix("/v1")) + "/mcp"
     async with (
         httpx2.AsyncClient(headers=headers, timeout=60, event_hooks={"request": [note] if note else []}) as http,
         McpClient(streamable_http_client(url, http_client=http), **options) as client,
@@ -259,6 +261,29 @@ async def test_a_run_is_a_task_and_an_approval_its_input(engine: Engine) -> None
         await ask(mcp, "tasks/update", task, inputResponses={key: yes})  # late: ignored
         await ask(mcp, "tasks/cancel", task)
         assert (await ask(mcp, "tasks/get", task))["status"] == "completed"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("size", [25_000, 500_000])
+async def test_arguments_that_are_too_long_to_be_shown_are_not_approved(engine: Engine, size: int) -> None:
+    seen: list[dict[str, Any]] = []
+    agent = Agent("helper", ScriptedProvider([call("refund", order="7" * size), "Done."]), tools=[refund])
+    options: dict[str, Any] = {"extensions": [with_tasks(seen)], "elicitation_callback": accept}
+    async with engine.served(agent) as client, serve(client) as service, connect(service, **options) as mcp:
+        task = await start_task(mcp, seen, "helper", "refund")
+        ((key, request),) = (await poll(mcp, task, "input_required"))["inputRequests"].items()
+        assert f"/v1/sessions/{task}/items" in request["params"]["message"]
+        assert len(request["params"]["message"]) < 1000
+        yes = {"action": "accept", "content": {"approve": True}}
+        with pytest.raises(MCPError, match="too long to be shown"):
+            await ask(mcp, "tasks/update", task, inputResponses={key: yes})
+        async with service.connect() as http:
+            assert "7" * size in (await http.get(f"/sessions/{task}/items")).text
+        assert (await ask(mcp, "tasks/get", task))["status"] == "input_required"
+        await ask(mcp, "tasks/update", task, inputResponses={key: {"action": "decline"}})
+        await poll(mcp, task, "completed")
+        (decided,) = await list_decisions(client, task)
+        assert decided.decision == "denied"
 
 
 @pytest.mark.server

@@ -157,6 +157,43 @@ async def test_a_repeated_message_is_the_same_turn_and_wrong_requests_are_proble
         assert (await http.post("/ui/helper/c1/stop")).status_code == 403
 
 
+async def test_the_answer_has_an_id_of_its_own_and_decisions_may_be_in_an_earlier_message(engine: Engine) -> None:
+    """The SDK replaces the message that has the id of a stream: with the user's own it would take the question away."""
+    agent = Agent("helper", ScriptedProvider([call("refund", order="7"), "Done."]), tools=[refund])
+    async with engine.served(agent) as client, browser(client) as http:
+        asked = await http.post("/ui/helper", json=build_chat(user("refund")))
+        joined = await http.post("/ui/helper", json=build_chat(user("refund"), user("and hurry", "u2")))
+        ids = [json.loads(r.text.split("\n")[0].removeprefix("data: "))["messageId"] for r in (asked, joined)]
+        assert ids == ["u1/reply"] * 2
+        part = next(part for part in read(asked).parts if part["type"] == "dynamic-tool")
+        decided = {**part, "state": "approval-responded", "approval": {"id": part["approvalId"], "approved": True}}
+        answer = {"id": "u1/reply", "role": "assistant", "parts": [decided]}
+        body = build_chat(user("refund"), answer, user("and hurry", "u2"), messageId="u1/reply")
+        assert '"delta":"Done."' in (await http.post("/ui/helper", json=body)).text
+        edited = await http.post("/ui/helper", json=build_chat(user("other", "u2"), messageId="u2"))
+        assert (edited.status_code, edited.json()["error"]) == (409, "RegenerateError")
+        assert (await http.get("/ui/helper/c1/stream")).status_code == 204
+        ended = read(await http.get("/ui/helper/c1/stream?ended=true"))
+        assert (ended.texts(), ended.end["finishReason"]) == (["Done."], "stop")
+
+
+async def test_a_subagents_call_is_asked_about_in_a_step_of_its_own_with_its_whole_arguments(engine: Engine) -> None:
+    long = "7" * 200_000
+    sub = Agent("sub", ScriptedProvider([call("refund", order=long), "Sub."]), tools=[refund], description="Does.")
+    agent = Agent("helper", ScriptedProvider([call("call_sub", task="go"), "Done."]), subagents=[sub])
+    async with engine.served(agent) as client, browser(client) as http:
+        asked = read(await http.post("/ui/helper", json=build_chat(user("refund"))))
+        *_, step, part = asked.parts
+        assert step == {"type": "step-start"}
+        assert (part["state"], part["input"]) == ("approval-request", {"order": long})
+        decided = {**part, "state": "approval-responded", "approval": {"id": part["approvalId"], "approved": True}}
+        del decided["input"]
+        answered = build_chat(user("refund"), {"id": "u1/reply", "role": "assistant", "parts": [decided]})
+        text = (await http.post("/ui/helper", json=answered)).text
+        assert f'"tool-output-available","toolCallId":"{part["toolCallId"]}"' in text
+        assert '"delta":"Done."' in text
+
+
 async def test_outputs_of_calls_that_wait_are_answers(engine: Engine) -> None:
     open_page = callback_tool("open_page", "Open a page.")
     agent = Agent("helper", ScriptedProvider([call("open_page"), "Opened."]), tools=[open_page])
