@@ -201,7 +201,7 @@ def build_completion_usage(usage: Usage) -> dict[str, Any]:
 
 async def create_chat_completion(call: Call) -> Response:
     """Answer a request for a chat completion."""
-    body = await read_body(call.request)
+    body = await read_body(call)
     request = _read_request(call, body)
     streams, includes_usage = read_flag(body, "stream"), _includes_usage(body)
     request.has_key = await claim_key(call, body)

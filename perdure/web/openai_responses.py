@@ -56,7 +56,7 @@ class ResponseNotFoundError(NotFoundError):
 
 async def create_response(call: Call) -> Response:
     """Begin or continue a turn, and answer with its response: when it has ended, as a stream, or at once."""
-    body = await read_body(call.request)
+    body = await read_body(call)
     request = _read_request(body)
     streams, is_background = read_flag(body, "stream"), read_flag(body, "background")
     await _read_conversation(call, body, request)
