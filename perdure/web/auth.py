@@ -170,7 +170,8 @@ class BearerTokens:
         if row.expires_at is not None and row.expires_at <= now:
             raise UnauthorizedError("the token has expired", hint="Create another one with `perdure token create`.")
         since = add_seconds(now, -_TOKEN_USE_SECONDS)
-        if row.last_used_at is None or row.last_used_at <= since:
+        is_new = _KNOWN_KEY not in connection.scope  # the look of an open stream is no use of the token
+        if is_new and (row.last_used_at is None or row.last_used_at <= since):
             try:
                 await store.record_token_use(row.id, now, unless_since=since)
             except StoreError as error:  # a store that is full can be read
