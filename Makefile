@@ -7,6 +7,7 @@ TYPES    := requirements/types.txt
 POSTGRES := requirements/postgres.txt
 OBJECTS  := requirements/objects.txt
 DEPLOY   := requirements/deploy.txt
+FUZZ     := requirements/fuzz.txt
 VENV     := .venv
 # Of a PYTHON that is named, .venv where that is its version or there is none; another version has a folder of its own.
 ifneq ($(origin PYTHON), undefined)
@@ -86,8 +87,15 @@ $(VENV)/.deploy: $(DEPLOY) $(VENV)/.lock
 	@$(VENV)/deploy/bin/python -m pip install --quiet --require-hashes -r $(DEPLOY)
 	@touch $@
 
+# An environment of its own: the program is a plugin of pytest, too, which would be loaded by each of its processes.
+$(VENV)/.fuzz: $(FUZZ) $(VENV)/.lock
+	@echo "installing $(FUZZ) into $(VENV)/fuzz"
+	@$(PY) -m venv --clear $(VENV)/fuzz
+	@$(VENV)/fuzz/bin/python -m pip install --quiet --require-hashes -r $(FUZZ)
+	@touch $@
+
 # `make test test-all` runs no test twice: make makes a target once.
-test-all: test $(VENV)/.postgres $(VENV)/.objects $(VENV)/.deploy ## all of them: large sizes, chaos, benchmarks, Node, PostgreSQL, S3
+test-all: test $(VENV)/.postgres $(VENV)/.objects $(VENV)/.deploy $(VENV)/.fuzz ## all of them: large sizes, chaos, benchmarks, Node, PostgreSQL, S3
 ifeq ($(strip $(ARGS)),)
 	@$(PY) scripts/run_tests.py rest
 endif
@@ -149,6 +157,8 @@ lock: venv ## resolve requirements/*.txt anew (ARGS=--upgrade to raise versions)
 		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:objects -o $(OBJECTS) $(ARGS)
 	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:deploy -o $(DEPLOY) $(ARGS)
+	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:fuzz -o $(FUZZ) $(ARGS)
 
 clean: ## remove .venv, caches and build output
 	rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -17,6 +17,7 @@ from typing import Any
 import benchmarks
 from benchmarks.contestants import CONTESTANTS, HOOKED
 from benchmarks.conversations import conversations
+from benchmarks.copies import copies
 from benchmarks.database import database, scaling
 from benchmarks.events import events, following, streaming
 from benchmarks.hooks import hooks
@@ -40,9 +41,10 @@ MEASURES = {
     "scaling": scaling,
     "parked": parked,
     "conversations": conversations,
+    "copies": copies,
     "web": web,
 }
-APART = ("parked", "conversations", "web")
+APART = ("parked", "conversations", "copies", "web")
 """Only where they are named: they compare nothing with a floor."""
 
 

@@ -19,6 +19,7 @@ from temporalio.client import Client as TemporalClient
 
 from benchmarks import parked
 from benchmarks.output import keep_clean
+from benchmarks.postgres import read_size
 
 
 async def measure(count: int, workers: int, cache: int) -> dict[str, Any]:
@@ -26,14 +27,22 @@ async def measure(count: int, workers: int, cache: int) -> dict[str, Any]:
     address, store_url = os.environ["TEMPORAL_ADDRESS"], os.environ["PERDURE_STORE_URL"]
     parked.CACHE = cache
     database = await asyncpg.connect(store_url)
-    before = await database.fetchval("SELECT pg_database_size(current_database())")
+    name = await database.fetchval("SELECT current_database()")
+
+    async def look() -> dict[str, int]:
+        return await read_size(database, name)
+
+    before = (await look())["bytes"]
     with tempfile.TemporaryDirectory() as folder:
         temporal = await TemporalClient.connect(address)
-        figures = await parked.park(temporal, address, Path(folder), count, store_url=store_url, workers=workers)
+        figures = await parked.park(
+            temporal, address, Path(folder), count, store_url=store_url, workers=workers, look=look
+        )
         parked.check(figures)
-    after = await database.fetchval("SELECT pg_database_size(current_database())")
+    after = (await look())["bytes"]
     await database.close()
-    return {**figures, "store_bytes_per_run": (after - before) // count}
+    parked_bytes = figures.pop("bytes") - before
+    return {**figures, "bytes_per_parked_run": parked_bytes // count, "bytes_per_run": (after - before) // count}
 
 
 def main() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import time
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.contestants import Contestant
@@ -32,13 +34,17 @@ async def database(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures
 
 
 async def scaling(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
-    """Iterations a second of 1, 2 and more workers with few slots, whose model takes its time; the queue is full."""
+    """Iterations a second of 1, 2 and more workers with few slots, whose model takes its time; the queue is full. By
+    what a model call takes, in milliseconds, and the number of workers."""
     figures: Figures = {}
     for one in _on_postgres(who):
-        figures[one.name] = {str(count): await _measure_workers(lab, one, count, scale) for count in scale.workers}
-        first = figures[one.name][str(scale.workers[0])]["iterations_s"]
-        for mine in figures[one.name].values():
-            mine["times"] = mine["iterations_s"] / first
+        figures[one.name] = {}
+        for model_ms in (scale.model_ms, scale.long_model_ms):
+            mine = {str(count): await _measure_workers(lab, one, count, model_ms, scale) for count in scale.workers}
+            first = mine[str(scale.workers[0])]["iterations_s"]
+            for measured in mine.values():
+                measured["times"] = measured["iterations_s"] / first
+            figures[one.name][str(model_ms)] = mine
     return figures
 
 
@@ -59,23 +65,24 @@ async def _stream(lab: Lab, one: Contestant, scale: Scale) -> dict[str, float]:
     }
 
 
-async def _measure_workers(lab: Lab, one: Contestant, count: int, scale: Scale) -> dict[str, Any]:
+async def _measure_workers(lab: Lab, one: Contestant, count: int, model_ms: int, scale: Scale) -> dict[str, Any]:
     assert lab.postgres is not None
-    queue = f"scaling-{one.name}-{count}"
+    queue = f"scaling-{one.name}-{model_ms}-{count}"
     workers = [await lab.start_worker(one, queue=queue, activities=scale.slots) for _ in range(count)]
     try:
         await asyncio.gather(*(worker.ready() for worker in workers))
         runs = RUNS_A_SLOT * scale.slots * count
         await _run_all(lab, one, queue, runs=runs, each=1)
-        cpu = sum([await worker.cpu() for worker in workers])
+        cpu, busy = sum([await worker.cpu() for worker in workers]), _read_busy_seconds()
         async with lab.postgres.watch_locks(one.name) as waiting:
-            seconds = await _run_all(lab, one, queue, runs=runs, each=scale.each, wait=scale.model_ms)
-        cpu = sum([await worker.cpu() for worker in workers]) - cpu
+            seconds = await _run_all(lab, one, queue, runs=runs, each=scale.each, wait=model_ms)
+        cpu, busy = sum([await worker.cpu() for worker in workers]) - cpu, _read_busy_seconds() - busy
         iterations = runs * scale.each
         return {
             "iterations_s": iterations / seconds,
             "cpu_ms": cpu * 1000 / iterations,
             "lock_waits": statistics.mean(waiting),
+            "busy": busy / seconds / (os.cpu_count() or 1),
         }
     finally:
         await asyncio.gather(*(worker.kill() for worker in workers))
@@ -93,6 +100,12 @@ async def _run_all(lab: Lab, one: Contestant, queue: str, *, runs: int, each: in
     began = time.perf_counter()
     await asyncio.gather(*(run() for _ in range(runs)))
     return time.perf_counter() - began
+
+
+def _read_busy_seconds() -> float:
+    """CPU seconds of this machine that were not idle, all CPUs together, whoever used them."""
+    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def _on_postgres(who: Sequence[Contestant]) -> list[Contestant]:

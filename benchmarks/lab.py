@@ -123,7 +123,7 @@ class Lab:
         return worker
 
     @asynccontextmanager
-    async def follower(self, contestant: Contestant) -> AsyncIterator[FollowerProcess]:
+    async def follower(self, contestant: Contestant, *, queue: str | None = None) -> AsyncIterator[FollowerProcess]:
         """A follower for the length of the block."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -131,7 +131,7 @@ class Lab:
             "benchmarks.follower",
             self.address,
             self.store_url(contestant),
-            self.queue(contestant),
+            queue or self.queue(contestant),
             stdin=PIPE,
             stdout=PIPE,
             limit=_LINE,

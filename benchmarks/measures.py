@@ -55,16 +55,26 @@ class Scale:
     """Of each of them."""
     talking: int = 50
     """Conversations that wait for an answer at once."""
+    replies: int = 200
+    """Conversations whose replies are streamed at once on these workers."""
+    reply_ms: int = 200
+    """From one piece of these replies to the next."""
     workers: tuple[int, ...] = (1, 2, 4)
     """On one queue, where it is measured how they add up."""
     slots: int = 8
     """Activities at once of each of them."""
     model_ms: int = 300
     """What a model call takes there."""
+    long_model_ms: int = 6000
+    """What one takes where it is measured again how workers add up: with it, CPUs are not what limits them."""
+    copied: int = 2000
+    """Runs of a store that is copied."""
     web_reads: int = 1000
     """Of each kind, in each round."""
     web_idle: int = 1000
     """Followers by HTTP of what is silent."""
+    web_apart: int = 200
+    """The same, each of a session of its own."""
     web_active: int = 200
     """Followers by HTTP of replies that are streamed."""
     web_turns: int = 30
@@ -82,8 +92,11 @@ QUICK = Scale(
     stream_rounds=1,
     parked=100,
     conversations=100,
+    replies=20,
+    copied=100,
     web_reads=200,
     web_idle=100,
+    web_apart=50,
     web_active=40,
     web_turns=10,
     workers=(1, 2),

@@ -9,7 +9,7 @@ import time
 import uuid
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from temporalio.client import Client as TemporalClient
 from benchmarks.contestants import Contestant
 from benchmarks.lab import Lab
 from benchmarks.measures import Figures, Scale
+from benchmarks.output import Progress
 from benchmarks.parking import AGENT, AMOUNT
 from perdure import Client, Run
 from perdure.types.interface import PENDING_ATTRIBUTE
@@ -31,6 +32,8 @@ _WARM = 20
 """Runs before the memory is looked at: what is loaded once is not the runs'."""
 _STARTS = 20
 """Runs that are started, or awaited, at once."""
+_STUCK_SECONDS = 180
+"""Without a run more that waits."""
 _LINE = 64 * 1024 * 1024
 
 
@@ -43,20 +46,33 @@ async def parked(lab: Lab, _: Sequence[Contestant], scale: Scale) -> Figures:
     if lab.postgres is not None:
         before = await lab.postgres.size("parked")
         url = lab.postgres.url("parked")
-        figures["perdure-pg"] = await park(lab.client, lab.address, lab.root, scale.parked, store_url=url, workers=2)
-        after = await lab.postgres.size("parked")
-        figures["perdure-pg"]["store_bytes"] = (after["bytes"] - before["bytes"]) / scale.parked
+
+        async def look() -> dict[str, int]:
+            assert lab.postgres is not None
+            return await lab.postgres.size("parked")
+
+        mine = await park(lab.client, lab.address, lab.root, scale.parked, store_url=url, workers=2, look=look)
+        figures["perdure-pg"] = mine
+        mine["parked_bytes"] = (mine["bytes"] - before["bytes"]) / scale.parked
+        mine["store_bytes"] = ((await look())["bytes"] - before["bytes"]) / scale.parked
     for mine in figures.values():
         check(mine)
     return figures
 
 
 async def park(
-    temporal: TemporalClient, address: str, root: Path, count: int, *, store_url: str = "", workers: int = 1
+    temporal: TemporalClient,
+    address: str,
+    root: Path,
+    count: int,
+    *,
+    store_url: str = "",
+    workers: int = 1,
+    look: Callable[[], Awaitable[dict[str, int]]] | None = None,
 ) -> dict[str, Any]:
     """What ``count`` parked runs take, and what came of every call: ``decided`` by approver, ``ran`` by order.
 
-    The store is a new SQLite file, if none is named.
+    The store is a new SQLite file, if none is named. ``look`` reads figures of its server when all are parked.
     """
     queue = f"parked-{uuid.uuid4().hex[:8]}"
     ledger = root / f"{queue}.jsonl"
@@ -73,10 +89,12 @@ async def park(
         await _until_waiting(client, count)
         parked_s = time.perf_counter() - began
         after = await _read_memory(processes)
-        print(f"{count} parked in {parked_s:.0f} s, {before} to {after} KB", file=sys.stderr, flush=True)
-        decided, inbox_s, burst_s = await _burst(address, queue)
+        seen = await look() if look is not None else {}
+        print(f"{count} parked in {parked_s:.0f} s, {before} to {after} KB, {seen}", file=sys.stderr, flush=True)
+        began_again = time.perf_counter()
+        decided, inbox_s, listed_s, burst_s = await _burst(address, queue, store_url)
         await _finish(runs)
-        all_s = time.perf_counter() - began - parked_s
+        all_s = time.perf_counter() - began_again
         at_the_end = await _read_memory(processes)
     await client.close()
     ran = [json.loads(line) for line in ledger.read_text().splitlines()]
@@ -91,10 +109,12 @@ async def park(
         "start_s": started_s,
         "park_s": parked_s,
         "inbox_s": inbox_s,
+        "listed_s": listed_s,
         "burst_s": burst_s,
         "done_s": all_s,
         "decided": decided,
         "ran": [one for one in ran if int(one[0]) >= 0],
+        **seen,
     }
 
 
@@ -126,10 +146,13 @@ async def _warm_up(client: Client) -> None:
 
 async def _start(client: Client, orders: range) -> list[Run]:
     limit = asyncio.Semaphore(_STARTS)
+    progress = Progress("started", len(orders))
 
     async def start(order: int) -> Run:
         async with limit:
-            return await client.start(AGENT, str(order), id=f"{client.task_queue}/{order}")
+            run = await client.start(AGENT, str(order), id=f"{client.task_queue}/{order}")
+            progress.step()
+            return run
 
     return list(await asyncio.gather(*map(start, orders)))
 
@@ -137,25 +160,33 @@ async def _start(client: Client, orders: range) -> list[Run]:
 async def _finish(runs: list[Run]) -> None:
     """Await their ends, few at once: ten thousand long polls keep a development server from its other work."""
     limit = asyncio.Semaphore(_STARTS)
+    progress = Progress("ended", len(runs))
 
     async def finish(run: Run) -> None:
         async with limit:
             await run.result()
+            progress.step()
 
     await asyncio.gather(*map(finish, runs))
 
 
 async def _until_waiting(client: Client, count: int) -> None:
-    """Until one query finds so many runs that wait."""
+    """Until one query finds so many runs that wait. Raises ``RuntimeError`` if nothing changes any more."""
     query = f"{PENDING_ATTRIBUTE} > 0 AND TaskQueue = '{client.task_queue}' AND ExecutionStatus = 'Running'"
-    while True:
-        if (await client.temporal.count_workflows(query)).count == count:
-            return
-        await asyncio.sleep(0.1)
+    progress = Progress("waiting", count)
+    last, changed_at = -1, time.monotonic()
+    while (now := (await client.temporal.count_workflows(query)).count) != count:
+        if now != last:
+            last, changed_at = now, time.monotonic()
+        if time.monotonic() - changed_at > _STUCK_SECONDS:
+            raise RuntimeError(f"{now} of {count} runs wait, as {_STUCK_SECONDS} s ago: {query}")
+        progress.set(now)
+        await asyncio.sleep(0.1 if count <= 1000 else 1)  # to count ten thousand takes PostgreSQL a while
 
 
-async def _burst(address: str, queue: str) -> tuple[dict[str, Any], float, float]:
-    """What the approvers, each a process of its own, say came of it; how long one looked, and how long both decided.
+async def _burst(address: str, queue: str, store_url: str) -> tuple[dict[str, Any], float, float, float]:
+    """What the approvers, each a process of its own, say came of it; how long one looked, by Temporal and by the store,
+    and how long both decided.
 
     They look at the same moment, which asks no worker (docs/decisions/023): two queries at once for a run that a worker
     has to load while its cache is full can leave it stuck there, whatever its workflow (temporalio 1.35).
@@ -167,13 +198,13 @@ async def _burst(address: str, queue: str) -> tuple[dict[str, Any], float, float
 
     first, second = APPROVERS
     async with (
-        _process("approver", address, queue, first, str(APPROVERS[first])) as one,
-        _process("approver", address, queue, second, str(APPROVERS[second])) as other,
+        _process("approver", address, queue, store_url, first, str(APPROVERS[first])) as one,
+        _process("approver", address, queue, store_url, second, str(APPROVERS[second])) as other,
     ):
-        looked = [float(line) for line in await asyncio.gather(_ask(one), _ask(other))]
+        looked = [json.loads(line) for line in await asyncio.gather(_ask(one), _ask(other))]
         began = time.perf_counter()
         await asyncio.gather(approve(first, one), approve(second, other))
-        return said, max(looked), time.perf_counter() - began
+        return said, *map(max, zip(*looked, strict=True)), time.perf_counter() - began
 
 
 @asynccontextmanager

@@ -1,11 +1,11 @@
 """The processes of ``parked.py``: a worker whose cache is much smaller than the number of runs, and approvers.
 
 python -m benchmarks.parking worker ADDRESS TASK_QUEUE STORE_URL LEDGER CACHE
-python -m benchmarks.parking approver ADDRESS TASK_QUEUE NAME EDITS
+python -m benchmarks.parking approver ADDRESS TASK_QUEUE STORE_URL NAME EDITS
 
 Both print ``ready``. The worker then says for every line of input how many KB of memory it has; it ends with its input.
-An approver looks into the inbox at the first line and says how many seconds that took; at the second it decides on all
-that was there, and says what came of it as one line of JSON.
+An approver looks into the inbox at the first line, by Temporal and by the store, and says how many seconds each took;
+at the second it decides on all that was there, and says what came of it as one line of JSON.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import gc
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from temporalio.client import Client as TemporalClient
 from temporalio.worker import Worker
 
-from benchmarks.output import keep_clean
+from benchmarks.output import Progress, keep_clean
 from perdure import Agent, Client, PerdurePlugin, tool
 from perdure.client.inbox import PendingCall
+from perdure.client.pages import MAX_PAGE
 from perdure.errors import ApprovalDecidedError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
@@ -76,16 +78,22 @@ def _say_memory() -> None:
         print(next(line.split()[1] for line in lines if line.startswith("VmRSS")), flush=True)
 
 
-async def approver(address: str, task_queue: str, name: str, edits: str) -> None:
-    """Approve all that waits; with ``edits`` N every Nth with another amount."""
-    client = Client(await TemporalClient.connect(address), task_queue=task_queue, actor=name)
+async def approver(address: str, task_queue: str, store_url: str, name: str, edits: str) -> None:
+    """Approve all that waits; with ``edits`` N every Nth with another amount. By the store, an approver who comes when
+    the run has ended hears who decided."""
+    client = Client(await TemporalClient.connect(address), store_url=store_url, task_queue=task_queue, actor=name)
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
-    began = asyncio.get_running_loop().time()
+    looked = [time.perf_counter()]
     waiting = await client.approvals(agent=AGENT)
-    print(asyncio.get_running_loop().time() - began, flush=True)
+    looked.append(time.perf_counter())
+    in_store = await _read_pages(client)
+    looked.append(time.perf_counter())
+    assert {one.run_id for one in waiting} <= in_store, "what waits has a row"
+    print(json.dumps([looked[1] - looked[0], looked[2] - looked[1]]), flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     limit = asyncio.Semaphore(_AT_ONCE)
+    progress = Progress(f"{name} decides", len(waiting))
 
     async def decide(one: PendingCall) -> tuple[str, dict[str, Any]]:
         assert one.arguments is not None, "they are short"
@@ -96,10 +104,22 @@ async def approver(address: str, task_queue: str, name: str, edits: str) -> None
                 await one.approve(arguments=changed)
             except ApprovalDecidedError as error:
                 return order, {"lost": error.message}
+            finally:
+                progress.step()
         return order, {"won": (changed or one.arguments)["amount"]}
 
     decided = dict(await asyncio.gather(*map(decide, waiting)))
     print(json.dumps(decided), flush=True)
+
+
+async def _read_pages(client: Client) -> set[str]:
+    """The runs that wait, by the store's table, a page after the other as a console shows it."""
+    page = await client.list_waits(agent=AGENT, limit=MAX_PAGE)
+    runs = {wait.run_id for wait in page.waits}
+    while page.cursor is not None:
+        page = await client.list_waits(agent=AGENT, limit=MAX_PAGE, cursor=page.cursor)
+        runs |= {wait.run_id for wait in page.waits}
+    return runs
 
 
 if __name__ == "__main__":

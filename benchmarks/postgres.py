@@ -78,15 +78,9 @@ class BenchPostgres:
         return Counts(row["transactions"], row["bytes"], int(row["wal"]), self._cpu())
 
     async def size(self, name: str) -> dict[str, int]:
-        """Of one database: its bytes, and the connections to it; memory of the whole server, in KB."""
-        url = self.url(name)
+        """See :func:`read_size`."""
         async with _connected(self._server.url) as connection:
-            database = url.rpartition("/")[2]
-            return {
-                "bytes": await connection.fetchval("SELECT pg_database_size($1)", database),
-                "connections": await connection.fetchval(_CONNECTIONS, database),
-                "server_kb": sum(_read_memory_kb(path.parent) for path in self._processes()),
-            }
+            return await read_size(connection, self.url(name).rpartition("/")[2])
 
     @asynccontextmanager
     async def watch_locks(self, name: str) -> AsyncIterator[list[int]]:
@@ -115,13 +109,28 @@ class BenchPostgres:
 
     def _processes(self) -> list[Path]:
         """``/proc/…/stat`` of the server's processes, the first one's first."""
-        pid = (self._server.data / "postmaster.pid").read_text().split("\n")[0]
-        found = [Path("/proc", pid, "stat")]
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):  # it has ended
-                if _read_fields(path)[1] == pid:
-                    found.append(path)
-        return found
+        return _find_processes((self._server.data / "postmaster.pid").read_text().split("\n")[0])
+
+
+async def read_size(connection: Any, database: str) -> dict[str, int]:
+    """Of one database on this machine: its bytes, and the connections to it; memory of the whole server, in KB."""
+    pid = await connection.fetchval("SELECT pg_backend_pid()")
+    server = _read_fields(Path("/proc", str(pid), "stat"))[1]
+    return {
+        "bytes": await connection.fetchval("SELECT pg_database_size($1)", database),
+        "connections": await connection.fetchval(_CONNECTIONS, database),
+        "server_kb": sum(_read_memory_kb(path.parent) for path in _find_processes(server)),
+    }
+
+
+def _find_processes(pid: str) -> list[Path]:
+    """``/proc/…/stat`` of a process and of its children."""
+    found = [Path("/proc", pid, "stat")]
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            if _read_fields(path)[1] == pid:
+                found.append(path)
+    return found
 
 
 @contextmanager

@@ -73,6 +73,8 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
         lines += _parked(results["parked"], names)
     if "conversations" in results:
         lines += _conversations(results["conversations"], names)
+    for mine in results.get("copies", {}).values():
+        lines += _copies(mine, names)
     if "web" in results:
         lines += _web(results["web"], names)
     settings: Mapping[str, str] = next((mine["settings"] for mine in results.get("database", {}).values()), {})
@@ -145,8 +147,21 @@ def _conversations(figures: Figures, names: Sequence[str]) -> Iterable[list[str]
         ("workers' CPU per turn", "{cpu_ms:.1f} ms"),
         ("both workers' memory before / with them", "{before_kb} / {after_kb} KB"),
         ("PostgreSQL, bytes per turn, connections, memory", "{bytes:.0f}, {connections}, {server_kb} KB"),
+        ("replies streamed at once, from piece to piece", "{streams[replies]}, {streams[every_ms]} ms"),
+        (
+            "byte to event there: p50 / p95 / max",
+            "{streams[p50]:.0f} / {streams[p95]:.0f} / {streams[max]:.0f} ms",
+        ),
+        ("workers' CPU per piece", "{streams[piece_cpu_ms]:.2f} ms"),
+        ("PostgreSQL, connections and memory meanwhile", "{streams[connections]}, {streams[server_kb]} KB"),
     ):
-        yield [title, *(form.format(**figures[name]) if name in figures else "-" for name in names)]
+        yield [title, *(_format_known(form, figures.get(name, {})) for name in names)]
+
+
+def _copies(mine: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> Iterable[list[str]]:
+    form = "{rows} rows, {bytes} bytes in {seconds:.1f} s: {rows_s:.0f} rows/s, {mb_s:.1f} MB/s"
+    for key, title in (("into", "copy, SQLite into PostgreSQL"), ("back", "copy, PostgreSQL into SQLite")):
+        yield [title, *(form.format(**mine[key]) for _ in names)]
 
 
 def _web(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
@@ -158,6 +173,7 @@ def _web(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
         ]
     for title, key, form in (
         ("HTTP, silent followers: KB of each, CPU", "idle", "{count}: {kb_each:.1f} KB, {cpu_percent:.1f} %"),
+        ("each of a session of its own", "idle_apart", "{count}: {kb_each:.1f} KB, {cpu_percent:.1f} %"),
         ("the same, bare", "idle_bare", "{count}: {kb_each:.1f} KB, {cpu_percent:.1f} %"),
         (
             "HTTP, byte to client: p50 / p95 / p99, CPU of a piece",
@@ -207,14 +223,19 @@ def _database(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
 
 
 def _scaling(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
-    for count in next(iter(figures.values()), {}):
-        title = f"{count} worker{'s' if count != '1' else ''}: iterations per second, by one, CPU, lock waits"
-        yield [title, *(_scaled(count, figures[name][count]) if name in figures else "-" for name in names)]
+    for model_ms, by_count in next(iter(figures.values()), {}).items():
+        heading = f"model {model_ms} ms: iterations per second, by one, CPU, machine's CPUs busy, lock waits"
+        yield [heading, *("" for _ in names)]
+        for count in by_count:
+            title = f"  {count} worker{'s' if count != '1' else ''}"
+            cells = (_scaled(count, figures[name][model_ms][count]) if name in figures else "-" for name in names)
+            yield [title, *cells]
 
 
 def _scaled(count: str, mine: Mapping[str, float]) -> str:
     met = f" {_mark(mine['times'] >= FOUR_WORKERS)} ≥ {FOUR_WORKERS}" if count == "4" else ""
-    return f"{mine['iterations_s']:.1f}, {mine['times']:.2f}{met}, {mine['cpu_ms']:.1f} ms, {mine['lock_waits']:.2f}"
+    costs = f"{mine['cpu_ms']:.1f} ms, {100 * mine['busy']:.0f} %, {mine['lock_waits']:.2f}"
+    return f"{mine['iterations_s']:.1f}, {mine['times']:.2f}{met}, {costs}"
 
 
 def _parked(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
@@ -222,13 +243,22 @@ def _parked(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
         ("runs that wait for approval, workers, cache of each", "{count}, {workers}, {cache}"),
         ("workers' memory before / with them / after", "{before_kb} / {after_kb} / {end_kb} KB"),
         ("memory per parked run", "{kb_per_run:.1f} KB"),
-        ("bytes of the store per parked run", "{store_bytes:.0f}"),
+        ("bytes of the store per run, at its end", "{store_bytes:.0f}"),
+        ("PostgreSQL, connections and memory with them", "{connections}, {server_kb} KB"),
         ("started and waiting", "{park_s:.1f} s"),
-        ("inbox of all, for one approver", "{inbox_s:.1f} s"),
+        ("inbox of all, for one approver: by Temporal, by the store", "{inbox_s:.1f}, {listed_s:.1f} s"),
         ("approved by two who race, each call", "{burst_s:.1f} s"),
         ("until all had ended", "{done_s:.1f} s"),
     ):
-        yield [title, *(form.format(**figures[name]) if name in figures else "-" for name in names)]
+        yield [title, *(_format_known(form, figures.get(name, {})) for name in names)]
+
+
+def _format_known(form: str, mine: Mapping[str, Any]) -> str:
+    """A cell; "-" without its figures."""
+    try:
+        return form.format(**mine)
+    except KeyError:
+        return "-"
 
 
 def _hooked(mine: Mapping[str, float]) -> str:

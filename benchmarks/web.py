@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import statistics
 import sys
 import time
@@ -52,6 +53,7 @@ class WebProcess(WorkerProcess):
 
 async def web(lab: Lab, _: Sequence[Contestant], scale: Scale) -> Figures:
     """One process of perdure's API and one bare one, with the same client, one after the other."""
+    _allow_connections(2 * (scale.web_idle + scale.web_active))
     one = CONTESTANTS[NAME]
     queue = "web"
     worker = await lab.start_worker(one, queue=queue)
@@ -69,6 +71,7 @@ async def web(lab: Lab, _: Sequence[Contestant], scale: Scale) -> Figures:
             "session": f"/v1/sessions/{session}",
             "turn": f"/v1/sessions/{session}/turns/{turn.task_id}",
             "events": f"/v1/sessions/{session}/events?limit=20",
+            "page": f"/v1/sessions/{session}/events?limit=5",
             "list": "/v1/sessions?limit=20",
         }
         figures: dict[str, Any] = {"reads": {}}
@@ -79,12 +82,25 @@ async def web(lab: Lab, _: Sequence[Contestant], scale: Scale) -> Figures:
                 lambda size=size: _count_reads(bare, f"/echo?size={size}", scale.web_reads),  # type: ignore[misc]
             )
             figures["reads"][name] = {"bytes": size, "per_s": rates[0], "ratio": rates[0] / rates[1]}
-        figures["idle"] = await _hold_silent(served, f"/v1/sessions/{session}/events", scale.web_idle)
-        figures["idle_bare"] = await _hold_silent(bare, "/silence", scale.web_idle)
+        figures["idle"] = await _hold_silent(served, [f"/v1/sessions/{session}/events"] * scale.web_idle)
+        async with _serve(lab.address, lab.store_url(one), queue) as other:  # whose memory is not that of those before
+            await other.read("/v1/sessions?limit=1")
+            figures["idle_apart"] = await _hold_silent(other, await _open_sessions(client, scale.web_apart))
+        figures["idle_bare"] = await _hold_silent(bare, ["/silence"] * scale.web_idle)
         figures["active"] = await _hear(served, client, scale)
         figures["active_bare"] = await _hear_bare(bare, scale)
         figures["turn"] = await _time_turns(served, client, scale)
         return {NAME: figures}
+
+
+def _allow_connections(count: int) -> None:
+    """Raise the limit of open files, also that of the processes that are started from here. Raises ``SystemExit``."""
+    wanted = count + 500
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise SystemExit(f"{wanted:,} files must be open, and {hard:,} may be: ulimit -Hn, or fewer --web-idle")
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @asynccontextmanager
@@ -122,13 +138,19 @@ async def _count_reads(served: WebProcess, path: str, count: int) -> float:
     return count / (time.perf_counter() - began)
 
 
-async def _hold_silent(served: WebProcess, path: str, count: int) -> dict[str, float]:
+async def _open_sessions(client: Client, count: int) -> list[str]:
+    """Paths of the events of so many sessions that wait for their first message."""
+    runs = [await client.start("bench", None, mode="session") for _ in range(count)]
+    return [f"/v1/sessions/{run.id}/events" for run in runs]
+
+
+async def _hold_silent(served: WebProcess, paths: Sequence[str]) -> dict[str, float]:
     """Memory and CPU of followers to whom nothing is said but that the stream is alive."""
     before = served.memory_kb()
     async with AsyncExitStack() as stack:
         headers = {"Accept": "text/event-stream"}
-        for _ in range(0, count, 50):
-            opening = (served.http.get(served.url + path, headers=headers) for _ in range(50))
+        for first in range(0, len(paths), 50):
+            opening = (served.http.get(served.url + path, headers=headers) for path in paths[first : first + 50])
             for answer in await asyncio.gather(*opening):
                 stack.push_async_callback(_close, answer)
                 answer.raise_for_status()
@@ -136,7 +158,7 @@ async def _hold_silent(served: WebProcess, path: str, count: int) -> dict[str, f
         await asyncio.sleep(IDLE_SECONDS)
         used = (await served.cpu() - cpu) / (time.perf_counter() - began)
         memory = served.memory_kb()
-    return {"count": count, "kb_each": (memory - before) / count, "cpu_percent": used * 100}
+    return {"count": len(paths), "kb_each": (memory - before) / len(paths), "cpu_percent": used * 100}
 
 
 async def _close(answer: aiohttp.ClientResponse) -> None:

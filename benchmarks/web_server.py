@@ -82,6 +82,7 @@ async def main(*arguments: str) -> None:
     # With the protocol named, or asyncio leaves Nagle's algorithm on for what it accepts.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
+    listener.listen(2048)
     config = uvicorn.Config(app, lifespan="off", log_level="error", timeout_graceful_shutdown=1)
     serving = asyncio.create_task(uvicorn.Server(config).serve(sockets=[listener]))
     print(listener.getsockname()[1], flush=True)

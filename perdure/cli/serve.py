@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ..web.app import WebOptions
     from ..web.auth import Authenticator
 
+logger = logging.getLogger("perdure.web")
 DEFAULT_PORT = 8000
 _DRAIN_SECONDS = 10
 
@@ -57,6 +59,10 @@ class ServeOptions(StoreOptions):
     tenant_header: Annotated[
         str | None, typer.Option(metavar="HEADER", help="Header in which it names the user's tenant; else all.")
     ] = None
+    certfile: Annotated[
+        Path | None, typer.Option(help="Certificate chain in PEM: serve HTTPS. It is read again when it changes.")
+    ] = None
+    keyfile: Annotated[Path | None, typer.Option(help="Its private key; by default in the same file.")] = None
     root_path: Annotated[str, typer.Option(metavar="PATH", help="Path that a proxy removes: /perdure.")] = ""
 
 
@@ -88,6 +94,10 @@ def serve(
             "headers with users count only from trusted proxies",
             hint="Give --trusted-proxy NETWORK and --user-header HEADER.",
         )
+    if server.keyfile and not server.certfile:
+        raise InvalidInputError("--keyfile is the key of a certificate", hint="Give --certfile, too.")
+    if server.certfile:
+        _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), server.certfile, server.keyfile)
     log_to_stderr()
     for name in ("perdure.store", "perdure.worker.drain"):
         logging.getLogger(name).setLevel(logging.INFO)
@@ -176,9 +186,17 @@ async def _listen(app: Any, place: ServeOptions, stop: asyncio.Event) -> AsyncIt
         server_header=False,
         timeout_graceful_shutdown=_DRAIN_SECONDS,
         h11_max_incomplete_event_size=64 * 1024,
+        http=_build_protocol(),
+        ws="none",
+        ssl_certfile=place.certfile,
+        ssl_keyfile=place.keyfile,
     )
+    config.load()
     server = Server(config)
-    serving = asyncio.create_task(_run(server, stop))
+    tasks = [asyncio.create_task(_run(server, stop))]
+    serving = tasks[0]
+    if place.certfile is not None and config.ssl is not None:
+        tasks.append(asyncio.create_task(_follow_certificate(config.ssl, place.certfile, place.keyfile)))
     try:
         while not server.started and not serving.done():
             await asyncio.wait([serving], timeout=0.01)
@@ -188,12 +206,113 @@ async def _listen(app: Any, place: ServeOptions, stop: asyncio.Event) -> AsyncIt
             for socket in listener.sockets:
                 address, bound = socket.getsockname()[:2]
                 shown = f"[{address}]" if ":" in address else address
-                print_line(f"http://{shown}:{bound}{place.root_path}/v1")
+                print_line(f"{'http' if place.certfile is None else 'https'}://{shown}:{bound}{place.root_path}/v1")
         yield
     finally:
         AppStatus.should_exit = True
         server.should_exit = True
         await asyncio.wait([serving])
+        for task in tasks:
+            task.cancel()
+
+
+_REQUEST_SECONDS = 30.0
+"""Time in which the head of a request must be here, once a connection is open or its last request is answered."""
+
+
+def _build_protocol() -> type[asyncio.Protocol]:
+    """Build uvicorn's protocol with a time limit for the head of a request: without one, connections that send a byte
+    now and then stay open for good, as many as one likes."""
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    base: Any = AutoHTTPProtocol  # of one of two modules, with the same fields
+
+    class Protocol(base):  # type: ignore[misc]  # the same
+        _limit: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop()
+            super().connection_lost(exc)
+
+        def _watch(self) -> None:
+            """Limit the time while no request is being answered, also for the rest of a body that was not read."""
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._stop()
+            elif self._limit is None:
+                self._limit = self.loop.call_later(_REQUEST_SECONDS, self._close)
+
+        def _stop(self) -> None:
+            if self._limit is not None:
+                self._limit.cancel()
+                self._limit = None
+
+        def _close(self) -> None:
+            self._limit = None
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.abort()
+
+    return Protocol
+
+
+# ---
+# TLS.
+
+
+_CERTIFICATE_SECONDS = 60.0
+"""Seconds between two looks at whether the files of the certificate have changed."""
+
+
+def _load_certificate(context: ssl.SSLContext, certfile: Path, keyfile: Path | None) -> None:
+    """Load it for the connections from now on. Raises ``InvalidInputError``."""
+    try:
+        context.load_cert_chain(certfile, keyfile, password=_refuse_password)
+    except (OSError, ValueError) as error:  # of OpenSSL's errors, too
+        files = f"{certfile}" if keyfile is None else f"{certfile} and {keyfile}"
+        reason = getattr(error, "reason", None) or error
+        raise InvalidInputError(
+            f"{files} cannot be read as a certificate and its key: {reason}",
+            hint="Both are PEM files; the key has no password.",
+        ) from None
+
+
+def _refuse_password() -> str:
+    raise ValueError("the key has a password")
+
+
+async def _follow_certificate(context: ssl.SSLContext, certfile: Path, keyfile: Path | None) -> None:
+    """Load the certificate again whenever its files have changed: it is renewed every few weeks."""
+    loaded = _read_versions(certfile, keyfile)
+    while True:
+        await asyncio.sleep(_CERTIFICATE_SECONDS)
+        found = _read_versions(certfile, keyfile)
+        if found == loaded:
+            continue
+        try:
+            for loading in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):  # half of a new pair replaces nothing
+                _load_certificate(loading, certfile, keyfile)
+        except InvalidInputError as error:
+            logger.warning("the certificate is not renewed yet: %s", error.message)
+        else:
+            loaded = found
+            logger.info("the certificate was read again: %s", certfile)
+
+
+def _read_versions(*files: Path | None) -> list[tuple[int, int]]:
+    versions = []
+    for file in files:
+        if file is not None:
+            with contextlib.suppress(OSError):  # it is replaced at this moment
+                status = file.stat()
+                versions.append((status.st_mtime_ns, status.st_ino))
+    return versions
 
 
 async def _run(server: Any, stop: asyncio.Event) -> None:

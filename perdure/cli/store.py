@@ -79,8 +79,10 @@ def _format_status(status: StoreStatus) -> Iterator[str]:
     if (objects := status.objects) is not None:
         place = objects.used_url or objects.recorded_url
         facts["objects"] = f"{place}{f': {objects.flaw}' if objects.flaw else ''}"
+    for key_id, tables in sorted(status.keys.items()):
+        facts[f"key {key_id}"] = ", ".join(f"{rows:,} of {table}" for table, rows in tables.items())
     for name, fact in facts.items():
-        yield f"{name:<9} {escape_line(str(fact))}"
+        yield f"{escape_line(name):<9} {escape_line(str(fact))}"
     for name, table in status.tables.items():
         size = "" if table.bytes is None else f"  {format_byte_size(table.bytes)}"
         yield f"{'':<9} {name:<12} {'about ' if table.is_estimate else ''}{table.rows:,} rows{size}"

@@ -25,6 +25,7 @@ from ..encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, StoreError, TranscriptUnavailableError
 from ..ports import Commit, MemoryWrite, Store
 from ..store import Chain, open_store
+from ..store.cache import ByteLRU
 from ..temporal_service import build_schedule_action, start_run_workflow
 from ..tools.context import ContextT
 from ..tools.memory import (
@@ -77,6 +78,8 @@ from .webhooks import Webhooks
 if TYPE_CHECKING:
     from ..agent.agent import Agent
 
+KNOWN_ENDS_BYTES = 8 * 1024 * 1024
+"""Budget of :attr:`Client.known_ends`: some ten thousand ends."""
 
 # ---
 # ``client.memory``: the memory that conversations share, for programs other than tools.
@@ -142,6 +145,9 @@ class Client:
         self.store_url = config.resolve_store_url(store_url)
         self.task_queue = config.resolve_task_queue(task_queue)
         self.actor = config.resolve_user(actor)
+        self.known_ends: ByteLRU[Any] = ByteLRU(KNOWN_ENDS_BYTES)
+        """Ends that do not change any more, and are asked for once: of executions what ``status`` shows of
+        their result, of completed turns when the call was scheduled that has written their row."""
         self._store: Store | None = None
         _register_exit_delay()
         self._opening = asyncio.Lock()

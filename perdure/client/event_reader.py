@@ -24,14 +24,13 @@ from ..types.events import (
     TurnEvent,
     decode_event,
 )
-from .tasks import background_task
+from .handles import ClientHandle
+from .watches import EndWatch, EventPage, EventWatch, join_event_watch
 
 T = TypeVar("T")
 
 EVENTS_PER_PAGE = 500
 """Events per read."""
-STORE_WAIT_SECONDS = 5.0
-"""Seconds after which the store is read even without a notification."""
 STORE_RETRY_SECONDS = 60.0
 """Seconds that a store may be unreachable before a follower gets the error."""
 SNAPSHOT_RETRY_SECONDS = 5.0
@@ -197,28 +196,38 @@ class EventReader:
         self._retry_seconds = STORE_RETRY_SECONDS if self.wait else SNAPSHOT_RETRY_SECONDS
         self._partials: dict[str, PartialArguments] = {}
 
-    async def read_until(self, end: asyncio.Future[Any]) -> AsyncGenerator[Event]:
-        """Yield events until ``end`` is done and all events recorded by then are read. Raises what ``end`` raises.
-
-        Without ``wait`` reading starts when ``end`` is done, which is soon.
-        """
-        store, context_id, seconds = self.store, self.context_id, self._retry_seconds
-        if not self.wait:
-            await asyncio.wait([end])
-        while True:
-            is_last_pass = end.done()
-            if is_last_pass:
-                end.result()
-            while rows := await _read_page(store, context_id, self.after, seconds, children=self.children):
-                for row in rows:
-                    if (event := await self._build_event(row)) is not None:
+    async def read_until(self, client: ClientHandle, ending: EndWatch[Any]) -> AsyncGenerator[Event]:
+        """Yield events until ``ending`` is over and all events recorded by then are read. Raises what its end
+        raises."""
+        async with join_event_watch(client, self.store, self.context_id) as watch:
+            while not ending.is_over:
+                async with aclosing(self.read_recorded(watch, to_end=False)) as events:
+                    async for event in events:
                         yield event
-                if len(rows) < EVENTS_PER_PAGE and not is_last_pass:
-                    break
-            if is_last_pass:
+                # The numbers are shared with events that this reader does not read.
+                self._seen = await watch.wait_for_event(self._seen, ending)
+        ending.end.result()
+        async with aclosing(self.read_recorded()) as events:
+            async for event in events:
+                yield event
+
+    async def read_recorded(self, watch: EventWatch | None = None, *, to_end: bool = True) -> AsyncGenerator[Event]:
+        """Yield the events recorded so far: up to an empty page, or without ``to_end`` to one that is not full, which
+        with ``watch`` may be one that another follower has read a moment ago."""
+        while rows := (page := await self._read_page(watch)).rows:
+            for row in rows:
+                if (event := await self._build_event(row, page.decoded)) is not None:
+                    yield event
+            if len(rows) < EVENTS_PER_PAGE and not to_end:
                 return
-            async with background_task(self._wait_for_change()) as changed:
-                await asyncio.wait([changed, end], return_when=asyncio.FIRST_COMPLETED)
+
+    async def _read_page(self, watch: EventWatch | None) -> EventPage:
+        if watch is None:
+            rows = await _read_page(
+                self.store, self.context_id, self.after, self._retry_seconds, children=self.children
+            )
+            return EventPage(rows)
+        return await self._retry(lambda: watch.read_page(self.after, children=self.children, limit=EVENTS_PER_PAGE))
 
     async def build_unrecorded_end(self, end: RunEvent) -> RunEvent | None:
         """Return ``end`` as the event after the last one, for a run whose events do not yet have that end.
@@ -235,12 +244,17 @@ class EventReader:
             return None
         return end.model_copy(update={"context_id": self.context_id, "seq": latest + 1})
 
-    async def _build_event(self, row: EventRow) -> Event | None:
-        """Build the event of the next row; None if it is not one of this reader's."""
+    async def _build_event(self, row: EventRow, decoded: dict[int, Event | None] | None) -> Event | None:
+        """Build the event of the next row; None if it is not one of this reader's. ``decoded`` has those of its page
+        that another reader has built, for readers without ``texts``: programs may change what they are given."""
         self.after = row.seq
         self._seen = max(self._seen, row.seq)
         if self.task_id is not None and (row.path[0].task_id if row.path else row.task_id) != self.task_id:
             return None
+        if not self.texts and decoded is not None:
+            if row.seq not in decoded:
+                decoded[row.seq] = decode_row(self.context_id, row)
+            return decoded[row.seq]
         event = decode_row(self.context_id, row)
         if event is None or not self.texts:
             return event
@@ -248,14 +262,6 @@ class EventReader:
         if event.type == "run" and event.state not in ("started", "waiting", "paused", "resumed"):
             del self._partials[event.context_id]  # a run may have started many others
         return await partials.fill_partial(await self._load_long_text(event))
-
-    async def _wait_for_change(self) -> None:
-        """Wait for an event after ``_seen``: the numbers are shared with events that this reader does not read."""
-        try:
-            latest = await self.store.wait_for_event(self.context_id, self._seen, STORE_WAIT_SECONDS)
-            self._seen = max(latest, self._seen)
-        except StoreError:  # the next read retries, or raises the error
-            await asyncio.sleep(0.1)
 
     async def _retry(self, read: Callable[[], Awaitable[T]]) -> T:
         return await retry_store_read(read, self._retry_seconds)

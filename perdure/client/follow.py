@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import aclosing, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -40,7 +40,6 @@ from ..types.interface import Status
 from .event_reader import (
     SNAPSHOT_RETRY_SECONDS,
     STORE_RETRY_SECONDS,
-    STORE_WAIT_SECONDS,
     EventReader,
     decode_row,
     iter_own_rows,
@@ -49,6 +48,7 @@ from .event_reader import (
 from .handles import RunHandle, TurnHandle
 from .tasks import background_task
 from .visibility import STATUS_NAMES
+from .watches import STORE_WAIT_SECONDS, EndWatch, join_watch
 
 logger = logging.getLogger("perdure.client")
 
@@ -271,13 +271,20 @@ async def follow_run(
     """
     store = await run.client.store()
     reader = EventReader(run.id, store, after, children=children, wait=wait, texts=texts)
-    async with (
-        background_task(_find_or_wait_for_end(run, store, wait=wait)) as end_task,
-        aclosing(reader.read_until(end_task)) as events,
-    ):
-        async for event in events:
-            yield event
-        end = end_task.result()
+    if wait:
+        async with join_end_watch(run, store) as watch, aclosing(reader.read_until(run.client, watch)) as events:
+            async for event in events:
+                yield event
+            end = watch.end.result()
+    else:
+        # The server is asked only by who reads to the end: a page in the middle of the events needs nothing of it.
+        async with aclosing(reader.read_recorded(to_end=False)) as events:
+            async for event in events:
+                yield event
+        end = await _find_end(run, store)
+        async with aclosing(reader.read_recorded()) as events:
+            async for event in events:
+                yield event
     if end is not None and (unrecorded := await reader.build_unrecorded_end(end.event)) is not None:
         yield unrecorded
 
@@ -294,42 +301,58 @@ async def follow_turn(
     if not await _resolve_task_id(turn):
         return
     reader = EventReader(turn.run.id, store, after, turn.task_id, children=children, wait=wait, texts=texts)
-    end_recorded = asyncio.Event()
+    if not wait:
+        await turn.over()
+        async with aclosing(reader.read_recorded()) as events:
+            async for event in events:
+                yield event
+        return
+    client = turn.run.client
     async with (
-        background_task(_wait_for_turn_end(turn, store, end_recorded, wait=wait)) as end_task,
-        aclosing(reader.read_until(end_task)) as events,
+        join_watch(client, "turn", turn.run.id, turn.task_id, build=lambda: TurnWatch(turn, store)) as turn_watch,
+        aclosing(reader.read_until(client, turn_watch)) as events,
     ):
         async for event in events:
-            if isinstance(event, TurnEvent) and event.state != "started" and not event.path:
-                end_recorded.set()
-            elif not isinstance(event, RunEvent) and not event.path:  # not of another run: a message has extended it
-                end_recorded.clear()
+            turn_watch.note_event(event)
             yield event
 
 
-async def _find_or_wait_for_end(run: RunHandle, store: Store, *, wait: bool) -> RunEnd | None:
-    """Wait until the run has ended and its events have the end; without ``wait`` return at once. Returns an end that
-    the events may not have: without ``wait`` nothing is written.
+def join_end_watch(run: RunHandle, store: Store) -> AbstractAsyncContextManager[EndWatch[RunEnd | None]]:
+    """Follow by the watch of the run's end: that of :func:`_wait_for_end`."""
+    return join_watch(run.client, "end", run.id, build=lambda: EndWatch(_wait_for_end(run, store)))
 
-    Raises ``RunNotFoundError`` if neither the server nor the store has the run.
-    """
+
+async def _wait_for_end(run: RunHandle, store: Store) -> RunEnd | None:
+    """Wait until the run has ended and its events have the end; return an end that they may not have. Raises
+    ``RunNotFoundError`` if neither the server nor the store has the run."""
 
     async def describe() -> WorkflowExecutionDescription | None:
         try:
-            return await run.describe()
+            return await _describe_known_run(run, store)
         except RunNotFoundError as unknown:
-            if await store.get_run(run.id) is not None or await store.read_events(run.id, limit=1):
-                return None  # deleted after Temporal's retention
-            if wait and await is_child_start_pending(run):
+            if await is_child_start_pending(run):
                 raise WorkflowBehind(unknown) from None
             raise
 
-    description = await retry_while_behind(describe)
-    if description is None:
-        return None
-    if not wait:
-        return await _find_run_end(run, description, store, SNAPSHOT_RETRY_SECONDS)
-    return await _wait_for_end_in_store(run, store)
+    return None if await retry_while_behind(describe) is None else await _wait_for_end_in_store(run, store)
+
+
+async def _find_end(run: RunHandle, store: Store) -> RunEnd | None:
+    """Return the end of the run, if it has ended, which the events may not have. Writes nothing. Raises as
+    :func:`_wait_for_end`."""
+    description = await _describe_known_run(run, store)
+    return None if description is None else await _find_run_end(run, description, store, SNAPSHOT_RETRY_SECONDS)
+
+
+async def _describe_known_run(run: RunHandle, store: Store) -> WorkflowExecutionDescription | None:
+    """Return the server's description of the run; None for one that only the store still has. Raises
+    ``RunNotFoundError``."""
+    try:
+        return await run.describe()
+    except RunNotFoundError:
+        if await store.get_run(run.id) is not None or await store.read_events(run.id, limit=1):
+            return None  # deleted after Temporal's retention
+        raise
 
 
 async def _wait_for_end_in_store(run: RunHandle, store: Store) -> RunEnd | None:
@@ -352,28 +375,45 @@ async def _resolve_task_id(turn: TurnHandle) -> bool:
     return True
 
 
-async def _wait_for_turn_end(turn: TurnHandle, store: Store, end_recorded: asyncio.Event, *, wait: bool) -> None:
-    """Wait until the turn is over. Asks the workflow at first, when the events have an end, and now and then.
+class TurnWatch(EndWatch[None]):
+    """Waits until a turn is over. Asks the workflow at first, when the events have an end, and now and then.
 
-    The store has an end before the workflow does, and a message that arrives in between extends the turn. Raises
-    ``RunNotFoundError`` for an unknown turn.
+    The store has an end before the workflow does, and a message that arrives in between extends the turn. The end
+    raises ``RunNotFoundError`` for an unknown turn.
     """
-    if await turn.over() or not wait:
-        return
-    delay = _TURN_POLL_FIRST_DELAY
-    async with background_task(_wait_for_end_in_store(turn.run, store)) as run_end_task:
-        run_end_task.add_done_callback(lambda _: end_recorded.set())
-        while not await turn.over():
-            if run_end_task.done():
-                run_end_task.result()
-            if end_recorded.is_set() or run_end_task.done():
-                await asyncio.sleep(delay)
-                delay = min(delay * 1.5, _TURN_POLL_MAX_DELAY)
-                continue
-            delay = _TURN_POLL_FIRST_DELAY
-            with suppress(TimeoutError):
-                async with asyncio.timeout(STORE_WAIT_SECONDS):
-                    await end_recorded.wait()
+
+    def __init__(self, turn: TurnHandle, store: Store) -> None:
+        self._turn, self._store = turn, store
+        self._ended_at = self._continued_at = 0
+        self._end_recorded = asyncio.Event()
+        super().__init__(self._wait_for_end())
+
+    def note_event(self, event: Event) -> None:
+        """Note an event that a follower has read: followers may be at different places."""
+        if isinstance(event, TurnEvent) and event.state != "started" and not event.path:
+            self._ended_at = max(event.seq, self._ended_at)
+        elif not isinstance(event, RunEvent) and not event.path:  # not of another run: a message has extended it
+            self._continued_at = max(event.seq, self._continued_at)
+        if self._ended_at > self._continued_at:
+            self._end_recorded.set()
+        else:
+            self._end_recorded.clear()
+
+    async def _wait_for_end(self) -> None:
+        delay = _TURN_POLL_FIRST_DELAY
+        async with join_end_watch(self._turn.run, self._store) as run_watch:
+            run_watch.end.add_done_callback(lambda _: self._end_recorded.set())
+            while not await self._turn.over():
+                if run_watch.end.done():
+                    run_watch.end.result()
+                if self._end_recorded.is_set() or run_watch.end.done():
+                    await asyncio.sleep(delay)
+                    delay = min(delay * 1.5, _TURN_POLL_MAX_DELAY)
+                    continue
+                delay = _TURN_POLL_FIRST_DELAY
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(STORE_WAIT_SECONDS):
+                        await self._end_recorded.wait()
 
 
 # ---

@@ -10,6 +10,7 @@ from temporalio.client import WorkflowExecutionDescription, WorkflowHandle
 
 from ..errors import PerdureError
 from ..ports import Store
+from ..store.cache import ByteLRU
 from ..types.interface import Response, Status, TurnStatus
 
 
@@ -20,6 +21,7 @@ class ClientHandle(Protocol):
     store_url: str | None
     task_queue: str
     actor: str
+    known_ends: ByteLRU[Any]
 
     async def store(self, *, create: bool = False) -> Store: ...
     def run(self, id: str) -> RunHandle: ...

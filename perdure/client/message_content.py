@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..errors import InvalidInputError
-from ..ports import Blob, Commit
-from ..ports.store import add_blob, move_file_to_blob, record_file
+from ..ports import Blob, Commit, Store
+from ..ports.store import add_blob, format_utc_now, move_file_to_blob, record_file
 from ..types.client_tools import (
     INLINE_CLIENT_TOOLS_BYTES,
     ClientTool,
@@ -128,12 +128,22 @@ async def upload_content(client: ClientHandle, content: Content) -> tuple[Upload
         limit = f"more than {MAX_INLINE_BYTES:,} are sent through the store, and this client has none"
         raise InvalidInputError(f"{size}; {limit}", hint=STORE_HINT)
     store = await client.store(create=True)
-    found = await store.find_blobs([ref.hash for ref in stored]) if stored else set()
+    found = await hold_blobs(store, [ref.hash for ref in stored])
     if missing := next((ref.hash for ref in stored if ref.hash not in found), None):
         raise InvalidInputError(f"the store has no file {missing}", hint="Upload it again.")
     if blobs:
         await store.commit(Commit(blobs=blobs))
     return uploaded, store.store_id
+
+
+async def hold_blobs(store: Store, hashes: Sequence[str]) -> set[str]:
+    """Return which of these blobs the store has. A collector deletes none of them for days: what names them is not
+    written yet."""
+    if not hashes:
+        return set()
+    today = format_utc_now()[:10]
+    await store.renew(hashes, today, today)  # first: what is found then was not deleted meanwhile
+    return await store.find_blobs(hashes)
 
 
 async def _upload_parts(content: list[str | File | FilePart], blobs: list[Blob]) -> tuple[ContentPart, ...]:

@@ -10,17 +10,21 @@ import asyncio
 import base64
 import hashlib
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar, cast
 
+from pydantic_core import from_json
 from temporalio.client import WorkflowExecution
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..errors import InvalidInputError, RunNotFoundError
-from ..ports import RunRow, Store, WaitCursor, WaitRow, timestamp
-from ..store.transcripts import load_full_conversation, load_stored
+from ..ports import Node, RunRow, Store, WaitCursor, WaitRow, timestamp
+from ..store.cache import ByteLRU
+from ..store.chain import decode_node
+from ..store.transcripts import load_full_conversation
 from ..temporal_service import is_missing_attribute, translate_service_error
 from ..types.approvals import PendingApproval, PendingKind
 from ..types.messages import Message, clean_text
@@ -211,6 +215,8 @@ class _RunPager:
     def __init__(self, client: ClientHandle, filters: _RunFilters, limit: int, visible: Visible | None) -> None:
         self._client, self._filters, self._limit, self._visible = client, filters, limit, visible
         self.runs: dict[str, RunSummary] = {}
+        self._listed: set[str] = set()
+        """Runs that Temporal's listing is known to have."""
 
     def build_page(self, place: Sequence[str] | None) -> RunPage:
         """Build the page, whose next one begins at ``place``."""
@@ -219,12 +225,23 @@ class _RunPager:
 
     async def read_visibility(self, token: bytes) -> bytes:
         """Add runs that Temporal lists from ``token`` on; return the token of the next ones, b"" at the end."""
+        # Open executions come first, then closed ones, the last one first: of a run, the newest is the first in a list
+        # that begins at the beginning, and leaves none out for its status.
+        is_in_order = not token and self._filters.status is None
         for _ in range(_MAX_REQUESTS):
             executions, token = await self._fetch_executions(token)
-            newest = await self._find_newest(executions)
-            for execution in executions:
-                if execution.run_id in newest and execution.id not in self.runs:
-                    await self._add_execution(execution)
+            if is_in_order:
+                first = {execution.id: execution.run_id for execution in reversed(executions)}
+                newest = {first[name] for name in first.keys() - self._listed}
+                runs = await gather_bounded(self._summarize_execution, executions)
+            else:
+                runs, newest = await asyncio.gather(
+                    gather_bounded(self._summarize_execution, executions), self._find_newest(executions)
+                )
+            self._listed |= {execution.id for execution in executions}
+            for execution, run in zip(executions, runs, strict=True):
+                if run is not None and execution.run_id in newest and execution.id not in self.runs:
+                    await self._add_visible(run)
             if not token or len(self.runs) >= self._limit:
                 break
         return token
@@ -277,17 +294,19 @@ class _RunPager:
                 newest[execution.id] = execution
         return {execution.run_id for execution in newest.values()}
 
-    async def _add_execution(self, execution: WorkflowExecution) -> None:
+    async def _summarize_execution(self, execution: WorkflowExecution) -> RunSummary | None:
+        """Return what the list shows of an execution; None for one that the filters leave out."""
         filters = self._filters
         if filters.roots and await has_recorded_parent(self._client, execution.id):
-            return
+            return None
         run = await build_run_summary(self._client, execution)
-        if self._visible is not None or any(
+        needs_labels = self._visible is not None and None in (run.tenant, run.user)
+        if needs_labels or any(
             value is not None and getattr(run, name) is None for name, value in filters.labels.items()
         ):
             run = await add_recorded_labels(self._client, run)
-        if has_agent_and_status(run, filters.agent, filters.status) and has_labels(run, filters.labels):
-            await self._add_visible(run)
+        shown = has_agent_and_status(run, filters.agent, filters.status) and has_labels(run, filters.labels)
+        return run if shown else None
 
     async def _add_visible(self, run: RunSummary) -> bool:
         if self._visible is not None and not await self._visible(run):
@@ -318,6 +337,7 @@ class _RunPager:
 
     async def _find_missing(self, rows: Sequence[RunRow]) -> set[str]:
         """Return the ids of those of ``rows`` that Temporal's listing does not have."""
+        rows = [row for row in rows if row.context_id not in self._listed]
         if not rows:
             return set()
         query = build_ids_query(row.context_id for row in rows)
@@ -494,7 +514,71 @@ def _build_wait(row: WaitRow, run: RunRow | None, state: _RunState | None) -> Wa
     )
 
 
-async def load_stored_messages(store: Store, head: str | None, *, full: bool = False) -> list[Message]:
-    """Load the conversation up to ``head`` with large texts as references; with ``full`` also what summaries replace.
-    Raises ``StoreError``, ``TranscriptCorruptedError``."""
-    return await (load_full_conversation(store, head, texts=False) if full else load_stored(store, head))
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Which nodes a transcript consists of, from its root on."""
+
+    names: tuple[str, ...]
+    ends: tuple[int, ...]
+    """For each node the number of messages up to its end."""
+    has_replaced: bool
+    """Whether summaries or edits have replaced messages that ``full`` shows."""
+
+
+class TranscriptPages:
+    """Pages of transcripts, with large texts as references.
+
+    A page reads and decodes its own nodes alone. Where they are is known of the transcripts that were read last; the
+    first page of another one reads it once, a later one what it has grown by.
+    """
+
+    def __init__(self, cache_bytes: int = 16 * 1024 * 1024) -> None:
+        self._layouts: ByteLRU[_Layout] = ByteLRU(cache_bytes)
+
+    async def read(
+        self, store: Store, id: str, head: str | None, *, after: int, limit: int, full: bool = False
+    ) -> tuple[list[Message], int]:
+        """Return the messages of run ``id`` behind index ``after``, at most ``limit``, and how many it has up to
+        ``head``; with ``full`` also those that summaries and edits have replaced. Raises ``StoreError``,
+        ``TranscriptCorruptedError``."""
+        if head is None:
+            return [], 0
+        layout = await self._find_layout(store, id, head)
+        if full and layout.has_replaced:
+            messages = await load_full_conversation(store, head, texts=False)
+            return messages[after + 1 : after + 1 + limit], len(messages)
+        total = layout.ends[-1]
+        begin, end = after + 1, min(after + 1 + limit, total)
+        if begin >= end:
+            return [], total
+        first, last = bisect_right(layout.ends, begin), bisect_left(layout.ends, end)
+        nodes = await store.read_nodes(layout.names[last], until=[layout.names[first - 1]] if first else ())
+        messages = await asyncio.to_thread(lambda: [message for node in nodes for message in decode_node(node)])
+        skipped = begin - (layout.ends[first - 1] if first else 0)
+        return messages[skipped : skipped + end - begin], total
+
+    async def _find_layout(self, store: Store, id: str, head: str) -> _Layout:
+        known = self._layouts.get(id)
+        if known is not None and known.names[-1] == head:
+            return known
+        nodes = await store.read_nodes(head, until=[known.names[-1]] if known is not None else ())
+        if known is None or nodes[0].parent != known.names[-1]:  # the conversation goes on from elsewhere
+            known = _Layout((), (), has_replaced=False)
+        layout = await asyncio.to_thread(_extend_layout, known, nodes)
+        self._layouts.put(id, layout, _LAYOUT_NODE_BYTES * len(layout.names))
+        return layout
+
+
+_LAYOUT_NODE_BYTES = 200
+
+
+def _extend_layout(layout: _Layout, nodes: Sequence[Node]) -> _Layout:
+    ends, has_replaced = list(layout.ends), layout.has_replaced
+    for node in nodes:
+        try:
+            count = len(from_json(node.body))
+        except (ValueError, TypeError):
+            count = len(decode_node(node))  # which says what is wrong with it
+        ends.append((ends[-1] if ends else 0) + count)
+        has_replaced = has_replaced or b'"replaces"' in node.body
+    return _Layout((*layout.names, *(node.hash for node in nodes)), tuple(ends), has_replaced)

@@ -58,7 +58,14 @@ from .progress import build_no_worker_error, find_pending_reason, has_poller
 from .streams import StreamReader, build_output_form
 from .tasks import background_task
 from .turn import ANSWER_TIMEOUT, Turn
-from .visibility import attribute_of, build_closed_status, find_agent_name, read_deployment_version, read_pending_memo
+from .visibility import (
+    attribute_of,
+    build_closed_status,
+    find_agent_name,
+    read_deployment_version,
+    read_end_fields,
+    read_pending_memo,
+)
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
@@ -203,7 +210,7 @@ class Run(StreamReader[OutputT]):
         description = await self.describe()
         if (closed := build_closed_status(description)) is not None:
             recorded = await self._read_recorded_status()
-            return closed.model_copy(update=recorded | await self._read_closed_result(closed, description.run_id))
+            return closed.model_copy(update=recorded | await read_end_fields(self, closed, description.run_id))
         reason = await find_pending_reason(self.client, description)
         version = read_deployment_version(description)
         try:
@@ -247,16 +254,6 @@ class Run(StreamReader[OutputT]):
         response = Response.model_validate_json(row.result or b"{}")
         fields: dict[str, Any] = {"head": row.head, "iteration": row.iterations, "agent": row.agent}
         return fields | {name: getattr(response, name) for name in ("usage", "cost_usd", "unanswered")}
-
-    async def _read_closed_result(self, closed: Status, run_id: str) -> dict[str, Any]:
-        """Read the fields of a closed run's status that its result has and its description does not."""
-        if closed.state == "cancelled" or closed.reason is not None:
-            return {}
-        end = await self.read_end(run_id)
-        if isinstance(end, PerdureError):
-            return {"reason": f"{type(end).__name__}: {end}"}
-        fields = ("task_id", "head", "store_id", "usage", "cost_usd", "unanswered")
-        return {"iteration": end.iterations} | {name: getattr(end, name) for name in fields}
 
     async def read_end(self, run_id: str) -> Response | PerdureError:
         """Return the response of the closed execution ``run_id``, or the error that it ended with."""

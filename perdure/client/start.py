@@ -25,7 +25,7 @@ from ..types.interface import FIRST_MESSAGE_MEMO, LABELS, Mode, Override, Respon
 from ..types.messages import Dataclass, File, Message, MessageInput, clean_text, find_file_flaw, iter_file_parts
 from ..types.session_form import from_session
 from .handles import ClientHandle
-from .message_content import build_user_message
+from .message_content import build_user_message, hold_blobs
 from .run import Run
 
 if TYPE_CHECKING:
@@ -297,6 +297,7 @@ async def _write_history(
             raise InvalidInputError(f"history: {flaw}")
     store = await client.store(create=True)
     chain = Chain(store)
+    await hold_blobs(store, [part.blob.hash for part in iter_file_parts(messages) if part.blob is not None])
     try:
         await chain.load_files(messages)
     except TranscriptCorruptedError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from ..errors import (
     RunClosedError,
     RunNotFoundError,
     ServerUnreachableError,
+    StoreError,
     build_error,
 )
 from ..ports import TurnRow
@@ -29,17 +31,21 @@ from .follow import follow_turn
 from .streams import OutputForm, StreamReader
 from .tasks import background_task
 from .visibility import build_closed_status
+from .watches import join_event_watch
 
 if TYPE_CHECKING:
     from .run import Run
 
 
-_STORE_POLL_FIRST_DELAY, _STORE_POLL_MAX_DELAY = 0.02, 0.2
-"""Seconds between two reads of the store: the first and the longest delay."""
+_STORE_READ_FIRST_DELAY, _STORE_READ_MAX_DELAY = 0.005, 0.1
+"""Seconds between an event and the read that looks whether it has ended the turn: the first and the longest delay."""
 _WORKFLOW_POLL_SECONDS = 2.0
 """Seconds between two requests to the workflow, while the store has no change."""
 _WORKFLOW_POLL_FIRST_DELAY, _WORKFLOW_POLL_MAX_DELAY = 0.05, 1.0
 """The same delays for a client without the store."""
+
+_CATCH_UP_FIRST_DELAY = 0.01
+"""The first delay once the store has the end, which the workflow gets a few milliseconds later."""
 
 ANSWER_TIMEOUT = timedelta(seconds=5)
 """How long a worker may take to return the workflow's status, before the run counts as waiting for a worker."""
@@ -58,6 +64,28 @@ class Turn(StreamReader[OutputT]):
 
     async def status(self) -> TurnStatus:
         """Return the status of the turn; ``state`` is ``unknown`` for an unknown turn. Raises ``RunNotFoundError``."""
+        if (final := await self._read_final_status()) is not None:
+            return final
+        return await self._find_status()
+
+    async def _find_status(self, *, is_open: bool = False) -> TurnStatus:
+        """Ask Temporal. ``is_open``: the run has probably not closed, so that its workflow can be asked at once."""
+        status = await (self._ask_open_run() if is_open else self._ask_run())
+        if status.state == "completed":
+            with suppress(StoreError):  # the status is not from there
+                row = await self._read_turn_row()
+                if row is not None and row.status == "completed":
+                    self.run.client.known_ends.put(self._end_key, row.asked_at, len(row.asked_at))
+        return status
+
+    async def _ask_open_run(self) -> TurnStatus:
+        try:
+            status = TurnStatus.model_validate(await self.run.ask_workflow("turn", self.task_id or None))
+        except PerdureError:  # closed meanwhile, or no worker answers
+            return await self._ask_run()
+        return status if status.state != "unknown" else await self._ask_run()
+
+    async def _ask_run(self) -> TurnStatus:
         try:
             description = await self.run.describe()
             if build_closed_status(description) is not None:
@@ -71,7 +99,7 @@ class Turn(StreamReader[OutputT]):
         try:
             status = TurnStatus.model_validate(await self.run.ask_workflow("turn", self.task_id or None))
         except RunClosedError:  # closed between the two requests
-            return await self.status()
+            return await self._ask_run()
         except PerdureError:  # no worker answers
             return await self._read_status_without_worker()
         if status.state == "unknown":  # no longer in the workflow's state, or of an earlier execution
@@ -86,7 +114,7 @@ class Turn(StreamReader[OutputT]):
         worker polls the task queue for 10 s.
         """
         async with background_task(self.warn_without_worker()):
-            return await self._wait_for_response()
+            return await self._build_response(await self.wait_for_end())
 
     def events(self, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
         """Yield the events of the turn after number ``after`` until it has ended; without ``wait`` only those recorded
@@ -113,23 +141,29 @@ class Turn(StreamReader[OutputT]):
             raise self.build_unknown_turn_error(status)
         return status.state != "running"
 
+    async def wait_for_end(self, known: TurnStatus | None = None) -> TurnStatus:
+        """Wait until the turn has ended, and return its status: ``unknown`` at once for an unknown turn. Raises
+        ``RunNotFoundError``.
+
+        ``known`` is its status of a moment ago.
+        """
+        status = known or await self.status()
+        delay, answered = _WORKFLOW_POLL_FIRST_DELAY, False
+        while status.state == "running":
+            if self.run.has_store and not answered:
+                answered = await self._wait_for_store_change()
+                delay = _CATCH_UP_FIRST_DELAY
+            else:  # also if the workflow does not have the answer yet, or a later one will follow
+                await asyncio.sleep(delay)
+                delay = min(delay * 1.5, _WORKFLOW_POLL_MAX_DELAY)
+            status = await self._find_status(is_open=answered)
+        return status
+
     async def interrupt(
         self, message: MessageInput | None = None, *, id: str | None = None, by: str | None = None
     ) -> None:
         """See :meth:`Run.interrupt`: it interrupts the current turn of the run."""
         await self.run.interrupt(message, id=id, by=by)
-
-    async def _wait_for_response(self) -> Response[OutputT]:
-        delay, answered = _WORKFLOW_POLL_FIRST_DELAY, False
-        while True:
-            status = await self.status()
-            if status.state != "running":
-                return await self._build_response(status)
-            if self.run.has_store and not answered:
-                answered = await self._wait_for_store_change()
-            else:  # also if the workflow does not have the answer yet, or a later one will follow
-                await asyncio.sleep(delay)
-                delay = min(delay * 1.5, _WORKFLOW_POLL_MAX_DELAY)
 
     async def _build_response(self, status: TurnStatus) -> Response[OutputT]:
         if status.state == "completed" and status.response is not None:
@@ -248,16 +282,22 @@ class Turn(StreamReader[OutputT]):
     async def _wait_for_store_change(self) -> bool:
         """Wait until the store has the end of the turn (True), or it is time to ask the workflow again.
 
-        Polling the store costs the workers nothing. The workflow's state is decisive: a message may extend the turn.
+        Watching the store costs the workers nothing. The workflow's state is decisive: a message may extend the turn.
         """
-        deadline = asyncio.get_running_loop().time() + _WORKFLOW_POLL_SECONDS
-        delay = _STORE_POLL_FIRST_DELAY
-        while asyncio.get_running_loop().time() < deadline:
-            row = await self._read_turn_row()
-            if row is not None and row.status != "running":
-                return True
-            await asyncio.sleep(delay)
-            delay = min(delay * 1.3, _STORE_POLL_MAX_DELAY)
+        store = await self.run.client.store()
+        delay, seen = _STORE_READ_FIRST_DELAY, 0
+        with suppress(TimeoutError):
+            async with (
+                asyncio.timeout(_WORKFLOW_POLL_SECONDS),
+                join_event_watch(self.run.client, store, self.run.id) as watch,
+            ):
+                while True:
+                    row = await self._read_turn_row()
+                    if row is not None and row.status != "running":
+                        return True
+                    seen = await watch.wait_for_event(seen)
+                    await asyncio.sleep(delay)
+                    delay = min(delay * 1.3, _STORE_READ_MAX_DELAY)
         return False
 
     async def _read_turn_row(self) -> TurnRow | None:
@@ -268,12 +308,36 @@ class Turn(StreamReader[OutputT]):
     async def _read_recorded_status(self) -> TurnStatus | None:
         """Read the recorded status of an ended turn; None if there is none."""
         row = await self._read_turn_row()
-        if row is None or row.status == "running":
+        return None if row is None or row.status == "running" else _build_recorded_status(row)
+
+    async def _read_final_status(self) -> TurnStatus | None:
+        """Read the recorded status of a turn that its workflow, asked by this client before, has called completed; None
+        for others.
+
+        The store has an answer a moment before the workflow, and a message may extend the turn until then. After that
+        the row says all, unless a reset lets a later call write it anew.
+        """
+        if (asked_at := self.run.client.known_ends.get(self._end_key)) is None:
             return None
-        fields: dict[str, Any] = {"task_id": row.task_id, "state": row.status}
-        result = row.result or b"{}"
-        if row.status == "completed":
-            fields["response"] = Response.model_validate_json(result)
-        else:
-            fields |= {name: text for name, text in json.loads(result).items() if name in ("error_type", "error")}
-        return TurnStatus.model_validate(fields)
+        try:
+            row = await self._read_turn_row()
+        except StoreError:
+            return None
+        if row is None or row.status != "completed" or row.asked_at != asked_at:
+            self.run.client.known_ends.remove(self._end_key)
+            return None
+        return _build_recorded_status(row)
+
+    @property
+    def _end_key(self) -> str:
+        return f"turn\0{self.run.id}\0{self.task_id}"
+
+
+def _build_recorded_status(row: TurnRow) -> TurnStatus:
+    fields: dict[str, Any] = {"task_id": row.task_id, "state": row.status}
+    result = row.result or b"{}"
+    if row.status == "completed":
+        fields["response"] = Response.model_validate_json(result)
+    else:
+        fields |= {name: text for name, text in json.loads(result).items() if name in ("error_type", "error")}
+    return TurnStatus.model_validate(fields)

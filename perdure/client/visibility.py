@@ -27,7 +27,7 @@ from temporalio.common import VersioningBehavior
 from temporalio.service import RPCError, RPCStatusCode, WorkflowService
 
 from .. import config
-from ..errors import InvalidInputError, StoreError
+from ..errors import InvalidInputError, PerdureError, StoreError
 from ..ports import RunRow, Store
 from ..temporal_service import is_missing_attribute, translate_service_error
 from ..types.approvals import PendingApproval
@@ -42,7 +42,7 @@ from ..types.interface import (
     Status,
 )
 from ..types.messages import clean_text
-from .handles import ClientHandle
+from .handles import ClientHandle, RunHandle
 
 logger = logging.getLogger("perdure.client")
 
@@ -551,6 +551,23 @@ def build_closed_status(description: WorkflowExecutionDescription) -> Status | N
             "reason": None if name in ("completed", "cancelled", "failed") else name,
         }
     )
+
+
+async def read_end_fields(run: RunHandle, closed: Status, run_id: str) -> dict[str, Any]:
+    """Read the fields of the status of a closed execution that its result has, or its error, and its description does
+    not: once, as it ends once."""
+    if closed.state == "cancelled" or closed.reason is not None:
+        return {}
+    known, key = run.client.known_ends, f"execution\0{run_id}"
+    if (fields := known.get(key)) is None:
+        end = await run.read_end(run_id)
+        if isinstance(end, PerdureError):
+            fields = {"reason": f"{type(end).__name__}: {end}"}
+        else:
+            names = ("task_id", "head", "store_id", "usage", "cost_usd", "unanswered")
+            fields = {"iteration": end.iterations} | {name: getattr(end, name) for name in names}
+        known.put(key, fields, len(str(fields)))
+    return dict(fields)
 
 
 async def read_pending_memo(execution: WorkflowExecution) -> tuple[PendingApproval, ...] | None:

@@ -9,7 +9,7 @@ import base64
 import hashlib
 import json
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -233,10 +233,25 @@ class Webhooks:
             await (await self._open_store(create=True)).create_webhook(row)
         return _build_webhook(row, secret)
 
-    async def list(self, *, after: str | None = None, limit: int = 100) -> WebhookPage:
-        """List subscriptions, the oldest first; ``after`` is the ``cursor`` of the page before."""
-        rows = await (await self._open_store()).list_webhooks(after=_decode_cursor(after), limit=_check_limit(limit))
-        return WebhookPage(tuple(map(_build_webhook, rows)), _encode_cursor(rows, limit))
+    async def list(
+        self,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        visible: Callable[[Webhook], Awaitable[bool]] | None = None,
+    ) -> WebhookPage:
+        """List subscriptions, the oldest first; ``after`` is the ``cursor`` of the page before. Lists only those for
+        which ``visible`` returns true: no cursor names another one."""
+        store, place = await self._open_store(), _decode_cursor(after)
+        found: list[WebhookRow] = []
+        while rows := await store.list_webhooks(after=place, limit=_check_limit(limit)):
+            place = rows[-1].created_at, rows[-1].id
+            for row in rows:
+                if len(found) < limit and (visible is None or await visible(_build_webhook(row))):
+                    found.append(row)
+            if len(found) == limit or len(rows) < limit:
+                break
+        return WebhookPage(tuple(map(_build_webhook, found)), _encode_cursor(found, limit))
 
     async def get(self, id: str) -> Webhook:
         """Return one subscription."""

@@ -491,8 +491,8 @@ class AgentRegistry(Protocol):
     async def record_agents(self, agents: Sequence[AgentRow]) -> None:
         """Record the definitions in one transaction. Of one that is known ``seen_at`` is renewed."""
 
-    async def list_agents(self) -> list[AgentRow]:
-        """List all definitions by name, those of one name the latest seen first."""
+    async def list_agents(self, name: str | None = None) -> list[AgentRow]:
+        """List all definitions, or those of ``name``, by name, those of one name the latest seen first."""
 
 
 class Store(

@@ -490,9 +490,9 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         rows = await self._fetch(sql.build_usage_select(filters), **filters, since=since, limit=limit)
         return [UsageRow(*map(unescape_value, row)) for row in rows]
 
-    async def list_agents(self) -> list[AgentRow]:
+    async def list_agents(self, name: str | None = None) -> list[AgentRow]:
         """See :class:`perdure.ports.store.AgentRegistry`."""
-        return [AgentRow(*map(unescape_value, row)) for row in await self._fetch(sql.SELECT_AGENTS)]
+        return [AgentRow(*map(unescape_value, row)) for row in await self._fetch(sql.SELECT_AGENTS, name=name)]
 
     async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
         """See :class:`perdure.ports.Turns`."""

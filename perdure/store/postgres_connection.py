@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from weakref import WeakKeyDictionary
 
 import asyncpg
 
@@ -288,6 +289,9 @@ APPLICATION_PREFIX = "perdure schema "
 SELECT_STORE = f"SELECT version_num, usable_from, store_id FROM {migrations.VERSION_TABLE} LEFT JOIN meta ON true"  # noqa: S608  # a constant
 IDLE_SECONDS = 300.0
 """Time after which an unused connection is closed."""
+LIFETIME_SECONDS = 600.0
+"""Time after which a connection is not used again: the host's name may have another address by then, and a server that
+was replaced may still answer reads."""
 CANCEL_SECONDS = 2.0
 """Time that the server has to cancel a statement whose caller waits no longer."""
 
@@ -310,6 +314,7 @@ class PostgresPool:
         self._waiting = 0
         """Number of callers that wait for a slot."""
         self._used: set[Any] = set()
+        self._opened_at: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
         self._stale: set[Any] = set()
         """Used connections that are not used again: they lead to a server that has stopped."""
         self._ending: set[asyncio.Task[None]] = set()
@@ -353,13 +358,16 @@ class PostgresPool:
     def _pop_idle(self) -> Any:
         while self._idle:
             connection, used_at = self._idle.pop()
-            if not connection.is_closed() and time.monotonic() - used_at < IDLE_SECONDS:
+            now = time.monotonic()
+            is_fresh = now - used_at < IDLE_SECONDS and now - self._opened_at[connection] < LIFETIME_SECONDS
+            if is_fresh and not connection.is_closed():
                 return connection
             connection.terminate()
         return None
 
     async def _connect(self) -> Any:
         connection = await asyncpg.connect(**build_connect_options(self._address))
+        self._opened_at[connection] = time.monotonic()
         try:
             await self._check_same_store(connection)
         except BaseException:

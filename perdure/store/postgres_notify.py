@@ -19,7 +19,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import StoreError
-from .postgres_connection import POSTGRES_FAILURES, PostgresAddress, connect_to_postgres, translate_postgres_failure
+from .postgres_connection import (
+    LIFETIME_SECONDS,
+    POSTGRES_FAILURES,
+    PostgresAddress,
+    connect_to_postgres,
+    translate_postgres_failure,
+)
 
 logger = logging.getLogger("perdure.store")
 
@@ -69,7 +75,7 @@ class EventNotifications:
         self._connection: Any = None
         self._using = asyncio.Lock()
         self._is_listening = False
-        self._checked_at = 0.0
+        self._checked_at = self._connected_at = 0.0
         self._listening: asyncio.Task[None] | None = None
         self._listen_tried = asyncio.Event()
         self._catch_up_now = asyncio.Event()
@@ -201,6 +207,9 @@ class EventNotifications:
         """
         now = time.monotonic()
         channel = self._get_channel()
+        if self._connection is not None and now - self._connected_at > LIFETIME_SECONDS:
+            async with self._using:
+                self._drop_connection()
         if not channel or (self._is_listening and now - self._checked_at < CHECK_SECONDS):
             return
         try:
@@ -241,6 +250,7 @@ class EventNotifications:
             self._is_listening = False
             self._forget_streams()
             self._connection = await connect_to_postgres(self._address, listen=True)
+            self._connected_at = time.monotonic()
             self._connection.add_termination_listener(self._on_termination)
         return self._connection
 

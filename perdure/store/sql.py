@@ -348,7 +348,9 @@ SELECT_USAGE = f"""
     SELECT {", ".join(TABLES["usage"])} FROM usage WHERE created_at >= :since {{filters}}
     ORDER BY created_at DESC, key LIMIT :limit"""  # noqa: S608  # names of the schema
 UPSERT_AGENT = build_insert("agents", "(hash) DO UPDATE SET seen_at = excluded.seen_at")
-SELECT_AGENTS = "SELECT hash, name, body, created_at, seen_at FROM agents ORDER BY name, seen_at DESC, hash"
+SELECT_AGENTS = """
+    SELECT hash, name, body, created_at, seen_at FROM agents WHERE name = coalesce(:name, name)
+    ORDER BY name, seen_at DESC, hash"""
 
 
 def read_usage(database: Database, filters: Mapping[str, str | None], since: str, limit: int) -> list[UsageRow]:
@@ -370,9 +372,9 @@ def write_agents(database: Database, agents: Sequence[AgentRow], now: str) -> No
         database.run(UPSERT_AGENT, **row, created_at=now, seen_at=now)
 
 
-def read_agents(database: Database) -> list[AgentRow]:
-    """Return all definitions by name, those of one name the latest seen first."""
+def read_agents(database: Database, name: str | None) -> list[AgentRow]:
+    """Return all definitions, or those of ``name``, by name, those of one name the latest seen first."""
     return [
-        AgentRow(name_hash, name, as_bytes(body), created_at, seen_at)
-        for name_hash, name, body, created_at, seen_at in database.run(SELECT_AGENTS)
+        AgentRow(definition_hash, agent, as_bytes(body), created_at, seen_at)
+        for definition_hash, agent, body, created_at, seen_at in database.run(SELECT_AGENTS, name=name)
     ]

@@ -135,11 +135,11 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         return await run(lambda database: retention.run_step(database, make_step()))
 
     async def _run_quick_read(self, operation: Callable[..., T], *arguments: Any) -> T:
-        """Run a read on the event loop if that needs no waiting, otherwise on the reader's thread."""
+        """Run a read of a few rows on the event loop if that needs no waiting, otherwise on the reader's thread."""
         result = self._try_on_loop(operation, *arguments)
-        return await self._run_read(operation, *arguments) if result is None else result
+        return await self._run_read(operation, *arguments) if result is None else result[0]
 
-    def _try_on_loop(self, operation: Callable[..., T], *arguments: Any) -> T | None:
+    def _try_on_loop(self, operation: Callable[..., T], *arguments: Any) -> tuple[T] | None:
         """Run a read on the event loop itself, without waiting: 30 µs, where a thread hand-over costs 150 and wakes
         both.
 
@@ -151,7 +151,7 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         try:
             if self._open_threads is None:
                 return None
-            return self._loop_session.run(lambda database: operation(database, *arguments))
+            return (self._loop_session.run(lambda database: operation(database, *arguments)),)
         except StoreError:
             return None
         finally:
@@ -192,15 +192,15 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
 
     async def get_run(self, context_id: str) -> RunRow | None:
         """See :class:`perdure.ports.Runs`."""
-        return await self._run_read(sql.read_run, context_id)
+        return await self._run_quick_read(sql.read_run, context_id)
 
     async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
         """See :class:`perdure.ports.Turns`."""
-        return await self._run_read(sql.read_turn, context_id, task_id)
+        return await self._run_quick_read(sql.read_turn, context_id, task_id)
 
     async def find_message_turn(self, context_id: str, message_id: str) -> str | None:
         """See :class:`perdure.ports.Turns`."""
-        return await self._run_read(sql.find_turn_of_message, context_id, message_id)
+        return await self._run_quick_read(sql.find_turn_of_message, context_id, message_id)
 
     async def recall(self, namespace: str, key: str) -> bytes | None:
         """See :class:`perdure.ports.SharedMemory`."""
@@ -220,9 +220,9 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         """See :class:`perdure.ports.store.AgentRegistry`."""
         await self._run_write(sql.write_agents, agents, self._now())
 
-    async def list_agents(self) -> list[AgentRow]:
+    async def list_agents(self, name: str | None = None) -> list[AgentRow]:
         """See :class:`perdure.ports.store.AgentRegistry`."""
-        return await self._run_read(sql.read_agents)
+        return await self._run_read(sql.read_agents, name)
 
     async def append(self, batch: EventBatch) -> bool:
         """See :class:`perdure.ports.EventLog`."""
@@ -236,8 +236,11 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         """See :class:`perdure.ports.EventLog`."""
         quick_limit = min(limit, _QUICK_EVENTS)
         read_page = partial(event_log.read_events, children=children)
-        rows = self._try_on_loop(read_page, context_id, after, quick_limit, _QUICK_BYTES)
-        if rows is None or len(rows) == quick_limit < limit or sum(len(row.body) for row in rows) > _QUICK_BYTES:
+        quick = self._try_on_loop(read_page, context_id, after, quick_limit, _QUICK_BYTES)
+        if quick is None:
+            return await self._run_read(read_page, context_id, after, limit)
+        (rows,) = quick
+        if len(rows) == quick_limit < limit or sum(len(row.body) for row in rows) > _QUICK_BYTES:
             return await self._run_read(read_page, context_id, after, limit)
         return rows
 

@@ -16,6 +16,7 @@ from .objects import RECORD_NAME, read_owner
 from .schema import TABLES
 from .sqlite import parse_sqlite_url
 from .sqlite_connection import SQLITE_FAILURES, translate_sqlite_failure
+from .surfaces import build_key_counts_select, group_by_key
 
 COUNTED_BYTES = 64 * 1024 * 1024
 """The rows of a larger table are estimated on PostgreSQL, which counts by reading all of it."""
@@ -73,6 +74,8 @@ class StoreStatus:
     oldest_run: str | None
     newest_run: str | None
     tables: dict[str, TableStatus] = field(default_factory=dict)
+    keys: dict[str, dict[str, int]] = field(default_factory=dict)
+    """The keys that bodies are encrypted with: of each the rows, by table. Other bodies are plain."""
     objects: ObjectStatus | None = None
 
 
@@ -105,6 +108,8 @@ async def _read_sqlite_status(url: str, blob_url: str | None, counts: bool) -> S
             for table in (table for table in TABLES if table in names and counts):  # 600,000 rows: 6 ms, in an index
                 [(rows,)] = await fetch(f"SELECT count(*) FROM {table}")  # noqa: S608  # names of the schema
                 status.tables[table] = TableStatus(rows, False, None)
+            if counts:
+                status.keys = group_by_key(await fetch(build_key_counts_select(names)))
             return status
     except SQLITE_FAILURES as error:
         raise translate_sqlite_failure(error, path) from error
@@ -126,6 +131,8 @@ async def _read_postgres_status(url: str, blob_url: str | None, counts: bool) ->
             is_estimate = table_bytes > COUNTED_BYTES and estimate >= 0
             [(rows,)] = [(int(estimate),)] if is_estimate else await fetch(f"SELECT count(*) FROM {table}")  # noqa: S608  # names of the schema
             status.tables[table] = TableStatus(rows, is_estimate, table_bytes)
+        if counts:
+            status.keys = group_by_key(await fetch(build_key_counts_select(tables)))
         return status
 
 

@@ -6,7 +6,7 @@ and outbox is in ``event_log.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -74,11 +74,24 @@ DELETE_EXPIRED_KEYS = """
     DELETE FROM idempotency WHERE key IN (SELECT key FROM idempotency WHERE expires_at <= :now LIMIT :limit)
         AND expires_at <= :now
     RETURNING key"""
-COUNT_KEYS = " UNION ALL ".join(
-    f"SELECT '{table}', key_id, count(*) FROM {table} WHERE key_id IS NOT NULL GROUP BY key_id"  # noqa: S608  # names of the schema
-    for table, columns in TABLES.items()
-    if "key_id" in columns
-)
+
+
+def build_key_counts_select(tables: Collection[str] = TABLES.keys()) -> str:
+    """Build the statement that counts the encrypted rows of those ``tables`` that have a key, by table and key. It
+    reads indexes that have no other rows."""
+    return " UNION ALL ".join(
+        f"SELECT '{table}', key_id, count(*) FROM {table} WHERE key_id IS NOT NULL GROUP BY key_id"  # noqa: S608  # names of the schema
+        for table, columns in TABLES.items()
+        if "key_id" in columns and table in tables
+    )
+
+
+def group_by_key(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, int]]:
+    """Return the rows of that statement as the counts of each key, by table."""
+    counts: dict[str, dict[str, int]] = {}
+    for table, key_id, count in rows:
+        counts.setdefault(key_id, {})[table] = count
+    return counts
 
 
 class SurfaceTables(TokenTables, WebhookTables):
@@ -214,7 +227,4 @@ class SurfaceTables(TokenTables, WebhookTables):
 
     async def count_keys(self) -> dict[str, dict[str, int]]:
         """See :class:`perdure.ports.surfaces.EncryptedBodies`."""
-        counts: dict[str, dict[str, int]] = {}
-        for table, key_id, count in await self._select_rows(COUNT_KEYS):
-            counts.setdefault(key_id, {})[table] = count
-        return counts
+        return group_by_key(await self._select_rows(build_key_counts_select()))

@@ -478,10 +478,11 @@ class MemoryStore(_MemoryRetention):
             old, now = self.all_agents.get(agent.hash), self._now()
             self.all_agents[agent.hash] = replace(old or agent, created_at=old.created_at if old else now, seen_at=now)
 
-    async def list_agents(self) -> list[AgentRow]:
-        """All definitions by name, those of one name the latest seen first."""
+    async def list_agents(self, name: str | None = None) -> list[AgentRow]:
+        """All definitions, or those of ``name``, by name, those of one name the latest seen first."""
         self._raise_failure()
-        rows = sorted(self.all_agents.values(), key=lambda row: (row.seen_at, row.hash), reverse=True)
+        found = [row for row in self.all_agents.values() if name in (None, row.name)]
+        rows = sorted(found, key=lambda row: (row.seen_at, row.hash), reverse=True)
         return sorted(rows, key=lambda row: row.name)
 
     async def append(self, batch: EventBatch) -> bool:

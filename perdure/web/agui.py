@@ -61,12 +61,15 @@ CAPABILITIES: Frame = {
 
 def agui_routes(web: Web, prefix: str = "/agui") -> list[Route]:
     """Build the routes of AG-UI: ``POST`` and ``GET {prefix}/{agent}``, ``GET {prefix}/{agent}/capabilities``."""
-    path = f"{prefix}/{{agent}}"
+    path = f"{prefix}/{{agent:segment}}"
     return [
         Route(path, build_endpoint(web, _run), methods=["POST"], name="agui_run"),
         Route(path, build_endpoint(web, _continue), methods=["GET"], name="agui_continue"),
         Route(
-            f"{prefix}/{{agent}}/capabilities", build_endpoint(web, _tell), methods=["GET"], name="agui_capabilities"
+            f"{prefix}/{{agent:segment}}/capabilities",
+            build_endpoint(web, _tell),
+            methods=["GET"],
+            name="agui_capabilities",
         ),
     ]
 
@@ -89,7 +92,9 @@ async def _continue(call: Call) -> Response:
     if not is_last and not (run_id and await is_known_turn(turn)):
         turn = await find_present_turn(call.client, thread_id)
     translator = AguiTranslator(thread_id, run_id or turn.task_id, version="1.0")
-    return EventStream(_stream(call.client, _Acted(turn), translator, after), on_close=call.hold_stream())
+    return EventStream(
+        _stream(call.client, _Acted(turn), translator, after), on_close=call.hold_stream(), check=call.is_current
+    )
 
 
 @dataclass
@@ -107,7 +112,7 @@ class _Acted:
 
 
 async def _run(call: Call) -> Response:
-    sent = validate(RunAgentInput, await read_body(call.request), "body")
+    sent = validate(RunAgentInput, await read_body(call), "body")
     if len(sent.messages) > MAX_MESSAGES:
         raise WebError(f"messages has more than {MAX_MESSAGES:,} entries", status=413, name="BodyTooLargeError")
     agent, thread_id = call.params["agent"], sent.thread_id
@@ -126,7 +131,9 @@ async def _run(call: Call) -> Response:
     names = [tool.name for tool in sent.tools or ()]
     translator = AguiTranslator(thread_id, sent.run_id, version=sent.protocol_version, frontend_tools=names)
     acted.held = [dump_message(message) for message in sent.messages]
-    return EventStream(_stream(call.client, acted, translator, after), on_close=call.hold_stream())
+    return EventStream(
+        _stream(call.client, acted, translator, after), on_close=call.hold_stream(), check=call.is_current
+    )
 
 
 async def _send(call: Call, agent: str, sent: RunAgentInput) -> tuple[_Acted, int]:

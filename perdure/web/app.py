@@ -2,22 +2,23 @@
 
     headers and URL ─► proxy's headers ─► Host ─► origin ─► body ─► route: caller, rate, verb, handler
 
-Nothing is kept from one request to the next but rates: any replica may answer any request.
+Nothing is kept from one request to the next but rates, and what can be asked for again at any time (which turns have
+ended, what followers wait for together): any replica may answer any request.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from temporalio.service import RPCError
 
@@ -40,7 +41,7 @@ from .sessions import OPERATIONS as SESSIONS
 from .webhooks import OPERATIONS as WEBHOOKS
 
 PREFIX = "/v1"
-Protocol = Literal["agui", "vercel", "mcp"]
+Protocol = Literal["agui", "vercel", "openai", "mcp"]
 _OPERATIONS: Sequence[Operation] = (*SESSIONS, *LISTS, *APPROVALS, *FILES, *FORKS, *SCHEDULES, *WEBHOOKS)
 OPERATIONS: Sequence[Operation] = (*_OPERATIONS, build_openapi_operation(_OPERATIONS))
 """Every operation of the native API."""
@@ -62,8 +63,8 @@ class WebOptions:
     dev: bool = False
     """Names of this machine are hosts, too."""
     protocols: Sequence[Protocol] | None = None
-    """What front ends speak: ``agui`` under ``/agui``, ``vercel`` under ``/ui``, ``mcp`` under ``/mcp``. By default all
-    that are installed."""
+    """What front ends speak: ``agui`` under ``/agui``, ``vercel`` under ``/ui``, ``openai`` under ``/openai/v1``,
+    ``mcp`` under ``/mcp``. By default all that are installed."""
     limits: WebLimits = field(default_factory=WebLimits)
 
 
@@ -112,9 +113,10 @@ def create_app(
 
 
 def _list_protocol_routes(web: Web, options: WebOptions) -> list[BaseRoute]:
+    from .openai import openai_routes
     from .vercel import vercel_routes
 
-    wanted = options.protocols if options.protocols is not None else ("agui", "vercel", "mcp")
+    wanted = options.protocols if options.protocols is not None else get_args(Protocol)
     found: list[BaseRoute] = []
     if "agui" in wanted:
         try:
@@ -132,7 +134,8 @@ def _list_protocol_routes(web: Web, options: WebOptions) -> list[BaseRoute]:
                 raise RuntimeSetupError("MCP is not installed", hint="pip install 'perdure[mcp]'") from None
         else:
             found += mcp_routes(web)
-    return [*found, *(vercel_routes(web) if "vercel" in wanted else ())]
+    found += vercel_routes(web) if "vercel" in wanted else ()
+    return [*found, *(openai_routes(web) if "openai" in wanted else ())]
 
 
 def build_middleware(options: WebOptions) -> list[Middleware]:
@@ -143,8 +146,8 @@ def build_middleware(options: WebOptions) -> list[Middleware]:
         Middleware(ForwardedHeaders, trusted=options.trusted_proxies),
         Middleware(HostCheck, hosts=options.hosts, dev=options.dev),
         Middleware(CrossOrigin, origins=options.origins),
+        Middleware(EncodedSlashes),  # before what looks at the path: an id may have the end of another route's
         Middleware(BodyLimits, limits=options.limits, find_rule=_find_body_rule),
-        Middleware(EncodedSlashes),
     ]
 
 
@@ -214,6 +217,20 @@ async def _answer_unknown(request: Request, _: Exception) -> Response:
     return problem_response(404, "NotFoundError", f"there is nothing at {request.url.path!r:.300}")
 
 
-async def _answer_wrong_method(request: Request, error: Exception) -> Response:
-    headers = getattr(error, "headers", None) or {}
+async def _answer_wrong_method(request: Request, _: Exception) -> Response:
+    scope = request.scope
+    outer = {**scope, "root_path": scope.get("app_root_path", scope.get("root_path", ""))}  # as before the mounts
+    headers = {"Allow": ", ".join(sorted(_find_methods(request.app.routes, outer)))}
     return problem_response(405, "MethodNotAllowed", f"{request.method} is not possible here", headers=headers)
+
+
+def _find_methods(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
+    """Return the methods of all routes that have the path: each operation is a route of its own."""
+    methods: set[str] = set()
+    for route in routes:
+        match, below = route.matches(scope)
+        if match is not Match.NONE and isinstance(route, Mount):
+            methods |= _find_methods(route.routes, {**scope, **below})
+        elif match is not Match.NONE:
+            methods |= getattr(route, "methods", None) or set()
+    return methods

@@ -30,6 +30,8 @@ from .problems import ForbiddenError, NotFoundError, UnauthorizedError, WebError
 
 logger = logging.getLogger("perdure.web")
 
+_KNOWN_KEY = "perdure.known"
+"""In the scope of a request that was authenticated: another look, as streams take, is no guess of credentials."""
 _TOKEN_USE_SECONDS = 60.0
 """A token's last use is written at most this often."""
 _MAX_CREDENTIAL_CHARS = 1_000
@@ -109,15 +111,17 @@ class AuthenticatorChain:
 
     async def authenticate(self, connection: HTTPConnection) -> Caller:
         """Return the caller."""
-        if self._failures is not None:
-            self._failures.check(connection)
+        failures = None if _KNOWN_KEY in connection.scope else self._failures
+        if failures is not None:
+            failures.check(connection)
         try:
             for authenticator in self._authenticators:
                 if (caller := await authenticator.authenticate(connection)) is not None:
+                    connection.scope[_KNOWN_KEY] = True
                     return caller
         except UnauthorizedError as error:
-            if self._failures is not None:
-                self._failures.record(connection)
+            if failures is not None:
+                failures.record(connection)
             challenge = _build_challenge(connection, error="invalid_token")
             raise UnauthorizedError(
                 error.message, name=error.name, hint=error.hint, headers={**challenge, **error.headers}

@@ -80,7 +80,7 @@ async def _show(call: Call) -> Response:
     facts = {"agent": resource.agent, "tenant": resource.tenant, "session": call.params["id"], "until": pending.expires}
     rows = "".join(f"<li>{name}: <b>{_text(value)}</b></li>" for name, value in facts.items() if value)
     may = await call.may("decide", resource)
-    form = _build_form(call, pending) if may else "<p>You may read this, and not decide on it.</p>"
+    form = _build_form(pending) if may else "<p>You may read this, and not decide on it.</p>"
     title = f"Approve {pending.name}?"
     return _page(title, f"<ul>{rows}</ul>{_build_arguments(pending)}{form}")
 
@@ -106,11 +106,11 @@ def _build_arguments(pending: PendingApproval) -> str:
     return f"<pre>{_text(json.dumps(pending.arguments, ensure_ascii=False, indent=2))}</pre>"
 
 
-def _build_form(call: Call, pending: PendingApproval) -> str:
+def _build_form(pending: PendingApproval) -> str:
     if pending.kind != "approval":
         return f"<p>{_text(pending.question or 'It waits for an answer')}: answer it in the session.</p>"
     reminder = "<p>Those who asked for this call may not approve it.</p>" if pending.separate else ""
-    return f"""{reminder}<form method="post" action="{escape(call.request.url.path, quote=True)}">
+    return f"""{reminder}<form method="post">
 <input type="hidden" name="hash" value="{escape(pending.hash, quote=True)}">
 <label>Comment, for the agent <textarea name="comment" rows="3" maxlength="2000"></textarea></label>
 <button name="decision" value="approve">Approve</button><button name="decision" value="deny">Deny</button></form>"""

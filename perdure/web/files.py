@@ -12,8 +12,9 @@ import hashlib
 import logging
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Literal, cast
 from urllib.parse import quote
 
@@ -36,7 +37,8 @@ from ..types.messages import (
     detect_media_type,
     parse_messages,
 )
-from .operations import Call, HeldBytes, Input, Operation
+from .limits import get_caller_key
+from .operations import BODY_SECONDS, Call, Input, Operation
 from .problems import NotFoundError, WebError
 
 logger = logging.getLogger("perdure.web")
@@ -265,15 +267,16 @@ async def get_file(call: Call) -> Response:
     headers = {"ETag": f'"{name}"', "Cache-Control": "private, max-age=31536000, immutable", "Vary": "Authorization"}
     if has_etag(call, headers["ETag"]):
         return Response(status_code=304, headers=headers)
-    call.web.held.take(reference.blob.size)
+    size, key = reference.blob.size, get_caller_key(call.caller)
+    call.web.held.take(size, key)
     try:
         data = await call.client.file(FilePart(media_type="application/octet-stream", blob=reference.blob))
         media_type = await asyncio.to_thread(_detect_safe_type, data)
     except BaseException:
-        call.web.held.release(reference.blob.size)
+        call.web.held.release(size, key)
         raise
     headers |= _UNSAFE_HEADERS | {"Content-Disposition": build_disposition(reference.name, name, media_type)}
-    return Download(data, headers, media_type, call.web.held, reference.blob.size)
+    return Download(data, headers, media_type, partial(call.web.held.release, size, key))
 
 
 def has_etag(call: Call, etag: str) -> bool:
@@ -306,30 +309,30 @@ def build_disposition(name: str | None, hash: str, media_type: str) -> str:
 
 
 class Download(Response):
-    """Sends bytes as fast as their receiver takes them; a receiver that does not is disconnected."""
+    """Sends bytes as fast as their receiver takes them; a receiver that does not is disconnected. ``on_close`` is
+    called at the end."""
 
-    def __init__(
-        self, data: bytes, headers: Mapping[str, str], media_type: str, held: HeldBytes, held_bytes: int
-    ) -> None:
+    def __init__(self, data: bytes, headers: Mapping[str, str], media_type: str, on_close: Callable[[], None]) -> None:
         super().__init__(b"", 200, {**headers, "Content-Length": str(len(data))}, media_type)
         self._data = data
-        self._held = held
-        self._held_bytes = held_bytes
+        self._on_close = on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it; for HEAD the headers alone."""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             data = memoryview(b"" if scope["method"] == "HEAD" else self._data)
+            loop = asyncio.get_running_loop()
+            deadline = loop.time() + BODY_SECONDS
             for begin in range(0, len(data), _PIECE_BYTES):
                 piece = bytes(data[begin : begin + _PIECE_BYTES])
-                async with asyncio.timeout(SEND_SECONDS):
+                async with asyncio.timeout_at(min(deadline, loop.time() + SEND_SECONDS)):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         except TimeoutError:  # the receiver has stopped reading: nothing can be said to it
             logger.info("a receiver of a file was too slow, and its connection was closed")
         finally:
-            self._held.release(self._held_bytes)
+            self._on_close()
 
 
 # ---
@@ -381,8 +384,9 @@ async def get_artifact(call: Call) -> Response:
         return Response(status_code=304, headers=headers)
     media_type = "text/plain; charset=utf-8"
     headers |= _UNSAFE_HEADERS | {"Content-Disposition": build_disposition(name, digest, media_type)}
-    call.web.held.take(len(data))
-    return Download(data, headers, media_type, call.web.held, len(data))
+    key = get_caller_key(call.caller)
+    call.web.held.take(len(data), key)
+    return Download(data, headers, media_type, partial(call.web.held.release, len(data), key))
 
 
 _TAG = "files"

@@ -72,7 +72,9 @@ async def fork_session(call: Call) -> Session:
     fork_id = body.id or f"{(source.agent or 'fork')[:100]}-{call.derive_id('fork')[:16]}"
     new = Resource("session", fork_id, source.agent, source.tenant, source.user)
     if not (await call.may("send", new) and await call.may("read", new)):
-        raise ForbiddenError(f"{call.by!r:.200} may not start {fork_id!r:.200}")
+        error = ForbiddenError(f"{call.by!r:.200} may not start {fork_id!r:.200}")
+        await call.record_refusal("fork", str(source.id), error)
+        raise error
     try:
         await call.run.fork(
             await read_content(call, body.content, body.input),

@@ -19,9 +19,10 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..types.messages import MAX_FILE_BYTES
 from .auth import Caller
 from .origins import get_client_address, send_problem
-from .problems import WebError
+from .problems import RETRY_SECONDS, WebError
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,8 @@ def _check_declared_body(headers: Headers, rule: BodyRule) -> int | None:
     lengths = headers.getlist("content-length")
     length = None
     if lengths:
-        if len(lengths) > 1 or not re.fullmatch(r"[0-9]{1,18}", lengths[0]):
+        is_ambiguous = len(lengths) > 1 or "transfer-encoding" in headers  # proxies disagree on where such a body ends
+        if is_ambiguous or not re.fullmatch(r"[0-9]{1,18}", lengths[0]):
             raise WebError("the Content-Length is not one number", name="BodyError", headers=_CLOSE)
         length = int(lengths[0])
     if length or "transfer-encoding" in headers or "content-type" in headers:
@@ -378,6 +380,10 @@ class _Buckets:
         )
 
 
+_BYTES_PER_REQUEST = 64 * 1024
+"""Bytes of a JSON body that cost about as much CPU as a small request: to check and read 4 MB takes up to 0.4 s."""
+
+
 class RateLimiter:
     """Requests per caller. ``clock`` gives seconds that never go back."""
 
@@ -390,6 +396,11 @@ class RateLimiter:
         if bucket.tokens < 1:
             raise self._buckets.build_error(bucket, "caller", "the caller sends too many requests")
         bucket.tokens -= 1
+
+    def charge(self, caller: Caller, body_bytes: int) -> None:
+        """Count a JSON body as further requests, one for each ``_BYTES_PER_REQUEST``: those after it have to wait."""
+        bucket = self._buckets.fill(get_caller_key(caller))
+        bucket.tokens -= body_bytes // _BYTES_PER_REQUEST
 
 
 class FailureLimiter:
@@ -438,6 +449,49 @@ class ConnectionLimiter:
             self._open[key] -= 1
             if not self._open[key]:
                 del self._open[key]
+
+
+# ---
+# Bodies and files in memory.
+
+
+HELD_BYTES = 512 * 1024 * 1024
+"""Most bytes of all bodies and files that this process receives or sends at one time."""
+
+
+_CALLER_SHARE = 4
+
+
+class HeldBytes:
+    """Counts the bytes of bodies and files that are in memory, also for each caller."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._by_caller: dict[str, int] = {}
+
+    def take(self, size: int, caller: str = "") -> None:
+        """Count ``size`` bytes, until they are released. Raises ``WebError`` with status 503 if there are too many,
+        with 429 if they are the caller's: it may have a quarter of all, and one file in any case."""
+        own = self._by_caller.get(caller, 0)
+        if own and own + size > max(HELD_BYTES // _CALLER_SHARE, MAX_FILE_BYTES):
+            raise WebError(
+                "the caller has too many large files in transfer", status=429, name="ConnectionLimitError",
+                hint="Send the request again when the others have ended.", headers={"Retry-After": "10"},
+            )  # fmt: skip
+        if self.count + size > HELD_BYTES:
+            raise WebError(
+                "too many large files are in transfer", status=503, name="OverloadedError",
+                hint="Send the request again.", headers={"Retry-After": str(RETRY_SECONDS)},
+            )  # fmt: skip
+        self.count += size
+        self._by_caller[caller] = own + size
+
+    def release(self, size: int, caller: str = "") -> None:
+        """Count ``size`` bytes no longer."""
+        self.count -= size
+        self._by_caller[caller] = self._by_caller.get(caller, 0) - size
+        if self._by_caller[caller] <= 0:
+            del self._by_caller[caller]
 
 
 def get_caller_key(caller: Caller) -> str:

@@ -8,11 +8,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from starlette.responses import Response
 
 from ..client.follow import list_child_runs
-from ..client.pages import MAX_PAGE, decode_cursor, encode_cursor, gather_bounded, list_run_page, load_stored_messages
+from ..client.pages import MAX_PAGE, decode_cursor, encode_cursor, gather_bounded, list_run_page
 from ..client.visibility import RunSummary
 from ..ports import AgentRow, Store
 from ..types.messages import NAME_CHARS, FilePart, Message, OpaquePart, Part, ToolResultPart
@@ -85,10 +85,10 @@ class AgentDetails(BaseModel):
     versions: list[AgentVersion]
 
 
-async def read_visible_agents(call: Call) -> dict[str, list[AgentRow]]:
-    """Return the definitions that the caller may see, by name, the newest first."""
+async def read_visible_agents(call: Call, name: str | None = None) -> dict[str, list[AgentRow]]:
+    """Return the definitions that the caller may see, or those of ``name``, by name, the newest first."""
     definitions: dict[str, list[AgentRow]] = {}
-    for row in await (await call.client.store()).list_agents():
+    for row in await (await call.client.store()).list_agents(name):
         definitions.setdefault(row.name, []).append(row)
     return {
         name: rows for name, rows in definitions.items() if await call.may("read", Resource("agent", name, agent=name))
@@ -124,7 +124,7 @@ def _summarize_agent(rows: Sequence[AgentRow]) -> AgentSummary:
 async def get_agent(call: Call) -> BaseModel | Response:
     """Get an agent: its newest definition and its versions."""
     name = call.params["name"]
-    rows = (await read_visible_agents(call)).get(name)
+    rows = (await read_visible_agents(call, name)).get(name)
     if not rows:
         raise NotFoundError(
             f"there is no agent {name!r:.200}", hint="Workers record their agents when they start: GET /v1/agents."
@@ -230,6 +230,29 @@ class ItemsQuery(Input):
     limit: int = Field(default=50, ge=1, le=MAX_PAGE)
 
 
+class Item(BaseModel):
+    """A message of a session."""
+
+    model_config = ConfigDict(extra="allow")
+
+    index: int
+    role: str
+    parts: list[dict[str, Any]]
+    """By ``type``: text, thinking, tool_call, tool_result, file."""
+
+
+class ItemPage(BaseModel):
+    """A page of messages."""
+
+    data: list[Item]
+    head: str | None
+    """Names the transcript up to its last message."""
+    total: int
+    last: int
+    """``after`` of the next page."""
+    has_more: bool
+
+
 async def list_items(call: Call) -> Response:
     """List the messages of a session; large texts and files are references (``blob``)."""
     query = cast(ItemsQuery, call.query)
@@ -237,21 +260,23 @@ async def list_items(call: Call) -> Response:
     head = await call.run.read_head(store)
     if (unchanged := answer_unchanged(call, _hash_texts(str(head), repr(query)))) is not None:
         return unchanged
-    messages = await load_stored_messages(store, head, full=query.full)
-    body = await asyncio.to_thread(_encode_items, messages, query, head)
+    messages, total = await call.web.transcripts.read(
+        store, call.params["id"], head, after=query.after, limit=query.limit, full=query.full
+    )
+    body = await asyncio.to_thread(_encode_items, messages, total, query.after, head)
     return Response(body, media_type="application/json")
 
 
-def _encode_items(messages: Sequence[Message], query: ItemsQuery, head: str | None) -> bytes:
-    """Encode a page: the items behind ``after``, at most ``limit`` and about 4 MB."""
+def _encode_items(messages: Sequence[Message], total: int, after: int, head: str | None) -> bytes:
+    """Encode a page: the items behind ``after``, at most about 4 MB."""
     page: list[bytes] = []
-    size, last = 0, query.after
-    for index in range(query.after + 1, min(query.after + 1 + query.limit, len(messages))):
-        page.append(_encode_item(index, messages[index]))
-        size, last = size + len(page[-1]), index
+    size, last = 0, after
+    for last, message in enumerate(messages, after + 1):
+        page.append(_encode_item(last, message))
+        size += len(page[-1])
         if size > PAGE_BYTES:
             break
-    facts = {"head": head, "total": len(messages), "last": last, "has_more": last + 1 < len(messages)}
+    facts = {"head": head, "total": total, "last": last, "has_more": last + 1 < total}
     return b'{"data":[%s],%s' % (b",".join(page), json.dumps(facts).encode()[1:])
 
 
@@ -362,7 +387,7 @@ OPERATIONS = [
     Operation("GET", "/agents/{name:segment}", get_agent, "read", answer=AgentDetails, kind="agent", tag="agents"),
     Operation("GET", "/sessions", list_sessions, "read", query=SessionsQuery, answer=SessionList),
     Operation("DELETE", "/sessions/{id:segment}", delete_session, "operate", status=204),
-    Operation("GET", "/sessions/{id:segment}/items", list_items, "read", query=ItemsQuery),
+    Operation("GET", "/sessions/{id:segment}/items", list_items, "read", query=ItemsQuery, answer=ItemPage),
     Operation("GET", "/sessions/{id:segment}/turns", list_turns, "read", query=PageQuery, answer=TurnList),
     Operation("GET", "/sessions/{id:segment}/subagents", list_subagents, "read", query=PageQuery, answer=SubagentList),
 ]

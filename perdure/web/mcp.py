@@ -115,6 +115,16 @@ class _Exchange(Response):
             _McpCaller(self._call).build_server(), stateless=True, max_request_body_size=MAX_BODY_BYTES
         )
 
+        size = 0
+
+        async def receive_counted() -> Any:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                self._call.web.rates.charge(self._call.caller, size)
+            return message
+
         async def send_uncached(message: Any) -> None:
             if message["type"] == "http.response.start":
                 own = {name.lower().encode(): value.encode() for name, value in HEADERS.items()}
@@ -125,7 +135,7 @@ class _Exchange(Response):
         try:
             with audit_caller(self._call.caller.auth, get_client_address(scope)):
                 async with manager.run():
-                    await manager.handle_request(scope, receive, send_uncached)
+                    await manager.handle_request(scope, receive_counted, send_uncached)
         finally:
             release()
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
@@ -125,9 +125,10 @@ def _build_operation(operation: Operation, references: _References) -> dict[str,
         described["parameters"].append(_LAST_EVENT_PARAMETER)
     if operation.body is bytes:
         described["requestBody"] = {"required": True, "content": {operation.body_type: {}}}
-    elif operation.body is not None:
+    elif operation.body is not None and issubclass(operation.body, BaseModel):
         content = {operation.body_type: {"schema": references[(operation.body, "validation")]}}
-        described["requestBody"] = {"required": True, "content": content}
+        required = any(field.is_required() for field in operation.body.model_fields.values())
+        described["requestBody"] = {"required": required, "content": content}
     return described
 
 
@@ -192,7 +193,9 @@ def _build_answer(operation: Operation, references: _References) -> dict[str, An
 
 
 def _build_refusals(operation: Operation) -> dict[str, Any]:
-    refusals: dict[str, Any] = {"default": {"$ref": "#/components/responses/Problem"}}
+    problem = {"$ref": "#/components/responses/Problem"}
+    refusals: dict[str, Any] = {str(status): problem for status in _list_refusal_statuses(operation)}
+    refusals["default"] = problem
     if operation.answer_type == EVENT_STREAM:
         refusals["204"] = {"description": "The stream has ended, and has no later event."}
     elif operation.answer_type != "application/json":
@@ -200,18 +203,34 @@ def _build_refusals(operation: Operation) -> dict[str, Any]:
     return refusals
 
 
+def _list_refusal_statuses(operation: Operation) -> list[int]:
+    """List the statuses of refusals; what fails on the side of the service is any other one."""
+    statuses = {400, 414, 421, 431}
+    if not operation.is_public:
+        statuses |= {401, 403, 429, 503}
+    if "{" in operation.path or operation.name in ("create_webhook", "decide_approvals"):  # the session in the body
+        statuses.add(404)
+    if operation.body is not None:
+        statuses |= {408, 413, 415}
+    if operation.method != "GET":
+        statuses.add(409)
+    if operation.method == "POST":
+        statuses.add(504)
+    return sorted(statuses)
+
+
 def build_openapi_operation(operations: Sequence[Operation]) -> Operation:
     """Build the operation that answers with the document of ``operations`` and itself."""
 
-    @cache
-    def load() -> dict[str, Any]:
-        return build_document([*operations, operation])
+    @lru_cache(maxsize=8)
+    def encode(server: str) -> tuple[bytes, str]:
+        document = build_document([*operations, operation]) | {"servers": [{"url": server}]}
+        body = json.dumps(document, ensure_ascii=False).encode()
+        return body, f'"{hashlib.sha256(body).hexdigest()[:32]}"'
 
     async def get_openapi(call: Call) -> Response:
         """Get the OpenAPI document of this API."""
-        server = call.link("get_openapi").removesuffix(DOCUMENT_PATH)
-        body = json.dumps(load() | {"servers": [{"url": server}]}, ensure_ascii=False).encode()
-        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        body, etag = encode(call.link("get_openapi").removesuffix(DOCUMENT_PATH))
         headers = {"ETag": etag, "Cache-Control": "no-cache"}
         if etag in call.request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -26,6 +27,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..client.audit import SteeringAudit, audit_caller
 from ..client.client import Client
+from ..client.pages import TranscriptPages
 from ..client.run import Run
 from ..client.schedules import ScheduleStatus
 from ..encryption import KeyRing
@@ -33,20 +35,14 @@ from ..errors import InvalidInputError, PerdureError, RunNotFoundError, Schedule
 from ..ports import Blob, Commit, Store
 from ..ports.surfaces import IDEMPOTENCY_ANSWER_BYTES
 from ..types.interface import LABELS, WORKFLOW_TYPE
-from ..types.messages import BlobRef
+from ..types.messages import RUN_ID_CHARS, BlobRef
 from ..types.validation_errors import describe_validation_error
 from .auth import Authenticator, Authorizer, Caller, Resource, Verb
-from .limits import ConnectionLimiter, RateLimiter, WebLimits, parse_json_body
+from .limits import ConnectionLimiter, HeldBytes, RateLimiter, WebLimits, get_caller_key, parse_json_body
 from .origins import get_client_address
-from .problems import (
-    RETRY_SECONDS,
-    ForbiddenError,
-    UnauthorizedError,
-    WebError,
-    build_problem,
-    build_unexpected_problem,
-)
+from .problems import ForbiddenError, UnauthorizedError, WebError, build_problem, build_unexpected_problem
 
+logger = logging.getLogger("perdure.web")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 IDEMPOTENCY_HOURS = 24
@@ -60,34 +56,12 @@ BODY_SECONDS = 600.0
 """Longest time in which a body is received."""
 CHUNK_SECONDS = 30.0
 """Longest time between two pieces of a body."""
-HELD_BYTES = 512 * 1024 * 1024
-"""Most bytes of all bodies and files that this process receives or sends at one time."""
 
 
 class Input(BaseModel):
     """Base of bodies and queries: an unknown field is an error, so that the sender learns of a mistake."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class HeldBytes:
-    """Counts the bytes of bodies and files that are in memory."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def take(self, size: int) -> None:
-        """Count ``size`` bytes, until they are released. Raises ``WebError`` with status 503 if there are too many."""
-        if self.count + size > HELD_BYTES:
-            raise WebError(
-                "too many large files are in transfer", status=503, name="OverloadedError",
-                hint="Send the request again.", headers={"Retry-After": str(RETRY_SECONDS)},
-            )  # fmt: skip
-        self.count += size
-
-    def release(self, size: int) -> None:
-        """Count ``size`` bytes no longer."""
-        self.count -= size
 
 
 @dataclass(frozen=True)
@@ -101,6 +75,7 @@ class Web:
     streams: ConnectionLimiter
     limits: WebLimits
     held: HeldBytes = field(default_factory=HeldBytes)
+    transcripts: TranscriptPages = field(default_factory=TranscriptPages)
 
     async def authenticate(self, request: Request) -> Caller:
         """Return the caller, and count the request. Raises ``UnauthorizedError``, ``WebError`` for too many."""
@@ -125,6 +100,8 @@ class Web:
 
     async def find_session(self, id: str) -> Resource:
         """Return the session with its agent, tenant and user. Raises ``RunNotFoundError``."""
+        if not 0 < len(id) <= RUN_ID_CHARS:
+            raise build_unknown_session_error(id)
         if self.client.store_url is not None:
             row = await (await self.client.store()).get_run(id)
             if row is not None:
@@ -249,6 +226,18 @@ class Call:
         held.enter_context(self.web.streams.hold(self.caller))
         return held.close
 
+    async def is_current(self) -> bool:
+        """Whether the credentials of the request still say the same of its caller, and it may still read: false after a
+        revocation, or for a role that has changed. True while that cannot be found out."""
+        try:
+            known = await self.web.authenticator.authenticate(self.request) == self.caller
+            return known and (self.resource is None or await self.may("read", self.resource))
+        except (UnauthorizedError, ForbiddenError):
+            return False
+        except Exception as error:  # the store does not answer: neither do the events
+            logger.info("whether %r is still known cannot be checked: %s", self.caller.name, error)
+            return True
+
     def link(self, name: str, **params: str) -> str:
         """Return the path of another operation, as the caller reaches it."""
         scope = self.request.scope
@@ -325,7 +314,9 @@ async def _answer(operation: Operation, web: Web, request: Request) -> Response:
         call.resource = await _find_resource(operation, web, params)
         await call.authorize(operation.verb, operation.name)
         call.query = _parse_query(operation, request)
-        async with _receive_body(operation, web, request) as raw:
+        async with _receive_body(operation, call) as raw:
+            if operation.body is not bytes:
+                web.rates.charge(caller, len(raw))
             call.body = _parse_body(operation, raw, web.limits)
             if operation.method != "POST" or not operation.can_repeat:
                 return _encode(operation, call, await operation.handler(call))
@@ -333,18 +324,18 @@ async def _answer(operation: Operation, web: Web, request: Request) -> Response:
 
 
 @asynccontextmanager
-async def _receive_body(operation: Operation, web: Web, request: Request) -> AsyncGenerator[bytes]:
+async def _receive_body(operation: Operation, call: Call) -> AsyncGenerator[bytes]:
     """Receive the body; its bytes are counted for the length of the block. Raises ``WebError``."""
-    held, pieces = 0, list[bytes]()
+    held, size, pieces, key = call.web.held, 0, list[bytes](), get_caller_key(call.caller)
     try:
         if operation.body is not None:
-            async for piece in _iterate_body(request, operation.max_bytes):
-                web.held.take(len(piece))
-                held += len(piece)
+            async for piece in _iterate_body(call.request, operation.max_bytes):
+                held.take(len(piece), key)
+                size += len(piece)
                 pieces.append(piece)
         yield b"".join(pieces)
     finally:
-        web.held.release(held)
+        held.release(size, key)
 
 
 async def _iterate_body(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:

@@ -241,9 +241,16 @@ class CrossOrigin:
     """
 
     ALLOWED_METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE"
-    ALLOWED_HEADERS = "Authorization, Content-Type, Idempotency-Key, If-None-Match, Last-Event-ID"
+    ALLOWED_HEADERS = (
+        "Authorization, Content-Type, Idempotency-Key, If-None-Match, Last-Event-ID, X-Perdure-Session, "
+        # what OpenAI's SDK sends from a page
+        "OpenAI-Organization, OpenAI-Project, X-Stainless-Arch, X-Stainless-Helper-Method, X-Stainless-Lang, "
+        "X-Stainless-OS, X-Stainless-Package-Version, X-Stainless-Retry-Count, X-Stainless-Runtime, "
+        "X-Stainless-Runtime-Version, X-Stainless-Timeout"
+    )
     EXPOSED_HEADERS = (
-        "Idempotency-Replayed, ETag, Link, Location, RateLimit, RateLimit-Policy, Retry-After, WWW-Authenticate"
+        "Idempotency-Replayed, ETag, Link, Location, RateLimit, RateLimit-Policy, Retry-After, WWW-Authenticate, "
+        "X-Perdure-Session, X-Perdure-Waits, X-Should-Retry"
     )
 
     def __init__(self, app: ASGIApp, *, origins: Iterable[str] = (), credentials: bool = False) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import hashlib
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Field, JsonValue
 
+from ..client.pages import decode_cursor, encode_cursor
 from ..client.schedules import MAX_SCHEDULE_ID_BYTES, Overlap, Schedule, ScheduleStatus, list_schedule_ids
 from ..errors import InvalidInputError, ScheduleExistsError, ScheduleNotFoundError
 from ..types.interface import Mode, Override
@@ -19,6 +22,8 @@ from .problems import ForbiddenError
 from .sessions import Content, read_content
 
 _DESCRIBED_AT_ONCE = 10
+_MAX_DESCRIBED = 100
+"""Most schedules that one request asks Temporal for: whose they are is known only then."""
 NOTE_CHARS = 1000
 Cron = Annotated[str, Field(min_length=1, max_length=500)]
 
@@ -107,7 +112,7 @@ class SchedulesQuery(Input):
     """Which schedules."""
 
     agent: str | None = Field(default=None, max_length=NAME_CHARS)
-    after: str | None = Field(default=None, max_length=MAX_SCHEDULE_ID_BYTES)
+    after: str | None = None
     """``next`` of the page before."""
     limit: int = Field(default=50, ge=1, le=200)
 
@@ -140,20 +145,46 @@ def _build_info(status: ScheduleStatus) -> ScheduleInfo:
 
 
 async def list_schedules(call: Call) -> ScheduleList:
-    """List the schedules that start agents, by their ids; a new one appears after a moment."""
+    """List the schedules that start agents, by their ids; a new one appears after a moment.
+
+    A page may have fewer than ``limit``, also none, although there are more: ``next`` says so.
+    """
     query = cast(SchedulesQuery, call.query)
-    ids = [name for name in await list_schedule_ids(call.client.temporal) if name > (query.after or "")]
+    ids = await list_schedule_ids(call.client.temporal)
+    start = 0 if query.after is None else _find_place(ids, query)
+    end = min(start + _MAX_DESCRIBED, len(ids))
     page: list[ScheduleInfo] = []
-    for first in range(0, len(ids), _DESCRIBED_AT_ONCE):
-        batch = ids[first : first + _DESCRIBED_AT_ONCE]
+    for first in range(start, end, _DESCRIBED_AT_ONCE):
+        batch = ids[first : min(first + _DESCRIBED_AT_ONCE, end)]
         for status in await asyncio.gather(*(_describe(call, name) for name in batch)):
             if status is None or query.agent not in (None, status.agent):
                 continue
             if await call.may("read", build_schedule_resource(status)):
                 if len(page) == query.limit:
-                    return ScheduleList(data=page, next=page[-1].id)
+                    return ScheduleList(data=page, next=_encode_place(query, "id", page[-1].id))
                 page.append(_build_info(status))
-    return ScheduleList(data=page)
+    # The last one that was looked at may be another's: its hash says where it is, and nothing else.
+    more = end < len(ids)
+    return ScheduleList(data=page, next=_encode_place(query, "hash", _hash_id(ids[end - 1])) if more else None)
+
+
+def _encode_place(query: SchedulesQuery, kind: Literal["id", "hash"], value: str) -> str:
+    return encode_cursor("schedules", {"agent": query.agent}, [kind, value])
+
+
+def _hash_id(id: str) -> str:
+    return hashlib.sha256(id.encode(errors="surrogatepass")).hexdigest()
+
+
+def _find_place(ids: Sequence[str], query: SchedulesQuery) -> int:
+    """Return the index behind the one that ``after`` names. Raises ``InvalidInputError``."""
+    kind, value = decode_cursor("schedules", {"agent": query.agent}, query.after or "", 2)
+    if kind == "id":
+        return bisect_right(ids, value)
+    place = next((index for index, name in enumerate(ids) if _hash_id(name) == value), None)
+    if place is None:
+        raise InvalidInputError("after: that schedule was deleted meanwhile", hint="Begin again without it.")
+    return place + 1
 
 
 async def _describe(call: Call, id: str) -> ScheduleStatus | None:
@@ -207,7 +238,9 @@ async def _put_schedule(
     ]
     if not all(allowed):
         which = f"tenant {labels['tenant']!r}" if labels["tenant"] is not None else "no tenant"
-        raise ForbiddenError(f"{call.by!r:.200} may not schedule agent {body.agent!r} for {which}")
+        error = ForbiddenError(f"{call.by!r:.200} may not schedule agent {body.agent!r} for {which}")
+        await call.record_refusal("schedule", id, error)
+        raise error
     message = await read_content(call, body.content, body.input)
     return await call.client.schedule(
         body.agent,

@@ -390,7 +390,7 @@ async def follow_session(call: Call) -> Response:
         return await _build_page(call, after, query)
     if after and await _is_closed(call) and await _is_past_end(follow_run, call.run, after, query):
         return Response(status_code=204)  # an EventSource does not connect again
-    return sse(call.run, after, children=query.children, on_close=call.hold_stream())
+    return sse(call.run, after, children=query.children, on_close=call.hold_stream(), check=call.is_current)
 
 
 def wants_stream(call: Call) -> bool:
@@ -438,10 +438,8 @@ async def get_turn(call: Call) -> TurnStatus:
     status = await turn.status()
     if query.wait and status.state == "running":
         with call.web.streams.hold(call.caller), suppress(TimeoutError):
-            async with asyncio.timeout(query.wait), aclosing(turn.events(children=False)) as events:
-                async for _ in events:
-                    pass
-        status = await turn.status()
+            async with asyncio.timeout(query.wait):
+                status = await turn.wait_for_end(status)
     if status.state == "unknown":
         raise turn.build_unknown_turn_error(status)
     return status
@@ -454,7 +452,7 @@ async def follow_turn_events(call: Call) -> Response:
     turn = call.run.turn(call.params["task_id"])
     if await turn.over() and after and await _is_past_end(follow_turn, turn, after, query):
         return Response(status_code=204)
-    return sse(turn, after, children=query.children, on_close=call.hold_stream())
+    return sse(turn, after, children=query.children, on_close=call.hold_stream(), check=call.is_current)
 
 
 OPERATIONS = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -27,7 +27,9 @@ logger = logging.getLogger("perdure.web")
 KEEP_ALIVE_SECONDS = 15
 """Between two comments on a stream without events: proxies close what is silent."""
 STREAM_SECONDS = 3600.0
-"""Longest time of one stream: its follower connects again, and proves anew who it is."""
+"""Longest time of one stream: its follower connects again."""
+CHECK_SECONDS = 60.0
+"""Between two checks of whether the follower of a stream is still who it was."""
 SEND_SECONDS = 60.0
 """How long a follower may take to read what was sent, before its connection is closed. It may continue later."""
 SHUTDOWN_SECONDS = 3.0
@@ -43,18 +45,20 @@ def sse(
     *,
     children: bool = True,
     on_close: Callable[[], None] | None = None,
+    check: Callable[[], Awaitable[bool]] | None = None,
 ) -> EventStream:
     """Answer with the events of a run or turn after number ``after``: its ``Last-Event-ID``, as text or None.
 
     Texts above 8 KB stay references (``blob``). The stream is read from the store as fast as its follower reads;
-    ``on_close`` is called at its end. Raises ``WebError`` if ``after`` is not the number of an event.
+    ``on_close`` is called at its end; ``check`` every minute, and the stream ends when it returns false. Raises
+    ``WebError`` if ``after`` is not the number of an event.
     """
     seq = parse_seq(after)
     if isinstance(followed, Turn):
         events = follow_turn(followed, seq, children=children, texts=False)
     else:
         events = follow_run(followed, seq, children=children, texts=False)
-    return EventStream(_encode_events(events), on_close=on_close)
+    return EventStream(_encode_events(events), on_close=on_close, check=check)
 
 
 def parse_seq(text: int | str | None) -> int:
@@ -90,17 +94,35 @@ async def _encode_events(events: AsyncGenerator[Event]) -> AsyncGenerator[bytes]
 
 
 class EventStream(EventSourceResponse):
-    """A stream of frames. It ends with its source; after ``STREAM_SECONDS``; or when the source fails, with a comment
-    that names the error: its follower connects again."""
+    """A stream of frames. It ends with its source; after ``STREAM_SECONDS``; when ``check``, which is called every
+    ``CHECK_SECONDS``, returns false; or when the source fails, with a comment that names the error: its follower
+    connects again, and proves anew who it is. ``build_break`` builds another last frame, of the error or, where there
+    is none, of None."""
 
-    def __init__(self, frames: AsyncGenerator[bytes], *, on_close: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes],
+        *,
+        on_close: Callable[[], None] | None = None,
+        build_break: Callable[[PerdureError | None], bytes] | None = None,
+        check: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
         limit = StreamLimit()
+
+        async def end_unless_valid() -> None:
+            while check is not None:
+                await asyncio.sleep(CHECK_SECONDS)
+                if not await check():
+                    limit.set()
+                    return
+
         super().__init__(
-            bounded(frames, limit),
+            bounded(frames, limit, build_break or _build_break),
             headers=HEADERS,
             ping=KEEP_ALIVE_SECONDS,
             sep="\n",
             send_timeout=SEND_SECONDS,
+            data_sender_callable=end_unless_valid,  # a task for the length of the stream
             shutdown_event=limit,  # type: ignore[arg-type]  # of an event only ``set`` is called
             shutdown_grace_period=SHUTDOWN_SECONDS,
         )
@@ -141,7 +163,17 @@ class StreamLimit:
             self._timeout = None
 
 
-async def bounded(frames: AsyncGenerator[bytes], limit: StreamLimit) -> AsyncGenerator[bytes]:
+def _build_break(error: PerdureError | None) -> bytes:
+    if error is None:
+        return b": connect again\n\n"
+    return b": the stream ended: %s; connect again\n\n" % type(error).__name__.encode()
+
+
+async def bounded(
+    frames: AsyncGenerator[bytes],
+    limit: StreamLimit,
+    build_break: Callable[[PerdureError | None], bytes] = _build_break,
+) -> AsyncGenerator[bytes]:
     """Yield ``frames`` for ``STREAM_SECONDS`` at most; a failure of theirs ends them, with a comment."""
     deadline = asyncio.get_running_loop().time() + STREAM_SECONDS
     async with aclosing(frames):
@@ -150,11 +182,11 @@ async def bounded(frames: AsyncGenerator[bytes], limit: StreamLimit) -> AsyncGen
                 async with limit.hold(deadline):
                     frame = await anext(frames, None)
             except TimeoutError:
-                yield b": connect again\n\n"
+                yield build_break(None)
                 return
             except PerdureError as error:
                 logger.warning("a stream of events ended: %s: %s", type(error).__name__, error)
-                yield b": the stream ended: %s; connect again\n\n" % type(error).__name__.encode()
+                yield build_break(error)
                 return
             if frame is None:
                 return

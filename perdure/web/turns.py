@@ -38,9 +38,9 @@ from ..types.events import (
     TurnEvent,
 )
 from ..types.interface import FINISH_TOOL
-from ..types.messages import NAME_CHARS, File, FilePart, ToolCallPart, ToolResultPart
-from ..types.plain_json import parse_json
+from ..types.messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS, File, FilePart, ToolCallPart, ToolResultPart
 from .auth import Resource, Verb
+from .limits import parse_json_body
 from .operations import Call, Web, build_unknown_session_error, check_new_session_id
 from .origins import get_client_address
 from .problems import WebError, build_problem, build_unexpected_problem
@@ -50,6 +50,7 @@ MAX_MESSAGES = 10_000
 QUIET_SECONDS, MAX_QUIET_SECONDS = 0.25, 4.0
 """How long nothing must happen until the run is asked whether it only waits: at first, and while it says no."""
 _SEPARATOR = "|"
+_MAX_WAIT_ID_CHARS = RUN_ID_CHARS + CALL_ID_CHARS + 200
 _WINDOW_EVENTS = 256
 
 
@@ -213,7 +214,7 @@ class OpenWait:
 def parse_wait_id(id: str, root: str) -> tuple[str, str, str] | None:
     """Return the run, call and hash that ``OpenWait.id`` names; None for another text, or a run that is neither
     ``root`` nor below it."""
-    parts = id.rsplit(_SEPARATOR, 2)
+    parts = id.rsplit(_SEPARATOR, 2) if len(id) <= _MAX_WAIT_ID_CHARS else []
     if len(parts) != 3 or not all(parts) or not (parts[0] == root or parts[0].startswith(f"{root}/")):
         return None
     return parts[0], parts[1], parts[2]
@@ -281,10 +282,13 @@ async def _try_waits(client: Client, turn: Turn[Any]) -> tuple[list[OpenWait], b
 
 
 def build_endpoint(
-    web: Web, handler: Callable[[Call], Awaitable[Response]]
+    web: Web,
+    handler: Callable[[Call], Awaitable[Response]],
+    convert_problem: Callable[[Response, Exception, Request], Response] = lambda problem, *_: problem,
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Build the endpoint that calls ``handler`` for an authenticated caller, and answers errors with problems. The
-    handler checks what the caller may: which session it is about stands in the body."""
+    """Build the endpoint that calls ``handler`` for an authenticated caller, and answers errors with problems, in the
+    form that ``convert_problem`` gives them. The handler checks what the caller may: which session it is about stands
+    in the body."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -292,11 +296,11 @@ def build_endpoint(
             with audit_caller(caller.auth, get_client_address(request.scope)):
                 return await handler(Call(web, request, caller, dict(request.path_params), None, None))
         except PerdureError as error:
-            return build_problem(error)
+            return convert_problem(build_problem(error), error, request)
         except ClientDisconnect:  # in the middle of its body
             return Response(status_code=400)
         except Exception as error:  # nothing of it is for the caller
-            return build_unexpected_problem(error)
+            return convert_problem(build_unexpected_problem(error), error, request)
 
     return endpoint
 
@@ -316,8 +320,9 @@ async def find_present_turn(client: Client, session_id: str) -> Turn[Any]:
     return turn
 
 
-async def read_body(request: Request) -> Any:
-    """Read a JSON body of at most ``MAX_BODY_BYTES``. Raises ``WebError``."""
+async def read_body(call: Call) -> Any:
+    """Read a JSON body of at most ``MAX_BODY_BYTES``, an object. Raises ``WebError``."""
+    request = call.request
     content_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if content_type != "application/json":
         raise WebError("the body must be JSON", status=415, hint="Send Content-Type: application/json.")
@@ -326,10 +331,8 @@ async def read_body(request: Request) -> Any:
         body += chunk
         if len(body) > MAX_BODY_BYTES:
             raise WebError(f"the body has more than {MAX_BODY_BYTES:,} bytes", status=413, name="BodyTooLargeError")
-    try:
-        plain = parse_json(bytes(body))
-    except ValueError as flaw:
-        raise WebError(f"the body is not JSON: {flaw}", name="InvalidInputError") from None
+    call.web.rates.charge(call.caller, len(body))
+    plain = parse_json_body(bytes(body), call.web.limits.json_depth, call.web.limits.json_values)
     if not isinstance(plain, dict):
         raise WebError("the body must be an object", name="InvalidInputError")
     return plain
@@ -349,6 +352,7 @@ async def open_session(call: Call, id: str, verb: Verb, action: str) -> Resource
     await call.authorize(verb, action, found)
     if found.agent != agent:
         raise build_unknown_session_error(id)
+    call.resource = found
     return found
 
 

@@ -387,16 +387,16 @@ def vercel_routes(web: Web, prefix: str = "/ui", *, sdk: Literal[6, 7] = 7) -> l
     async def resume(call: Call) -> Response:
         return await _resume(call, sdk)
 
-    chat = f"{prefix}/{{agent}}/{{chat:segment}}"
+    chat = f"{prefix}/{{agent:segment}}/{{chat:segment}}"
     return [
-        Route(f"{prefix}/{{agent}}", build_endpoint(web, post), methods=["POST"], name="vercel_chat"),
+        Route(f"{prefix}/{{agent:segment}}", build_endpoint(web, post), methods=["POST"], name="vercel_chat"),
         Route(f"{chat}/stream", build_endpoint(web, resume), methods=["GET"], name="vercel_resume"),
         Route(f"{chat}/stop", build_endpoint(web, _stop), methods=["POST"], name="vercel_stop"),
     ]
 
 
 async def _post(call: Call, sdk: Literal[6, 7]) -> Response:
-    chat = validate(_Chat, await read_body(call.request), "body")
+    chat = validate(_Chat, await read_body(call), "body")
     if chat.trigger == "regenerate-message":
         raise WebError(
             "a reply cannot be written again in the same session: what was said stays", status=409,
@@ -519,7 +519,9 @@ def _respond(
 ) -> Response:
     """Stream the turn, which begins after number ``begin``: from there; or after number ``after``, to a client that has
     the calls ``held`` of it."""
-    response = EventStream(_stream(call.client, turn, begin, sdk, after, held), on_close=call.hold_stream())
+    response = EventStream(
+        _stream(call.client, turn, begin, sdk, after, held), on_close=call.hold_stream(), check=call.is_current
+    )
     response.headers.update(HEADERS)
     return response
 

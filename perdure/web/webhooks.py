@@ -132,12 +132,20 @@ def _build_resource(webhook: Webhook) -> Resource:
 
 async def _find(call: Call, action: str) -> Webhook:
     """Return the subscription of the path. Raises ``WebhookNotFoundError``, also for one of another tenant."""
-    webhook = await call.client.webhooks.get(call.params["webhook"])
+    try:
+        webhook = await call.client.webhooks.get(call.params["webhook"])
+    except WebhookNotFoundError:
+        raise _build_unknown_error(call.params["webhook"]) from None
     if not await call.may("admin", _build_resource(webhook)):
-        error = WebhookNotFoundError(f"there is no webhook {webhook.id!r}")
+        error = _build_unknown_error(webhook.id)
         await call.record_refusal(action, webhook.id, error)
         raise error
     return webhook
+
+
+def _build_unknown_error(id: str) -> WebhookNotFoundError:
+    """Build the error for a subscription that does not exist, or is none of the caller's: the same for both."""
+    return WebhookNotFoundError(f"there is no webhook {id!r:.100}")
 
 
 async def create_webhook(call: Call) -> WebhookAnswer:
@@ -162,9 +170,12 @@ async def create_webhook(call: Call) -> WebhookAnswer:
 async def list_webhooks(call: Call) -> WebhookList:
     """List subscriptions, the oldest first."""
     query = cast(PageQuery, call.query)
-    page = await call.client.webhooks.list(after=query.after, limit=query.limit)
-    seen = [webhook for webhook in page.webhooks if await call.may("admin", _build_resource(webhook))]
-    return WebhookList(data=tuple(map(_show, seen)), cursor=page.cursor)
+
+    async def visible(webhook: Webhook) -> bool:
+        return await call.may("admin", _build_resource(webhook))
+
+    page = await call.client.webhooks.list(after=query.after, limit=query.limit, visible=visible)
+    return WebhookList(data=tuple(map(_show, page.webhooks)), cursor=page.cursor)
 
 
 async def get_webhook(call: Call) -> WebhookAnswer:
@@ -206,9 +217,15 @@ async def list_deliveries(call: Call) -> DeliveryList:
 async def resend_delivery(call: Call) -> Sent:
     """Send the event of an attempt again, under the same ``webhook-id``."""
     webhook = await _find(call, "resend_delivery")
-    delivery = await call.client.webhooks.get_delivery(call.params["delivery"])
-    if delivery.webhook_id != webhook.id:
-        raise WebhookNotFoundError(f"webhook {webhook.id!r} has no delivery {delivery.id!r}")
+    name = call.params["delivery"]
+    try:
+        delivery = await call.client.webhooks.get_delivery(name)
+    except WebhookNotFoundError:
+        delivery = None
+    if delivery is None or delivery.webhook_id != webhook.id:
+        raise WebhookNotFoundError(
+            f"webhook {webhook.id!r} has no delivery {name!r:.100}", hint="They are kept for 30 days."
+        )
     return Sent(message_id=await call.client.webhooks.send_again(delivery.id, by=call.by))
 
 

@@ -4,6 +4,8 @@ attempts as activities. docs/decisions/041-webhooks.md."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 import ssl
 import time
@@ -15,14 +17,17 @@ from typing import Any
 
 from temporalio import activity
 from temporalio.client import Client as TemporalClient
+from temporalio.client import WorkflowExecution
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
 from .. import config
 from ..client.client import Client
 from ..client.follow import record_run_end
+from ..client.pages import gather_bounded
+from ..client.visibility import RUNS_QUERY, list_executions
 from ..client.webhooks import build_delivery_id, build_message_id, label_task, open_secrets, start_delivery
-from ..errors import InvalidInputError, RunNotFoundError, StoreError
+from ..errors import InvalidInputError, RunNotFoundError, ServerUnreachableError, StoreError, StoreMismatchError
 from ..ports import Store, timestamp
 from ..ports.surfaces import OutboxRow, add_seconds
 from ..ports.test_seams import reach_point
@@ -207,11 +212,26 @@ KEEP_LOG = timedelta(days=30)
 """How long attempts stay in the log."""
 _CLEAN_SECONDS = 3600.0
 _PARALLEL_STARTS = 10
-_END_TYPES = ("run.completed", "run.failed", "run.cancelled")
+_END_TYPES = ("run.completed", "run.failed", "run.cancelled", "run.terminated", "run.timed_out")
 _ENDED_STATUSES = ("completed", "failed", "cancelled")
 _END_CHECKS, _END_CHECK_SECONDS = 50, 0.1
 """Looks at a run that is about to end, and the seconds between two."""
 _WEBHOOK_PAGE = 500
+
+
+async def _read_webhooks(store: Store) -> list[WebhookRow]:
+    """Read the enabled subscriptions."""
+    found: list[WebhookRow] = []
+    while page := await store.list_webhooks(
+        enabled=True, after=(found[-1].created_at, found[-1].id) if found else None, limit=_WEBHOOK_PAGE
+    ):
+        found += page
+    return found
+
+
+def _want_ends(webhooks: Sequence[WebhookRow]) -> bool:
+    """Whether one of the subscriptions wants an event that a run may end with."""
+    return any(matches_types(one.events.split(), name) for one in webhooks for name in _END_TYPES)
 
 
 class WebhookDispatcher:
@@ -263,7 +283,7 @@ class WebhookDispatcher:
         if not rows:
             return 0
         reach_point("webhook.taken")
-        webhooks = await self._read_webhooks()
+        webhooks = await _read_webhooks(self._store)
         results = await asyncio.gather(*(self._start(row, webhooks) for row in rows), return_exceptions=True)
         reach_point("webhook.started")
         done = [row for row, result in zip(rows, results, strict=True) if result is None]
@@ -271,14 +291,6 @@ class WebhookDispatcher:
         for failure in filter(None, results):
             raise failure
         return len(rows)
-
-    async def _read_webhooks(self) -> list[WebhookRow]:
-        found: list[WebhookRow] = []
-        while page := await self._store.list_webhooks(
-            enabled=True, after=(found[-1].created_at, found[-1].id) if found else None, limit=_WEBHOOK_PAGE
-        ):
-            found += page
-        return found
 
     async def _start(self, row: OutboxRow, webhooks: Sequence[WebhookRow]) -> None:
         """Start the deliveries of an event; its id in Temporal makes a second start one without effect."""
@@ -309,11 +321,11 @@ class WebhookDispatcher:
 
         Raises ``StoreError`` if the run has not ended yet: then the row is taken again after its lease.
         """
-        if not any(matches_types(one.events.split(), name) for one in webhooks for name in _END_TYPES):
+        if not _want_ends(webhooks):
             return
         run = await self._store.get_run(row.context_id)
         if run is None or run.status not in _ENDED_STATUSES:
-            return  # a session
+            return  # a session, whose end RunEndRecorder finds
         handle = self._client.run(row.context_id)
         with suppress(RunNotFoundError):  # past Temporal's retention, or its store was moved
             for _ in range(_END_CHECKS):
@@ -353,6 +365,117 @@ def _is_of_session(webhook: WebhookRow, row: OutboxRow) -> bool:
     return session is None or session in (row.stream, row.context_id) or row.context_id.startswith(f"{session}/")
 
 
+# ---
+# Ends that no worker records: of a session that is closed, of a run that is terminated or times out.
+
+
+END_SCAN_SECONDS = 10.0
+"""Seconds between two looks at the runs that have ended, of all workers together."""
+_END_SCAN_BACK = timedelta(days=1)
+"""How far back the first look goes, after a time without workers."""
+_VISIBILITY_DELAY = timedelta(seconds=30)
+"""How long Temporal may take to list a run as closed, and how much clocks may differ: each look goes so far back."""
+_LAST_EVENTS = 20
+
+
+class RunEndRecorder:
+    """Records the ends of runs that end without a commit of a worker, so that webhooks for ``run.*`` need no reader.
+
+    Temporal lists the runs that were closed since the last look. One worker looks at a time: a key in the store has
+    from when until when all looks so far have covered.
+    """
+
+    def __init__(
+        self, store: Store, client: Client, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self._store = store
+        self._client = client
+        self._now = now
+        self._owner = uuid.uuid4().hex
+        place = hashlib.sha256(client.temporal.namespace.encode()).hexdigest()[:16]
+        self._key = f"webhook-ends/{place}"
+        self._since = self._until = timestamp(now() - _END_SCAN_BACK)
+        """What is covered, as far as this worker knows; from "" on: all that subscriptions want."""
+        self._seen: set[str] = set()
+        """Executions of the last look, which the next one lists again."""
+
+    async def run(self) -> None:
+        """Look until cancelled. Failures are logged once, and the same time is looked at again."""
+        problem = ""
+        while True:
+            try:
+                await self.scan()
+                problem = ""
+            except Exception as error:
+                text = f"{type(error).__name__}: {error}"
+                if text != problem:
+                    problem = text
+                    logger.warning("the ends of runs are not looked for at the moment: %s", text)
+            await asyncio.sleep(END_SCAN_SECONDS)
+
+    async def scan(self) -> None:
+        """Look once, unless another worker does or has a moment ago."""
+        webhooks = [row for row in await _read_webhooks(self._store) if _want_ends([row])]
+        if not webhooks:
+            self._since, self._until = "", timestamp(self._now())
+            return  # ends before a subscription are not sent
+        claim = await self._store.claim_idempotency(
+            self._key, "", self._owner, lease_seconds=LEASE_SECONDS, keep_seconds=END_SCAN_SECONDS
+        )
+        if claim.state == "done":
+            since, until = json.loads(claim.answer or b"")
+            if since <= self._until <= until:
+                self._since, self._until = min(since, self._since), until
+        elif claim.state == "new":
+            await self._scan(min(row.created_at for row in webhooks))
+
+    async def _scan(self, created_at: str) -> None:
+        """Record the ends of the runs that were closed since the last look, and not before the first subscription."""
+        covered, began = None, self._now()
+        try:
+            if created_at >= self._until:
+                self._since = ""
+            after = max(add_seconds(self._until, -_VISIBILITY_DELAY.total_seconds()), created_at)
+            query = f"{RUNS_QUERY} AND ExecutionStatus != 'ContinuedAsNew' AND CloseTime >= '{after}'"
+            closed, seen = [], set[str]()
+            async for execution in list_executions(self._client, query):
+                if execution.close_time is None:
+                    continue
+                if execution.close_time >= began - 2 * _VISIBILITY_DELAY:
+                    seen.add(execution.run_id)
+                if execution.run_id not in self._seen:
+                    closed.append(execution)
+                if len(closed) == BATCH:
+                    await gather_bounded(self._record, closed)
+                    closed.clear()
+            await gather_bounded(self._record, closed)
+            self._seen, self._until = seen, timestamp(began)
+            covered = json.dumps([self._since, self._until]).encode()
+        finally:
+            await self._store.complete_idempotency(self._key, self._owner, covered)
+
+    async def _record(self, execution: WorkflowExecution) -> None:
+        try:
+            if await self._lacks_end(execution.id):
+                await record_run_end(self._client.run(execution.id), self._store)
+        except (RunNotFoundError, StoreMismatchError):  # deleted meanwhile; of another store
+            pass
+        except (StoreError, ServerUnreachableError):  # the same time is looked at again
+            raise
+        except Exception:  # of this run alone: the others have their ends
+            logger.exception("the end of run %s cannot be recorded", execution.id)
+
+    async def _lacks_end(self, id: str) -> bool:
+        last = await self._store.wait_for_event(id, 0, 0.0)
+        if not last:
+            return "/" not in id  # a subagent without an event: its first one would say where it belongs
+        events = await self._store.read_events(id, after=max(last - _LAST_EVENTS, 0), children=False)
+        return not (events and events[-1].type == "run" and json.loads(events[-1].body).get("state") in _END_STATES)
+
+
+_END_STATES = tuple(name.partition(".")[2] for name in _END_TYPES)
+
+
 @asynccontextmanager
 async def dispatch_webhooks(store: Store, temporal: TemporalClient, task_queue: str) -> AsyncIterator[None]:
     """Dispatch events in the background for the length of the block.
@@ -362,9 +485,13 @@ async def dispatch_webhooks(store: Store, temporal: TemporalClient, task_queue: 
     if config.get_shared_task_queue(task_queue) != task_queue:
         yield
         return
-    dispatching = asyncio.create_task(WebhookDispatcher(store, temporal, task_queue).run())
+    tasks = [
+        asyncio.create_task(WebhookDispatcher(store, temporal, task_queue).run()),
+        asyncio.create_task(RunEndRecorder(store, Client(temporal, task_queue=task_queue)).run()),
+    ]
     try:
         yield
     finally:
-        dispatching.cancel()
-        await asyncio.wait([dispatching])
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

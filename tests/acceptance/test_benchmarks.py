@@ -20,7 +20,7 @@ pytestmark = pytest.mark.server
 ROOT = Path(__file__).parents[2]
 TINY = (
     "--quick --iterations 3 --rounds 1 --runs 3 --each 2 --histories 6,12 --kills 1 --streams 3 --pieces 4 "
-    "--workers 1,2 --slots 2 --model-ms 20"
+    "--workers 1,2 --slots 2 --model-ms 20 --long-model-ms 40"
 )
 ON_POSTGRES = ["perdure-pg", "perdure-inline-pg"] if is_installed() else []
 CONTESTANTS = ["floor2", "floor1", "perdure", "perdure-inline", *ON_POSTGRES]
@@ -49,8 +49,10 @@ POSTGRES_ROWS = [
     "PostgreSQL, transactions per iteration",
     "PostgreSQL, CPU of the server per iteration",
     "PostgreSQL, bytes per iteration:",
-    "1 worker: iterations per second",
-    "2 workers: iterations per second",
+    "model 20 ms: iterations per second",
+    "model 40 ms: iterations per second",
+    "  1 worker",
+    "  2 workers",
     "synchronous_commit: on",
 ]
 
@@ -79,12 +81,25 @@ def test_one_measure_of_one_contestant_beside_the_floor(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_http_beside_a_bare_server(tmp_path: Path) -> None:
-    few = "--web-reads 20 --web-idle 60 --web-active 20 --web-turns 2 --pieces 4"
+    few = "--web-reads 20 --web-idle 60 --web-apart 10 --web-active 20 --web-turns 2 --pieces 4"
     [figures] = measure(f"--only web {few}", tmp_path)["results"]["web"].values()
     assert all(read["per_s"] > 0 and read["bytes"] > 100 for read in figures["reads"].values())
     assert (figures["idle"]["count"], figures["idle_bare"]["count"]) == (60, 60)
     assert figures["active"]["pieces"] == figures["active_bare"]["pieces"] == 20 * 4
     assert min(figures["turn"].values()) != 0
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+def test_conversations_and_copies_on_postgresql(tmp_path: Path) -> None:
+    few = "--conversations 4 --turns 2 --talking 2 --model-ms 1 --replies 3 --reply-ms 20 --pieces 5 --copied 3"
+    measured = measure(f"--only conversations --only copies {few}", tmp_path)
+    talked = measured["results"]["conversations"]["perdure-pg"]
+    assert (talked["pieces"], talked["streams"]["pieces"]) == (4 * 2, 3 * 5), "each message and each piece arrives"
+    assert min(talked["connections"], talked["server_kb"], talked["streams"]["connections"]) > 0
+    copied = measured["results"]["copies"]["perdure-pg"]
+    assert copied["into"]["rows"] == copied["back"]["rows"] > 3 * 10 * 5, "node, outcome, three events, for each call"
+    assert any(line.startswith("byte to event there") for line in measured["table"])
 
 
 @pytest.mark.slow
@@ -120,7 +135,8 @@ def test_every_measure(tmp_path: Path) -> None:
         assert results["database"][name]["transactions"] >= 4, (
             "reply and tool call: looked for, claimed, recorded twice"
         )
-        assert set(results["scaling"][name]) == {"1", "2"}
+        by_length = results["scaling"][name]
+        assert [(length, set(mine)) for length, mine in by_length.items()] == [("20", {"1", "2"}), ("40", {"1", "2"})]
 
 
 def _assert_linear(measured: dict[str, Any], name: str, fewer: int) -> None:

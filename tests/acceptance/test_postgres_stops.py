@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from perdure import Client
 from tests.servers.model_server import Call, OpenAIServer, Reply
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
-from tests.support.postgres import run_server
+from tests.support.postgres import build_pooled_url, run_pgbouncer, run_server
 from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.server, pytest.mark.postgres]
@@ -21,7 +22,8 @@ pytestmark = [pytest.mark.server, pytest.mark.postgres]
 RUNS, ITERATIONS, STOPS = 5, 8, 3
 
 
-async def test_runs_whose_store_stops_three_times(engine: Engine) -> None:
+@pytest.mark.parametrize("through", ["no proxy", "pgbouncer"])
+async def test_runs_whose_store_stops_three_times(engine: Engine, through: str) -> None:
     asked: Counter[str] = Counter()
 
     def rule(request: dict[str, Any]) -> Reply:
@@ -32,8 +34,10 @@ async def test_runs_whose_store_stops_three_times(engine: Engine) -> None:
             return Reply(text=f"All done, {name}.", delay=0.01)
         return Reply(calls=[Call("work", {"n": f"{name}-{n}"}, id=f"call_{n}")], delay=0.02)
 
-    with run_server({"fsync": "on"}) as postgres:
+    with run_server({"fsync": "on"}) as postgres, ExitStack() as stack:
         engine.store_url = postgres.url
+        if through == "pgbouncer":
+            engine.store_url = build_pooled_url(postgres.url, stack.enter_context(run_pgbouncer(postgres.url)))
         async with OpenAIServer(rule) as model:
             await asyncio.gather(*[engine.process("counting", TEST_MODEL_URL=model.base_url) for _ in range(2)])
             client = await engine.client()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from html import unescape
 from typing import Any
 
@@ -61,9 +60,7 @@ async def test_a_person_decides_by_the_page_of_a_link(engine: Engine) -> None:
         assert "\u202e" not in page.text
         assert "[U+202E]" in page.text
         assert "<script>alert(1)</script>" in unescape(page.text)
-        form = re.search(r'<form method="post" action="([^"]+)">', page.text)
-        assert form is not None
-        assert form[1] == path
+        assert '<form method="post">' in page.text, "it is sent to where the page is from"
         assert "<form" not in (await get("eve")).text
         assert (await get("bob", "0" * 32)).status_code == 409
         assert (await press("eve")).status_code == 403

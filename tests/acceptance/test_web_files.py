@@ -18,7 +18,7 @@ from perdure import Agent, Client, Compaction, File, tool
 from perdure.testing import ScriptedProvider, call
 from perdure.toolsets import Artifacts
 from perdure.types.messages import iter_file_parts
-from perdure.web import files, operations
+from perdure.web import files, limits, operations
 from perdure.web.app import WebOptions, create_app
 from tests.support.engine import Engine
 from tests.support.web import ADA, NamedCallers, Service, make_caller, serve
@@ -305,7 +305,7 @@ async def test_hostile_uploads(engine: Engine, monkeypatch: pytest.MonkeyPatch) 
             json_type = {"content-type": "application/json"}
             huge = await inside.post("/sessions", content=pieces(33), headers=json_type)
             assert huge.status_code == 413
-            monkeypatch.setattr(operations, "HELD_BYTES", 2 * 1024 * 1024)
+            monkeypatch.setattr(limits, "HELD_BYTES", 2 * 1024 * 1024)
             full = await inside.post("/files", content=pieces(3))
             assert (full.status_code, full.headers["retry-after"]) == (503, "1")
             assert (await inside.post("/files", content=pieces(2))).status_code == 201, "all of it was released"
@@ -370,7 +370,7 @@ async def test_files_that_a_summary_has_replaced_and_those_of_subagents_are_stil
 
 async def test_a_receiver_that_stops_reading_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "SEND_SECONDS", 0.05)
-    held, sent, never = operations.HeldBytes(), list[Any](), asyncio.Event()
+    held, sent, never = limits.HeldBytes(), list[Any](), asyncio.Event()
     held.take(200_000)
 
     async def send(message: Any) -> None:
@@ -378,7 +378,7 @@ async def test_a_receiver_that_stops_reading_is_disconnected(monkeypatch: pytest
         if len(sent) == 3:
             await never.wait()
 
-    download = files.Download(bytes(200_000), {}, "image/png", held, 200_000)
+    download = files.Download(bytes(200_000), {}, "image/png", lambda: held.release(200_000))
     await download({"type": "http", "method": "GET"}, None, send)  # type: ignore[arg-type]  # nothing is received
     assert held.count == 0
     assert sent[-1]["more_body"] is True, "the answer was not ended as if it were whole"
@@ -390,8 +390,8 @@ async def test_a_file_counts_as_held_until_it_is_sent(engine: Engine, monkeypatc
         part = await upload(http, PNG)
         session = await ask(http, [part])
         path = f"/sessions/{session}/files/{part['blob']['hash']}"
-        monkeypatch.setattr(operations, "HELD_BYTES", len(PNG))
+        monkeypatch.setattr(limits, "HELD_BYTES", len(PNG))
         for _ in range(3):
             assert (await http.get(path)).content == PNG
-        monkeypatch.setattr(operations, "HELD_BYTES", len(PNG) - 1)
+        monkeypatch.setattr(limits, "HELD_BYTES", len(PNG) - 1)
         assert (await http.get(path)).status_code == 503

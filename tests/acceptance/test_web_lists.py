@@ -124,8 +124,11 @@ async def test_a_session_that_was_opened_again_is_listed_once(engine: Engine) ->
             return len([execution async for execution in client.temporal.list_workflows(query)]) == 2
 
         await eventually(are_closed)
+        newest = await client.temporal.get_workflow_handle(run.id).describe()
         for limit in (1, 50):
             assert await ids_of(http, agent=name, limit=limit) == [run.id]
+            row = (await http.get("/sessions", params={"agent": name, "limit": limit})).json()["data"][0]
+            assert row["started"] == newest.start_time.isoformat()
 
 
 async def test_a_cursor_names_no_session_that_its_caller_may_not_see(

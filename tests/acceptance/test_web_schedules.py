@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from typing import Any
 
 import httpx
@@ -9,6 +11,7 @@ import pytest
 
 from perdure import Agent
 from perdure.testing import ScriptedProvider
+from perdure.web import schedules
 from tests.support.engine import Engine
 from tests.support.wait import eventually
 from tests.support.web import make_caller, serve
@@ -67,7 +70,20 @@ async def test_a_schedule_by_http(engine: Engine) -> None:
         assert {row.by for row in rows} == {"acme"}
 
 
-async def test_the_schedules_of_another_tenant_do_not_exist(engine: Engine) -> None:
+async def read_pages(http: httpx.AsyncClient) -> list[dict[str, Any]]:
+    """All schedules; no cursor has the id of one that is not shown."""
+    rows, after = list[dict[str, Any]](), dict[str, str]()
+    while True:
+        page = (await http.get("/schedules", params=after)).json()
+        rows += page["data"]
+        if "next" not in page:
+            return rows
+        after = {"after": page["next"]}
+        named = base64.urlsafe_b64decode(page["next"] + "==").decode()
+        assert re.search(r'"hash", ?"[0-9a-f]{64}"', named), named
+
+
+async def test_the_schedules_of_another_tenant_do_not_exist(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     async with (
         engine.served(answering()) as client,
         serve(client, ACME, OTHER, SENDER) as service,
@@ -113,6 +129,11 @@ async def test_the_schedules_of_another_tenant_do_not_exist(engine: Engine) -> N
             assert [row["id"] for row in first["data"] + rest["data"]] == names
             assert "next" not in rest
             assert (await theirs.get("/schedules")).json() == {"data": []}
+            monkeypatch.setattr(schedules, "_MAX_DESCRIBED", 1)  # of one request, whatever the caller may see
+            assert [row["id"] for row in await read_pages(mine)] == names
+            assert await read_pages(theirs) == []
+            damaged = await mine.get("/schedules", params={"after": names[0]})
+            assert (damaged.status_code, damaged.json()["error"]) == (400, "InvalidInputError")
         finally:
             for name in names:
                 await client.get_schedule(name).delete()

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import json
 import re
+import shutil
 import signal
+import ssl
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from sse_starlette.sse import AppStatus
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
 
 from perdure import Client
+from perdure.cli.serve import ServeOptions, _follow_certificate, _listen
+from perdure.client.tasks import background_task
 from tests.support.cli import Cli, Command, talking
+from tests.support.tls_proxy import make_certificate, make_server_context
+from tests.support.wait import eventually
 from tests.support.web import read_frames
 
 
@@ -73,6 +84,99 @@ async def test_dev_lets_this_machine_in_and_no_forwarded_request(cli: Cli) -> No
     assert await asyncio.wait_for(service.ended(), 30) == 0
     refused = await cli("serve", "--dev", "--host", "0.0.0.0", "--port", "0")
     assert (refused.code, "--dev lets anyone in" in refused.err) == (2, True)
+
+
+@pytest.mark.server
+async def test_a_service_with_a_certificate_speaks_https_alone(cli: Cli, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "localhost")
+    whole = tmp_path / "whole.pem"
+    whole.write_bytes(certificate.read_bytes() + key.read_bytes())
+    for arguments in (("--certfile", certificate, "--keyfile", key), ("--certfile", whole)):
+        service = await cli.spawn("serve", "--dev", "--port", "0", *map(str, arguments))
+        port = int((await service.until("https://127.0.0.1:")).partition("127.0.0.1:")[2].partition("/")[0])
+        verified = ssl.create_default_context(cafile=certificate)
+        async with httpx.AsyncClient(base_url=f"https://localhost:{port}", verify=verified, timeout=30) as http:
+            assert (await http.get("/v1/sessions")).status_code == 200
+        async with httpx.AsyncClient(base_url=f"https://localhost:{port}", timeout=30) as http:
+            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                await http.get("/healthz")
+        async with httpx.AsyncClient(base_url=f"http://localhost:{port}", timeout=30) as http:
+            with pytest.raises(httpx.TransportError):
+                await http.get("/healthz")
+        service.send(signal.SIGTERM)
+        assert await asyncio.wait_for(service.ended(), 30) == 0, service.output
+    for arguments, reason in (
+        (("--keyfile", str(key)), "--keyfile is the key of a certificate"),
+        (("--certfile", str(certificate)), "cannot be read as a certificate and its key"),
+        (("--certfile", str(tmp_path / "missing.pem")), "No such file"),
+    ):
+        refused = await cli("serve", "--dev", "--port", "0", *arguments)
+        assert (refused.code, reason in refused.err) == (2, True), refused.err
+
+
+async def test_a_renewed_certificate_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("perdure.cli.serve._CERTIFICATE_SECONDS", 0.01)
+    first, key = make_certificate(tmp_path, "localhost")
+    other = tmp_path / "other"
+    other.mkdir()
+    second, second_key = make_certificate(other, "localhost")
+    context = make_server_context(first, key)
+    old = Path(shutil.copy(first, tmp_path / "old.crt"))
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+
+    async def serves(certificate: Path) -> bool:
+        verified = ssl.create_default_context(cafile=certificate)
+        try:
+            port = server.sockets[0].getsockname()[1]
+            _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=verified, server_hostname="localhost")
+        except ssl.SSLError:
+            return False
+        writer.close()
+        return True
+
+    async with server, background_task(_follow_certificate(context, first, key)):
+        assert [await serves(old), await serves(second)] == [True, False]
+        second.replace(first)
+        await eventually(lambda: "not renewed yet" in caplog.text)
+        assert await serves(old), "a certificate without its key replaces nothing"
+        second_key.replace(key)
+        await eventually(lambda: serves(first))
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"GET /healthz HT", b"TP/1.1\r\nHost: localhost\r\n", b"X: y\r\n"],
+        [b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /heal"],
+        [b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n", b"a", b"b"],
+    ],
+    ids=["head", "second-head", "body-after-the-answer"],
+)
+async def test_a_connection_that_sends_a_byte_now_and_then_is_closed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pieces: list[bytes]
+) -> None:
+    monkeypatch.setattr("perdure.cli.serve._REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(AppStatus, "should_exit", False)  # set at the end of the service, for all of this process
+
+    async def answer(request: Request) -> Response:
+        await asyncio.sleep(0.3)  # longer than a head may take
+        return Response("ok")
+
+    app = Starlette(routes=[Route("/healthz", answer)])
+    async with _listen(app, ServeOptions(port=0), asyncio.Event()):
+        port = urlsplit(capsys.readouterr().out.strip()).port
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        received = b""
+        for piece in pieces:
+            writer.write(piece)
+            if piece.endswith(b"\r\n\r\n"):
+                received += await reader.readuntil(b"\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            received += await asyncio.wait_for(reader.read(), 20)
+        assert received.count(b"HTTP/1.1 200") == (1 if b"healthz HTTP" in pieces[0] else 0)
+        writer.close()
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "http-api.md").read_text()

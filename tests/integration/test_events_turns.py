@@ -17,7 +17,7 @@ from perdure.types.events import MessageInjected, ModelDelta, TurnEvent
 from perdure.types.interface import WORKFLOW_TYPE
 from perdure.types.messages import ToolCallPart
 from tests.support.engine import Engine
-from tests.support.following import ANSWER, BEGIN, STEP, Slow, all_of, assert_whole, next_of, run_end, shown
+from tests.support.following import ANSWER, BEGIN, STEP, Slow, all_of, assert_whole, left_tasks, next_of, run_end, shown
 from tests.support.scripts import Gate, calls_then, replied
 from tests.support.wait import eventually
 
@@ -254,12 +254,6 @@ async def test_who_follows_is_not_kept_waiting_for_a_turn_to_begin(engine: Engin
         assert shown(await following)[-2:] == ["model.completed", "turn completed"]
 
 
-def left() -> list[str]:
-    """Of what following does in tasks of its own, what still runs."""
-    names = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
-    return [name for name in names if name in ("_over", "_ended", "_turn_over", "until_ended", "Reader._changed")]
-
-
 async def test_a_follower_that_leaves_takes_its_work_with_it(engine: Engine) -> None:
     async with engine.served(Agent("slow", Slow("One ", "two."))) as client:
         run = await client.start("slow", "Go.")
@@ -271,7 +265,7 @@ async def test_a_follower_that_leaves_takes_its_work_with_it(engine: Engine) -> 
         await asyncio.sleep(0)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-        await eventually(lambda: not left(), what="no task that is left")
+        await eventually(lambda: not left_tasks(), what="no task that is left")
         await run.cancel()
         with pytest.raises(PerdureError):
             await run.result()

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from perdure import Agent, Client, File
+from perdure import Agent, Client, File, Message
 from perdure.client.retention import Collector, ExecutionState, GarbageReport, TemporalRuns
 from perdure.errors import InvalidInputError
 from perdure.ports import Blob, Commit, ModelRequest
 from perdure.testing import ScriptedProvider
-from perdure.types.messages import iter_file_parts
+from perdure.types.messages import FilePart, TextPart, iter_file_parts
 from tests.support.checks import users
 from tests.support.engine import Engine
 from tests.support.wait import eventually
@@ -111,6 +112,34 @@ async def test_all_keys_whose_time_is_over_are_deleted(engine: Engine) -> None:
         await asyncio.gather(*claims)
         await client.collect_garbage(older_than="2d")
         assert await store.delete_expired_idempotency() == 0
+
+
+@pytest.mark.parametrize("by", ["message", "history"])
+async def test_a_file_that_is_named_while_it_is_collected_stays(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    async with engine.served(counter()) as client:
+        store = await client.store()
+        blob = Blob.from_content(b"x" * 50_000)
+        await store.commit(Commit(blobs=[blob]))
+        age_rows(engine)
+        find_blobs = store.find_blobs
+
+        async def collect_behind(names: Sequence[str]) -> set[str]:
+            found = await find_blobs(names)
+            monkeypatch.undo()
+            assert (await collect(client)).blobs == 0
+            return found
+
+        monkeypatch.setattr(store, "find_blobs", collect_behind)
+        part = FilePart(media_type="text/plain", blob=blob.ref)
+        if by == "message":
+            run = await client.start("counter", ["look", part])
+        else:
+            history = [Message(role="user", parts=(TextPart(text="look"), part)), Message.assistant("I see.")]
+            run = await client.start("counter", "again", history=history)
+        [kept] = list(iter_file_parts((await run.result()).messages))
+        assert await client.file(kept) == b"x" * 50_000
 
 
 @pytest.mark.server

@@ -48,9 +48,16 @@ async def test_a_store_is_made_migrated_and_shown(cli: Cli, tmp_path: Path) -> N
         store.execute("DELETE FROM blobs WHERE hash < '2'")
     shown = (await cli("store", "status", "--json")).json
     assert shown["tables"]["blobs"] == {"rows": 1, "is_estimate": False, "bytes": None}, "also of a large file"
+    assert shown["keys"] == {}, "no body is encrypted"
+    with closing(sqlite3.connect(tmp_path / "store.db")) as store, store:
+        store.execute("UPDATE blobs SET key_id = '2026'")
+        store.execute("INSERT INTO memory VALUES ('n', 'k', '1', '', '2025'), ('n', 'l', '1', '', '2026')")
+    shown = (await cli("store", "status", "--json")).json
+    assert shown["keys"] == {"2025": {"memory": 1}, "2026": {"blobs": 1, "memory": 1}}
     text = (await cli("store", "status")).out
     assert shown["store_id"] in text
     assert "runs      none" in text
+    assert "key 2026  1 of blobs, 1 of memory" in text
 
 
 async def test_the_location_of_objects_is_compared_with_the_setting(cli: Cli, tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from temporalio.client import WorkflowExecutionStatus
 from perdure import Agent, Client, Run, tool
 from perdure.client.webhooks import build_delivery_id
 from perdure.errors import InvalidInputError, WebhookNotFoundError
-from perdure.ports import EventBatch, NewEvent, Store
-from perdure.ports.webhooks import WEBHOOK_TARGET
-from perdure.testing import ScriptedProvider, call
+from perdure.ports import EventBatch, NewEvent, Store, timestamp
+from perdure.ports.webhooks import WEBHOOK_TARGET, WebhookRow
+from perdure.testing import MemoryStore, ScriptedProvider, call
 from perdure.types.approvals import PendingApproval
 from perdure.types.events import RunEvent
 from perdure.worker import webhooks as deliveries
-from perdure.worker.webhooks import WebhookActivity, WebhookDispatcher
+from perdure.worker.webhooks import RunEndRecorder, WebhookActivity, WebhookDispatcher
 from tests.support.engine import Engine
 from tests.support.wait import eventually
 from tests.support.webhooks import Endpoint, serve_endpoint, status
@@ -403,3 +403,57 @@ async def test_a_deleted_event_ends_its_delivery(engine: Engine, endpoint: Endpo
         await run_attempt(store, task)
     assert (await client.webhooks.get(webhook.id)).failing_since is None
     assert endpoint.requests == []
+
+
+async def test_the_end_of_a_session_needs_no_reader(engine: Engine, endpoint: Endpoint, monkeypatch) -> None:
+    monkeypatch.setattr(deliveries, "END_SCAN_SECONDS", 0.1)
+    async with engine.served(an_agent("Hello.", "Hello.", "Hello.")) as client:
+        await client.webhooks.create(endpoint.url, events=["run.*"])
+        closed, stopped, silent = [
+            await client.start("support", text, id=f"{name}-{engine.task_queue}", mode="session")
+            for name, text in (("closed", "Hi."), ("stopped", "Hi."), ("silent", None))
+        ]
+        for run in (closed, stopped):
+            await run.turn().result()
+        await closed.close()
+        for run in (stopped, silent):
+            await run.handle.terminate()
+
+        def ends() -> set[tuple[str, str]]:
+            events = [one.json for one in endpoint.requests]
+            ended = [event for event in events if event["type"] not in ("run.started", "run.waiting")]
+            return {(event["data"]["context_id"], event["type"]) for event in ended}
+
+        expected = {(closed.id, "run.completed"), (stopped.id, "run.terminated"), (silent.id, "run.terminated")}
+        await eventually(lambda: ends() == expected)
+        assert len({one.id for one in endpoint.requests}) == len(endpoint.requests), "each event once"
+
+
+async def test_one_worker_looks_for_ends_at_a_time(engine: Engine, monkeypatch) -> None:
+    asked: list[str] = []
+
+    async def list_none(client: Any, query: str) -> AsyncIterator[Any]:
+        asked.append(query)
+        for _ in ():
+            yield
+
+    monkeypatch.setattr(deliveries, "list_executions", list_none)
+    clock = datetime.now(UTC)
+    store = MemoryStore(now=lambda: timestamp(clock))
+    client = Client(await engine.temporal())
+    first, second, third = (RunEndRecorder(store, client, now=lambda: clock) for _ in range(3))
+    await first.scan()
+    assert asked == [], "nothing is looked for without a webhook"
+    at = timestamp(clock)
+    await store.create_webhook(
+        WebhookRow("wh", "https://x", "run.*", None, None, None, True, None, None, "[]", None, "ada", at, at)
+    )
+    clock += timedelta(minutes=1)
+    for recorder in (first, second, third):
+        await recorder.scan()
+    assert len(asked) == 1
+    clock += timedelta(minutes=1)
+    await third.scan()
+    assert len(asked) == 2
+    begins = [datetime.fromisoformat(query.split("'")[-2]) for query in asked]
+    assert begins[1] - begins[0] == timedelta(seconds=30), "it goes on where the first has stopped, and 30 s before"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 from perdure import hook
 from perdure.hooks import Hook
@@ -68,6 +69,12 @@ async def opening(events: AsyncIterator[Event], gate: Gate, seen: Callable[[list
             if seen(found):
                 gate.open()
     return found
+
+
+def left_tasks() -> list[str]:
+    """Tasks of the client package that still run: those of followers among them."""
+    coroutines: list[Any] = [task.get_coro() for task in asyncio.all_tasks()]
+    return [str(coroutine) for coroutine in coroutines if "/perdure/client/" in coroutine.cr_code.co_filename]
 
 
 async def next_of(events: AsyncIterator[Event], type: str) -> Event:

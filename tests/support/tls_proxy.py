@@ -1,4 +1,4 @@
-"""TLS in front of a PostgreSQL server whose binaries have none, as those of the tests. A client sees no difference."""
+"""TLS before servers: before a PostgreSQL server whose binaries have none, and before HTTP, as a reverse proxy."""
 
 from __future__ import annotations
 
@@ -21,11 +21,42 @@ def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
     return certificate, key
 
 
+def make_server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+@asynccontextmanager
+async def run_https_proxy(
+    port: int, certificate: Path, key: Path, headers: dict[str, str | None]
+) -> AsyncIterator[int]:
+    """The port of a proxy that ends TLS: it sets ``headers`` in the place of the client's (None: leaves them out), and
+    passes one request of each connection on to ``port``."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").rstrip().split("\r\n")
+            own = {**headers, "connection": "close"}
+            kept = [line for line in lines if line.partition(":")[0].lower() not in own]
+            kept += [f"{name}: {value}" for name, value in own.items() if value is not None]
+            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", port)
+            server_writer.write("\r\n".join([first, *kept, "", ""]).encode("latin-1"))
+            sending = asyncio.create_task(pass_on(reader, server_writer))
+            await pass_on(server_reader, writer)
+            sending.cancel()
+            server_writer.close()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=make_server_context(certificate, key))
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
 @asynccontextmanager
 async def run_tls_proxy(port: int, certificate: Path, key: Path) -> AsyncIterator[int]:
     """The port of a proxy that speaks TLS with clients, and not with the server on ``port``. It takes no others."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    context = make_server_context(certificate, key)
     tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

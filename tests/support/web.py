@@ -76,9 +76,12 @@ class Service:
 async def serve(client: Client, *callers: Caller, app: Any = None) -> AsyncIterator[Service]:
     """Serve the application, or ``app``, until the end of the block."""
     app = app or create_app(client, authenticator=NamedCallers(ADA, *callers), options=WebOptions(dev=True))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    # With its protocol named, asyncio turns Nagle's algorithm off, as for a port that uvicorn opens: 40 ms a request.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-        config = uvicorn.Config(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=1)
+        options = {"proxy_headers": False, "timeout_graceful_shutdown": 1}  # as `perdure serve`
+        config = uvicorn.Config(app, lifespan="off", log_level="warning", **options)
         server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:

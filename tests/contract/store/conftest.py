@@ -29,6 +29,7 @@ class Database:
 
     make: Callable[[], Store]
     url: str | None = None
+    is_proxied: bool = False
     opened: list[Store] = field(default_factory=list)
 
     async def open(self) -> Store:
@@ -37,9 +38,11 @@ class Database:
         self.opened.append(store)
         return store
 
-    def other_process(self) -> str:
+    def other_process(self, *, also_proxied: bool = False) -> str:
         if self.url is None:
             pytest.skip("lives in one process")
+        if self.is_proxied and not also_proxied:
+            pytest.skip("takes long, and a proxy changes nothing of it")
         return self.url
 
 
@@ -62,22 +65,22 @@ def objects(request: pytest.FixtureRequest) -> Database:
 
 def postgres(request: pytest.FixtureRequest) -> Database:
     databases: Databases = request.getfixturevalue("postgres_databases")
-    url, now = databases.make(), clock()
+    url, now = databases.make_store(), clock()
     return Database(lambda: PostgresStore(url, now=now), url)
 
 
 def postgres_objects(request: pytest.FixtureRequest) -> Database:
     """PostgreSQL, and every blob that has its own hash as its name is an object."""
     databases: Databases = request.getfixturevalue("postgres_databases")
-    url, place, now = databases.make(), f"file://{request.getfixturevalue('tmp_path')}/objects", clock()
+    url, place, now = databases.make_store(), f"file://{request.getfixturevalue('tmp_path')}/objects", clock()
     return Database(lambda: add_object_store(PostgresStore(url, now=now), place, 0))
 
 
 def pgbouncer(request: pytest.FixtureRequest) -> Database:
     """PostgreSQL behind a proxy that pools by transaction."""
     databases: Databases = request.getfixturevalue("postgres_databases")
-    url, now = build_pooled_url(databases.make(), request.getfixturevalue("pgbouncer_port")), clock()
-    return Database(lambda: PostgresStore(url, now=now), url)
+    url, now = build_pooled_url(databases.make_store(), request.getfixturevalue("pgbouncer_port")), clock()
+    return Database(lambda: PostgresStore(url, now=now), url, is_proxied=True)
 
 
 ADAPTERS = [

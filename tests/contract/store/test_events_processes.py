@@ -139,7 +139,7 @@ def lines(told: Iterable[str]) -> list[Seen]:
 
 
 async def test_a_follower_is_woken_by_what_another_process_writes(database: Database):
-    url = database.other_process()
+    url = database.other_process(also_proxied=True)
     store = await database.open()
     waiting = [asyncio.ensure_future(store.wait_for_event("c", n, 60)) for n in (0, 0, 3)]
     with python(WRITER, url, "x") as writer:

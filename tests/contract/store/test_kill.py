@@ -43,7 +43,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 async def test_a_killed_writer_leaves_whole_commits(database: Database):
-    url = database.other_process()
+    url = database.other_process(also_proxied=True)
     written: dict[str, int] = {}
     for _ in range(3):
         with subprocess.Popen([sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE, text=True) as writer:

@@ -31,6 +31,7 @@ from perdure.ports import (
     TurnRow,
     build_batch_token,
 )
+from perdure.store import postgres_connection, postgres_notify
 from perdure.store.postgres import PostgresStore
 from perdure.store.postgres_notify import EventNotifications
 from perdure.types.events import LimitReached, ModelCompleted, ModelDelta, ToolCompleted, ToolStarted
@@ -693,9 +694,22 @@ def resolve_to(monkeypatch: pytest.MonkeyPatch, port_of_name: Callable[[], int])
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
 
 
-@pytest.mark.parametrize("by", ["two hosts", "one name"])
+async def follow(store: PostgresStore, context_id: str, last: asyncio.Future[int]) -> list[int]:
+    """The numbers of the events up to the last one, whose number is known later."""
+    seen: list[int] = []
+    while not last.done() or len(seen) < last.result():
+        with suppress(StoreError):  # the servers change
+            if await store.wait_for_event(context_id, len(seen), 1):
+                seen += [row.seq for row in await store.read_events(context_id, after=len(seen))]
+    return seen
+
+
+@pytest.mark.parametrize("by", ["two hosts", "one name", "one name, and the old server answers"])
 async def test_a_standby_takes_over(by: str, monkeypatch: pytest.MonkeyPatch):
-    """Either the URL names both servers, or one name, whose address changes from the primary's to the standby's."""
+    """Either the URL names both servers, or one name, whose address changes from the primary's to the standby's. The
+    old server has stopped, or goes on with all its connections and takes no writes."""
+    for module in (postgres_connection, postgres_notify):
+        monkeypatch.setattr(module, "LIFETIME_SECONDS", 1)
     ledger: dict[str, bytes] = {}
     names, stopped = ["c0", "c1"], asyncio.Event()
     with run_server({"fsync": "on"}) as server, make_folder() as folder:
@@ -715,10 +729,17 @@ async def test_a_standby_takes_over(by: str, monkeypatch: pytest.MonkeyPatch):
                 assert await reader.get_run("c0") is None
             both = f"127.0.0.1:{standby.port},127.0.0.1:{server.port}"
             hosts = both if by == "two hosts" else f"{DATABASE_NAME}:5432"
-            async with opened(f"postgresql://postgres@{hosts}/failover") as store:
+            url = f"postgresql://postgres@{hosts}/failover?command_timeout=5"
+            async with opened(url) as store, opened(url) as reader:
                 writers = [asyncio.create_task(keep_committing(store, name, ledger, stopped)) for name in names]
+                last: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+                following = asyncio.create_task(follow(reader, names[0], last))
                 await eventually(lambda: len(ledger) >= 40)
-                await asyncio.to_thread(server.stop, signal.SIGQUIT)
+                if by.endswith("answers"):
+                    read_only = "ALTER SYSTEM SET default_transaction_read_only = on"
+                    await execute(server.url, read_only, "SELECT pg_reload_conf()")
+                else:
+                    await asyncio.to_thread(server.stop, signal.SIGQUIT)
                 await execute(standby.url, "SELECT pg_promote()")
                 named = standby
                 reached = len(ledger) + 40
@@ -726,6 +747,8 @@ async def test_a_standby_takes_over(by: str, monkeypatch: pytest.MonkeyPatch):
                 stopped.set()
                 await asyncio.gather(*writers)
                 await verify_ledger(store, names, ledger)
+                last.set_result(sum(key.startswith(f"{names[0]}-") for key in ledger))
+                assert await following == list(range(1, last.result() + 1))
         finally:
             await asyncio.to_thread(standby.stop, signal.SIGQUIT)
 

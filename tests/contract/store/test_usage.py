@@ -161,6 +161,9 @@ async def test_definitions_are_recorded_once_and_seen_again(store: Store):
     assert seen.created_at < before.created_at < seen.seen_at
     await store.record_agents([])
     assert len(await store.list_agents()) == 3
+    named = await store.list_agents(seen.name)
+    assert {row.name for row in named} == {seen.name}
+    assert await store.list_agents("no'such") == []
 
 
 async def test_workers_that_start_at_once_record_the_same_definitions(database: Database):

@@ -368,6 +368,21 @@ def test_requests_of_a_caller_are_limited() -> None:
         limiter.check(ANA)
 
 
+def test_a_large_body_counts_as_many_requests() -> None:
+    clock = Clock()
+    limiter = RateLimiter(WebLimits(requests_per_second=1, burst=2), clock=clock)
+    limiter.check(ANA)
+    limiter.charge(ANA, 60_000)
+    limiter.check(ANA)
+    limiter.charge(ANA, 4 * 1024 * 1024)
+    with pytest.raises(WebError) as refused:
+        limiter.check(ANA)
+    assert refused.value.headers["Retry-After"] == "65"
+    limiter.check(BEN)
+    clock.now += 65
+    limiter.check(ANA)
+
+
 def test_the_rates_of_callers_seen_last_are_remembered() -> None:
     limiter = RateLimiter(WebLimits(burst=1, requests_per_second=0.001, buckets=3))
     for number in range(100):

@@ -1,0 +1,331 @@
+"""How requests of OpenAI's API open and continue sessions: they send a message, answer calls, and may be repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from ..client.client import Client
+from ..client.turn import Turn
+from ..errors import (
+    ApprovalDecidedError,
+    ApprovalExpiredError,
+    InvalidInputError,
+    NoWorkerError,
+    PerdureError,
+    RunClosedError,
+    RunNotFoundError,
+)
+from ..types.events import ApprovalRequested, Event, MessageInjected, QuestionAsked
+from ..types.messages import MessageInput, TextPart, ToolCallPart
+from ..types.plain_json import parse_json
+from .auth import Resource
+from .lists import read_visible_agents
+from .openai_requests import (
+    SESSION_HEADER,
+    Answer,
+    ModelNotFoundError,
+    ParameterError,
+    Request,
+    build_unknown_call_error,
+)
+from .operations import IDEMPOTENCY_HOURS, KEY_CHARS, Call
+from .problems import WebError
+from .sessions import MESSAGE_SECONDS
+from .turns import OpenWait, authorize_wait, open_session, read_latest_seq, read_waits
+
+IDLE_SECONDS = 300.0
+"""How long a conversation that the client has not named stays open in Temporal. A message opens it again."""
+_OWN_PREFIX = "openai-"
+"""Begins the ids of these."""
+_LEASE_SECONDS = 60.0
+_MAX_ANSWERS = 100
+
+
+@dataclass(frozen=True)
+class Acted:
+    """What a request has done: the turn that it began or continued."""
+
+    turn: Turn[Any]
+    resource: Resource
+    after: int
+    """Its answer are the events of the turn after this number."""
+    since: int
+    """The number of an event before the first of them, from which the events are read."""
+    has_waits: bool
+    definition: Mapping[str, Any]
+
+    @property
+    def session(self) -> str:
+        """Id of the session."""
+        return self.turn.run.id
+
+
+async def find_agent(call: Call, name: str) -> Mapping[str, Any]:
+    """Return the definition of an agent that the caller may see. Raises ``ModelNotFoundError``."""
+    rows = (await read_visible_agents(call, name)).get(name)
+    if not rows:
+        raise ModelNotFoundError(f"The model {name!r:.200} does not exist", hint="GET models lists the agents.")
+    return cast(Mapping[str, Any], json.loads(rows[0].body))
+
+
+async def load_arguments(client: Client, run_id: str) -> dict[str, dict[str, Any]]:
+    """Load the arguments of a run's calls, by call id: where they are too long for its events and status."""
+    messages = await client.run(run_id).transcript(full=True)
+    return {part.id: part.arguments for m in messages for part in m.parts if isinstance(part, ToolCallPart)}
+
+
+async def load_waits(client: Client, waits: Sequence[OpenWait]) -> list[OpenWait]:
+    """Return ``waits`` with all arguments."""
+    loaded: list[OpenWait] = []
+    for wait in waits:
+        if wait.call.arguments is None and wait.call.kind != "question":
+            arguments = (await load_arguments(client, wait.run_id)).get(wait.call.call_id)
+            wait = OpenWait(wait.run_id, wait.call.model_copy(update={"arguments": arguments}))
+        loaded.append(wait)
+    return loaded
+
+
+def shows_texts(definition: Mapping[str, Any]) -> bool:
+    """Whether the replies of an agent are its answer: not if it has a typed output, or says when it has finished."""
+    return definition.get("output") is None and definition.get("finish") in (None, "text")
+
+
+def _check_form(kind: Any, param: str, definition: Mapping[str, Any]) -> None:
+    """Refuse another form of the answer than the agent gives."""
+    if kind not in (None, "text") and definition.get("output") is None:
+        raise ParameterError(
+            "The agent's own output type decides the form of its answers, and this one answers with text", param,
+            code="unsupported_parameter", hint="Agent(…, output=…) gives it one.",
+        )  # fmt: skip
+
+
+async def claim_key(call: Call, body: Mapping[str, Any]) -> bool:
+    """Take the ``Idempotency-Key`` of a request: the ids of what it does are made from it, or are new. Return whether
+    there is one. Raises ``WebError`` for one that was sent with another request."""
+    given = call.request.headers.getlist("idempotency-key")
+    if not given:
+        call.key = uuid.uuid4().hex
+        return False
+    if len(given) > 1 or not 0 < len(given[0]) <= KEY_CHARS or not given[0].isprintable() or not given[0].isascii():
+        raise WebError(f"an Idempotency-Key has 1 to {KEY_CHARS} printable ASCII characters", name="InvalidInputError")
+    call.key = f"openai/{call.scope}/{given[0]}"
+    place = [call.request.url.path, call.request.headers.get(SESSION_HEADER)]
+    asked = {name: value for name, value in body.items() if name not in ("background", "stream", "stream_options")}
+    digest = hashlib.sha256(json.dumps([place, asked], sort_keys=True).encode()).hexdigest()
+    store, owner = await call.client.store(create=True), uuid.uuid4().hex
+    keep = IDEMPOTENCY_HOURS * 3600.0
+    claim = await store.claim_idempotency(call.key, digest, owner, lease_seconds=_LEASE_SECONDS, keep_seconds=keep)
+    if claim.state == "mismatch":
+        raise WebError(
+            "this Idempotency-Key was sent with another request", status=409, name="IdempotencyKeyConflict",
+            hint="Give each request a key of its own.", headers={"x-should-retry": "false"},
+        )  # fmt: skip
+    if claim.state == "new":  # the ids make a repeat the same act; the row only holds what was asked
+        await store.complete_idempotency(call.key, owner, b"{}")
+    return True
+
+
+async def act(call: Call, request: Request) -> Acted:
+    """Answer the calls that the request answers, and send its message. A repeat changes nothing more."""
+    session = request.session
+    if request.answers:
+        roots = {answer.run_id.partition("/")[0] for answer in request.answers}
+        if len(roots) > 1 or (session is not None and roots != {session}):
+            raise ParameterError("The calls are of different conversations", "input")
+        session = roots.pop()
+    session = session or f"{_OWN_PREFIX}{call.derive_id('session')}"
+    agent = request.agent
+    if agent is None:
+        resource = await call.web.find_session(session)
+        await call.authorize("read", "openai", resource)
+        agent = resource.agent or ""
+    try:
+        definition = await find_agent(call, agent)
+    except ModelNotFoundError as error:
+        await call.record_refusal("openai", agent[:200], error)
+        raise
+    _check_form(*request.form, definition)
+    scoped = replace(call, params={"agent": agent})
+    if not request.answers:
+        return await _send(scoped, request, session, definition)
+    resource = await open_session(scoped, session, "read", "openai")
+    turn, after = await _answer(scoped, request.answers, session)
+    acted = Acted(turn, resource, after, after, True, definition)
+    if request.content is not None:
+        await open_session(scoped, session, "send", "openai")
+        await _deliver(scoped, request, resource, session, definition)
+    return acted
+
+
+async def _answer(call: Call, answers: Sequence[Answer], session: str) -> tuple[Turn[Any], int]:
+    """Answer the calls; return their turn, and the number of the event that has asked for the last of them."""
+    if len(answers) > _MAX_ANSWERS:
+        raise ParameterError(f"A request answers at most {_MAX_ANSWERS} calls", "input")
+    asked = await _find_asked(call, session)
+    if unknown := next((answer for answer in answers if _key(answer) not in asked), None):
+        raise build_unknown_call_error(unknown.id)
+    waits = {(wait.run_id, wait.call.call_id, wait.call.hash): wait for wait in (await _read_waits(call, session))}
+    for answer in answers:
+        await authorize_wait(call, answer.run_id, "send" if answer.approve is None else "decide")
+        wait = waits.get(_key(answer))
+        if wait is not None and (wait.call.kind == "approval") != (answer.approve is not None):
+            kind = "an approval" if wait.call.kind == "approval" else "a result"
+            raise ParameterError(f"The call {answer.id[:100]!r} waits for {kind}", "input")
+    lost: PerdureError | None = None
+    for answer in answers:
+        try:
+            await _answer_call(call, answer, waits.get(_key(answer)))
+        except RunClosedError:  # the answer says how it went on
+            continue
+        except (ApprovalDecidedError, ApprovalExpiredError) as error:
+            lost = lost or (error if answer.approve is not None else None)  # of two results the first counts
+        except InvalidInputError:
+            if _key(answer) in waits:
+                raise
+    if lost is not None:
+        raise lost
+    last = max((asked[_key(answer)] for answer in answers), key=lambda event: event.seq)
+    return call.client.run(session).turn(_get_root_turn(last)), last.seq
+
+
+async def _read_waits(call: Call, session: str) -> Sequence[OpenWait]:
+    try:
+        return (await read_waits(call.client, session))[0]
+    except PerdureError:  # it has ended, or no worker answers
+        return ()
+
+
+def _key(answer: Answer) -> tuple[str, str, str]:
+    return answer.run_id, answer.call_id, answer.hash
+
+
+def _get_root_turn(event: Event) -> str:
+    return (event.path[0].task_id if event.path else event.task_id) or ""
+
+
+async def _find_asked(call: Call, session: str) -> dict[tuple[str, str, str], Event]:
+    """Return the events that have asked for a decision or an answer, by run, call and hash."""
+    asked: dict[tuple[str, str, str], Event] = {}
+    async with aclosing(call.client.run(session).events(wait=False)) as events:
+        async for event in events:
+            if isinstance(event, ApprovalRequested | QuestionAsked):
+                asked[event.context_id, event.call_id, event.hash] = event
+    return asked
+
+
+async def _answer_call(call: Call, answer: Answer, wait: OpenWait | None) -> None:
+    run, by = call.client.run(answer.run_id), call.by
+    if answer.approve is None:
+        await run.answer(answer.call_id, _read_value(answer.text, wait), hash=answer.hash, by=by)
+    elif answer.approve:
+        await run.approve(answer.call_id, comment=answer.text or None, hash=answer.hash, by=by)
+    else:
+        await run.deny(answer.call_id, comment=answer.text or None, hash=answer.hash, by=by)
+
+
+def _read_value(text: str, wait: OpenWait | None) -> Any:
+    """Return the answer to a question in the form that it wants: JSON, where that is not a text."""
+    form = None if wait is None or wait.call.kind != "question" else wait.call.form
+    if form is None or form.get("type") == "string":
+        return text
+    try:
+        return parse_json(text)
+    except ValueError:
+        return text  # the run says what it wants
+
+
+async def _send(call: Call, request: Request, session: str, definition: Mapping[str, Any]) -> Acted:
+    resource = await open_session(call, session, "send", "openai")
+    before = await read_latest_seq(call.client, session)
+    task_id = call.derive_id("turn")
+    is_repeat = request.has_key and before > 0 and await _has_turn(call, session, task_id)
+    if request.continues is not None and not is_repeat:
+        await _check_latest(call, session, request.continues)
+    turn = await _deliver(call, request, resource, session, definition)
+    if turn.task_id == task_id:
+        return Acted(turn, resource, 0, 0 if is_repeat else before, False, definition)
+    joined = await _find_message(call, session, call.derive_id("message")) if request.has_key else None
+    after = before if joined is None else joined - 1
+    return Acted(turn, resource, after, after, True, definition)
+
+
+async def _has_turn(call: Call, session: str, task_id: str) -> bool:
+    try:
+        return (await call.client.run(session).turn(task_id).status()).state != "unknown"
+    except RunNotFoundError:
+        return False
+
+
+async def _check_latest(call: Call, session: str, task_id: str) -> None:
+    """Refuse to continue from an earlier turn than the last: the model would see what came after it, too."""
+    last = (await call.client.run(session).turn().status()).task_id
+    if last not in ("", task_id):
+        raise WebError(
+            "previous_response_id is not the last response of its conversation", status=409,
+            name="PreviousResponseError", headers={"x-should-retry": "false"},
+            hint="Continue the last one; POST /v1/sessions/{id}/fork makes another conversation of an earlier one.",
+        )  # fmt: skip
+
+
+async def _find_message(call: Call, session: str, message_id: str) -> int | None:
+    async with aclosing(call.client.run(session).events(wait=False, children=False)) as events:
+        async for event in events:
+            if isinstance(event, MessageInjected) and event.id == message_id:
+                return event.seq
+    return None
+
+
+async def _deliver(
+    call: Call, request: Request, resource: Resource, session: str, definition: Mapping[str, Any]
+) -> Turn[Any]:
+    """Send the user's message: to a session that exists, or that it opens."""
+    options: dict[str, Any] = {"tenant": resource.tenant, "user": resource.user, "client_tools": request.tools}
+    if request.settings:
+        options["override"] = {"settings": request.settings}
+    if request.history:
+        options["history"] = request.history
+    idle = IDLE_SECONDS if session.startswith(_OWN_PREFIX) else None
+    message = await _build_message(call, request, session, definition)
+    try:
+        async with asyncio.timeout(MESSAGE_SECONDS):
+            return await call.client.send(
+                call.params["agent"], message, id=session, message_id=call.derive_id("message"),
+                task_id=call.derive_id("turn"), idle_timeout=idle, by=call.by, **options,
+            )  # fmt: skip
+    except TimeoutError:
+        raise NoWorkerError(f"no worker took the message for {MESSAGE_SECONDS:g} s") from None
+
+
+async def _build_message(call: Call, request: Request, session: str, definition: Mapping[str, Any]) -> MessageInput:
+    """Build the message; what the client adds to the agent's instructions stands before it, unless it is there."""
+    content = request.content or []
+    if definition.get("input") is not None:
+        if request.system:
+            raise ParameterError("An agent with an input type takes no instructions", "instructions")
+        try:
+            given = parse_json("".join(part.text for part in content if isinstance(part, TextPart)))
+        except ValueError as flaw:
+            raise InvalidInputError(f"the agent takes JSON of its input type, and the message is not: {flaw}") from None
+        if not isinstance(given, dict):
+            raise InvalidInputError("the agent takes a JSON object of its input type")
+        return given
+    parts: list[Any] = [part.text if isinstance(part, TextPart) else part for part in content]
+    if request.system and not await _has_system(call, session, request.system):
+        parts.insert(0, f"<system>\n{request.system}\n</system>\n\n")
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
+
+
+async def _has_system(call: Call, session: str, system: str) -> bool:
+    """Whether a message of the session has these instructions already."""
+    if await read_latest_seq(call.client, session) == 0:
+        return False
+    block = f"<system>\n{system}\n</system>"
+    messages = await call.client.run(session).transcript(full=True)
+    return any(message.role == "user" and block in message.text for message in messages)
