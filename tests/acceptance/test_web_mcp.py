@@ -45,7 +45,8 @@ async def test_a_reply_outlives_the_replica_and_the_worker(engine: Engine, tmp_p
                     if isinstance(event, ModelDelta):
                         break
                 await asyncio.gather(replicas.kill(), worker.kill())
-                calling.cancel()
+                calling.cancel()  # its SDK may wait for the connection that is gone
+                await asyncio.gather(calling, return_exceptions=True)
         url = await replicas.start()
         await engine.process("streaming", TEST_GO=str(go))
         async with connect(url) as waiting, connect(url, extensions=[with_tasks(seen)]) as mcp:
