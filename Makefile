@@ -6,6 +6,7 @@ EVALS    := requirements/evals.txt
 TYPES    := requirements/types.txt
 POSTGRES := requirements/postgres.txt
 OBJECTS  := requirements/objects.txt
+BROWSER  := requirements/browser.txt
 DEPLOY   := requirements/deploy.txt
 FUZZ     := requirements/fuzz.txt
 VENV     := .venv
@@ -73,6 +74,12 @@ $(VENV)/.postgres: $(POSTGRES) $(VENV)/.lock
 	@$(PY) -m pip install --quiet --require-hashes -r $(POSTGRES)
 	@touch $@
 
+# What drives the system's Chromium in tests of the console; the browser itself is not fetched.
+$(VENV)/.browser: $(BROWSER) $(VENV)/.lock
+	@echo "installing $(BROWSER) into $(VENV)"
+	@$(PY) -m pip install --quiet --require-hashes -r $(BROWSER)
+	@touch $@
+
 # An environment of its own: the server that speaks S3 needs other versions of what the lock has.
 $(VENV)/.objects: $(OBJECTS) $(VENV)/.lock
 	@echo "installing $(OBJECTS) into $(VENV)/objects"
@@ -95,7 +102,7 @@ $(VENV)/.fuzz: $(FUZZ) $(VENV)/.lock
 	@touch $@
 
 # `make test test-all` runs no test twice: make makes a target once.
-test-all: test $(VENV)/.postgres $(VENV)/.objects $(VENV)/.deploy $(VENV)/.fuzz ## all of them: large sizes, chaos, benchmarks, Node, PostgreSQL, S3
+test-all: test $(VENV)/.postgres $(VENV)/.objects $(VENV)/.browser $(VENV)/.deploy $(VENV)/.fuzz ## all of them: large sizes, chaos, benchmarks, Node, PostgreSQL, S3
 ifeq ($(strip $(ARGS)),)
 	@$(PY) scripts/run_tests.py rest
 endif
@@ -153,6 +160,8 @@ lock: venv ## resolve requirements/*.txt anew (ARGS=--upgrade to raise versions)
 		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:types -o $(TYPES) $(ARGS)
 	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:postgres -c $(LOCK) -o $(POSTGRES) $(ARGS)
+	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:browser -c $(LOCK) -o $(BROWSER) $(ARGS)
 	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:objects -o $(OBJECTS) $(ARGS)
 	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \

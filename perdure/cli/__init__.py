@@ -75,7 +75,7 @@ def _read_global_options(
     """Durable agents: runs that survive crashes, deploys and month-long waits."""
 
 
-app.add(demo.demo, run.run, chat.chat, dev.dev, worker.worker, serve.serve)
+app.add(demo.demo, run.run, chat.chat, dev.dev, worker.worker, serve.serve, serve.console)
 app.add(list_runs.list_runs, name="list")
 app.add(show.show, events.events, steer.send, run.wait, steer.inject, steer.interrupt, steer.cancel, steer.close)
 app.add(steer.terminate, steer.delete, steer.pause, steer.resume, fork.fork, fork.diff)

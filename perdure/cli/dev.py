@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, RuntimeSetupError
 from ..terminal import print_line, style_text
 from .connection import StoreOptions, find_ui_url, get_server_address, list_worker_arguments, mask_password, open_client
 from .options import AgentsOption, TaskQueueOption
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from ..embedded.process import ChildProcess
 
 
+CONSOLE_PORT, CONSOLE_PREFIX = 8300, "/console"
+"""Where the console is, if the port is free; else at another port."""
 FILE_POLL_SECONDS = 0.3
 """Seconds between two snapshots of the files."""
 _WORKER_STOP_SECONDS = 8.0
@@ -58,7 +61,32 @@ async def _serve_with_reload(file: str, server: StoreOptions, task_queue: str | 
         _print_status("  server", f"{get_server_address(client)}, store {mask_password(client.store_url)}")
         if ui := await find_ui_url(client):
             _print_status("  UI", ui)
-        await Reloader(file, client, agents).run(stop)
+        async with _serve_console(client) as console:
+            if console is not None:
+                _print_status("  console", console)
+            await Reloader(file, client, agents).run(stop)
+
+
+@asynccontextmanager
+async def _serve_console(client: Client) -> AsyncIterator[str | None]:
+    """Serve the console to this machine within the block, which gets its address; None where its extra is not
+    installed."""
+    from ..embedded.server import is_port_free
+    from .serve import ServeOptions, find_console, listen
+
+    try:
+        pages = find_console(is_required=True)
+    except RuntimeSetupError:
+        yield None
+        return
+    from ..web.app import WebOptions, create_app
+    from ..web.auth import DevAccess
+
+    options = WebOptions(dev=True, api=False)
+    app = create_app(client, authenticator=DevAccess(), options=options, pages=pages)
+    place = ServeOptions(port=CONSOLE_PORT if is_port_free(CONSOLE_PORT) else 0)
+    async with listen(app, place, asyncio.Event()) as urls:
+        yield f"{urls[0]}{CONSOLE_PREFIX}"
 
 
 class Reloader:

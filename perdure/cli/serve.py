@@ -1,4 +1,5 @@
-"""``perdure serve``: the HTTP API, and with a file of agents a worker beside it."""
+"""``perdure serve``: the HTTP API and the console, and with a file of agents a worker beside it; ``perdure console``:
+the console alone."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,12 @@ from .options import AgentsOption, TaskQueueOption
 from .worker import ExitLimit, install_signal_handlers, log_to_stderr, serve_agents
 
 if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
     from ..client.client import Client
     from ..web.app import WebOptions
     from ..web.auth import Authenticator
+    from ..web.operations import Web
 
 logger = logging.getLogger("perdure.web")
 DEFAULT_PORT = 8000
@@ -59,6 +63,7 @@ class ServeOptions(StoreOptions):
     tenant_header: Annotated[
         str | None, typer.Option(metavar="HEADER", help="Header in which it names the user's tenant; else all.")
     ] = None
+    no_console: Annotated[bool, typer.Option("--no-console", help="Leave the console out.")] = False
     certfile: Annotated[
         Path | None, typer.Option(help="Certificate chain in PEM: serve HTTPS. It is read again when it changes.")
     ] = None
@@ -75,7 +80,28 @@ def serve(
     *,
     server: ServeOptions,
 ) -> None:
-    """Serve the HTTP API until SIGTERM or Ctrl-C; with FILE also its agents. Requests need a token (perdure token)."""
+    """Serve the HTTP API and the console until SIGTERM or Ctrl-C; with FILE also its agents. Requests need a token
+    (perdure token)."""
+    _run_service(server, file, agents, task_queue, api=True)
+
+
+def console(
+    file: Annotated[
+        str | None, typer.Argument(metavar="[FILE]", help="Also serve the agents of this file, as `perdure worker`.")
+    ] = None,
+    agents: AgentsOption = None,
+    task_queue: TaskQueueOption = None,
+    *,
+    server: ServeOptions,
+) -> None:
+    """Serve the console alone, where people decide on calls and look after runs. Users log in with a token (perdure
+    token)."""
+    _run_service(server, file, agents, task_queue, api=False)
+
+
+def _run_service(
+    server: ServeOptions, file: str | None, agents: Path | None, task_queue: str | None, *, api: bool
+) -> None:
     try:
         from ..web.app import WebOptions
         from ..web.origins import is_loopback_name
@@ -107,6 +133,7 @@ def serve(
         origins=server.allow_origin or (),
         trusted_proxies=server.trusted_proxy or (),
         dev=is_loopback_name(host),
+        api=api,
     )
     asyncio.run(_serve(server, options, headers, file, agents, task_queue))
 
@@ -139,9 +166,14 @@ async def _serve(
                     hint="Give --store-url or set PERDURE_STORE_URL to the store of the workers.",
                 )
             authenticator = _build_authenticator(client, options, headers, dev=server.dev)
-            app = create_app(client, authenticator=authenticator, options=options)
+            pages = None if server.no_console and options.api else find_console(is_required=not options.api)
+            app = create_app(client, authenticator=authenticator, options=options, pages=pages)
             stop = asyncio.Event()
-            async with _listen(app, server, stop):
+            prefixes = [*(["/v1"] if options.api else []), *(["/console"] if pages is not None else [])]
+            async with listen(app, server, stop) as urls:
+                for url in urls:
+                    for prefix in prefixes:
+                        print_line(f"{url}{prefix}")
                 if loaded is None:
                     install_signal_handlers(stop, quiet=False)
                     await stop.wait()
@@ -149,6 +181,17 @@ async def _serve(
                     await serve_agents(client, loaded, stop, agents=agents, exit_limit=exit_limit)
     finally:
         exit_limit.cancel()
+
+
+def find_console(*, is_required: bool) -> Callable[[Web], Sequence[BaseRoute]] | None:
+    """Return what builds the console's routes; None where its extra is not installed. Raises ``RuntimeSetupError``."""
+    try:
+        from ..console import console_routes
+    except ImportError as error:  # its extra
+        if is_required:
+            raise RuntimeSetupError(f"the console needs {error.name}", hint="pip install 'perdure[console]'") from None
+        return None
+    return console_routes
 
 
 def _build_authenticator(client: Client, options: WebOptions, headers: dict[str, str], *, dev: bool) -> Authenticator:
@@ -164,8 +207,9 @@ def _build_authenticator(client: Client, options: WebOptions, headers: dict[str,
 
 
 @asynccontextmanager
-async def _listen(app: Any, place: ServeOptions, stop: asyncio.Event) -> AsyncIterator[None]:
-    """Serve ``app`` within the block; ends open streams at its end, so that followers go on with another replica."""
+async def listen(app: Any, place: ServeOptions, stop: asyncio.Event) -> AsyncIterator[Sequence[str]]:
+    """Serve ``app`` within the block, which gets its addresses; ``stop`` is set when it ends by itself. Open streams
+    end with the block, so that followers go on with another replica."""
     import uvicorn
     from sse_starlette.sse import AppStatus
 
@@ -202,12 +246,8 @@ async def _listen(app: Any, place: ServeOptions, stop: asyncio.Event) -> AsyncIt
             await asyncio.wait([serving], timeout=0.01)
         if serving.done():
             await serving
-        for listener in server.servers:
-            for socket in listener.sockets:
-                address, bound = socket.getsockname()[:2]
-                shown = f"[{address}]" if ":" in address else address
-                print_line(f"{'http' if place.certfile is None else 'https'}://{shown}:{bound}{place.root_path}/v1")
-        yield
+        sockets = [socket for listener in server.servers for socket in listener.sockets]
+        yield [_build_url(place, *socket.getsockname()[:2]) for socket in sockets]
     finally:
         AppStatus.should_exit = True
         server.should_exit = True
@@ -313,6 +353,11 @@ def _read_versions(*files: Path | None) -> list[tuple[int, int]]:
                 status = file.stat()
                 versions.append((status.st_mtime_ns, status.st_ino))
     return versions
+
+
+def _build_url(place: ServeOptions, address: str, port: int) -> str:
+    scheme = "http" if place.certfile is None else "https"
+    return f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}{place.root_path}"
 
 
 async def _run(server: Any, stop: asyncio.Event) -> None:

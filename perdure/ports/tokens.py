@@ -1,4 +1,4 @@
-"""API tokens of HTTP callers, and the verbs and roles that they carry.
+"""API tokens of HTTP callers, the verbs and roles that they carry, and logins of the console, made with a token.
 
 The store has the hash of a token's secret, never the secret. A run needs none of this.
 """
@@ -68,8 +68,21 @@ class TokenCursor(NamedTuple):
     id: str
 
 
+@dataclass(frozen=True, slots=True)
+class LoginRow:
+    """A login of the console as stored: the browser's cookie has its id and secret. It is worth what its token is."""
+
+    id: str
+    hash: str
+    """See :func:`hash_login`."""
+    token_id: str
+    """The token that it was made with. A revoked token ends its logins."""
+    created_at: str
+    expires_at: str
+
+
 class Tokens(Protocol):
-    """The tokens of HTTP callers. All methods raise ``StoreError`` when the store fails."""
+    """The tokens of HTTP callers, and logins. All methods raise ``StoreError`` when the store fails."""
 
     async def create_token(self, row: TokenRow) -> None:
         """Record a new token. Raises ``InvalidInputError`` if there is one of its id."""
@@ -87,6 +100,15 @@ class Tokens(Protocol):
 
     async def record_token_use(self, id: str, at: str, *, unless_since: str) -> None:
         """Record that the token was used, unless its last recorded use is later than ``unless_since``."""
+
+    async def create_login(self, row: LoginRow) -> None:
+        """Record a new login, and delete those that had expired when it was created."""
+
+    async def get_login(self, id: str) -> LoginRow | None:
+        """Return the login, also one that has expired; None if there is none."""
+
+    async def delete_login(self, id: str) -> None:
+        """Delete the login; nothing if there is none."""
 
 
 class NewSecret(NamedTuple):
@@ -113,6 +135,12 @@ def parse_token(token: str) -> tuple[str, str] | None:
 def hash_token(id: str, secret: str) -> str:
     """Return the SHA-256 of a secret with its id. A secret has 256 random bits, so a slow hash would add nothing."""
     return hashlib.sha256(f"{id}.{secret}".encode()).hexdigest()
+
+
+def hash_login(id: str, secret: str) -> str:
+    """Return the SHA-256 of a login's secret with its id. It is another one than a token's, so that a cookie is of no
+    use as a token."""
+    return hashlib.sha256(f"login.{id}.{secret}".encode()).hexdigest()
 
 
 def is_secret_of(row: TokenRow | None, id: str, secret: str) -> bool:

@@ -41,6 +41,7 @@ OTHER_TABLES = {
     "memory": "belongs to the authors, who delete it, but for ``RUN_NAMESPACES``",
     "meta": "one row",
     "api_tokens": "no run's",
+    "console_logins": "deleted when their time is over",
     "webhooks": "no run's",
     "webhook_deliveries": "deleted after 30 days by themselves",
 }

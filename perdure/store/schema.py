@@ -38,6 +38,7 @@ TABLES = {
         *("id", "hash", "name", "role", "created_at", "created_by", "tenants", "agents", "sessions", "expires_at"),
         *("revoked_at", "last_used_at"),
     ),
+    "console_logins": ("id", "hash", "token_id", "created_at", "expires_at"),  # in the order of the fields of LoginRow
     "webhooks": (  # in the order of the fields of WebhookRow
         *("id", "url", "events", "agent", "tenant", "session", "enabled", "disabled_reason", "failing_since"),
         *("secrets", "key_id", "created_by", "created_at", "updated_at"),

@@ -1,4 +1,4 @@
-"""Reads and changes the table of API tokens: one set of statements for both databases, as in ``surfaces.py``."""
+"""Reads and changes the tables of API tokens and logins: one set of statements for both databases, as `surfaces.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..errors import InvalidInputError
-from ..ports.tokens import TokenCursor, TokenRow
+from ..ports.tokens import LoginRow, TokenCursor, TokenRow
 from .schema import TABLES, build_insert
 
 _COLUMNS = ", ".join(TABLES["api_tokens"])
@@ -23,6 +23,12 @@ REVOKE_TOKEN = f"""
 RECORD_USE = """
     UPDATE api_tokens SET last_used_at = :at
     WHERE id = :id AND (last_used_at IS NULL OR last_used_at <= :unless_since) RETURNING id"""
+
+_LOGIN_COLUMNS = ", ".join(TABLES["console_logins"])
+INSERT_LOGIN = build_insert("console_logins", "(id) DO NOTHING RETURNING id")
+SELECT_LOGIN = f"SELECT {_LOGIN_COLUMNS} FROM console_logins WHERE id = :id"  # noqa: S608  # a constant
+DELETE_LOGIN = "DELETE FROM console_logins WHERE id = :id RETURNING id"
+DELETE_EXPIRED_LOGINS = "DELETE FROM console_logins WHERE expires_at <= :now RETURNING id"
 
 
 class TokenTables:
@@ -66,6 +72,21 @@ class TokenTables:
     async def record_token_use(self, id: str, at: str, *, unless_since: str) -> None:
         """See :class:`perdure.ports.tokens.Tokens`."""
         await self._change_rows(RECORD_USE, id=id, at=at, unless_since=unless_since)
+
+    async def create_login(self, row: LoginRow) -> None:
+        """See :class:`perdure.ports.tokens.Tokens`."""
+        await self._change_rows(DELETE_EXPIRED_LOGINS, now=row.created_at)
+        if not await self._change_rows(INSERT_LOGIN, **asdict(row)):
+            raise InvalidInputError(f"there is a login {row.id!r} already", hint="Generate another id.")
+
+    async def get_login(self, id: str) -> LoginRow | None:
+        """See :class:`perdure.ports.tokens.Tokens`."""
+        rows = await self._select_rows(SELECT_LOGIN, id=id)
+        return LoginRow(*rows[0]) if rows else None
+
+    async def delete_login(self, id: str) -> None:
+        """See :class:`perdure.ports.tokens.Tokens`."""
+        await self._change_rows(DELETE_LOGIN, id=id)
 
 
 def _decode_row(row: Sequence[Any]) -> TokenRow:

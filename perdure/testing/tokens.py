@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import replace
 
 from ..errors import InvalidInputError
-from ..ports.tokens import TokenCursor, TokenRow
+from ..ports.tokens import LoginRow, TokenCursor, TokenRow
 
 
 class MemoryTokens:
@@ -15,6 +15,7 @@ class MemoryTokens:
     def __init__(self) -> None:
         super().__init__()
         self.tokens: dict[str, TokenRow] = {}
+        self.logins: dict[str, LoginRow] = {}
 
     @abstractmethod
     def _raise_failure(self) -> None: ...
@@ -53,3 +54,21 @@ class MemoryTokens:
         row = self.tokens.get(id)
         if row is not None and (row.last_used_at is None or row.last_used_at <= unless_since):
             self.tokens[id] = replace(row, last_used_at=at)
+
+    async def create_login(self, row: LoginRow) -> None:
+        """Record a new login, and delete expired ones."""
+        self._raise_failure()
+        self.logins = {key: login for key, login in self.logins.items() if login.expires_at > row.created_at}
+        if row.id in self.logins:
+            raise InvalidInputError(f"there is a login {row.id!r} already", hint="Generate another id.")
+        self.logins[row.id] = row
+
+    async def get_login(self, id: str) -> LoginRow | None:
+        """Return the login."""
+        self._raise_failure()
+        return self.logins.get(id)
+
+    async def delete_login(self, id: str) -> None:
+        """Delete the login."""
+        self._raise_failure()
+        self.logins.pop(id, None)

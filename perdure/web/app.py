@@ -9,7 +9,7 @@ ended, what followers wait for together): any replica may answer any request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Literal, get_args
@@ -27,7 +27,7 @@ from ..errors import PerdureError, RuntimeSetupError
 from ..types.messages import MAX_FILE_BYTES
 from .approvals import OPERATIONS as APPROVALS
 from .auth import Authenticator, Authorizer, RoleAuthorizer
-from .decide import MAX_FORM_BYTES, decide_routes
+from .decide import FORM_TYPE, MAX_FORM_BYTES, decide_routes
 from .files import OPERATIONS as FILES
 from .forks import OPERATIONS as FORKS
 from .limits import ANY_TYPE, BodyLimits, BodyRule, ConnectionLimiter, RateLimiter, RequestLimits, WebLimits
@@ -41,6 +41,8 @@ from .sessions import OPERATIONS as SESSIONS
 from .webhooks import OPERATIONS as WEBHOOKS
 
 PREFIX = "/v1"
+CONSOLE_PREFIX = "/console"
+MAX_CONSOLE_FORM_BYTES = 1024 * 1024
 Protocol = Literal["agui", "vercel", "openai", "mcp"]
 _OPERATIONS: Sequence[Operation] = (*SESSIONS, *LISTS, *APPROVALS, *FILES, *FORKS, *SCHEDULES, *WEBHOOKS)
 OPERATIONS: Sequence[Operation] = (*_OPERATIONS, build_openapi_operation(_OPERATIONS))
@@ -66,6 +68,8 @@ class WebOptions:
     """What front ends speak: ``agui`` under ``/agui``, ``vercel`` under ``/ui``, ``openai`` under ``/openai/v1``,
     ``mcp`` under ``/mcp``. By default all that are installed."""
     limits: WebLimits = field(default_factory=WebLimits)
+    api: bool = True
+    """Serve the native API, the protocols and ``/decide``; without it ``pages`` alone."""
 
 
 def build_web(
@@ -95,16 +99,19 @@ def create_app(
     authorizer: Authorizer | None = None,
     options: WebOptions | None = None,
     routes: Sequence[BaseRoute] = (),
+    pages: Callable[[Web], Sequence[BaseRoute]] | None = None,
 ) -> Starlette:
     """Build the application that ``perdure serve`` runs: the native API under ``/v1``, the protocols of front ends,
-    ``/decide``, ``/healthz``, ``/readyz``, and ``routes`` of one's own. ``client`` needs a store."""
+    ``/decide``, ``/healthz``, ``/readyz``, and ``routes`` of one's own. ``pages`` builds routes that work with what the
+    API works with: :func:`perdure.console.console_routes`. ``client`` needs a store."""
     options = options or WebOptions()
     web = build_web(client, authenticator=authenticator, authorizer=authorizer, limits=options.limits)
     readiness = Readiness(client)
     own: list[BaseRoute] = [Route("/healthz", _answer_alive), Route("/readyz", readiness.answer)]
     handlers: dict[Any, Any] = {404: _answer_unknown, 405: _answer_wrong_method}
+    api = [*native_routes(web), *decide_routes(web), *_list_protocol_routes(web, options)] if options.api else []
     app = Starlette(
-        routes=[*own, *native_routes(web), *decide_routes(web), *_list_protocol_routes(web, options), *routes],
+        routes=[*own, *api, *(() if pages is None else pages(web)), *routes],
         exception_handlers=handlers,
         middleware=build_middleware(options),
     )
@@ -157,9 +164,11 @@ def _find_body_rule(scope: Scope) -> BodyRule | None:
         return None
     if scope["path"].endswith(f"{PREFIX}/files"):
         return BodyRule((ANY_TYPE,), MAX_FILE_BYTES, BODY_SECONDS)
-    if "/decide/" in scope["path"] and f"{PREFIX}/" not in scope["path"]:
-        return BodyRule(("application/x-www-form-urlencoded",), MAX_FORM_BYTES)
-    return None
+    if f"{PREFIX}/" in scope["path"]:
+        return None
+    if "/decide/" in scope["path"]:
+        return BodyRule((FORM_TYPE,), MAX_FORM_BYTES)
+    return BodyRule((FORM_TYPE,), MAX_CONSOLE_FORM_BYTES) if f"{CONSOLE_PREFIX}/" in scope["path"] else None
 
 
 class EncodedSlashes:

@@ -154,8 +154,10 @@ class BearerTokens:
     async def authenticate(self, connection: HTTPConnection) -> Caller | None:
         """Return the token's caller; None without a token."""
         token = _read_token(connection)
-        if token is None:
-            return None
+        return None if token is None else await self.check_token(token)
+
+    async def check_token(self, token: str) -> Caller:
+        """Return the caller of ``token``, and record its use. Raises ``UnauthorizedError``."""
         parts = parse_token(token)
         if parts is None:
             raise UnauthorizedError("the token is malformed", hint=f"A token is {TOKEN_PREFIX}<id>_<secret>.")
@@ -165,10 +167,7 @@ class BearerTokens:
             raise UnauthorizedError("the token is unknown or its secret is wrong")
         assert row is not None, "is_secret_of says so"
         now = self._now()
-        if row.revoked_at is not None:
-            raise UnauthorizedError("the token is revoked")
-        if row.expires_at is not None and row.expires_at <= now:
-            raise UnauthorizedError("the token has expired", hint="Create another one with `perdure token create`.")
+        check_token_validity(row, now)
         since = add_seconds(now, -_TOKEN_USE_SECONDS)
         is_new = _KNOWN_KEY not in connection.scope  # the look of an open stream is no use of the token
         if is_new and (row.last_used_at is None or row.last_used_at <= since):
@@ -177,6 +176,14 @@ class BearerTokens:
             except StoreError as error:  # a store that is full can be read
                 logger.warning("the use of token %s is not recorded: %s", row.id, error)
         return build_token_caller(row)
+
+
+def check_token_validity(row: TokenRow, now: str) -> None:
+    """Raise ``UnauthorizedError`` for a token that is revoked, or has expired by ``now``."""
+    if row.revoked_at is not None:
+        raise UnauthorizedError("the token is revoked")
+    if row.expires_at is not None and row.expires_at <= now:
+        raise UnauthorizedError("the token has expired", hint="Create another one with `perdure token create`.")
 
 
 def build_token_caller(row: TokenRow) -> Caller:

@@ -28,6 +28,7 @@ from .origins import get_client_address
 from .problems import UnauthorizedError, WebError, build_problem, build_unexpected_problem
 
 MAX_FORM_BYTES = 16 * 1024
+FORM_TYPE = "application/x-www-form-urlencoded"
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 44rem; margin: 2rem auto; padding: 0 1rem; }
 pre { padding: 1rem; border: 1px solid; overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -39,6 +40,8 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'; "
     f"style-src 'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'",
     "X-Frame-Options": "DENY",
+    # Under no-referrer a browser posts the page's own form with "Origin: null", which is refused.
+    "Referrer-Policy": "same-origin",
 }
 
 
@@ -130,7 +133,7 @@ async def _decide(call: Call) -> Response:
 
 async def _read_form(request: Request) -> dict[str, str]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/x-www-form-urlencoded":
+    if kind != FORM_TYPE:
         raise WebError("the page's own form is sent here", status=415, name="ContentTypeError")
     raw = await request.body()
     try:

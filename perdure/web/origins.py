@@ -297,7 +297,7 @@ class CrossOrigin:
         return headers.get("sec-fetch-site") == "cross-site"
 
     def _is_allowed(self, scope: Scope, headers: Headers, origin: str) -> bool:
-        return origin in self._origins or _is_own_origin(scope.get("scheme", "http"), headers.get("host", ""), origin)
+        return origin in self._origins or is_own_origin(scope.get("scheme", "http"), headers.get("host", ""), origin)
 
     def _build_headers(self, origin: str, *, is_preflight: bool) -> dict[str, str]:
         headers = {"Access-Control-Allow-Origin": origin}
@@ -326,7 +326,7 @@ def _check_origin(origin: str) -> str:
     return origin
 
 
-def _is_own_origin(scheme: str, host: str, origin: str) -> bool:
+def is_own_origin(scheme: str, host: str, origin: str) -> bool:
     """Whether ``origin`` is that of the request itself; of a request by http also the same host's by https."""
     try:
         parts = urlsplit(origin)

@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from perdure import Client
-from perdure.cli.serve import ServeOptions, _follow_certificate, _listen
+from perdure.cli.serve import ServeOptions, _follow_certificate, listen
 from perdure.client.tasks import background_task
 from tests.support.cli import Cli, Command, talking
 from tests.support.tls_proxy import make_certificate, make_server_context
@@ -155,7 +155,7 @@ async def test_a_renewed_certificate_is_served(
     ids=["head", "second-head", "body-after-the-answer"],
 )
 async def test_a_connection_that_sends_a_byte_now_and_then_is_closed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pieces: list[bytes]
+    monkeypatch: pytest.MonkeyPatch, pieces: list[bytes]
 ) -> None:
     monkeypatch.setattr("perdure.cli.serve._REQUEST_SECONDS", 0.2)
     monkeypatch.setattr(AppStatus, "should_exit", False)  # set at the end of the service, for all of this process
@@ -165,8 +165,8 @@ async def test_a_connection_that_sends_a_byte_now_and_then_is_closed(
         return Response("ok")
 
     app = Starlette(routes=[Route("/healthz", answer)])
-    async with _listen(app, ServeOptions(port=0), asyncio.Event()):
-        port = urlsplit(capsys.readouterr().out.strip()).port
+    async with listen(app, ServeOptions(port=0), asyncio.Event()) as [url]:
+        port = urlsplit(url).port
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         received = b""
         for piece in pieces:
@@ -206,3 +206,39 @@ async def test_the_examples_of_the_page_run(cli: Cli) -> None:
     await client.close()
     service.send(signal.SIGTERM)
     assert await service.ended() == 0
+
+
+@pytest.mark.server
+async def test_the_console_beside_the_api_alone_and_left_out(cli: Cli) -> None:
+    async with httpx.AsyncClient(timeout=30) as http:
+        service, url = await start(cli, "--dev")
+        page = await http.get(f"{url.removesuffix('/v1')}/console/inbox")
+        assert (page.status_code, "Nothing waits" in page.text) == (200, True)
+        await service.until("/console")
+        service.send(signal.SIGTERM)
+
+        alone = await cli.spawn("console", "agents.py", "--dev", "--port", "0")
+        await alone.until("/console")
+        found = re.search(r"http://127\.0\.0\.1:\d+/console", alone.output)
+        assert found is not None, alone.output
+        assert (await http.get(f"{found[0]}/runs")).status_code == 200
+        assert (await http.get(f"{found[0].removesuffix('/console')}/v1/sessions")).status_code == 404
+        assert (await http.get(f"{found[0]}/runs", headers={"x-forwarded-for": "1.2.3.4"})).status_code == 403
+        alone.send(signal.SIGTERM)
+        assert await asyncio.wait_for(alone.ended(), 30) == 0, alone.output
+
+        without, url = await start(cli, "--dev", "--no-console")
+        assert (await http.get(f"{url.removesuffix('/v1')}/console/inbox")).status_code == 404
+        assert "/console" not in without.output
+
+
+@pytest.mark.server
+async def test_dev_serves_the_console(cli: Cli) -> None:
+    dev = await cli.spawn("dev", "agents.py")
+    await dev.until("/console")
+    found = re.search(r"http://127\.0\.0\.1:\d+/console", dev.output)
+    assert found is not None, dev.output
+    async with httpx.AsyncClient(timeout=30) as http:
+        assert (await http.get(f"{found[0]}/inbox")).status_code == 200
+    dev.send(signal.SIGINT)
+    assert await asyncio.wait_for(dev.ended(), 30) == 0, dev.output

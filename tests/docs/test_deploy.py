@@ -36,7 +36,7 @@ from tests.support.wait import eventually
 
 DEPLOY = ROOT / "deploy"
 UNITS = ("perdure-worker@.service", "perdure-store-gc.service", "perdure-store-gc.timer")
-EXTRAS = ("openai", "anthropic", "google", "encryption", "yaml", "mcp", "postgres", "objects", "agui")
+EXTRAS = ("openai", "anthropic", "google", "encryption", "yaml", "mcp", "postgres", "objects", "agui", "console")
 """What the image has beside perdure itself."""
 EXPOSURE = 20
 """The largest exposure of a unit that systemd's own judgement may find, in tenths; without any hardening it is 96."""
@@ -311,7 +311,7 @@ def test_the_image_is_built_from_the_locks(tmp_path: Path) -> None:
             else:
                 shutil.copy(ROOT / name, path)
     drivers = "openai, anthropic, google.genai, cryptography, yaml, mcp, asyncpg, obstore"
-    drivers += ", perdure.web.agui, perdure.web.mcp"
+    drivers += ", perdure.web.agui, perdure.web.mcp, perdure.console"
     installed = judge(tmp_path / "venv/bin/python", "-c", f"import {drivers}", cwd=tmp_path)
     assert installed.returncode == 0, installed.stderr
     assert judge(tmp_path / "venv/bin/perdure", "--version", cwd=tmp_path).stdout.startswith("perdure ")

@@ -47,7 +47,7 @@ FURTHER = {
     ("delete",): ["--yes"],
 }
 """Options without which a command would end for another reason."""
-SERVING = {("demo",), ("dev",), ("serve",), ("worker",)}
+SERVING = {("console",), ("demo",), ("dev",), ("serve",), ("worker",)}
 """Commands that serve in processes of their own, or until they are stopped."""
 
 

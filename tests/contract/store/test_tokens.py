@@ -9,6 +9,7 @@ import pytest
 
 from perdure.errors import InvalidInputError
 from perdure.ports import Store, TokenCursor, TokenRow
+from perdure.ports.tokens import LoginRow
 
 T1, T2, T3 = (f"2026-01-01T00:00:0{n}.000000+00:00" for n in (1, 2, 3))
 
@@ -56,3 +57,19 @@ async def test_of_two_revocations_at_once_one_counts(store: Store) -> None:
     await store.create_token(token("a"))
     rows = await asyncio.gather(*(store.revoke_token("a", at) for at in (T1, T2, T3)))
     assert len({row.revoked_at for row in rows if row is not None}) == 1
+
+
+async def test_a_login_until_it_expires_or_ends(store: Store) -> None:
+    first, second = LoginRow("a", "hash-a", "token", T1, T2), LoginRow("b", "hash-b", "token", T1, T3)
+    await store.create_login(first)
+    await store.create_login(second)
+    assert (await store.get_login("a"), await store.get_login("b")) == (first, second)
+    assert await store.get_login("missing") is None
+    with pytest.raises(InvalidInputError, match="there is a login 'b' already"):
+        await store.create_login(replace(second, hash="other"))
+    await store.create_login(LoginRow("c", "hash-c", "token", T2, T3))
+    assert await store.get_login("a") is None, "a new login deletes those that have expired"
+    assert await store.get_login("b") == second
+    await store.delete_login("b")
+    await store.delete_login("b")
+    assert await store.get_login("b") is None

@@ -98,7 +98,7 @@ def test_usage_errors_are_2(arguments: list[str]) -> None:
 
 
 def test_whatever_prints_an_answer_prints_it_as_json_too() -> None:
-    serve, exports = {"demo", "dev", "serve", "worker"}, set()
+    serve, exports = {"console", "demo", "dev", "serve", "worker"}, set()
     for name, command in typer.main.get_command(app).commands.items():
         for one in getattr(command, "commands", {name: command}).values():
             options = {option for parameter in one.params for option in parameter.opts}

@@ -1,4 +1,4 @@
-"""Tables of the HTTP service: API tokens; subscriptions of webhooks, and the log of their deliveries."""
+"""Tables of the HTTP service: API tokens, and logins of the console; webhooks, and the log of their deliveries."""
 
 from pathlib import Path
 
@@ -40,6 +40,17 @@ def _create_tokens() -> None:
         sa.Column("last_used_at", TEXT),
     )
     op.create_index("api_tokens_created_at", "api_tokens", ["created_at", "id"])
+    op.create_table(
+        "console_logins",
+        sa.Column("id", TEXT, primary_key=True),
+        # Of the secret, with the id.
+        sa.Column("hash", TEXT, nullable=False),
+        # The API token that it was made with.
+        sa.Column("token_id", TEXT, nullable=False),
+        sa.Column("created_at", TEXT, nullable=False),
+        sa.Column("expires_at", TEXT, nullable=False),
+    )
+    op.create_index("console_logins_expires_at", "console_logins", ["expires_at"])
 
 
 def _create_webhooks() -> None:

@@ -1,0 +1,57 @@
+// What every page does: times that go on, and what is said to screen readers.
+const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+
+export function describeSeconds(seconds) {
+  const whole = Math.max(Math.round(seconds), 0);
+  for (let i = 0; i < UNITS.length - 1; i++) {
+    const [size, unit] = UNITS[i];
+    if (whole >= size) {
+      const rest = Math.floor((whole % size) / UNITS[i + 1][0]);
+      return `${Math.floor(whole / size)} ${unit}${rest ? ` ${rest} ${UNITS[i + 1][1]}` : ""}`;
+    }
+  }
+  return `${whole} s`;
+}
+
+export function updateTimes(root = document) {
+  for (const time of root.querySelectorAll("time[data-style]")) {
+    const at = new Date(time.dateTime);
+    const past = (Date.now() - at) / 1000;
+    let text;
+    if (time.dataset.style === "clock") text = at.toLocaleTimeString([], { hour12: false });
+    else if (time.dataset.style === "for") text = describeSeconds(Math.max(past, 1));
+    else if (time.dataset.style === "left") text = past < 0 ? `${describeSeconds(-past)} left` : "expired";
+    else text = past >= 0 ? `${describeSeconds(Math.max(past, 1))} ago` : `in ${describeSeconds(-past)}`;
+    if (time.textContent !== text) time.textContent = text;
+  }
+}
+
+export function say(text) {
+  document.getElementById("said").textContent = text;
+}
+
+// Fetch a part of a page. A login that has ended leads to the login page; null if nothing can be had now.
+export async function fetchPart(url, options = {}) {
+  try {
+    const response = await fetch(url, { ...options, headers: { "X-Perdure-Fragment": "1", ...options.headers } });
+    if (response.status === 401) { location.reload(); return null; }
+    return { ok: response.ok, status: response.status, text: await response.text() };
+  } catch { return null; }
+}
+
+export function parseHTML(text) {
+  const template = document.createElement("template");
+  template.innerHTML = text;
+  return template.content;
+}
+
+updateTimes();
+setInterval(updateTimes, 1000);
+// A button that was pressed is not pressed twice.
+document.addEventListener("submit", (event) => {
+  if (event.defaultPrevented) return;
+  if (event.target.dataset.sent) { event.preventDefault(); return; }
+  event.target.dataset.sent = "1";
+  setTimeout(() => delete event.target.dataset.sent, 5000);
+});
+addEventListener("pageshow", () => document.querySelectorAll("form[data-sent]").forEach((form) => delete form.dataset.sent));

@@ -1,0 +1,238 @@
+// The inbox: keys, decisions in place, and what others decide meanwhile. Without it the forms work by themselves.
+import { fetchPart, parseHTML, say, updateTimes } from "./console.js";
+
+const list = document.getElementById("rows");
+const rows = () => [...list.querySelectorAll(".row")];
+const open = () => rows().filter((row) => !row.classList.contains("decided"));
+const bulk = document.getElementById("bulk");
+const base = document.title.replace(/^\([^)]*\) /, "");
+let current = null;
+
+function select(row, focus = true) {
+  if (!row) return;
+  current?.classList.remove("current");
+  current = row;
+  row.classList.add("current");
+  if (focus) { row.focus({ preventScroll: true }); row.scrollIntoView({ block: "nearest" }); }
+}
+
+function move(step) {
+  const all = rows();
+  const at = all.indexOf(current);
+  select(all[Math.min(Math.max(at + step, 0), all.length - 1)] ?? all[0]);
+}
+
+function selectNext(row) {
+  const all = rows();
+  const later = [...all.slice(all.indexOf(row) + 1), ...all].find((other) => !other.classList.contains("decided"));
+  select(later ?? row);
+}
+
+// What became of a row takes the place of its buttons; the row itself stays.
+function settle(row, outcome) {
+  const slot = row.querySelector(".actions");
+  slot.replaceChildren(outcome);
+  row.classList.add("decided");
+  const tick = row.querySelector("input[name=item]");
+  if (tick) { tick.checked = false; tick.disabled = true; }
+  countTicked();
+  showCount();
+}
+
+function place(html) {
+  const placed = [];
+  for (const outcome of [...parseHTML(html).querySelectorAll(".outcome")]) {
+    const row = document.getElementById(`row-${outcome.dataset.for}`);
+    if (!row) continue;
+    placed.push(outcome.textContent.trim());
+    if (outcome.dataset.over) settle(row, outcome);
+    else complain(row, outcome.textContent.trim());
+  }
+  updateTimes(list);
+  return placed;
+}
+
+function complain(row, text) {
+  row.querySelector(".problem")?.remove();
+  const problem = document.createElement("p");
+  problem.className = "problem";
+  problem.setAttribute("role", "alert");
+  problem.textContent = text;
+  row.querySelector(".actions").append(problem);
+}
+
+function showCount(count) {
+  const number = count ?? open().length;
+  const badge = document.querySelector("[data-count]");
+  if (badge && count != null) badge.textContent = String(count);
+  document.title = number ? `(${number}) ${base}` : base;
+}
+
+async function send(form, submitter) {
+  const body = new URLSearchParams(new FormData(form, submitter));
+  return fetchPart(form.getAttribute("action"), { method: "POST", body });
+}
+
+document.addEventListener("submit", async (event) => {
+  const form = event.target;
+  if (!form.matches("[data-decide], #bulk")) return;
+  event.preventDefault();
+  const isBulk = form === bulk;
+  const row = form.closest(".row");
+  const button = event.submitter;
+  if (form.dataset.busy) return;
+  if (isBulk && !confirmBulk(button)) return;
+  form.dataset.busy = "1";
+  const next = !isBulk && row === current;
+  const answer = await send(form, button);
+  delete form.dataset.busy;
+  if (!answer) { say("Nothing was sent: the service does not answer."); if (row) complain(row, "The service does not answer. Nothing was decided that you see here; try again."); return; }
+  if (!answer.ok) {
+    const text = parseHTML(answer.text).textContent.trim();
+    say(text);
+    if (row) complain(row, text); else alertBulk(text);
+    return;
+  }
+  const placed = place(answer.text);
+  say(placed.length === 1 ? placed[0] : `${placed.length} results`);
+  if (next) selectNext(row);
+});
+
+// Exactly the rows that are ticked and unfolded are sent.
+function confirmBulk(button) {
+  const ticked = [...list.querySelectorAll("input[name=item]:checked")];
+  if (!ticked.length) return false;
+  if (button?.value === "deny" && !bulk.elements.comment.value.trim()) {
+    alertBulk("To deny, give a reason: the agents get it.");
+    bulk.elements.comment.focus();
+    return false;
+  }
+  if (!button.dataset.sure) {
+    button.dataset.sure = "1";
+    button.dataset.text = button.textContent;
+    button.textContent = `${button.value === "deny" ? "Deny" : "Approve"} these ${ticked.length}: sure?`;
+    setTimeout(() => unsure(button), 6000);
+    return false;
+  }
+  unsure(button);
+  return true;
+}
+function unsure(button) {
+  if (!button.dataset.sure) return;
+  delete button.dataset.sure;
+  button.textContent = button.dataset.text;
+}
+function alertBulk(text) {
+  const label = document.getElementById("ticked");
+  label.textContent = text;
+  say(text);
+}
+function countTicked() {
+  const label = document.getElementById("ticked");
+  if (!label) return;
+  const count = list.querySelectorAll("input[name=item]:checked").length;
+  label.textContent = count ? `${count} ticked` : "Tick calls to decide them together";
+}
+function unfold(row) {
+  const folded = [...row.querySelectorAll("details.long:not([open])")];
+  for (const details of folded) details.open = true;
+  return folded.length > 0;
+}
+// A tick unfolds what is folded: nothing is decided that was not shown.
+list.addEventListener("change", (event) => {
+  if (event.target.name !== "item") return;
+  if (event.target.checked) unfold(event.target.closest(".row"));
+  bulk.querySelectorAll("button").forEach(unsure);
+  countTicked();
+});
+list.addEventListener("toggle", (event) => {
+  if (!event.target.matches("details.long") || event.target.open) return;
+  const tick = event.target.closest(".row").querySelector("input[name=item]");
+  if (tick?.checked) { tick.checked = false; countTicked(); }
+}, true);
+list.addEventListener("focusin", (event) => {
+  const row = event.target.closest(".row");
+  if (row && row !== current) select(row, false);
+});
+
+const KEYS = {
+  j: () => move(1),
+  k: () => move(-1),
+  a: () => {
+    if (current && unfold(current)) { say("Unfolded. Press a again to approve."); return; }
+    current?.querySelector("button[data-key=a]")?.click();
+  },
+  d: () => {
+    const pop = current?.querySelector(".deny-pop");
+    if (!pop) return;
+    pop.open = true;
+    pop.querySelector("textarea").focus();
+  },
+  e: () => current?.querySelector("a[data-key=e]")?.click(),
+  x: () => current?.querySelector("input[name=item]:not(:disabled)")?.click(),
+  c: () => current?.querySelector("a[data-context]")?.click(),
+  o: () => current?.querySelector("a[data-open]")?.click(),
+};
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") {
+    const pop = event.target.closest?.(".deny-pop");
+    if (pop) { pop.open = false; select(pop.closest(".row")); }
+    return;
+  }
+  if (event.key === "Enter" && event.target.matches?.(".pop-body textarea") && !event.shiftKey) {
+    event.preventDefault();
+    event.target.form.requestSubmit(event.target.form.querySelector("button[value=deny]"));
+    return;
+  }
+  if (event.metaKey || event.ctrlKey || event.altKey || event.repeat && "adex".includes(event.key)) return;
+  if (event.target.closest?.("input:not([type=checkbox]), textarea, select")) return;
+  const act = KEYS[event.key];
+  if (act && rows().length) { event.preventDefault(); act(); }
+});
+
+// What led to a call, in its row; again to fold it.
+list.addEventListener("click", async (event) => {
+  const link = event.target.closest("a[data-context]");
+  if (!link || event.metaKey || event.ctrlKey) return;
+  event.preventDefault();
+  const row = link.closest(".row");
+  const shown = row.querySelector(".context");
+  if (shown) { shown.remove(); return; }
+  const answer = await fetchPart(link.dataset.context);
+  if (!answer?.ok) { location.assign(link.href); return; }
+  const context = parseHTML(answer.text).querySelector(".context");
+  for (const block of context.querySelectorAll("[id]")) block.removeAttribute("id");
+  row.append(context);
+  updateTimes(row);
+});
+
+// What others decide, and what is new. Rows stay where they are: new ones come when the reader asks for them.
+const known = new Set(rows().map((row) => row.dataset.key));
+async function poll() {
+  if (document.hidden) return;
+  const answer = await fetchPart(list.dataset.changes);
+  if (!answer?.ok) return;
+  const { keys, is_whole: isWhole, count } = JSON.parse(answer.text);
+  const waiting = new Set(keys);
+  showCount(count ?? undefined);
+  if (!("static" in list.dataset)) {
+    const fresh = keys.filter((key) => !known.has(key)).length;
+    const news = document.getElementById("news");
+    const more = document.querySelector(".pager") !== null;
+    news.hidden = !fresh || more;
+    news.querySelector("a").textContent = `${fresh} new ${fresh === 1 ? "call waits" : "calls wait"}: show`;
+    if (!rows().length && fresh) location.reload();
+  }
+  if (!isWhole || "static" in list.dataset) return;
+  for (const row of open()) {
+    if (waiting.has(row.dataset.key) || row.querySelector("[data-busy]")) continue;
+    const gone = await fetchPart(row.dataset.outcome);
+    if (gone?.ok && !row.classList.contains("decided")) {
+      const outcome = parseHTML(gone.text).querySelector(".outcome");
+      if (outcome?.dataset.over) { outcome.dataset.for = row.dataset.key; settle(row, outcome); }
+    }
+  }
+}
+setInterval(poll, 3000);
+document.addEventListener("visibilitychange", poll);
+select(open()[0], false);

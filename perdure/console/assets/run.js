@@ -1,0 +1,103 @@
+// The page of a run: what happens is added as it happens. The service renders it; here it is put in its place.
+import { fetchPart, parseHTML, updateTimes } from "./console.js";
+
+const run = document.getElementById("run");
+const transcript = document.getElementById("transcript");
+const state = document.getElementById("live-state");
+const find = (key) => transcript.querySelector(`.block[data-key="${CSS.escape(key)}"]`);
+const isAtEnd = () => innerHeight + scrollY >= document.documentElement.scrollHeight - 160;
+const toEnd = () => scrollTo({ top: document.documentElement.scrollHeight });
+
+function put({ key, html }) {
+  const block = parseHTML(html).firstElementChild;
+  if (!block) return;
+  const old = find(key);
+  if (!old) { transcript.append(block); return; }
+  // What a reader has unfolded stays unfolded.
+  const was = old.querySelector(":scope > details");
+  const now = block.querySelector(":scope > details");
+  if (was && now && was.dataset.touched) { now.open = was.open; now.dataset.touched = "1"; }
+  if (old.contains(document.activeElement)) block.dataset.focused = "1";
+  old.replaceWith(block);
+}
+
+function write({ key, field, text }) {
+  const place = find(key)?.querySelector(`[data-field="${field}"]`);
+  if (!place) return;
+  if (field === "call") place.textContent = text; else place.append(text);
+  place.closest("details, p")?.removeAttribute("hidden");
+}
+
+transcript.addEventListener("click", (event) => {
+  const summary = event.target.closest("summary");
+  if (summary) summary.parentElement.dataset.touched = "1";
+});
+
+let refreshing = null;
+function refreshPanel() {
+  clearTimeout(refreshing);
+  refreshing = setTimeout(async () => {
+    const answer = await fetchPart(run.dataset.panel);
+    if (!answer?.ok) return;
+    const panel = document.getElementById("panel");
+    const fresh = parseHTML(answer.text);
+    const actions = document.getElementById("actions");
+    const isUsed = actions?.querySelector("details[open]") || actions?.contains(document.activeElement);
+    const next = fresh.querySelector("#actions");
+    if (isUsed && next) next.replaceWith(actions);
+    panel.replaceChildren(...fresh.childNodes);
+    updateTimes(panel);
+  }, 400);
+}
+
+function follow() {
+  const source = new EventSource(run.dataset.live);
+  source.onopen = () => { state.textContent = ""; };
+  source.onerror = () => {
+    if (source.readyState === EventSource.CLOSED) {
+      state.textContent = "";
+      refreshPanel();
+      if (!run.dataset.over) setTimeout(checkAgain, 3000);
+    } else state.textContent = "The connection was lost. Connecting again…";
+  };
+  source.onmessage = ({ data }) => {
+    const frame = JSON.parse(data);
+    const follows = isAtEnd();
+    if (frame.blocks) { frame.blocks.forEach(put); document.getElementById("no-events")?.remove(); refreshPanel(); }
+    else write(frame);
+    updateTimes(transcript);
+    if (follows) toEnd();
+  };
+}
+
+// A stream that ended may have ended with its run, or been refused: a login that is over reloads the page.
+async function checkAgain() {
+  run.dataset.over = "1";
+  await fetchPart(run.dataset.panel);
+}
+
+transcript.addEventListener("click", async (event) => {
+  const link = event.target.closest("a[data-earlier]");
+  if (!link || event.metaKey || event.ctrlKey) return;
+  event.preventDefault();
+  const answer = await fetchPart(link.dataset.earlier);
+  if (!answer?.ok) { location.assign(link.href); return; }
+  const from = document.documentElement.scrollHeight - scrollY;
+  const part = parseHTML(answer.text);
+  for (const block of [...part.querySelectorAll(".block")]) if (block.dataset.key && find(block.dataset.key)) block.remove();
+  link.closest(".earlier").remove();
+  transcript.prepend(part);
+  updateTimes(transcript);
+  scrollTo({ top: document.documentElement.scrollHeight - from });
+});
+
+document.getElementById("text")?.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.metaKey || event.ctrlKey)) event.target.form.requestSubmit();
+});
+
+if (run.dataset.live) {
+  follow();
+  if (!location.hash && document.referrer.indexOf("/inbox/") < 0) toEnd();
+}
+if (document.querySelector("[data-unanswered]")) refreshPanel();
+setInterval(() => { if (!document.hidden && run.dataset.live && !run.dataset.over) refreshPanel(); }, 20000);

@@ -1,0 +1,210 @@
+"""Forms made from JSON Schemas: of a tool's arguments and of an answer; and what a change of arguments changes.
+
+A field that is sent back as it was shown keeps its value, whatever its type; only what a person has changed is parsed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..errors import InvalidInputError
+from ..web.limits import parse_json_body
+from ..web.problems import WebError
+from .access import Form
+from .texts import format_json, hides_characters
+
+MAX_FIELDS = 60
+"""Most fields of a form; arguments with more are changed as JSON."""
+_LONG_CHARS = 60
+PREFIX = "arg."
+"""What the names of fields begin with, so that no argument's name is that of another field of the form."""
+ANSWER = "answer"
+"""Name of the field of an answer that is not an object."""
+
+FieldKind = Literal["text", "long", "number", "boolean", "choice", "json"]
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a form."""
+
+    name: str
+    kind: FieldKind
+    text: str
+    """What is in it at first: its value, for JSON encoded; "" for none."""
+    label: str = ""
+    hint: str = ""
+    is_required: bool = False
+    is_nullable: bool = False
+    options: Sequence[tuple[str, str]] = field(default_factory=tuple)
+    """Value and label of each choice."""
+
+
+def build_fields(schema: Mapping[str, Any] | None, values: Mapping[str, Any]) -> list[Field]:
+    """Build the fields of an object: those that it has, in their order, then the others of its schema."""
+    properties = (schema or {}).get("properties")
+    properties = properties if isinstance(properties, Mapping) else {}
+    required = (schema or {}).get("required")
+    names = list(dict.fromkeys([*values, *map(str, properties)]))
+    if len(names) > MAX_FIELDS:
+        return []
+    return [
+        _build_field(
+            name,
+            _resolve(schema, properties.get(name)),
+            values.get(name),
+            is_given=name in values,
+            is_required=isinstance(required, list) and name in required,
+        )
+        for name in names
+    ]
+
+
+def build_answer_fields(schema: Mapping[str, Any] | None) -> list[Field]:
+    """Build the fields of an answer: one for each property of an object, otherwise one alone."""
+    if schema is not None and schema.get("type") == "object" and isinstance(schema.get("properties"), Mapping):
+        return build_fields(schema, {})
+    resolved = _resolve(schema, schema) if schema is not None else {"type": "string"}
+    answer = _build_field(ANSWER, resolved, None, is_given=False, is_required=True)
+    if answer.kind == "text":
+        answer = Field(ANSWER, "long", "", answer.label, answer.hint, is_required=True)
+    return [answer]
+
+
+def _resolve(root: Mapping[str, Any] | None, schema: Any) -> Mapping[str, Any]:
+    """Return the schema that ``$ref`` in ``schema`` names, at most ten deep; {} for what is none."""
+    for _ in range(10):
+        ref = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(ref, str):
+            break
+        found: Any = root
+        for step in ref.removeprefix("#").strip("/").split("/"):
+            found = found.get(step) if isinstance(found, Mapping) else None
+        schema = found
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def _build_field(name: str, schema: Mapping[str, Any], value: Any, *, is_given: bool, is_required: bool) -> Field:
+    kinds, options = _list_types(schema)
+    hint = schema.get("description")
+    common: dict[str, Any] = {
+        "label": str(schema.get("title") or name) if name == ANSWER else name,
+        "hint": hint if isinstance(hint, str) else "",
+        "is_required": is_required,
+        "is_nullable": "null" in kinds,
+    }
+    plain = kinds - {"null"}
+    if options is not None and (not is_given or value in options):
+        choices = tuple((json.dumps(option), str(option)) for option in options)
+        return Field(name, "choice", json.dumps(value) if is_given else "", options=choices, **common)
+    if plain == {"boolean"} and (not is_given or isinstance(value, bool) or value is None):
+        choices = (("true", "yes"), ("false", "no"), *((("null", "none"),) if "null" in kinds else ()))
+        return Field(name, "choice", json.dumps(value) if is_given else "", options=choices, **common)
+    if plain and plain <= {"integer", "number"} and (not is_given or _is_number(value)):
+        return Field(name, "number", json.dumps(value) if is_given else "", **common)
+    if plain == {"string"} and (not is_given or (isinstance(value, str) and not hides_characters(value))):
+        text = value if is_given else ""
+        is_long = len(text) > _LONG_CHARS or "\n" in text
+        return Field(name, "long" if is_long else "text", text, **common)
+    return Field(name, "json", format_json(value) if is_given else "", **common)
+
+
+def _list_types(schema: Mapping[str, Any]) -> tuple[set[str], list[Any] | None]:
+    """Return the types that a schema allows, and its choices, if it has some."""
+    options = schema.get("enum")
+    if isinstance(options, list) and 0 < len(options) <= 100:
+        return {"enum"}, options
+    kinds = schema.get("type")
+    found = {kinds} if isinstance(kinds, str) else {kind for kind in kinds or () if isinstance(kind, str)}
+    for alternative in schema.get("anyOf") or ():
+        kind = alternative.get("type") if isinstance(alternative, Mapping) else None
+        found.add(kind if isinstance(kind, str) and "enum" not in alternative else "other")
+    return found, None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def read_fields(form: Form, fields: Sequence[Field], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the values of the fields that a form was built with. Raises ``InvalidInputError``, which names the field."""
+    read: dict[str, Any] = {}
+    for known in fields:
+        text = form.get(PREFIX + known.name)
+        if text == known.text or PREFIX + known.name not in form:
+            if known.name in values:
+                read[known.name] = values[known.name]
+            elif known.is_required and text:
+                read[known.name] = _parse(known, text)
+            elif known.is_required:
+                raise InvalidInputError(f"{known.name}: it is missing")
+        elif text == "" and known.kind != "text" and known.kind != "long":
+            if known.is_required:
+                raise InvalidInputError(f"{known.name}: it is missing")
+        elif text == "" and known.is_nullable:
+            read[known.name] = None
+        else:
+            read[known.name] = _parse(known, text)
+    return read
+
+
+def _parse(known: Field, text: str) -> Any:
+    if known.kind in ("text", "long"):
+        return text
+    if known.kind == "choice" and text not in [value for value, _ in known.options]:
+        raise InvalidInputError(f"{known.name}: {text!r:.60} is none of its choices")
+    return parse_json_field(known.name, text.strip(), must_be_number=known.kind == "number")
+
+
+def parse_json_field(name: str, text: str, *, must_be_number: bool = False) -> Any:
+    """Parse the JSON of a field. Raises ``InvalidInputError``, which names it."""
+    try:
+        value = parse_json_body(text.encode())
+    except WebError as error:
+        reason = "it is not a number" if must_be_number else error.message.replace("the body", "the text")
+        raise InvalidInputError(f"{name}: {reason}") from None
+    if must_be_number and not _is_number(value):
+        raise InvalidInputError(f"{name}: it is not a number")
+    return value
+
+
+def read_answer(form: Form, schema: Mapping[str, Any] | None) -> Any:
+    """Read an answer. Raises ``InvalidInputError``."""
+    fields = build_answer_fields(schema)
+    values = read_fields(form, fields, {})
+    return values.get(ANSWER) if [known.name for known in fields] == [ANSWER] else values
+
+
+# ---
+# What a change changes.
+
+
+@dataclass(frozen=True)
+class Change:
+    """What becomes of an argument: lines that stay (" "), go ("-") and come ("+")."""
+
+    name: str
+    lines: Sequence[tuple[str, str]]
+
+
+def find_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """Return what differs between two sets of arguments, by name."""
+    changes = []
+    for name in dict.fromkeys([*old, *new]):
+        before, after = (_list_lines(values, name) for values in (old, new))
+        if name in old and name in new and json.dumps(old[name]) == json.dumps(new[name]):
+            continue
+        lines = [(line[0], line[2:]) for line in difflib.ndiff(before, after) if line[0] in " -+"]
+        changes.append(Change(name, lines))
+    return changes
+
+
+def _list_lines(values: Mapping[str, Any], name: str) -> list[str]:
+    if name not in values:
+        return []
+    value = values[name]
+    return value.splitlines() or [""] if isinstance(value, str) else format_json(value).splitlines()

@@ -1,0 +1,495 @@
+"""The inbox: the calls of all runs that wait for a person, and the page of one call, where it is decided.
+
+Rows come from the store by one query, sorted there, and those of the page are checked with their runs. Every decision
+is sent with the hash of what was shown, so that a call that has changed meanwhile is not decided by it. Many at once
+are exactly those that were ticked, each decided on its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+from urllib.parse import quote
+
+from starlette.responses import JSONResponse, Response
+
+from ..client.pages import gather_bounded
+from ..client.visibility import read_pending_memo
+from ..errors import InvalidInputError, PerdureError
+from ..types.approvals import DecidedApproval, PendingApproval, hash_arguments
+from ..types.interface import Status
+from ..web.approvals import ApprovalsQuery, Decision, DecisionResult, Decisions, decide_approvals, list_approvals
+from ..web.approvals import PendingCall as InboxCall
+from ..web.auth import Resource
+from ..web.lists import read_visible_agents
+from ..web.operations import Call, validate
+from ..web.problems import NotFoundError, build_problem
+from ..web.sessions import Accepted, SessionEvent, post_event
+from .forms import (
+    MAX_FIELDS,
+    Field,
+    build_answer_fields,
+    build_fields,
+    find_changes,
+    parse_json_field,
+    read_answer,
+    read_fields,
+)
+from .pages import HEADERS, Page, PageRoute
+from .texts import format_value
+from .transcript import CallBlock, Transcript, add_stored_parts, read_window
+
+ROWS = 25
+"""Rows of a page."""
+_LONG_LINES = 12
+"""Arguments that take more lines are folded: a row is to be unfolded before it is approved."""
+_LONG_VALUE_LINES = 4
+"""Of such arguments, those that take more lines are folded each; else all together."""
+_MAX_SHOWN_CHARS = 500_000
+"""Arguments that are longer, as JSON, are not shown, and so not approved here."""
+_CONTEXT_BLOCKS = 12
+STATUS_SECONDS = 1.0
+"""How long a page waits for a run's own answer, which takes a worker."""
+_KEYS = 200
+
+
+# ---
+# Rows.
+
+
+@dataclass(frozen=True)
+class Row:
+    """A call that waits, as a row."""
+
+    wait: InboxCall
+    key: str
+    item: str
+    """What its form sends: the run, the call and the hash of what is shown."""
+    may_decide: bool
+    is_long: bool
+    """Whether some of it is folded."""
+    folded: Sequence[str]
+    """Names of the arguments that are folded; if it is long and there are none, all of them are, together."""
+    is_selectable: bool
+    """Whether it can be decided with others: an approval that is shown whole, and needs no second person."""
+    fields: Sequence[Field] = ()
+    """Of an answer that the row has a form for."""
+
+
+def build_key(session: str, call_id: str, hash: str) -> str:
+    """Return what names a row on the page."""
+    return hashlib.sha256(json.dumps([session, call_id, hash]).encode()).hexdigest()[:20]
+
+
+async def _build_row(page: Page, wait: InboxCall) -> Row:
+    resource = Resource("session", wait.session, wait.agent, wait.tenant, wait.user)
+    is_approval = wait.kind == "approval"
+    may = await page.call.may("decide" if is_approval else "send", resource)
+    lines = {name: _count_lines(format_value(value)) for name, value in (wait.arguments or {}).items()}
+    is_long = sum(lines.values()) > _LONG_LINES
+    fields = build_answer_fields(wait.form) if not is_approval and not wait.is_cut else []
+    return Row(
+        wait,
+        build_key(wait.session, wait.call_id, wait.hash),
+        json.dumps([wait.session, wait.call_id, wait.hash]),
+        may,
+        is_long=is_long,
+        folded=[name for name, count in lines.items() if is_long and count > _LONG_VALUE_LINES],
+        is_selectable=may and is_approval and not wait.is_cut and not wait.separate,
+        fields=fields if len(fields) <= 4 else (),
+    )
+
+
+def _count_lines(text: str) -> int:
+    return text.count("\n") + 1 + len(text) // 110
+
+
+def _read_query(page: Page) -> ApprovalsQuery:
+    given = page.request.query_params
+    fields: dict[str, Any] = {"limit": ROWS, "by_expiry": given.get("order") == "expiry"}
+    fields |= {name: given[name].strip() for name in ("agent", "kind", "cursor") if given.get(name, "").strip()}
+    return validate(ApprovalsQuery, fields, "the address")
+
+
+async def _list_rows(page: Page) -> tuple[list[Row], str | None]:
+    listed = await list_approvals(replace(page.call, query=_read_query(page)))
+    return [await _build_row(page, wait) for wait in listed.data], listed.cursor
+
+
+async def count_pending(page: Page) -> int | None:
+    """Count what waits in all runs; None for a caller who may not see all of them."""
+    caller = page.call.caller
+    if (caller.tenants, caller.agents, caller.sessions) != (None, None, None):
+        return None
+    return await (await page.call.client.store()).count_waits()
+
+
+async def show_inbox(page: Page) -> Response:
+    """Show what waits, the longest waiting first, or what expires the soonest."""
+    (rows, cursor), count = await asyncio.gather(_list_rows(page), count_pending(page))
+    return page.render("inbox.html", rows=rows, cursor=cursor, count=count, **_describe_filters(page), results=[])
+
+
+def _describe_filters(page: Page) -> dict[str, Any]:
+    given = page.request.query_params
+    filters = {name: given[name] for name in ("agent", "kind", "order") if given.get(name)}
+    return {"filters": filters, "is_first": "cursor" not in given}
+
+
+async def list_changes(page: Page) -> Response:
+    """Answer with the keys of the rows that wait by now: the page's script looks what has come and gone."""
+    query = _read_query(page)
+    store = await page.call.client.store()
+    rows = await store.list_waits(agent=query.agent, kind=query.kind, by_expiry=query.by_expiry, limit=_KEYS)
+    runs = await gather_bounded(store.get_run, dict.fromkeys(row.context_id for row in rows))
+    known = {run.context_id: run for run in runs if run is not None}
+    keys = []
+    for row in rows:
+        run = known.get(row.context_id)
+        if run is not None and await page.call.may(
+            "read", Resource("session", run.context_id, run.agent, run.tenant, run.user)
+        ):
+            keys.append(build_key(row.context_id, row.call_id, row.hash))
+    return JSONResponse(
+        {"keys": keys, "is_whole": len(rows) < _KEYS, "count": await count_pending(page)}, headers=HEADERS
+    )
+
+
+# ---
+# Decisions in the inbox.
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a decision, or of a call that somebody else has decided."""
+
+    key: str
+    tone: Literal["good", "bad", "warn"]
+    title: str
+    text: str = ""
+    session: str = ""
+    tool: str = ""
+    is_over: bool = True
+    """Whether the call waits no longer."""
+
+
+_STATES: Mapping[str, tuple[str, Literal["good", "bad", "warn"]]] = {
+    "approved": ("Approved", "good"),
+    "denied": ("Denied", "bad"),
+    "expired": ("Expired", "warn"),
+    "answered": ("Answered", "good"),
+}
+
+
+def describe_decision(decided: DecidedApproval, me: str) -> tuple[str, str, Literal["good", "bad", "warn"]]:
+    """Return title, comment and tone of a decision."""
+    title, tone = _STATES.get(decided.state, (decided.state, "warn"))
+    by = "you" if decided.by == me else decided.by
+    parts = [title, f"by {by}" if by else "", "with changed arguments" if decided.changed else ""]
+    return " ".join(filter(None, parts)), decided.comment or "", tone
+
+
+def _build_outcome(item: Decision, result: DecisionResult, me: str) -> Outcome:
+    key = build_key(item.session, item.call_id, item.hash)
+    if result.decided is not None:
+        title, text, tone = describe_decision(result.decided, me)
+        return Outcome(key, tone, title, text, item.session, result.decided.name)
+    problem = cast(dict[str, Any], result.problem)
+    detail = " ".join(filter(None, [problem["detail"], problem.get("hint")]))
+    is_over = problem["status"] in (404, 409)
+    title = "Not decided" if problem["status"] != 409 else "Decided already"
+    return Outcome(key, "warn", title, detail, item.session, "", is_over)
+
+
+async def decide_rows(page: Page) -> Response:
+    """Decide on one row, or on those that were ticked, one after the other, with a result for each."""
+    form, me = page.form, page.call.by
+    items = [_parse_item(text) for text in form.get_all("item")]
+    if not items:
+        raise InvalidInputError("no call was chosen", hint="Tick the calls that you have read.")
+    decision, comment = form.get("decision"), form.get("comment").strip() or None
+    if decision == "answer":
+        return await _answer_row(page, items[0])
+    if decision not in ("approve", "deny"):
+        raise InvalidInputError("the form says neither approve nor deny")
+    outcomes: list[Outcome] = []
+    if "bulk" in form:
+        if decision == "deny" and comment is None:
+            raise InvalidInputError("to deny several calls, give a reason", hint="The agents get it as their result.")
+        items, outcomes = await _refuse_unselectable(page, items)
+    decisions = [
+        Decision(
+            session=session,
+            call_id=call_id,
+            hash=shown,
+            decision="approve" if decision == "approve" else "deny",
+            comment=comment,
+        )
+        for session, call_id, shown in items
+    ]
+    if decisions:
+        answer = await decide_approvals(replace(page.call, body=Decisions(decisions=decisions)))
+        pairs = zip(decisions, answer.results, strict=True)
+        outcomes += [_build_outcome(item, result, me) for item, result in pairs]
+    return await _show_outcomes(page, outcomes)
+
+
+def _parse_item(text: str) -> tuple[str, str, str]:
+    try:
+        item = json.loads(text)
+    except ValueError:
+        item = None
+    if not isinstance(item, list) or len(item) != 3 or not all(isinstance(part, str) and part for part in item):
+        raise InvalidInputError("the form names no call")
+    return item[0], item[1], item[2]
+
+
+async def _refuse_unselectable(
+    page: Page, items: Sequence[tuple[str, str, str]]
+) -> tuple[list[tuple[str, str, str]], list[Outcome]]:
+    """Refuse what is not to be decided with others, whatever the form says."""
+    rows, _ = await _list_rows(page)
+    single = {row.key: row for row in rows if not row.is_selectable}
+    kept, outcomes = [], []
+    for item in items:
+        if (row := single.get(build_key(*item))) is None:
+            kept.append(item)
+            continue
+        why = "It needs a second person" if row.wait.separate else "It is not shown whole here"
+        outcomes.append(
+            Outcome(row.key, "warn", "Not decided", f"{why}: decide on it alone.", item[0], row.wait.tool, False)
+        )
+    return kept, outcomes
+
+
+async def _answer_row(page: Page, item: tuple[str, str, str]) -> Response:
+    session, call_id, shown = item
+    call = replace(page.call, params={"id": session}, resource=await page.call.web.find_session(session))
+    await call.authorize("read", "answer")
+    pending, _ = await _find_pending(call, call_id)
+    if pending is None or pending.hash != shown:
+        decision = Decision(session=session, call_id=call_id, hash=shown, value=None)
+        return await _show_outcomes(page, [await _describe_gone(page, call, decision)])
+    value = read_answer(page.form, pending.form)
+    decision = Decision(session=session, call_id=call_id, hash=shown, value=value)
+    answer = await decide_approvals(replace(page.call, body=Decisions(decisions=[decision])))
+    return await _show_outcomes(page, [_build_outcome(decision, answer.results[0], page.call.by)])
+
+
+async def _show_outcomes(page: Page, outcomes: Sequence[Outcome]) -> Response:
+    if page.wants_fragment:
+        return page.render("outcomes.html", outcomes=outcomes)
+    (rows, cursor), count = await asyncio.gather(_list_rows(page), count_pending(page))
+    filters = _describe_filters(page)
+    return page.render("inbox.html", rows=rows, cursor=cursor, count=count, **filters, results=outcomes)
+
+
+async def show_outcome(page: Page) -> Response:
+    """Show, in the place of a row's buttons, what became of a call that waits no longer."""
+    shown = page.request.query_params.get("hash", "")
+    decision = Decision(session=page.call.params["id"], call_id=page.call.params["call_id"], hash=shown or "-")
+    return page.render("outcomes.html", outcomes=[await _describe_gone(page, page.call, decision)])
+
+
+async def _describe_gone(page: Page, call: Call, item: Decision) -> Outcome:
+    key = build_key(item.session, item.call_id, item.hash)
+    pending, status = await _find_pending(call, item.call_id)
+    if pending is not None:
+        if pending.hash == item.hash:
+            return Outcome(key, "warn", "It waits again", "Load the page to decide on it.", item.session, is_over=False)
+        return Outcome(key, "warn", "It has changed", "The call waits with other arguments now.", item.session)
+    past = _find_decided(status, item.call_id)
+    if past is None and status.reason and status.state in ("running", "waiting", "paused"):
+        return Outcome(key, "warn", "The run does not answer", status.reason, item.session, is_over=False)
+    if past is None:
+        return Outcome(key, "warn", "It waits no longer", f"The run is {status.state}.", item.session)
+    title, text, tone = describe_decision(past, page.call.by)
+    return Outcome(key, tone, title, text, item.session, past.name)
+
+
+def _find_decided(status: Status, call_id: str) -> DecidedApproval | None:
+    return next((decided for decided in reversed(status.decided) if decided.call_id == call_id), None)
+
+
+async def _find_pending(call: Call, call_id: str) -> tuple[PendingApproval | None, Status]:
+    """Return the pending call, and the run's status; if no worker answers in time, what the run's memo has of it."""
+    task = asyncio.ensure_future(call.run.status())
+    done, _ = await asyncio.wait([task], timeout=STATUS_SECONDS)
+    pending = None if done else await read_pending_memo(await call.run.describe())
+    if pending is None or call_id not in [one.call_id for one in pending]:
+        status = await task
+    else:
+        task.cancel()
+        agent = call.resource.agent if call.resource is not None else None
+        status = Status(state="waiting", agent=agent or "", context_id=call.run.id, approvals=tuple(pending))
+    return next((pending for pending in status.approvals if pending.call_id == call_id), None), status
+
+
+# ---
+# The page of one call.
+
+
+async def show_call(page: Page) -> Response:
+    """Show a call that waits: what it is about to do, what led to it, and the ways to decide."""
+    return await _show_call(page)
+
+
+async def _show_call(page: Page, *, problem: str | None = None, status_code: int = 200) -> Response:
+    call_id = page.call.params["call_id"]
+    pending, status = await _find_pending(page.call, call_id)
+    transcript = await _read_context(page)
+    resource = page.call.resource or Resource("session")
+    block = transcript.blocks.get(f"c-{call_id}")
+    if pending is None:
+        past = _find_decided(status, call_id)
+        if past is None and not isinstance(block, CallBlock):
+            raise NotFoundError("there is no such call")
+        outcome = await _describe_gone(page, page.call, Decision(session=status.context_id, call_id=call_id, hash="-"))
+        shown = block.arguments if isinstance(block, CallBlock) else None
+        name = past.name if past is not None else cast(CallBlock, block).name
+        return page.render("decided.html", outcome=outcome, name=name, arguments=shown, resource=resource)
+    arguments = _find_arguments(pending, block)
+    if len(json.dumps(arguments)) > _MAX_SHOWN_CHARS:
+        arguments = None
+    schema = await find_tool_schema(page.call, status.agent, pending.name)
+    is_approval = pending.kind == "approval"
+    fields = build_fields(schema, arguments) if is_approval and arguments is not None else []
+    blocks = [known for known in transcript.blocks.values() if known.key != f"c-{call_id}"][-_CONTEXT_BLOCKS:]
+    given = page.request.query_params.get("hash", "")
+    return page.render(
+        "call.html",
+        status=status_code,
+        pending=pending,
+        run=status,
+        resource=resource,
+        arguments=arguments,
+        fields=fields,
+        has_fields=bool(fields) or len(arguments or {}) <= MAX_FIELDS,
+        answer_fields=[] if is_approval else build_answer_fields(pending.form),
+        blocks=blocks,
+        may_decide=await page.call.may("decide" if is_approval else "send", resource),
+        has_changed=bool(given) and given != pending.hash,
+        problem=problem,
+        standing=[one for one in status.standing if one.tool == pending.name],
+        values=page.form,
+    )
+
+
+def _find_arguments(pending: PendingApproval, block: Any) -> Mapping[str, Any] | None:
+    """Return the arguments that the hash is of, in the model's order, which the events have; large ones only they
+    have."""
+    given = block.arguments if isinstance(block, CallBlock) else None
+    if given is not None and hash_arguments(pending.call_id, pending.name, given) == pending.hash:
+        return given
+    return pending.arguments
+
+
+async def _read_context(page: Page) -> Transcript:
+    store = await page.call.client.store()
+    window = await read_window(store, page.call.params["id"], size=60)
+    transcript = Transcript().add_all(window.events)
+    await add_stored_parts(page.call.client, transcript, window)
+    return transcript
+
+
+async def show_context(page: Page) -> Response:
+    """Show what led to a call, in its row."""
+    transcript = await _read_context(page)
+    key = f"c-{page.call.params['call_id']}"
+    blocks = [block for block in transcript.blocks.values() if block.key != key][-_CONTEXT_BLOCKS:]
+    return page.render("context.html", blocks=blocks, run_id=page.call.params["id"])
+
+
+async def find_tool_schema(call: Call, agent: str, tool: str) -> Mapping[str, Any] | None:
+    """Return the schema of a tool's arguments, by the newest definition of the agent that a worker has recorded; None
+    if there is none that the caller may see."""
+    rows = (await read_visible_agents(call)).get(agent)
+    tools = json.loads(rows[0].body).get("tools", ()) if rows else ()
+    schema = next((known.get("parameters") for known in tools if known.get("name") == tool), None)
+    return schema if isinstance(schema, Mapping) else None
+
+
+async def decide_call(page: Page) -> Response:
+    """Decide on one call, or show what a change of its arguments changes before it is approved with them."""
+    action, call_id = page.form.get("decision"), page.call.params["call_id"]
+    try:
+        if action == "review":
+            return await _review_change(page)
+        event = await _build_event(page, action)
+        accepted = await post_event(replace(page.call, body=SessionEvent.model_validate(event)))
+    except InvalidInputError as error:
+        message = " ".join(filter(None, [error.message, error.hint]))
+        return await _show_call(page, problem=message, status_code=400)
+    except PerdureError as error:
+        if build_problem(error).status_code != 409:
+            raise
+        return await _show_call(page, problem=error.message, status_code=409)
+    assert isinstance(accepted, Accepted)
+    return page.redirect(f"/inbox/{quote(page.call.params['id'], safe='')}/{quote(call_id, safe='')}")
+
+
+async def _build_event(page: Page, action: str) -> dict[str, Any]:
+    """Build the event of a form. Raises ``InvalidInputError``."""
+    form, call_id = page.form, page.call.params["call_id"]
+    common = {"call_id": call_id, "hash": form.get("hash")}
+    approval = {"type": "approval", **common, "comment": form.get("comment").strip() or None}
+    match action:
+        case "approve":
+            return approval | {"decision": "approve"}
+        case "always":
+            return approval | {"decision": "approve", "always": True}
+        case "deny":
+            return approval | {"decision": "deny"}
+        case "change":
+            arguments = parse_json_field("arguments", form.get("arguments"))
+            return approval | {"decision": "approve", "arguments": arguments}
+        case "refuse":
+            reason = form.get("comment").strip()
+            if not reason:
+                raise InvalidInputError("say why there is no answer")
+            return {"type": "answer", **common, "error": reason}
+        case "answer":
+            pending, _ = await _find_pending(page.call, call_id)
+            schema = None if pending is None else pending.form
+            return {"type": "answer", **common, "value": read_answer(form, schema)}
+        case _:
+            raise InvalidInputError("the form says not what to do")
+
+
+async def _review_change(page: Page) -> Response:
+    """Show the difference between the arguments of the call and those of the form. Nothing is decided yet."""
+    call_id = page.call.params["call_id"]
+    pending, status = await _find_pending(page.call, call_id)
+    if pending is None or pending.hash != page.form.get("hash"):
+        return await _show_call(page)
+    block = (await _read_context(page)).blocks.get(f"c-{call_id}")
+    old = _find_arguments(pending, block) or {}
+    if "arguments" in page.form:
+        new = parse_json_field("arguments", page.form.get("arguments"))
+        if not isinstance(new, dict):
+            raise InvalidInputError("arguments: they are an object of names and values")
+    else:
+        schema = await find_tool_schema(page.call, status.agent, pending.name)
+        new = read_fields(page.form, build_fields(schema, old), old)
+    changes = find_changes(old, new)
+    if not changes:
+        raise InvalidInputError("nothing was changed", hint="Approve the call as it is, or change an argument.")
+    text = json.dumps(new, ensure_ascii=True)
+    return page.render(
+        "review.html", pending=pending, run=status, changes=changes, arguments=text, comment=page.form.get("comment")
+    )
+
+
+PAGES = (
+    PageRoute("GET", "/inbox", show_inbox, "inbox"),
+    PageRoute("POST", "/inbox", decide_rows, "decide_rows", seconds=50.0),
+    PageRoute("GET", "/inbox/changes", list_changes, "inbox_changes"),
+    PageRoute("GET", "/inbox/{id:segment}/{call_id:segment}", show_call, "call"),
+    PageRoute("POST", "/inbox/{id:segment}/{call_id:segment}", decide_call, "decide_call"),
+    PageRoute("GET", "/inbox/{id:segment}/{call_id:segment}/context", show_context, "context"),
+    PageRoute("GET", "/inbox/{id:segment}/{call_id:segment}/outcome", show_outcome, "outcome"),
+)

@@ -1,0 +1,278 @@
+"""A page: what a request for one passes, what templates know, the headers and the files that pages load.
+
+    request ─► who looks? (login, proxy, --dev) ─► may it see this run? ─► form: own page, own browser ─► page
+
+A page works with the functions of the native API, through a :class:`~perdure.web.operations.Call` of its visitor: what
+the API refuses, a page refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from ..client.audit import audit_caller
+from ..errors import PerdureError, RunNotFoundError
+from ..web.auth import Resource, Verb
+from ..web.operations import Call, Web
+from ..web.origins import get_client_address
+from ..web.problems import (
+    ForbiddenError,
+    NotFoundError,
+    UnauthorizedError,
+    WebError,
+    build_problem,
+    build_unexpected_problem,
+)
+from . import texts
+from .access import FORM_COOKIE, FORM_TOKEN, NOBODY, ConsoleAccess, Form, Visitor, build_visitor, read_form, set_cookie
+
+logger = logging.getLogger("perdure.console")
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    # Not no-referrer: browsers then send `Origin: null` with the pages' own forms. Links out have rel=noreferrer.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+FRAGMENT_HEADER = "x-perdure-fragment"
+"""Sent by the pages' script: it wants the changed part of a page alone."""
+_ASSETS = {
+    "console.css": "text/css; charset=utf-8",
+    "console.js": "text/javascript; charset=utf-8",
+    "inbox.js": "text/javascript; charset=utf-8",
+    "run.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True)
+class Asset:
+    """A file that pages load."""
+
+    content: bytes
+    media_type: str
+    version: str
+    """The same of all files: scripts import each other by relative addresses."""
+
+
+@cache
+def load_assets() -> Mapping[str, Asset]:
+    """Read the files that pages load from the package."""
+    folder = resources.files("perdure.console").joinpath("assets")
+    contents = {name: folder.joinpath(name).read_bytes() for name in _ASSETS}
+    version = hashlib.sha256(b"".join(contents.values())).hexdigest()[:12]
+    return {name: Asset(content, _ASSETS[name], version) for name, content in contents.items()}
+
+
+@cache
+def build_templates() -> Environment:
+    """Build the environment of the templates: everything that they print is escaped."""
+    environment = Environment(
+        loader=PackageLoader("perdure.console"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+        finalize=texts.finalize,
+    )
+    environment.filters |= {
+        "segment": lambda text: quote(text, safe=""),
+        "duration": texts.format_duration,
+        "cost": texts.format_cost,
+        "count": texts.format_count,
+        "size": texts.format_size,
+        "pretty": texts.format_json,
+        "value": texts.format_value,
+        "summary": texts.summarize_arguments,
+        "time": texts.render_time,
+        "markdown": texts.render_markdown,
+        "plain": texts.render_plain,
+        "raw_text": texts.keep_text,
+        "digest": lambda text: hashlib.sha256(text.encode(errors="replace")).hexdigest()[:10],
+        "took": lambda run: texts.format_duration(texts.measure(run.started, run.closed)),
+    }
+    return environment
+
+
+@dataclass
+class Page:
+    """A request for a page: of a known visitor, for a run that it may see."""
+
+    call: Call
+    visitor: Visitor
+    access: ConsoleAccess
+    form: Form = field(default_factory=lambda: Form([]))
+    """The fields of a POST."""
+
+    @property
+    def request(self) -> Request:
+        """The request."""
+        return self.call.request
+
+    @property
+    def base(self) -> str:
+        """The path of the console, as the browser reaches it."""
+        return quote(self.request.scope["root_path"])
+
+    @property
+    def wants_fragment(self) -> bool:
+        """Whether the page's script asks, for a part of it."""
+        return FRAGMENT_HEADER in self.request.headers
+
+    async def is_current(self) -> bool:
+        """Whether the request's credentials still say the same of its visitor, and it may still read, as of
+        :meth:`~perdure.web.operations.Call.is_current`: false after a logout or a revocation."""
+        try:
+            known = (await self.access.find_visitor(self.request)).caller == self.call.caller
+            return known and (self.call.resource is None or await self.call.may("read", self.call.resource))
+        except (UnauthorizedError, ForbiddenError):
+            return False
+        except Exception as error:  # the store does not answer: neither do the events
+            logger.info("whether %r is still known cannot be checked: %s", self.call.by, error)
+            return True
+
+    def render(self, template: str, *, status: int = 200, **values: Any) -> Response:
+        """Build the page of a template."""
+        body = build_templates().get_template(template).render(build_context(self.request, self.visitor), **values)
+        return html_response(body, status)
+
+    def redirect(self, path: str, **query: str) -> Response:
+        """Send the browser to another page of the console."""
+        return RedirectResponse(f"{self.base}{path}" + (f"?{urlencode(query)}" if query else ""), 303, HEADERS)
+
+
+_TOKEN_FIELD = Markup('<input type="hidden" name="{}" value="{}">')
+
+
+def build_context(request: Request, visitor: Visitor) -> dict[str, Any]:
+    """Build what every template knows."""
+    base = quote(request.scope["root_path"])
+    caller = visitor.caller
+    return {
+        "base": base,
+        "asset": lambda name: f"{base}/assets/{load_assets()[name].version}/{name}",
+        "caller": caller,
+        "has_login": visitor.login_id is not None,
+        "path": quote(request.scope["path"], safe="/%~:@!$&'()*+,;="),
+        "token_field": lambda: Markup('<input type="hidden" name="{}" value="{}">').format(
+            FORM_TOKEN, visitor.form_token
+        ),
+    }
+
+
+def html_response(body: str, status: int = 200) -> Response:
+    """Build a response with the console's headers."""
+    return Response(body.encode(errors="replace"), status, HEADERS, "text/html; charset=utf-8")
+
+
+Handler = Callable[[Page], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class PageRoute:
+    """A page, or what a form of one does. ``{id}`` in its path is a run."""
+
+    method: str
+    path: str
+    handler: Handler
+    name: str
+    verb: Verb = "read"
+    seconds: float = 20.0
+    """How long a form may take to act: a person waits."""
+
+    def build_route(self, web: Web, access: ConsoleAccess) -> Route:
+        """Build the route that serves it."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                visitor = await access.find_visitor(request)
+            except UnauthorizedError as error:
+                return ask_for_login(request, error)
+            except PerdureError as error:
+                return show_error(request, build_visitor(request, NOBODY), error)
+            except Exception as error:
+                build_unexpected_problem(error)  # for the log
+                failure = WebError("The page failed unexpectedly.", status=500)
+                return show_error(request, build_visitor(request, NOBODY), failure)
+            try:
+                response = await self._answer(web, access, request, visitor)
+            except ClientDisconnect:
+                return Response(status_code=400)
+            except PerdureError as error:
+                response = show_error(request, visitor, error)
+            except Exception as error:
+                build_unexpected_problem(error)  # for the log
+                response = show_error(request, visitor, WebError("The page failed unexpectedly.", status=500))
+            if visitor.is_new_seed and self.method == "GET":
+                set_cookie(request, response, FORM_COOKIE, visitor.seed)
+            return response
+
+        return Route(self.path, endpoint, methods=[self.method], name=self.name)
+
+    async def _answer(self, web: Web, access: ConsoleAccess, request: Request, visitor: Visitor) -> Response:
+        call = Call(web, request, visitor.caller, dict(request.path_params), None, None)
+        page = Page(call, visitor, access)
+        with audit_caller(visitor.caller.auth, get_client_address(request.scope)):
+            if self.method == "POST":
+                page.form = await read_form(request, visitor)
+            call.resource = await web.find_session(call.params["id"]) if "id" in call.params else Resource("approval")
+            await call.authorize(self.verb, self.name)
+            if self.method != "POST":
+                return await self.handler(page)
+            try:
+                async with asyncio.timeout(self.seconds):
+                    return await self.handler(page)
+            except TimeoutError:
+                raise WebError(
+                    f"There was no answer for {self.seconds:g} s: no worker may be serving this run. What was asked for"
+                    " may still take effect.", status=504, name="TimeoutError",
+                    hint="Look at the run, and send the form again if needed: the same decision counts once.",
+                ) from None  # fmt: skip
+
+
+def show_error(request: Request, visitor: Visitor, error: PerdureError) -> Response:
+    """Build the page of an error. One that names hosts or stores is in the log alone, as with the API."""
+    problem = build_problem(error)
+    fields = json.loads(bytes(problem.body))
+    values = {"status": problem.status_code, "detail": fields["detail"], "hint": fields.get("hint")}
+    if isinstance(error, RunNotFoundError | NotFoundError):
+        values |= {"detail": "There is no such page or run, or none that you may see.", "hint": None}
+    template = "error_fragment.html" if FRAGMENT_HEADER in request.headers else "error.html"
+    body = build_templates().get_template(template).render(build_context(request, visitor), **values)
+    response = html_response(body, problem.status_code)
+    for name in ("retry-after",):
+        if name in problem.headers:
+            response.headers[name] = problem.headers[name]
+    return response
+
+
+def ask_for_login(request: Request, error: UnauthorizedError) -> Response:
+    """Send a browser to the login. A form that is posted without a login is refused: nothing of it was done."""
+    base = quote(request.scope["root_path"])
+    if FRAGMENT_HEADER in request.headers or "text/event-stream" in request.headers.get("accept", ""):
+        return Response(f"{error.message}\n", 401, HEADERS, "text/plain; charset=utf-8")
+    path = request.scope["path"].removeprefix(request.scope["root_path"]) if request.method == "GET" else ""
+    query = f"?{request.url.query}" if request.url.query and path else ""
+    target = urlencode({"next": f"{quote(path)}{query}"}) if path not in ("", "/") else ""
+    return RedirectResponse(f"{base}/login" + (f"?{target}" if target else ""), 303, HEADERS)

@@ -1,0 +1,419 @@
+"""The page of a run: its transcript as it grows, where its time went, its subagents, and what can be done with it.
+
+The page shows the last events; earlier ones are loaded backwards. What is live comes by Server-Sent Events as HTML that
+is rendered here; ``id`` is the number of the event, so that a reader who was cut off goes on, on any replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import quote
+
+from starlette.responses import Response, StreamingResponse
+
+from ..client.follow import follow_run
+from ..client.pages import TranscriptPages
+from ..errors import InvalidInputError, PerdureError, RunNotFoundError
+from ..ports import Store
+from ..ports.store import format_utc_now
+from ..types.events import Event, ModelCompleted, ModelDelta
+from ..types.interface import Status
+from ..types.messages import Message, Usage
+from ..web.auth import Resource, Verb
+from ..web.files import get_file
+from ..web.forks import NewFork, fork_session
+from ..web.lists import PageQuery, list_subagents
+from ..web.operations import validate
+from ..web.sessions import SessionEvent, build_session, post_event
+from ..web.sse import RECONNECT_MS, EventStream, encode_event, encode_frame, parse_seq
+from .inbox import STATUS_SECONDS, count_pending
+from .pages import HEADERS, Page, PageRoute, build_context, build_templates
+from .texts import show_controls
+from .transcript import (
+    Block,
+    CallBlock,
+    NoteBlock,
+    ReplyBlock,
+    Transcript,
+    Window,
+    add_nodes,
+    add_stored_parts,
+    add_texts,
+    logger,
+    read_window,
+)
+from .waterfall import build_waterfall
+
+_PATIENT_SECONDS = 8.0
+"""How long the script's request, and a page with ``wait``, waits for the run's own answer."""
+_AROUND_EVENTS = 40
+"""Events after the one that an address names."""
+_LONG_RUN_EVENTS = 3_000
+_TREE_RUNS = 40
+_TREE_DEPTH = 4
+_INHERITED = 20
+"""Messages of a fork's origin that its page shows."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What the page of a run shows."""
+
+    transcript: Transcript
+    window: Window
+    inherited: Sequence[Message] = ()
+    inherited_count: int = 0
+
+
+async def _read_view(page: Page, *, with_origin: bool = True) -> View:
+    """Read the window that the address asks for: the end, what is before a number, or what is around one."""
+    given = page.request.query_params
+    before = parse_seq(given.get("before")) or None
+    if at := parse_seq(given.get("at")):
+        before = at + _AROUND_EVENTS
+    store, run_id = await page.call.client.store(), page.call.params["id"]
+    window = await read_window(store, run_id, before=before)
+    transcript = Transcript().add_all(window.events)
+    await add_stored_parts(page.call.client, transcript, window)
+    inherited: Sequence[Message] = ()
+    if window.first == 0 and with_origin:
+        inherited = await _read_inherited(store, run_id, window.events)
+    return View(transcript, window, inherited[-_INHERITED:], len(inherited))
+
+
+async def _read_inherited(store: Store, run_id: str, events: Sequence[Event]) -> Sequence[Message]:
+    """Read the messages that a run has begun with: those of a fork's origin, or of an import."""
+    first = next((event for event in events if isinstance(event, ModelCompleted) and event.head), None)
+    if first is None or first.head is None:
+        return ()
+    own = sum(event.type == "message.injected" and event.seq < first.seq for event in events)
+    messages = [message for message in await _read_messages(store, run_id, first.head) if message.role != "system"]
+    replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    return messages[: max(replies[-1] - own, 0)] if replies else ()
+
+
+async def _read_messages(store: Store, run_id: str, head: str) -> Sequence[Message]:
+    """Read a conversation up to the node ``head``, with large texts as references."""
+    return (await TranscriptPages().read(store, run_id, head, after=-1, limit=1_000_000))[0]
+
+
+async def _read_status(page: Page, seconds: float) -> Status | None:
+    """Read the run's status; None if it does not answer in time, as where no worker serves it: after 5 s its status
+    says so."""
+    task = asyncio.ensure_future(build_session(page.call, page.call.params["id"]))
+    done, _ = await asyncio.wait([task], timeout=seconds)
+    if not done:
+        task.cancel()
+        with suppress(asyncio.CancelledError, PerdureError):
+            await task
+        return None
+    try:
+        return task.result()
+    except RunNotFoundError:  # Temporal has forgotten it
+        return None
+
+
+@dataclass(frozen=True)
+class TreeNode:
+    """A run in the tree of subagents."""
+
+    id: str
+    agent: str
+    status: str
+    depth: int
+
+
+async def _read_tree(page: Page, id: str, view: View | None, depth: int = 0) -> list[TreeNode]:
+    """Read the tree below a run. Of a long run whose ``view`` is given, only the subagents on the page: to list all,
+    its whole log is read."""
+    call = replace(page.call, params={"id": id}, query=PageQuery(limit=_TREE_RUNS))
+    nodes: list[TreeNode] = []
+    children = _list_shown_children(view) if view is not None and view.window.last > _LONG_RUN_EVENTS else None
+    store = await page.call.client.store()
+    for child in children if children is not None else [child.id for child in (await list_subagents(call)).data]:
+        row = await store.get_run(child)
+        if row is None:  # it has not begun
+            continue
+        resource = Resource("session", child, row.agent, row.tenant, row.user)
+        if not await page.call.may("read", resource):
+            continue
+        nodes.append(TreeNode(child, row.agent, row.status, depth))
+        if depth < _TREE_DEPTH and len(nodes) < _TREE_RUNS:
+            nodes += await _read_tree(page, child, None, depth + 1)
+    return nodes[:_TREE_RUNS]
+
+
+def _list_shown_children(view: View) -> list[str]:
+    blocks = view.transcript.blocks.values()
+    calls = [block.child for block in blocks if isinstance(block, CallBlock) and block.child is not None]
+    return list(
+        dict.fromkeys([*calls, *(block.link for block in blocks if isinstance(block, NoteBlock) and block.link)])
+    )
+
+
+async def _build_panel(page: Page, view: View, seconds: float) -> dict[str, Any]:
+    """Build what stands beside the transcript. ``seconds``: how long the run may take to say what it does."""
+    resource = page.call.resource or Resource("session", page.call.params["id"])
+    status, tree = await asyncio.gather(_read_status(page, seconds), _read_tree(page, page.call.params["id"], view))
+    spans, seconds = build_waterfall(view.transcript, format_utc_now())
+    store = await page.call.client.store()
+    row = await store.get_run(page.call.params["id"])
+    verbs: tuple[Verb, ...] = ("send", "decide", "operate")
+    may = {verb: await page.call.may(verb, resource) for verb in verbs}
+    parent, _, _ = page.call.params["id"].rpartition("/")
+    state = status.state if status is not None else row.status if row is not None else "unknown"
+    return {
+        "run_id": page.call.params["id"],
+        "resource": resource,
+        "run": status,
+        "row": row,
+        "state": state,
+        "is_open": state in ("running", "waiting", "paused"),
+        "usage": status.usage if status is not None else Usage(),
+        "tree": tree,
+        "parent": parent,
+        "spans": spans,
+        "seconds": seconds,
+        "may": may,
+        "nonce": uuid.uuid4().hex,
+        "fork_head": _find_fork_head(page, view),
+    }
+
+
+def _find_fork_head(page: Page, view: View) -> str:
+    """Return the node of the reply that the address names to fork after; "" for none."""
+    head = page.request.query_params.get("fork", "")
+    blocks = view.transcript.blocks.values()
+    return head if any(isinstance(block, ReplyBlock) and block.head == head for block in blocks) else ""
+
+
+async def show_run(page: Page) -> Response:
+    """Show a run."""
+    view = await _read_view(page)
+    seconds = _PATIENT_SECONDS if "wait" in page.request.query_params else STATUS_SECONDS
+    panel, count = await asyncio.gather(_build_panel(page, view, seconds), count_pending(page))
+    return page.render("run.html", view=view, blocks=list(view.transcript.blocks.values()), count=count, **panel)
+
+
+async def show_panel(page: Page) -> Response:
+    """Show what stands beside the transcript, for the page's script."""
+    view = await _read_view(page, with_origin=False)
+    return page.render("panel.html", view=view, **await _build_panel(page, view, _PATIENT_SECONDS))
+
+
+async def show_earlier(page: Page) -> Response:
+    """Show the blocks before a number, for the page's script."""
+    view = await _read_view(page)
+    blocks = list(view.transcript.blocks.values())
+    return page.render("earlier.html", view=view, blocks=blocks, run_id=page.call.params["id"])
+
+
+# ---
+# What is live.
+
+
+async def follow_page(page: Page) -> Response:
+    """Follow a run: the blocks that change, as HTML, and pieces of text."""
+    call = page.call
+    after = parse_seq(call.request.headers.get("last-event-id") or call.request.query_params.get("after"))
+    if await _is_over(page, after):
+        return Response(status_code=204, headers=HEADERS)  # an EventSource does not connect again
+    return EventStream(_iterate_frames(page, after), on_close=call.hold_stream(), check=page.is_current)
+
+
+async def _is_over(page: Page, after: int) -> bool:
+    """Whether the run has ended, and has no event of its own after that number."""
+    run = page.call.run
+    try:
+        if (await run.describe()).close_time is None:
+            return False
+    except RunNotFoundError:  # Temporal has forgotten it
+        pass
+    async with aclosing(follow_run(run, after, wait=False, children=False, texts=False)) as events:
+        return await anext(events, None) is None
+
+
+async def _iterate_frames(page: Page, after: int) -> AsyncGenerator[bytes]:
+    """Yield frames. First comes the reply that is being written, as it is at ``after``: its reader may have less."""
+    yield b"retry: %d\n\n" % RECONNECT_MS
+    store, run_id = await page.call.client.store(), page.call.params["id"]
+    transcript = Transcript().add_all((await read_window(store, run_id, before=after + 1)).events)
+    if transcript.open_reply is not None:
+        yield _encode_blocks(page, [transcript.open_reply])
+    async with aclosing(follow_run(page.call.run, after, children=False, texts=False)) as events:
+        async for event in events:
+            known = _measure(transcript.open_reply)
+            blocks = transcript.add(event)
+            if isinstance(event, ModelDelta) and known is not None and known[0] == blocks[0].key and known[1]:
+                piece = _cut_piece(transcript.open_reply, event, known)
+                yield encode_frame(json.dumps(piece), event.seq)
+                continue
+            await _add_live_parts(page, transcript, blocks)
+            yield _encode_blocks(page, blocks, event.seq)
+
+
+async def _add_live_parts(page: Page, transcript: Transcript, blocks: Sequence[Block]) -> None:
+    """Add what events do not have to blocks that have changed. What cannot be read is left out."""
+    replies = [block for block in transcript.blocks.values() if isinstance(block, ReplyBlock) and block.head]
+    try:
+        if any(isinstance(block, ReplyBlock) and block.state == "done" for block in blocks):
+            part = Transcript()
+            part.blocks = {block.key: block for block in blocks}
+            before = replies[-2].head if len(replies) > 1 else None
+            await add_nodes(await page.call.client.store(), part, before, is_whole=len(replies) == 1)
+        await add_texts(page.call.client, blocks)
+    except PerdureError as error:
+        logger.warning("parts of a live transcript cannot be shown: %s", error)
+
+
+def _measure(reply: ReplyBlock | None) -> tuple[str, bool, int, int] | None:
+    return None if reply is None else (reply.key, reply.state == "writing", len(reply.text), len(reply.thinking))
+
+
+def _cut_piece(reply: ReplyBlock | None, event: ModelDelta, known: tuple[str, bool, int, int]) -> dict[str, Any]:
+    """Build the frame of a piece of text: the script appends it as text."""
+    if reply is None or event.kind == "tool_call":
+        return {"key": known[0], "field": "call", "text": "" if reply is None else reply.writes_call}
+    text, before = (reply.text, known[2]) if event.kind == "text" else (reply.thinking, known[3])
+    return {"key": known[0], "field": event.kind, "text": show_controls(text[before:])}
+
+
+def _encode_blocks(page: Page, blocks: Sequence[Block], seq: int | None = None) -> bytes:
+    context = build_context(page.request, page.visitor)
+    template = build_templates().get_template("live.html")
+    run_id = page.call.params["id"]
+    items = [{"key": block.key, "html": template.render(context, block=block, run_id=run_id)} for block in blocks]
+    return encode_frame(json.dumps({"blocks": items}), seq)
+
+
+# ---
+# Files and exports.
+
+
+async def send_file(page: Page) -> Response:
+    """Send a file of the run: with a type that its bytes show, as an attachment."""
+    return await get_file(page.call)
+
+
+async def export_events(page: Page) -> Response:
+    """Send all events of the run and its subagents, one a line."""
+
+    async def iterate() -> AsyncGenerator[bytes]:
+        async with aclosing(follow_run(page.call.run, wait=False)) as events:
+            async for event in events:
+                yield encode_event(event) + b"\n"
+
+    name = quote(page.call.params["id"], safe="")
+    headers = HEADERS | {"Content-Disposition": f"attachment; filename*=UTF-8''{name}.events.jsonl"}
+    return StreamingResponse(iterate(), headers=headers, media_type="application/jsonl")
+
+
+async def export_transcript(page: Page) -> Response:
+    """Send the whole conversation, also what summaries have replaced, one message a line."""
+    messages = await page.call.run.transcript(full=True)
+    hidden = {"parts": {"__all__": {"opaque", "data"}}}
+    lines = [message.model_dump_json(exclude_defaults=True, exclude=hidden).encode() for message in messages]
+    roles = [
+        b'{"role":"%s",%s' % (message.role.encode(), line[1:]) for message, line in zip(messages, lines, strict=True)
+    ]
+    name = quote(page.call.params["id"], safe="")
+    headers = HEADERS | {"Content-Disposition": f"attachment; filename*=UTF-8''{name}.messages.jsonl"}
+    return Response(b"\n".join([*roles, b""]), headers=headers, media_type="application/jsonl")
+
+
+# ---
+# Actions.
+
+
+async def act(page: Page) -> Response:
+    """Do what a form of the page asks for, as the native API does it."""
+    form, action = page.form, page.form.get("action")
+    text = form.get("text").strip()
+    event: dict[str, Any]
+    match action:
+        case "message":
+            if not text:
+                raise InvalidInputError("the message is empty", hint="Write one, and send it again.")
+            event = {"type": "message", "content": text, "message_id": _read_nonce(form.get("nonce"))}
+        case "interrupt":
+            event = {"type": "interrupt", "content": text or None, "message_id": _read_nonce(form.get("nonce"))}
+        case "pause":
+            event = {"type": "pause", "reason": text or None, "children": "children" in form}
+        case "resume":
+            event = {"type": "resume", "children": "children" in form}
+        case "limit":
+            event = {"type": "resume", "limits": _read_limit(page)}
+        case "cancel" | "close":
+            event = {"type": action}
+        case "fork":
+            return await _fork(page, text)
+        case _:
+            raise InvalidInputError("the form says not what to do")
+    await post_event(replace(page.call, body=validate(SessionEvent, event, "the form")))
+    return page.redirect(f"/runs/{quote(page.call.params['id'], safe='')}")
+
+
+def _read_nonce(text: str) -> str:
+    """Return the id that a form has for its message: sent twice, it counts once."""
+    return text if len(text) == 32 and text.isalnum() else uuid.uuid4().hex
+
+
+def _read_limit(page: Page) -> dict[str, Any]:
+    scope, _, name = page.form.get("limit").partition(".")
+    try:
+        value = float(page.form.get("value"))
+    except ValueError:
+        raise InvalidInputError("the new limit is not a number") from None
+    if name in ("iterations", "tool_calls", "tokens", "max_iterations"):
+        value = int(value)
+    return {name: value} if scope == "run" else {"turn": {name: value}}
+
+
+async def _fork(page: Page, text: str) -> Response:
+    form = page.form
+    fields: dict[str, Any] = {"content": text or None}
+    if head := form.get("head"):
+        fields["at"] = await _count_replies(page, head)
+    elif at := form.get("at").strip():
+        fields["at"] = int(at) if at.isdecimal() and len(at) < 10 else at
+    if model := form.get("model").strip():
+        fields["model"] = model
+    agent = page.call.resource.agent if page.call.resource is not None else None
+    fields["id"] = form.get("id").strip() or f"{(agent or 'fork')[:100]}-{_read_nonce(form.get('nonce'))[:16]}"
+    call = replace(page.call, body=validate(NewFork, fields, "the form"))
+    await call.authorize("send", "fork")
+    fork = await fork_session(call)
+    return page.redirect(f"/runs/{quote(fork.id, safe='')}")
+
+
+async def _count_replies(page: Page, head: str) -> int:
+    """Return how many replies the conversation has up to the one that ends with the node ``head``, as forks count them.
+    Raises ``InvalidInputError`` for one that the conversation does not have any longer."""
+    store = await page.call.client.store()
+    present = await page.call.run.read_head(store)
+    if present != head:
+        nodes = await store.read_nodes(present, until=[head]) if present is not None else []
+        if not nodes or nodes[0].parent != head:
+            raise InvalidInputError(
+                "the conversation has been rewritten since that reply", hint="Fork it after a later one."
+            )
+    return sum(message.role == "assistant" for message in await _read_messages(store, page.call.params["id"], head))
+
+
+PAGES = (
+    # Named as the operation of the native API, so that links to a session that its functions make lead here.
+    PageRoute("GET", "/runs/{id:segment}", show_run, "get_session"),
+    PageRoute("POST", "/runs/{id:segment}", act, "act"),
+    PageRoute("GET", "/runs/{id:segment}/panel", show_panel, "panel"),
+    PageRoute("GET", "/runs/{id:segment}/earlier", show_earlier, "earlier"),
+    PageRoute("GET", "/runs/{id:segment}/live", follow_page, "live"),
+    PageRoute("GET", "/runs/{id:segment}/files/{hash:segment}", send_file, "file"),
+    PageRoute("GET", "/runs/{id:segment}/export/events", export_events, "export_events"),
+    PageRoute("GET", "/runs/{id:segment}/export/messages", export_transcript, "export_messages"),
+)

@@ -1,0 +1,253 @@
+"""Text on pages: what models, tools and users wrote is hostile, and shown so that nothing in it acts or hides.
+
+Escaping is the templates' own; here are characters that would hide or reorder others, Markdown without HTML and without
+remote images, and the forms of times, amounts and JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+from urllib.parse import urlsplit
+
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererProtocol
+from markdown_it.token import Token
+from markupsafe import Markup, escape
+
+MARKDOWN_CHARS = 24_000
+"""Most characters that are rendered as Markdown; longer text is shown as it is."""
+SHOWN_CHARS = 40_000
+"""Most characters of one text on a page; the rest is a download."""
+
+_HIDING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u06dd\u070f\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f"
+    "\u2028-\u202e\u2060-\u206f\u2800\u3164\ud800-\udfff\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff"
+    "\ue000-\uf8ff\U000f0000-\U0010ffff]"
+)
+
+
+def show_controls(text: str) -> str:
+    """Return ``text`` with ``⟨U+202E⟩`` in the place of each character that would hide or reorder others.
+
+    Joiners between two letters beyond ASCII stay: emoji, Persian and Indic scripts are written with them.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return _HIDING.sub(_name_char, text.replace("\r\n", "\n"))
+
+
+def _name_char(match: re.Match[str]) -> str:
+    char, text, at = match[0], match.string, match.start()
+    if char in "\u200c\u200d" and 0 < at < len(text) - 1 and min(ord(text[at - 1]), ord(text[at + 1])) >= 0x300:
+        return char
+    return f"⟨U+{ord(char):04X}⟩"
+
+
+def hides_characters(text: str) -> bool:
+    """Whether :func:`show_controls` changes ``text``, so that a form could not send it back as it is."""
+    return "\r" in text or show_controls(text) != text
+
+
+def keep_text(text: str) -> Markup:
+    """Escape a text and keep its characters, for a field that is sent back."""
+    return escape(text)
+
+
+def finalize(value: Any) -> Any:
+    """Prepare what a template prints: jinja calls it for each expression, before it escapes the result."""
+    return show_controls(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+# ---
+# Markdown.
+
+
+def _is_safe_link(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return (parts.scheme in ("http", "https") and bool(parts.hostname)) or parts.scheme == "mailto"
+
+
+def _render_image(_: RendererProtocol, tokens: Sequence[Token], index: int, *__: Any) -> str:
+    """A remote image is a link: fetching it would tell its server what the address says."""
+    token = tokens[index]
+    label = Markup("image: ") + (token.content or "without a description")
+    return str(_build_link(str(token.attrs.get("src", ""))) + label + Markup("</a>"))
+
+
+def _render_link_open(_: RendererProtocol, tokens: Sequence[Token], index: int, *__: Any) -> str:
+    return str(_build_link(str(tokens[index].attrs.get("href", ""))))
+
+
+def _render_link_close(_: RendererProtocol, tokens: Sequence[Token], index: int, *__: Any) -> str:
+    """Name the host behind a link whose text does not: the text may name another one."""
+    depth, text = 0, ""
+    for token in reversed(tokens[:index]):
+        depth += {"link_close": 1, "link_open": -1}.get(token.type, 0)
+        if depth < 0:
+            host = urlsplit(str(token.attrs.get("href", ""))).hostname or ""
+            shown = Markup(' <span class="host">{}</span>').format(show_controls(host))
+            return "</a>" + ("" if not host or text.endswith(host) else str(shown))
+        text = token.content + text
+    return "</a>"
+
+
+def _build_link(url: str) -> Markup:
+    return Markup('<a href="{}" rel="noreferrer noopener nofollow" target="_blank">').format(url)
+
+
+def _build_renderer() -> MarkdownIt:
+    markdown = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable(["table", "strikethrough"])
+    markdown.validateLink = _is_safe_link  # type: ignore[method-assign]  # the hook of the library
+    markdown.add_render_rule("image", _render_image)
+    markdown.add_render_rule("link_open", _render_link_open)
+    markdown.add_render_rule("link_close", _render_link_close)
+    return markdown
+
+
+_MARKDOWN = _build_renderer()
+
+
+@lru_cache(maxsize=512)
+def render_markdown(text: str) -> Markup:
+    """Return the HTML of ``text``: without HTML of its own, images as links, links that tell their target nothing."""
+    shown = show_controls(text)
+    if len(shown) > MARKDOWN_CHARS:
+        return render_plain(text)
+    try:
+        return Markup('<div class="md">') + Markup(_MARKDOWN.render(shown)) + Markup("</div>")  # noqa: S704  # its own
+    except (RecursionError, ValueError):
+        return render_plain(text)
+
+
+def render_plain(text: str) -> Markup:
+    """Return ``text`` as it is written, cut if it is very long."""
+    shown = show_controls(text[:SHOWN_CHARS])
+    rest = len(text) - SHOWN_CHARS
+    more = Markup('<p class="muted">{:,} more characters are not shown.</p>').format(rest) if rest > 0 else Markup()
+    return Markup('<pre class="plain" tabindex="0">{}</pre>').format(shown) + more
+
+
+# ---
+# JSON, times and amounts.
+
+
+def format_json(value: Any) -> str:
+    """Return ``value`` as indented JSON, with escapes (``\\u202e``) for characters that hide or reorder others."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return _HIDING.sub(_escape_char, text) if text != show_controls(text) else text
+
+
+def _escape_char(match: re.Match[str]) -> str:
+    return json.dumps(match[0])[1:-1]
+
+
+def format_value(value: Any) -> str:
+    """Return an argument as a person reads it: text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else format_json(value)
+
+
+def summarize_arguments(arguments: Mapping[str, Any] | None) -> str:
+    """Return arguments on one line, for a heading."""
+    if not arguments:
+        return ""
+    values = (json.dumps(value, ensure_ascii=False, separators=(", ", ": ")) for value in arguments.values())
+    text = ", ".join(f"{name}: {value}" for name, value in zip(arguments, values, strict=True))
+    return text if len(text) <= 160 else f"{text[:159]}…"
+
+
+def parse_time(text: str | datetime | None) -> datetime | None:
+    """Return the time that an ISO 8601 text says."""
+    if text is None or isinstance(text, datetime):
+        return text
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def measure(start: str | None, end: str | None) -> float | None:
+    """Return the seconds between two times; None if one is missing."""
+    first, last = parse_time(start), parse_time(end)
+    return None if first is None or last is None else (last - first).total_seconds()
+
+
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def format_duration(seconds: float | None) -> str:
+    """Return a length of time: ``420 ms``, ``3.2 s``, ``4 min 10 s``, ``2 d 3 h``."""
+    if seconds is None:
+        return ""
+    if seconds < 1:
+        return f"{max(seconds, 0) * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for (size, unit), (smaller, small_unit) in pairwise(_UNITS):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size} {unit}" + (f" {rest} {small_unit}" if rest else "")
+    return f"{whole} s"
+
+
+def render_time(moment: str | datetime | None, *, style: str = "ago") -> Markup:
+    """Return a ``<time>``: its text is the time itself, in UTC, which the page's script replaces by the time since
+    (``ago``), the time left (``left``) or the local time (``clock``)."""
+    at = parse_time(moment)
+    if at is None:
+        return Markup()
+    utc = at.astimezone(UTC)
+    text = f"{utc:%H:%M:%S}" if style == "clock" else _describe_distance(utc, style)
+    return Markup('<time datetime="{}" data-style="{}" title="{}">{}</time>').format(
+        utc.isoformat(timespec="milliseconds"), style, f"{utc:%d %b %Y, %H:%M:%S} UTC", text
+    )
+
+
+def _describe_distance(at: datetime, style: str) -> str:
+    seconds = (datetime.now(UTC) - at).total_seconds()
+    if style == "left":
+        return f"{format_duration(-seconds)} left" if seconds < 0 else "expired"
+    if style == "for":
+        return format_duration(max(round(seconds), 1))
+    return f"{format_duration(max(round(seconds), 1))} ago" if seconds >= 0 else f"in {format_duration(-seconds)}"
+
+
+def format_cost(usd: float | None) -> str:
+    """Return an amount of money."""
+    if usd is None:
+        return ""
+    return f"${usd:,.2f}" if usd >= 1 else f"${usd:.4f}" if usd else "$0"
+
+
+def format_count(number: float | None) -> str:
+    """Return a count: ``940``, ``12.4k``, ``3.1M``."""
+    if number is None:
+        return ""
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if number >= size * 10 or (unit == "M" and number >= size):
+            return f"{number / size:.1f}{unit}"
+    return f"{number:,.0f}"
+
+
+def format_size(size: int) -> str:
+    """Return a number of bytes."""
+    for limit, unit in ((1 << 20, "MB"), (1 << 10, "kB")):
+        if size >= limit:
+            return f"{size / limit:.1f} {unit}"
+    return f"{size} bytes"
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text shows nothing."""
+    return not text.strip() or all(unicodedata.category(char) in ("Cf", "Zs", "Cc") for char in text)

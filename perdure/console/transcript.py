@@ -1,0 +1,543 @@
+"""The transcript of a run, folded from its events into blocks: messages, replies, calls, and what happened besides.
+
+A page folds a window of the events, so its size does not grow with the conversation; a live page folds each further
+event and gets the blocks that it changes. Large texts stay references, as events have them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..client.client import Client
+from ..client.pages import gather_bounded
+from ..errors import PerdureError
+from ..ports import Store
+from ..types.events import (
+    ApprovalDecided,
+    ApprovalReminded,
+    ApprovalRequested,
+    ApprovalRevoked,
+    BranchCompleted,
+    BranchStarted,
+    ConversationCompacted,
+    ErrorEvent,
+    Event,
+    LimitReached,
+    MessageInjected,
+    MessageWithheld,
+    ModelCompleted,
+    ModelDelta,
+    ModelRetracted,
+    ModelStarted,
+    QuestionAnswered,
+    QuestionAsked,
+    RunEvent,
+    StepTaken,
+    ToolCompleted,
+    ToolProgress,
+    ToolStarted,
+    TurnEvent,
+    decode_event,
+)
+from ..types.interface import FINISH_TOOL
+from ..types.messages import BlobRef, FilePart, Message, ThinkingPart, ToolCallPart, Usage, parse_messages
+from .texts import format_count, format_duration
+
+logger = logging.getLogger("perdure.console")
+
+WINDOW_EVENTS = 150
+"""Events on a page, without deltas."""
+MAX_LOADED_BYTES, MAX_LOADED_TEXTS = 200_000, 40
+"""Texts that events refer to are loaded up to this length, and so many on a page: the last ones."""
+MAX_PROGRESS = 20
+"""Reports of a tool that a page shows: the last ones."""
+
+
+@dataclass
+class Block:
+    """A piece of the transcript. ``key`` names it on the page; ``seq`` is the number of its first event."""
+
+    key: str
+    seq: int
+    at: str
+    kind: str = ""
+
+
+@dataclass
+class MessageBlock(Block):
+    """A user's message."""
+
+    by: str | None = None
+    text: str = ""
+    blob: BlobRef | None = None
+    files: Sequence[FilePart] = ()
+    kind: str = "message"
+
+
+@dataclass
+class ReplyBlock(Block):
+    """A reply of a model, possibly as far as it is written."""
+
+    iteration: int = 0
+    model: str = ""
+    state: Literal["waiting", "writing", "done", "retracted"] = "waiting"
+    text: str = ""
+    thinking: str = ""
+    blob: BlobRef | None = None
+    writes_call: str = ""
+    """The tool whose arguments are being written."""
+    usage: Usage = field(default_factory=Usage)
+    cost_usd: float | None = None
+    finish_reason: str = ""
+    attempt: int = 1
+    started: str = ""
+    ended: str = ""
+    head: str | None = None
+    answer: Mapping[str, Any] | None = None
+    """The turn's typed answer, which the reply gives."""
+    kind: str = "reply"
+
+
+@dataclass
+class Decision:
+    """How an approval or a question of a call ended."""
+
+    state: str
+    by: str | None
+    at: str
+    comment: str | None = None
+    arguments: Mapping[str, Any] | None = None
+    standing: str | None = None
+    always: bool = False
+
+
+@dataclass
+class CallBlock(Block):
+    """A tool call, from the reply that has it to its result."""
+
+    call_id: str = ""
+    name: str = ""
+    arguments: Mapping[str, Any] | None = None
+    state: Literal["proposed", "approval", "question", "callback", "running", "done", "error"] = "proposed"
+    hash: str = ""
+    question: str = ""
+    form: Mapping[str, Any] | None = None
+    asked: str = ""
+    """When it began to wait for a person or a client."""
+    decision: Decision | None = None
+    started: str = ""
+    ended: str = ""
+    progress: list[str] = field(default_factory=list)
+    content: str = ""
+    blob: BlobRef | None = None
+    files: Sequence[FilePart] = ()
+    child: str | None = None
+    background: bool = False
+    answered_by: str | None = None
+    attempt: int = 1
+    iteration: int = 0
+    kind: str = "call"
+
+
+@dataclass
+class NoteBlock(Block):
+    """What happened besides: turns, limits, pauses, errors, changes by policies."""
+
+    title: str = ""
+    text: str = ""
+    tone: Literal["plain", "good", "warn", "bad"] = "plain"
+    link: str | None = None
+    """Id of the run that it is about."""
+    kind: str = "note"
+
+
+class Transcript:
+    """The blocks of a run, in the order in which they began."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[str, Block] = {}
+        self._reply: ReplyBlock | None = None
+        self.last_seq = 0
+
+    def add_all(self, events: Iterable[Event]) -> Transcript:
+        """Fold ``events``, and return the transcript."""
+        for event in events:
+            self.add(event)
+        return self
+
+    def add(self, event: Event) -> list[Block]:
+        """Fold an event of the run itself; return the blocks that it changes."""
+        self.last_seq = max(self.last_seq, event.seq)
+        match event:
+            case MessageInjected():
+                return [self._put(_build_message(event))]
+            case ModelStarted() | ModelDelta() | ModelCompleted() | ModelRetracted():
+                return self._add_reply(event)
+            case ToolStarted() | ToolProgress() | ToolCompleted() | ApprovalRequested() | ApprovalDecided():
+                return self._add_call(event)
+            case QuestionAsked() | QuestionAnswered():
+                return self._add_call(event)
+            case ErrorEvent(call_id=str(call_id)) if (block := self.blocks.get(f"c-{call_id}")) is not None:
+                assert isinstance(block, CallBlock), "keys of calls"
+                block.progress.append(_describe_attempt(event))
+                return [block]
+            case _:
+                note = _build_note(event)
+                return [] if note is None else [self._put(note)]
+
+    def _put(self, block: Block) -> Block:
+        return self.blocks.setdefault(block.key, block)
+
+    # --- replies
+
+    @property
+    def open_reply(self) -> ReplyBlock | None:
+        """The reply that is being written."""
+        return self._reply
+
+    def _add_reply(self, event: ModelStarted | ModelDelta | ModelCompleted | ModelRetracted) -> list[Block]:
+        reply = self._reply
+        if reply is None or (reply.iteration != event.iteration and not isinstance(event, ModelRetracted)):
+            key = f"r-{event.task_id or ''}-{event.iteration}"
+            if key in self.blocks:  # a further attempt, or a turn that a message has extended
+                key = f"{key}-{event.seq}"
+            reply = ReplyBlock(key, event.seq, event.at, iteration=event.iteration, started=event.at)
+            self._reply = reply
+            self._put(reply)
+        match event:
+            case ModelStarted():
+                reply.model, reply.attempt, reply.started = event.model, event.attempt, event.at
+                reply.text = reply.thinking = reply.writes_call = ""
+                reply.state = "waiting"
+            case ModelDelta():
+                _extend(reply, event)
+            case ModelRetracted():
+                reply.state, reply.ended, reply.finish_reason = "retracted", event.at, event.reason
+                self._reply = None
+            case ModelCompleted():
+                return self._complete_reply(reply, event)
+        return [reply]
+
+    def _complete_reply(self, reply: ReplyBlock, event: ModelCompleted) -> list[Block]:
+        reply.state, reply.ended, reply.model = "done", event.at, event.model or reply.model
+        reply.text, reply.blob, reply.thinking = event.text, event.blob, ""
+        reply.usage, reply.cost_usd, reply.finish_reason = event.usage, event.cost_usd, event.finish_reason
+        reply.head, reply.writes_call = event.head, ""
+        self._reply = None
+        changed: list[Block] = [reply]
+        for call in event.calls:
+            if call.name == FINISH_TOOL:
+                reply.answer = call.arguments
+                continue
+            block = self._find_call(call.id, call.name, event)
+            block.arguments = block.arguments or call.arguments
+            block.iteration = event.iteration
+            changed.append(block)
+        return changed
+
+    # --- calls
+
+    def _find_call(self, call_id: str, name: str, event: Event) -> CallBlock:
+        block = self.blocks.get(f"c-{call_id}")
+        if not isinstance(block, CallBlock):
+            block = CallBlock(f"c-{call_id}", event.seq, event.at, call_id=call_id, name=name)
+            self.blocks[block.key] = block
+        return block
+
+    def _add_call(
+        self,
+        event: ToolStarted
+        | ToolProgress
+        | ToolCompleted
+        | ApprovalRequested
+        | ApprovalDecided
+        | QuestionAsked
+        | QuestionAnswered,
+    ) -> list[Block]:
+        block = self._find_call(event.call_id, event.name, event)
+        match event:
+            case ToolStarted():
+                block.state, block.started, block.attempt = "running", event.at, event.attempt
+                block.arguments = event.arguments or block.arguments
+                block.child, block.background = event.child_context_id, event.background
+            case ToolProgress():
+                block.progress = [*block.progress[1 - MAX_PROGRESS :], event.message]
+            case ToolCompleted():
+                block.state, block.ended = "error" if event.is_error else "done", event.at
+                block.content, block.blob, block.files = event.content, event.blob, event.files
+                block.answered_by = event.answered_by
+            case ApprovalRequested():
+                block.state, block.asked, block.hash = "approval", event.at, event.hash
+                block.arguments = event.arguments or block.arguments
+            case ApprovalDecided():
+                block.decision = Decision(
+                    event.decision, event.by, event.decided_at or event.at, event.comment, event.arguments,
+                    event.standing, event.always,
+                )  # fmt: skip
+                block.state = "running" if event.decision == "approved" else "error"
+                block.ended = event.at if event.decision != "approved" else block.ended
+            case QuestionAsked():
+                block.state, block.asked, block.hash = event.kind, event.at, event.hash
+                block.question, block.form = event.question, event.form
+                block.arguments = block.arguments or event.arguments
+            case QuestionAnswered():
+                block.decision = Decision("answered", event.by, event.answered_at or event.at, event.error)
+                block.state = "running"
+        return [block]
+
+
+def _build_message(event: MessageInjected) -> MessageBlock:
+    return MessageBlock(
+        f"m-{event.seq}", event.seq, event.at, by=event.by, text=event.content, blob=event.blob, files=event.files
+    )
+
+
+def _extend(reply: ReplyBlock, delta: ModelDelta) -> None:
+    """Add a piece of a reply, unless it is known. One whose beginning is missing is left out: the whole reply comes."""
+    reply.state = "writing"
+    if delta.kind == "tool_call":
+        reply.writes_call = delta.name or reply.writes_call
+    elif delta.kind == "text":
+        reply.text += _cut_known(reply.text, delta)
+    else:
+        reply.thinking += _cut_known(reply.thinking, delta)
+
+
+def _cut_known(before: str, delta: ModelDelta) -> str:
+    known = len(before) - delta.offset
+    return delta.text[known:] if known >= 0 else ""
+
+
+def _describe_attempt(event: ErrorEvent) -> str:
+    return f"Attempt {event.attempt} failed: {event.error_type}: {event.error}{_describe_retry(event)}"
+
+
+def _describe_retry(event: ErrorEvent) -> str:
+    return f" · next attempt in {format_duration(event.retry_in)}" if event.retry_in and not event.final else ""
+
+
+# ---
+# Notes.
+
+
+_TURN_TONES: Mapping[str, Literal["plain", "good", "bad", "warn"]] = {
+    "completed": "good",
+    "failed": "bad",
+    "cancelled": "warn",
+}
+_RUN_TITLES = {
+    "started": "Run started",
+    "waiting": "Waits for the next message",
+    "paused": "Paused",
+    "resumed": "Resumed",
+    "completed": "Run completed",
+    "failed": "Run failed",
+    "cancelled": "Run cancelled",
+    "terminated": "Run terminated",
+    "timed_out": "Run timed out",
+}
+
+
+def _build_note(event: Event) -> NoteBlock | None:
+    """Build the note of an event; None for one that says nothing to a reader."""
+    note = NoteBlock(f"n-{event.seq}", event.seq, event.at)
+    match event:
+        case TurnEvent(state="started"):
+            return None
+        case TurnEvent():
+            note.title, note.tone = f"Turn {event.state}", _TURN_TONES[event.state]
+            parts = [f"{event.iterations} model call{'' if event.iterations == 1 else 's'}"] if event.iterations else []
+            total = event.usage.total_tokens
+            parts += [f"{format_count(total)} tokens"] if total else []
+            parts += [f"${event.cost_usd:.4f}"] if event.cost_usd else []
+            parts += [f"{event.error_type}: {event.error}"] if event.error_type else []
+            note.text = " · ".join(parts)
+        case RunEvent():
+            note.title = _RUN_TITLES.get(event.state, event.state)
+            bad = event.state in ("failed", "terminated", "timed_out")
+            note.tone = "bad" if bad else "warn" if event.state in ("paused", "cancelled") else "plain"
+            by = f"by {event.by}" if event.by else ""
+            error = f"{event.error_type}: {event.error}" if event.error_type else ""
+            note.text = " · ".join(part for part in (by, event.reason or "", error) if part)
+        case ErrorEvent():
+            note.title, note.tone = (
+                f"Attempt {event.attempt} of {event.activity} failed",
+                "bad" if event.final else "warn",
+            )
+            again = (
+                "" if event.final else f" · next attempt in {format_duration(event.retry_in)}" if event.retry_in else ""
+            )
+            note.text = f"{event.error_type}: {event.error}{again}"
+        case LimitReached():
+            note.title, note.tone = f"Limit reached: {event.kind} of the {event.scope}", "warn"
+            used = "" if event.used is None else f"{event.used:,.4g} of "
+            note.text = f"{used}{event.limit:,.4g}"
+        case _:
+            return _build_rare_note(event, note)
+    return note
+
+
+def _build_rare_note(event: Event, note: NoteBlock) -> NoteBlock | None:
+    match event:
+        case ConversationCompacted():
+            note.title = "Conversation summarised"
+            note.text = (
+                f"{event.messages_before} messages became {event.messages_after}, about "
+                f"{format_count(event.tokens_before)} tokens {format_count(event.tokens_after)}"
+            )
+        case StepTaken():
+            note.title, note.text = "The step policy changed the next model call", ", ".join(_describe_step(event))
+        case MessageWithheld():
+            note.title, note.tone = f"Withheld from the model: {event.what}", "warn"
+            note.text = event.reason
+        case BranchStarted():
+            note.title, note.link = f"Branch: {event.agent} was called", event.child_context_id
+            note.text = event.message
+        case BranchCompleted():
+            note.title, note.link = f"Branch: {event.agent} has answered", event.child_context_id
+            note.text = f"{event.error_type}: {event.error}" if event.error_type else event.content
+            note.tone = "bad" if event.error_type else "plain"
+        case ApprovalRevoked():
+            note.title, note.tone = f"Standing approval of {event.name} revoked", "warn"
+            note.text = f"by {event.by}" if event.by else ""
+        case ApprovalReminded():
+            note.title = f"Reminder {event.number}: {event.name} waits for approval"
+        case _:
+            return None
+    return note
+
+
+def _describe_step(event: StepTaken) -> list[str]:
+    parts = [f"model {event.model}"] if event.model else []
+    parts += [f"settings {', '.join(event.settings)}"] if event.settings else []
+    parts += ["instructions"] if event.instructions else []
+    parts += [f"added {', '.join(event.tools_added)}"] if event.tools_added else []
+    parts += [f"removed {', '.join(event.tools_removed)}"] if event.tools_removed else []
+    parts += ["results of calls"] if event.results else []
+    parts += [f"{event.injected} messages"] if event.injected else []
+    parts += ["the conversation"] if event.edited else []
+    return [*parts, *(["it gave the answer itself"] if event.finished else [])]
+
+
+# ---
+# Windows of events, from the store.
+
+
+@dataclass(frozen=True)
+class Window:
+    """The events of a page, and whether there are earlier and later ones."""
+
+    previous_head: str | None
+    """The transcript node of the last reply before the window; None if there is none, or it is far away."""
+
+    events: Sequence[Event]
+    first: int
+    """Number behind which it begins; 0 at the beginning of the run."""
+    last: int
+    has_later: bool
+
+
+async def read_window(store: Store, run_id: str, *, before: int | None = None, size: int = WINDOW_EVENTS) -> Window:
+    """Read the last events of a run, or the last ones before a number; deltas of replies that are written count for
+    nothing. Reads backwards, so the length of the conversation does not matter."""
+    latest = await store.wait_for_event(run_id, 0, 0.0)
+    end = latest if before is None else min(before - 1, latest)
+    events: list[Event] = []
+    first, span = end, size * 2
+    while first > 0 and sum(event.type != "model.delta" for event in events) < size:
+        start = max(0, first - span)
+        events = [*await _read_between(store, run_id, start, first), *events]
+        first, span = start, span * 4
+    cut = _find_cut(events, size)
+    heads = [event.head for event in events[:cut] if isinstance(event, ModelCompleted)]
+    if cut:
+        first, events = events[cut].seq - 1, events[cut:]
+    return Window(heads[-1] if heads else None, events, first if events else 0, end, has_later=end < latest)
+
+
+async def _read_between(store: Store, run_id: str, after: int, until: int) -> list[Event]:
+    events: list[Event] = []
+    while after < until:
+        rows = await store.read_events(run_id, after=after, limit=min(until - after, 1000), children=False)
+        if not rows:
+            break
+        decoded = (decode_event(run_id, row.seq, row.task_id, row.type, row.body, row.spans) for row in rows)
+        events += [event for event in decoded if event is not None and event.seq <= until]
+        after = rows[-1].seq
+    return events
+
+
+def _find_cut(events: Sequence[Event], size: int) -> int:
+    """Return where a window of about ``size`` events begins: with a message or a model call, so that blocks are
+    whole."""
+    counted = [index for index, event in enumerate(events) if event.type != "model.delta"]
+    if len(counted) <= size:
+        return 0
+    for index in range(counted[-size], 0, -1):
+        if events[index].type in ("message.injected", "model.started", "turn"):
+            return index
+    return 0
+
+
+async def add_stored_parts(client: Client, transcript: Transcript, window: Window) -> None:
+    """Add what events do not have: the thinking of replies, large arguments, and texts of some length.
+
+    Reads the transcript's nodes of the window, not the conversation before. What cannot be read is left out.
+    """
+    try:
+        await add_nodes(await client.store(), transcript, window.previous_head, is_whole=window.first == 0)
+        await add_texts(client, list(transcript.blocks.values()))
+    except PerdureError as error:
+        logger.warning("parts of a transcript cannot be shown: %s", error)
+
+
+async def add_nodes(store: Store, transcript: Transcript, previous: str | None, *, is_whole: bool) -> None:
+    """Add thinking and arguments of the replies after the node ``previous``; ``is_whole``: from the beginning on."""
+    replies = [block for block in transcript.blocks.values() if isinstance(block, ReplyBlock) and block.head]
+    if not replies:
+        return
+    first, last = str(replies[0].head), str(replies[-1].head)
+    until = [previous] if previous is not None else [] if is_whole else [first]
+    if [last] == until:
+        return
+    by_head = {node.hash: node for node in await store.read_nodes(last, until=until)}
+    for reply in replies:
+        node = by_head.get(str(reply.head))
+        if node is not None:
+            _add_message_parts(transcript, reply, parse_messages(node.body))
+
+
+async def add_texts(client: Client, blocks: Sequence[Block]) -> None:
+    """Load texts that events refer to, unless they are very long."""
+
+    async def load(block: MessageBlock | ReplyBlock | CallBlock) -> None:
+        assert block.blob is not None, "of those that are chosen"
+        text = (await client.file(FilePart(media_type="text/plain", blob=block.blob))).decode(errors="replace")
+        if isinstance(block, CallBlock):
+            block.content = text
+        else:
+            block.text = text
+
+    chosen = [
+        block
+        for block in blocks
+        if isinstance(block, MessageBlock | ReplyBlock | CallBlock)
+        and block.blob is not None
+        and block.blob.size <= MAX_LOADED_BYTES
+    ]
+    await gather_bounded(load, chosen[-MAX_LOADED_TEXTS:])
+
+
+def _add_message_parts(transcript: Transcript, reply: ReplyBlock, messages: Sequence[Message]) -> None:
+    message = next((message for message in reversed(messages) if message.role == "assistant"), None)
+    reply.thinking = ""
+    for part in message.parts if message is not None else ():
+        if isinstance(part, ThinkingPart):
+            reply.thinking += part.text
+        elif isinstance(part, ToolCallPart):
+            block = transcript.blocks.get(f"c-{part.id}")
+            if isinstance(block, CallBlock):
+                block.arguments = block.arguments or part.arguments

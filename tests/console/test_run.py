@@ -1,0 +1,521 @@
+"""The page of a run: transcript, waterfall, subagents, what is live, and actions, by httpx."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from pydantic import BaseModel
+
+from perdure import Agent, Client, File, Limits, tool
+from perdure.client.visibility import read_pending_memo
+from perdure.console.transcript import CallBlock, ReplyBlock, Transcript, read_window
+from perdure.console.waterfall import build_waterfall
+from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta
+from perdure.testing import ScriptedProvider, call, finish
+from perdure.types.events import ModelCompleted, ModelDelta, ModelRetracted, ModelStarted
+from perdure.types.messages import TextPart, ThinkingPart
+from tests.console.test_access import wait_for_waits
+from tests.support.engine import Engine
+from tests.support.pages import Console, console
+from tests.support.wait import eventually
+from tests.support.web import make_caller
+
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
+    "1f15c4890000000d49444154789c6360f8cf500f0003860180a5c1e7a60000000049454e44ae426082"
+)
+
+
+@asynccontextmanager
+async def served(engine: Engine, *agents: Agent[Any, Any], **options: Any) -> AsyncIterator[tuple[Client, Console]]:
+    viewer = make_caller("eve", "viewer")
+    async with engine.served(*agents) as client, console(client, viewer, **options) as opened:
+        yield client, opened
+
+
+def script(*replies: Any) -> ScriptedProvider:
+    """Replies by the number of replies in the conversation."""
+
+    def answer(request: Any) -> Any:
+        count = sum(message.role == "assistant" for message in request.messages)
+        return replies[min(count, len(replies) - 1)]
+
+    return ScriptedProvider(answer)
+
+
+@tool
+def photo() -> Any:
+    """A photo."""
+    return ["the photo", File(PNG, "image/png", "cat.png")]
+
+
+@tool
+def fail() -> str:
+    """Fails."""
+    raise ValueError("the warehouse is closed")
+
+
+async def test_the_transcript_and_what_it_cost(engine: Engine) -> None:
+    helper = Agent("helper", script("**helped**"))
+    agent = Agent(
+        "worker",
+        script(call("photo"), call("fail"), call("call_helper", task="Help"), "All *done*"),
+        tools=[photo, fail],
+        subagents=[helper],
+        limits=Limits(tokens=9000),
+    )
+    async with served(engine, agent, helper) as (client, opened):
+        run = await client.start("worker", "Do **it**", by="zoe", mode="session")
+        await run.turn().result()
+        browser = opened.browse()
+        page = await browser.open(f"/runs/{run.id}")
+        html = browser.response.text
+        assert "<strong>it</strong>" in html
+        assert "<em>done</em>" in html
+        for text in ("zoe", "photo", "the warehouse is closed", "call_helper", "Turn completed", "tokens per run"):
+            assert text in page.text
+        [image] = [given for tag, given in page.tags if tag == "img"]
+        answer = await browser.http.get(image["src"])
+        assert (answer.status_code, answer.content) == (200, PNG)
+        assert answer.headers["content-type"] == "image/png"
+        assert answer.headers["content-disposition"].startswith("attachment")
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        [child] = [run.id for run in await run.children()]
+        assert any(given.get("href") == f"/console/runs/{quote(child, safe='')}" for _, given in page.tags)
+        classes = [given.get("class", "") for tag, given in page.tags if tag == "rect"]
+        bars = {name.split()[0] for name in classes if "bar-" in name}
+        assert bars == {"bar-model", "bar-tool", "bar-child"}
+        page = await browser.open(f"/runs/{child.replace('/', '%2F')}")
+        assert "helped" in page.text
+        assert [given["href"] for tag, given in page.tags if tag == "a" and given.get("href", "").endswith(run.id)]
+
+
+async def test_long_runs_load_backwards_and_each_place_has_an_address(engine: Engine) -> None:
+    agent = Agent("talker", ScriptedProvider(lambda request: f"reply {len(request.messages)}"))
+    async with served(engine, agent) as (client, opened):
+        run = await client.start("talker", "message 0", mode="session")
+        await run.turn().result()
+        for number in range(1, 60):
+            await (await run.send(f"message {number}")).result()
+        browser = opened.browse()
+        page = await browser.open(f"/runs/{run.id}")
+        size, seen = len(browser.response.text), [page.text]
+        assert "message 59" in page.text
+        assert "message 1\n" not in page.text
+        while links := [given["href"] for _, given in page.tags if "data-earlier" in given]:
+            page = await browser.open(links[0].removeprefix("/console"))
+            seen.append(page.text)
+            assert len(browser.response.text) < size * 1.5
+            assert "To the end of the run" in page.text
+        shown = re.findall(r"message \d+(?=\n)", "".join(seen))
+        assert sorted(set(shown)) == sorted({f"message {number}" for number in range(60)})
+        assert sorted(shown) == sorted(set(shown)), "each once"
+        [address] = {
+            given["href"]
+            for (tag, given), (_, before) in zip(page.tags[1:], page.tags, strict=False)
+            if given.get("class") == "at" and "message 3" in str(before)
+        } or {f"/console/runs/{run.id}?at=12#e12"}
+        page = await browser.open(address.removeprefix("/console"))
+        assert any(given.get("id") == "e12" for _, given in page.tags)
+
+
+async def test_live_blocks_and_a_reader_that_was_cut_off(engine: Engine) -> None:
+    go = asyncio.Event()
+
+    @tool
+    async def wait() -> str:
+        """Wait."""
+        await go.wait()
+        return "waited"
+
+    agent = Agent("worker", script([call("wait")], "The **end**"), tools=[wait])
+    async with served(engine, agent) as (client, opened):
+        run = await client.start("worker", "Go")
+        browser = opened.browse()
+
+        async def has_call() -> bool:
+            return "running" in (await browser.open(f"/runs/{run.id}")).text
+
+        await eventually(has_call)
+        [live] = [given["data-live"] for _, given in browser.page.tags if given.get("data-live")]
+        blocks: dict[str, str] = {}
+        last = 0
+        async with browser.http.stream("GET", live, headers={"accept": "text/event-stream"}) as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            go.set()
+            async for line in response.aiter_lines():
+                if line.startswith("id: "):
+                    last = int(line[4:])
+                if line.startswith("data: "):
+                    blocks |= {block["key"]: block["html"] for block in json.loads(line[6:]).get("blocks", ())}
+                if any("<strong>end</strong>" in html for html in blocks.values()):
+                    break
+        [waited] = [html for key, html in blocks.items() if key.startswith("c-")]
+        assert "waited" in waited
+        await run.result()
+        again = await browser.http.get(live, headers={"accept": "text/event-stream", "last-event-id": str(last)})
+        assert "Run completed" in again.text
+        assert f"\nid: {last}\n" not in again.text
+        numbers = [int(number) for number in re.findall(r"^id: (\d+)$", again.text, re.MULTILINE)]
+        over = await browser.http.get(live, headers={"accept": "text/event-stream", "last-event-id": str(numbers[-1])})
+        assert over.status_code == 204
+
+
+def test_a_reply_as_it_is_written_retracted_and_complete() -> None:
+    transcript = Transcript()
+    at = "2026-01-01T00:00:0{}.000000+00:00"
+    transcript.add(ModelStarted(seq=1, task_id="t", iteration=1, model="x:y", at=at.format(1)))
+    transcript.add(ModelDelta(seq=2, task_id="t", iteration=1, text="Hel", offset=0, at=at.format(2)))
+    transcript.add(ModelDelta(seq=3, task_id="t", iteration=1, text="Hel", offset=0))
+    transcript.add(ModelDelta(seq=4, task_id="t", iteration=1, text="llo", offset=2))
+    [first] = transcript.blocks.values()
+    assert isinstance(first, ReplyBlock)
+    assert (first.text, first.state) == ("Hello", "writing"), "a piece that is known counts once"
+    transcript.add(ModelRetracted(seq=5, task_id="t", iteration=1, retracts=((2, 4),), reason="Lost", at=at.format(2)))
+    assert first.state == "retracted"
+    transcript.add(ModelStarted(seq=6, task_id="t", iteration=1, attempt=2, at=at.format(3)))
+    transcript.add(ModelDelta(seq=9, task_id="t", iteration=1, text="beginning is lost", offset=5))
+    second = transcript.open_reply
+    assert second is not None
+    assert (second.key != first.key, second.text) == (True, "")
+    transcript.add(ModelCompleted(seq=10, task_id="t", iteration=1, text="Hi", at=at.format(5)))
+    assert transcript.open_reply is None
+    spans, seconds = build_waterfall(transcript, at.format(9))
+    assert seconds == 4
+    assert [(span.kind, span.is_bad) for span in spans] == [("model", True), ("model", False)]
+
+
+async def test_actions_are_those_of_the_api_and_name_who_acts(engine: Engine) -> None:
+    agent = Agent("worker", ScriptedProvider(lambda _: "hello"), limits=Limits(tokens=9000))
+    async with served(engine, agent) as (client, opened):
+        run = await client.start("worker", "Go", mode="session")
+        await run.turn().result()
+        browser = opened.browse()
+
+        async def act(action: str, **fields: str) -> str:
+            page = await browser.open(f"/runs/{run.id}")
+            await browser.send(page.find_form(action=action), **fields)
+            assert browser.response.status_code == 200, browser.page.text
+            return browser.page.text
+
+        page = await browser.open(f"/runs/{run.id}")
+        form = page.find_form(action="message")
+        await browser.send(form, text="Once")
+        await browser.send(form, text="Once")
+        await run.turn().result()
+        said = [message.text for message in await run.transcript() if message.role == "user"]
+        assert said == ["Go", "Once"], "a button that was pressed twice sends one message"
+        await act("limit", limit="run.tokens", value="20000")
+
+        async def is_raised() -> bool:
+            return any(limit.allowed == 20000 for limit in (await run.status()).limits)
+
+        await eventually(is_raised)
+        await act("pause", text="tea")
+
+        async def is_paused() -> bool:
+            return (await run.status()).state == "paused"
+
+        await eventually(is_paused)
+        assert "tea" in (await browser.open(f"/runs/{run.id}")).text
+        await act("resume")
+        text = await act("fork", at="1", text="Otherwise")
+        assert browser.response.url.path != f"/console/runs/{run.id}"
+        assert "worker" in text
+        fork = client.run(browser.response.url.path.rpartition("/")[2])
+        await fork.turn().result()
+        page = await browser.open(f"/runs/{fork.id}")
+        assert "2 earlier messages" in page.text
+        await act("cancel")
+
+        async def is_over() -> bool:
+            return (await run.status()).state == "cancelled"
+
+        await eventually(is_over)
+        rows = await (await client.store()).list_audit(subject=run.id)
+        verbs = {(row.by, row.verb) for row in rows}
+        assert verbs >= {("ada", verb) for verb in ("send", "resume", "pause", "fork", "cancel")}
+
+
+async def test_a_viewer_sees_no_actions_and_may_not_act(engine: Engine) -> None:
+    agent = Agent("worker", ScriptedProvider(lambda _: "hello"))
+    async with served(engine, agent) as (client, opened):
+        run = await client.start("worker", "Go", mode="session")
+        await run.turn().result()
+        reader, ada = opened.browse("eve"), opened.browse()
+        page = await reader.open(f"/runs/{run.id}")
+        assert not [form for form in page.forms if form.method == "post"]
+        form = (await ada.open(f"/runs/{run.id}")).find_form(action="cancel")
+        await reader.open("/runs")
+        await reader.send(form)
+        assert reader.response.status_code == 403
+        assert (await run.status()).state == "waiting"
+
+
+async def test_exports(engine: Engine) -> None:
+    agent = Agent("worker", ScriptedProvider(lambda _: "hello"))
+    async with served(engine, agent) as (client, opened):
+        run = await client.start("worker", "Go")
+        await run.result()
+        browser = opened.browse()
+        events = await browser.http.get(f"/console/runs/{run.id}/export/events")
+        lines = [json.loads(line) for line in events.text.splitlines()]
+        assert [line["type"] for line in lines][:2] == ["run", "turn"]
+        assert [line["seq"] for line in lines] == sorted(line["seq"] for line in lines)
+        messages = await browser.http.get(f"/console/runs/{run.id}/export/messages")
+        assert [json.loads(line)["role"] for line in messages.text.splitlines()] == ["user", "assistant"]
+        for answer in (events, messages):
+            assert answer.headers["content-disposition"].startswith("attachment")
+
+
+async def test_the_list_of_runs_is_filtered_by_its_address(engine: Engine) -> None:
+    agents = [Agent(name, ScriptedProvider(lambda _: "hello")) for name in ("one", "two")]
+    async with served(engine, *agents) as (client, opened):
+        first = await client.start("one", "Go", tenant="acme", user="zoe")
+        second = await client.start("two", "Go", mode="session")
+        await first.result()
+        await second.turn().result()
+        browser = opened.browse()
+        page = await browser.open("/runs")
+        assert first.id in page.text
+        assert second.id in page.text
+        assert "zoe" in page.text
+        page = await browser.open("/runs?agent=one&tenant=acme")
+        assert (first.id in page.text, second.id in page.text) == (True, False)
+        page = await browser.open("/runs?status=completed")
+        assert (first.id in page.text, second.id in page.text) == (True, False)
+        assert "No run fits" in (await browser.open("/runs?agent=nobody")).text
+
+
+async def test_a_window_begins_with_a_whole_block(engine: Engine) -> None:
+    agent = Agent("worker", script([call("photo"), call("photo")], [call("photo")], "end"), tools=[photo])
+    async with served(engine, agent) as (client, _):
+        run = await client.start("worker", "Go")
+        await run.result()
+        store = await client.store()
+        window = await read_window(store, run.id, size=4)
+        assert window.events[0].type in ("message.injected", "model.started", "turn")
+        assert window.first > 0
+        assert not window.has_later
+        before = await read_window(store, run.id, before=window.first + 1)
+        assert [event.seq for event in before.events] == list(range(1, window.first + 1))
+        assert before.has_later
+        assert before.first == 0
+        blocks = Transcript().add_all([*before.events, *window.events]).blocks.values()
+        assert all(block.state == "done" for block in blocks if isinstance(block, CallBlock))
+
+
+async def test_a_call_that_waits_leads_to_its_page(engine: Engine) -> None:
+    @tool(needs_approval=True)
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    agent = Agent("payer", script([call("pay")], "done"), tools=[pay])
+    async with served(engine, agent) as (client, opened):
+        run = await client.start("payer", "Go")
+        await wait_for_waits(client)
+        browser = opened.browse()
+        page = await browser.open(f"/runs/{run.id}")
+        links = {given["href"] for _, given in page.tags if f"/inbox/{run.id}/" in given.get("href", "")}
+        assert links
+        page = await browser.open(links.pop().removeprefix("/console"))
+        assert "Approve pay?" in page.text
+
+
+async def test_ticked_runs_are_cancelled_after_a_second_look(engine: Engine) -> None:
+    agent = Agent("worker", ScriptedProvider(lambda _: "hello"))
+    stranger = make_caller("other", "operator", tenants=("other",))
+    async with engine.served(agent) as client, console(client, stranger, make_caller("eve", "viewer")) as opened:
+        runs = [await client.start("worker", "Go", mode="session") for _ in range(3)]
+        for run in runs:
+            await run.turn().result()
+        browser = opened.browse()
+        page = await browser.open("/runs?agent=worker")
+        [bulk] = [form for form in page.forms if form.id == "bulk"]
+        boxes = [value for _, value in page.find_boxes("bulk")]
+        assert sorted(boxes) == sorted(run.id for run in runs)
+        page = await browser.send(bulk, ("action", "cancel"), item=[runs[0].id, runs[1].id])
+        assert "Cancel 2 runs?" in page.text
+        assert [(await run.status()).state for run in runs] == ["waiting"] * 3
+        page = await browser.send(page.find_form(sure="1"))
+        assert page.text.count("is being cancelled") == 2
+
+        async def are_over() -> bool:
+            return [(await run.status()).state for run in runs] == ["cancelled", "cancelled", "waiting"]
+
+        await eventually(are_over)
+        page = await browser.open("/runs")
+        [bulk] = [form for form in page.forms if form.id == "bulk"]
+        page = await browser.send(bulk, ("action", "cancel"), item=[runs[0].id, "nothing"])
+        page = await browser.send(page.find_form(sure="1"))
+        assert "is being cancelled" not in page.text
+        assert "there is no session 'nothing'" in page.text
+        other = opened.browse("other")
+        await other.open("/runs")
+        assert "No runs yet" in other.page.text
+        assert not [form for form in (await opened.browse("eve").open("/runs")).forms if form.id == "bulk"]
+
+
+class Typed(BaseModel):
+    amount: int
+    note: str
+
+
+class Thinker:
+    """A model that thinks before it answers; the second half comes when it is told."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
+        number = sum(message.role == "assistant" for message in request.messages)
+        yield ThinkingDelta(f"Hm {number}. ")
+        yield TextDelta("First half, ")
+        await self.go.wait()
+        yield TextDelta("second half.")
+        parts = (ThinkingPart(text=f"Hm {number}. Yes."), TextPart(text="First half, second half."))
+        yield Completed(parts, model=request.model)
+
+
+async def test_thinking_and_half_a_reply_as_it_is_written(engine: Engine) -> None:
+    thinker = Thinker()
+    async with served(engine, Agent("thinker", thinker)) as (client, opened):
+        run = await client.start("thinker", "Go", mode="session")
+        browser = opened.browse()
+
+        async def is_writing() -> bool:
+            page = await browser.open(f"/runs/{run.id}")
+            return "First half, " in page.text and "Hm 0." in page.text
+
+        await eventually(is_writing)
+        assert "second half" not in browser.page.text
+        [live] = [given["data-live"] for _, given in browser.page.tags if given.get("data-live")]
+        pieces, blocks = [], []
+        async with browser.http.stream("GET", live, headers={"accept": "text/event-stream"}) as response:
+            async for line in response.aiter_lines():
+                if not line.startswith("data: "):
+                    continue
+                frame = json.loads(line[6:])
+                blocks += frame.get("blocks", [])
+                pieces += [frame["text"]] if frame.get("field") == "text" else []
+                if not thinker.go.is_set():
+                    assert "First half, " in blocks[0]["html"], "what is written so far comes first"
+                    thinker.go.set()
+                if "Hm 0. Yes." in blocks[-1]["html"]:
+                    break
+        assert pieces in ([], ["second half."])
+        assert blocks[0]["key"] == blocks[-1]["key"]
+        await run.turn().result()
+        await (await run.send("Again")).result()
+        page = await browser.open(f"/runs/{run.id}")
+        assert "Hm 0. Yes." in page.text
+        assert "Hm 1. Yes." in page.text
+        assert [given.get("open") for tag, given in page.tags if given.get("class") == "thinking"] == [None, None]
+
+
+async def test_long_texts_and_typed_answers_are_shown(engine: Engine) -> None:
+    @tool
+    def read() -> str:
+        """Read."""
+        return "long result " * 2_000
+
+    agents = [
+        Agent("reader", script([call("read")], "long answer " * 3_000), tools=[read]),
+        Agent("typed", script([finish(amount=3, note="typed")]), output=Typed),
+    ]
+    async with served(engine, *agents) as (client, opened):
+        reader, typed = await client.start("reader", "long question " * 2_000), await client.start("typed", "Go")
+        await reader.result()
+        await typed.result()
+        browser = opened.browse()
+        page = await browser.open(f"/runs/{reader.id}")
+        assert page.text.count("long answer") >= 3_000
+        assert page.text.count("long result") >= 2_000
+        assert page.text.count("long question") >= 2_000
+        page = await browser.open(f"/runs/{typed.id}")
+        assert "typed" in [text.strip() for text in page.text.splitlines()]
+        assert "not begun" not in page.text
+
+
+async def test_a_fork_after_any_reply(engine: Engine) -> None:
+    agent = Agent("talker", ScriptedProvider(lambda request: f"reply {len(request.messages)}"))
+    async with served(engine, agent) as (client, opened):
+        run = await client.start("talker", "one", mode="session")
+        await run.turn().result()
+        for text in ("two", "three"):
+            await (await run.send(text)).result()
+        browser = opened.browse()
+        page = await browser.open(f"/runs/{run.id}")
+        links = [given["href"] for _, given in page.tags if given.get("class") == "fork-link"]
+        assert len(links) == 3
+        page = await browser.open(links[1].removeprefix("/console"))
+        form = page.find_form(action="fork")
+        await browser.send(form, text="otherwise")
+        fork = client.run(browser.response.url.path.rpartition("/")[2])
+        await fork.turn().result()
+        said = [message.text for message in await fork.transcript() if message.role == "user"]
+        assert said == ["one", "two", "otherwise"]
+        await browser.send(form, head="0" * 64, text="otherwise", nonce="f" * 32)
+        assert browser.response.status_code in (400, 500)
+        assert "rewritten since" in browser.page.text or "damaged" in browser.page.text
+
+
+@pytest.mark.slow
+@pytest.mark.server
+async def test_without_a_worker_pages_come_at_once_and_say_why(engine: Engine) -> None:
+    @tool(needs_approval=True)
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    agent = Agent("payer", script([call("pay")], "done"), tools=[pay])
+    async with engine.served(agent) as client:
+        run = await client.start("payer", "Go", mode="session")
+
+        async def has_recorded_the_wait() -> bool:
+            return bool(await read_pending_memo(await run.describe()))
+
+        await eventually(has_recorded_the_wait)
+    async with console(client) as opened:
+        browser = opened.browse()
+        page = await browser.open(f"/runs/{run.id}")
+        assert "has not answered yet" in page.text
+        assert "pay" in page.text
+        page = await browser.open(f"/runs/{run.id}?wait=1")
+        assert "no worker answers" in page.text
+        [wait] = (await client.list_waits()).waits
+        page = await browser.open(f"/inbox/{run.id}/{wait.call_id}")
+        assert "Approve pay?" in page.text
+
+
+async def test_a_stream_ends_with_the_login(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.web.sse.CHECK_SECONDS", 0.05)
+    agent = Agent("worker", ScriptedProvider(lambda _: "hello"))
+    async with engine.served(agent) as client, console(client, tokens=True) as opened:
+        run = await client.start("worker", "Go", mode="session")
+        await run.turn().result()
+        token = (await client.tokens.create("ana", role="viewer")).token
+        browser, other = opened.browse(None), opened.browse(None)
+        page = await browser.open("/runs")
+        await browser.send(page.find_form(token=""), token=token)
+        other.http.cookies = browser.http.cookies
+        live = f"/console/runs/{run.id}/live?after=0"
+        async with browser.http.stream("GET", live, headers={"accept": "text/event-stream"}) as response:
+            assert response.status_code == 200
+            lines = response.aiter_lines()
+            assert await anext(lines)
+            page = await other.open("/runs")
+            await other.send(page.find_form(to="/logout"))
+            async with asyncio.timeout(30):
+                async for _ in lines:
+                    pass
+        again = await browser.http.get(live, headers={"accept": "text/event-stream"}, follow_redirects=False)
+        assert again.status_code in (303, 401)
