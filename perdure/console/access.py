@@ -11,9 +11,12 @@ import hashlib
 import hmac
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -23,9 +26,10 @@ from ..ports.store import format_utc_now
 from ..ports.surfaces import add_seconds
 from ..ports.tokens import LoginRow, hash_login
 from ..types.messages import clean_text
+from ..web.app import MAX_CONSOLE_UPLOAD_BYTES
 from ..web.auth import BearerTokens, Caller, build_token_caller, check_token_validity
 from ..web.limits import FailureLimiter
-from ..web.operations import Web
+from ..web.operations import Web, iterate_body
 from ..web.origins import is_loopback_name, is_own_origin, parse_host
 from ..web.problems import ForbiddenError, UnauthorizedError, WebError
 
@@ -33,6 +37,8 @@ LOGIN_COOKIE, FORM_COOKIE = "perdure_login", "perdure_form"
 LOGIN_SECONDS = 12 * 3600.0
 MAX_FORM_BYTES = 1024 * 1024
 MAX_FORM_FIELDS = 1000
+MAX_FILES = 10
+"""Most files of a form that takes files."""
 _LOGIN = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{64})")
 _SEED = re.compile(r"[0-9a-f]{64}")
 FORM_TOKEN = "form_token"  # noqa: S105  # the name of a field
@@ -166,7 +172,9 @@ def delete_cookie(request: Request, response: Response, name: str) -> None:
 class Form:
     """The fields of a form, as a browser sends them. Line breaks in them are line feeds."""
 
-    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+    def __init__(self, pairs: list[tuple[str, str]], files: Sequence[UploadFile] = ()) -> None:
+        self.files = files
+        """The files that were chosen; they are closed at the end of the request."""
         self._values: dict[str, list[str]] = {}
         for name, value in pairs:
             self._values.setdefault(name, []).append(clean_text(value.replace("\r\n", "\n")))
@@ -185,15 +193,24 @@ class Form:
     def __contains__(self, name: str) -> bool:
         return name in self._values
 
+    async def close(self) -> None:
+        """Delete the files."""
+        for file in self.files:
+            await file.close()
 
-async def read_form(request: Request, visitor: Visitor) -> Form:
+
+async def read_form(request: Request, visitor: Visitor, *, takes_files: bool = False) -> Form:
     """Read a form of this console's own pages, in this browser. Raises ``WebError`` for another one, before it acts."""
     check_origin(request)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/x-www-form-urlencoded":
+    if kind == "multipart/form-data" and takes_files:
+        form = await _read_parts(request)
+    elif kind == "application/x-www-form-urlencoded":
+        form = Form(await _read_fields(request))
+    else:
         raise WebError("the console takes its own forms", status=415, name="ContentTypeError")
-    form = Form(await _read_fields(request))
     if not hmac.compare_digest(form.get(FORM_TOKEN).encode(), visitor.form_token.encode()):
+        await form.close()
         raise ForbiddenError(
             "the form is out of date, or not of this page", hint="Nothing was done. Load the page again, and repeat."
         )
@@ -213,6 +230,33 @@ async def _read_fields(request: Request) -> list[tuple[str, str]]:
         return parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS, errors="strict")
     except ValueError:
         raise WebError("the form cannot be read", name="FormError") from None
+
+
+async def _read_parts(request: Request) -> Form:
+    """Read a form with files: those beyond 1 MB wait on the disk, not in memory."""
+    parser = MultiPartParser(
+        request.headers,
+        iterate_body(request, MAX_CONSOLE_UPLOAD_BYTES),
+        max_files=MAX_FILES + 1,  # a field without a file comes as one without a name
+        max_fields=MAX_FORM_FIELDS,
+        max_part_size=MAX_FORM_BYTES,
+    )
+    try:
+        items = (await parser.parse()).multi_items()
+    except MultiPartException as error:
+        raise WebError(f"the form cannot be read: {error.message}", name="FormError") from None
+    files = []
+    for _, value in items:
+        if isinstance(value, UploadFile):
+            if value.filename or value.size:
+                files.append(value)
+            else:
+                await value.close()
+    form = Form([(name, value) for name, value in items if isinstance(value, str)], files)
+    if len(files) > MAX_FILES:
+        await form.close()
+        raise WebError(f"a message takes {MAX_FILES} files", status=413, name="BodyTooLargeError")
+    return form
 
 
 def check_origin(request: Request) -> None:

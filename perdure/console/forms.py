@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ..errors import InvalidInputError
@@ -44,15 +44,18 @@ class Field:
     """Value and label of each choice."""
 
 
-def build_fields(schema: Mapping[str, Any] | None, values: Mapping[str, Any]) -> list[Field]:
-    """Build the fields of an object: those that it has, in their order, then the others of its schema."""
+def build_fields(schema: Mapping[str, Any] | None, values: Mapping[str, Any], group: str | None = None) -> list[Field]:
+    """Build the fields of an object: those that it has, in their order, then the others of its schema. ``group`` keeps
+    apart the fields of several objects in one form, which :func:`read_group` reads."""
     properties = (schema or {}).get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
     required = (schema or {}).get("required")
-    names = list(dict.fromkeys([*values, *map(str, properties)]))
+    # A recorded schema has its properties by name: what is required is still in the author's order.
+    first = [name for name in required if name in properties] if isinstance(required, list) else []
+    names = list(dict.fromkeys([*values, *first, *map(str, properties)]))
     if len(names) > MAX_FIELDS:
         return []
-    return [
+    fields = [
         _build_field(
             name,
             _resolve(schema, properties.get(name)),
@@ -62,6 +65,18 @@ def build_fields(schema: Mapping[str, Any] | None, values: Mapping[str, Any]) ->
         )
         for name in names
     ]
+    return fields if group is None else [replace(known, name=f"{group}.{known.name}") for known in fields]
+
+
+def read_group(form: Form, schema: Mapping[str, Any], group: str) -> dict[str, Any]:
+    """Read an object whose fields :func:`build_fields` has built as a group, or its JSON, if it has too many fields.
+    Raises ``InvalidInputError``."""
+    if fields := build_fields(schema, {}, group):
+        return {name.removeprefix(f"{group}."): value for name, value in read_fields(form, fields, {}).items()}
+    value = parse_json_field(group, form.get(f"{PREFIX}{group}").strip() or "{}")
+    if not isinstance(value, dict):
+        raise InvalidInputError(f"{group}: it is an object of names and values")
+    return value
 
 
 def build_answer_fields(schema: Mapping[str, Any] | None) -> list[Field]:

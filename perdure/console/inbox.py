@@ -302,7 +302,7 @@ async def _describe_gone(page: Page, call: Call, item: Decision) -> Outcome:
         if pending.hash == item.hash:
             return Outcome(key, "warn", "It waits again", "Load the page to decide on it.", item.session, is_over=False)
         return Outcome(key, "warn", "It has changed", "The call waits with other arguments now.", item.session)
-    past = _find_decided(status, item.call_id)
+    past = find_decided(status, item.call_id)
     if past is None and status.reason and status.state in ("running", "waiting", "paused"):
         return Outcome(key, "warn", "The run does not answer", status.reason, item.session, is_over=False)
     if past is None:
@@ -311,7 +311,7 @@ async def _describe_gone(page: Page, call: Call, item: Decision) -> Outcome:
     return Outcome(key, tone, title, text, item.session, past.name)
 
 
-def _find_decided(status: Status, call_id: str) -> DecidedApproval | None:
+def find_decided(status: Status, call_id: str) -> DecidedApproval | None:
     return next((decided for decided in reversed(status.decided) if decided.call_id == call_id), None)
 
 
@@ -345,7 +345,7 @@ async def _show_call(page: Page, *, problem: str | None = None, status_code: int
     resource = page.call.resource or Resource("session")
     block = transcript.blocks.get(f"c-{call_id}")
     if pending is None:
-        past = _find_decided(status, call_id)
+        past = find_decided(status, call_id)
         if past is None and not isinstance(block, CallBlock):
             raise NotFoundError("there is no such call")
         outcome = await _describe_gone(page, page.call, Decision(session=status.context_id, call_id=call_id, hash="-"))
@@ -413,8 +413,9 @@ async def find_tool_schema(call: Call, agent: str, tool: str) -> Mapping[str, An
     return schema if isinstance(schema, Mapping) else None
 
 
-async def decide_call(page: Page) -> Response:
-    """Decide on one call, or show what a change of its arguments changes before it is approved with them."""
+async def decide_call(page: Page, back: str | None = None) -> Response:
+    """Decide on one call, or show what a change of its arguments changes before it is approved with them; then show the
+    call, or the page ``back``."""
     action, call_id = page.form.get("decision"), page.call.params["call_id"]
     try:
         if action == "review":
@@ -422,14 +423,19 @@ async def decide_call(page: Page) -> Response:
         event = await _build_event(page, action)
         accepted = await post_event(replace(page.call, body=SessionEvent.model_validate(event)))
     except InvalidInputError as error:
+        if page.wants_fragment:
+            raise
         message = " ".join(filter(None, [error.message, error.hint]))
         return await _show_call(page, problem=message, status_code=400)
     except PerdureError as error:
-        if build_problem(error).status_code != 409:
+        if page.wants_fragment or build_problem(error).status_code != 409:
             raise
         return await _show_call(page, problem=error.message, status_code=409)
     assert isinstance(accepted, Accepted)
-    return page.redirect(f"/inbox/{quote(page.call.params['id'], safe='')}/{quote(call_id, safe='')}")
+    if page.wants_fragment and accepted.decided is not None:
+        title, text, tone = describe_decision(accepted.decided, page.call.by)
+        return page.render("outcomes.html", outcomes=[Outcome("", tone, title, text)])
+    return page.redirect(back or f"/inbox/{quote(page.call.params['id'], safe='')}/{quote(call_id, safe='')}")
 
 
 async def _build_event(page: Page, action: str) -> dict[str, Any]:
@@ -479,8 +485,9 @@ async def _review_change(page: Page) -> Response:
     if not changes:
         raise InvalidInputError("nothing was changed", hint="Approve the call as it is, or change an argument.")
     text = json.dumps(new, ensure_ascii=True)
+    template = "review_part.html" if page.wants_fragment else "review.html"
     return page.render(
-        "review.html", pending=pending, run=status, changes=changes, arguments=text, comment=page.form.get("comment")
+        template, pending=pending, run=status, changes=changes, arguments=text, comment=page.form.get("comment")
     )
 
 

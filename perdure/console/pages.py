@@ -61,6 +61,8 @@ _ASSETS = {
     "console.js": "text/javascript; charset=utf-8",
     "inbox.js": "text/javascript; charset=utf-8",
     "run.js": "text/javascript; charset=utf-8",
+    "chat.css": "text/css; charset=utf-8",
+    "chat.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
 
@@ -198,6 +200,8 @@ class PageRoute:
     handler: Handler
     name: str
     verb: Verb = "read"
+    takes_files: bool = False
+    """Whether its form has files."""
     seconds: float = 20.0
     """How long a form may take to act: a person waits."""
 
@@ -235,20 +239,27 @@ class PageRoute:
         page = Page(call, visitor, access)
         with audit_caller(visitor.caller.auth, get_client_address(request.scope)):
             if self.method == "POST":
-                page.form = await read_form(request, visitor)
-            call.resource = await web.find_session(call.params["id"]) if "id" in call.params else Resource("approval")
-            await call.authorize(self.verb, self.name)
-            if self.method != "POST":
-                return await self.handler(page)
+                page.form = await read_form(request, visitor, takes_files=self.takes_files)
             try:
-                async with asyncio.timeout(self.seconds):
-                    return await self.handler(page)
-            except TimeoutError:
-                raise WebError(
-                    f"There was no answer for {self.seconds:g} s: no worker may be serving this run. What was asked for"
-                    " may still take effect.", status=504, name="TimeoutError",
-                    hint="Look at the run, and send the form again if needed: the same decision counts once.",
-                ) from None  # fmt: skip
+                return await self._handle(web, page)
+            finally:
+                await page.form.close()
+
+    async def _handle(self, web: Web, page: Page) -> Response:
+        call = page.call
+        call.resource = await web.find_session(call.params["id"]) if "id" in call.params else Resource("approval")
+        await call.authorize(self.verb, self.name)
+        if self.method != "POST":
+            return await self.handler(page)
+        try:
+            async with asyncio.timeout(self.seconds):
+                return await self.handler(page)
+        except TimeoutError:
+            raise WebError(
+                f"There was no answer for {self.seconds:g} s: no worker may be serving this run. What was asked for"
+                " may still take effect.", status=504, name="TimeoutError",
+                hint="Look at the run, and send the form again if needed: the same decision counts once.",
+            ) from None  # fmt: skip
 
 
 def show_error(request: Request, visitor: Visitor, error: PerdureError) -> Response:

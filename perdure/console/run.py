@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +32,7 @@ from ..web.lists import PageQuery, list_subagents
 from ..web.operations import validate
 from ..web.sessions import SessionEvent, build_session, post_event
 from ..web.sse import RECONNECT_MS, EventStream, encode_event, encode_frame, parse_seq
+from .compare import find_origin
 from .inbox import STATUS_SECONDS, count_pending
 from .pages import HEADERS, Page, PageRoute, build_context, build_templates
 from .texts import show_controls
@@ -50,7 +51,7 @@ from .transcript import (
 )
 from .waterfall import build_waterfall
 
-_PATIENT_SECONDS = 8.0
+PATIENT_SECONDS = 8.0
 """How long the script's request, and a page with ``wait``, waits for the run's own answer."""
 _AROUND_EVENTS = 40
 """Events after the one that an address names."""
@@ -71,7 +72,7 @@ class View:
     inherited_count: int = 0
 
 
-async def _read_view(page: Page, *, with_origin: bool = True) -> View:
+async def read_view(page: Page, *, with_origin: bool = True) -> View:
     """Read the window that the address asks for: the end, what is before a number, or what is around one."""
     given = page.request.query_params
     before = parse_seq(given.get("before")) or None
@@ -103,7 +104,7 @@ async def _read_messages(store: Store, run_id: str, head: str) -> Sequence[Messa
     return (await TranscriptPages().read(store, run_id, head, after=-1, limit=1_000_000))[0]
 
 
-async def _read_status(page: Page, seconds: float) -> Status | None:
+async def read_status(page: Page, seconds: float = STATUS_SECONDS) -> Status | None:
     """Read the run's status; None if it does not answer in time, as where no worker serves it: after 5 s its status
     says so."""
     task = asyncio.ensure_future(build_session(page.call, page.call.params["id"]))
@@ -160,7 +161,7 @@ def _list_shown_children(view: View) -> list[str]:
 async def _build_panel(page: Page, view: View, seconds: float) -> dict[str, Any]:
     """Build what stands beside the transcript. ``seconds``: how long the run may take to say what it does."""
     resource = page.call.resource or Resource("session", page.call.params["id"])
-    status, tree = await asyncio.gather(_read_status(page, seconds), _read_tree(page, page.call.params["id"], view))
+    status, tree = await asyncio.gather(read_status(page, seconds), _read_tree(page, page.call.params["id"], view))
     spans, seconds = build_waterfall(view.transcript, format_utc_now())
     store = await page.call.client.store()
     row = await store.get_run(page.call.params["id"])
@@ -195,21 +196,24 @@ def _find_fork_head(page: Page, view: View) -> str:
 
 async def show_run(page: Page) -> Response:
     """Show a run."""
-    view = await _read_view(page)
-    seconds = _PATIENT_SECONDS if "wait" in page.request.query_params else STATUS_SECONDS
-    panel, count = await asyncio.gather(_build_panel(page, view, seconds), count_pending(page))
-    return page.render("run.html", view=view, blocks=list(view.transcript.blocks.values()), count=count, **panel)
+    view = await read_view(page)
+    seconds = PATIENT_SECONDS if "wait" in page.request.query_params else STATUS_SECONDS
+    panel, count, origin = await asyncio.gather(
+        _build_panel(page, view, seconds), count_pending(page), find_origin(page.call, page.call.params["id"])
+    )
+    blocks = list(view.transcript.blocks.values())
+    return page.render("run.html", view=view, blocks=blocks, count=count, origin=origin, **panel)
 
 
 async def show_panel(page: Page) -> Response:
     """Show what stands beside the transcript, for the page's script."""
-    view = await _read_view(page, with_origin=False)
-    return page.render("panel.html", view=view, **await _build_panel(page, view, _PATIENT_SECONDS))
+    view = await read_view(page, with_origin=False)
+    return page.render("panel.html", view=view, **await _build_panel(page, view, PATIENT_SECONDS))
 
 
 async def show_earlier(page: Page) -> Response:
     """Show the blocks before a number, for the page's script."""
-    view = await _read_view(page)
+    view = await read_view(page)
     blocks = list(view.transcript.blocks.values())
     return page.render("earlier.html", view=view, blocks=blocks, run_id=page.call.params["id"])
 
@@ -218,13 +222,24 @@ async def show_earlier(page: Page) -> Response:
 # What is live.
 
 
-async def follow_page(page: Page) -> Response:
+Renderer = Callable[[Page, Sequence[Block]], Awaitable[Sequence[str]]]
+"""Renders the blocks of a page."""
+
+
+async def render_blocks(page: Page, blocks: Sequence[Block]) -> Sequence[str]:
+    """Render blocks as the page of a run shows them."""
+    context = build_context(page.request, page.visitor)
+    template = build_templates().get_template("live.html")
+    return [template.render(context, block=block, run_id=page.call.params["id"]) for block in blocks]
+
+
+async def follow_page(page: Page, render: Renderer = render_blocks) -> Response:
     """Follow a run: the blocks that change, as HTML, and pieces of text."""
     call = page.call
     after = parse_seq(call.request.headers.get("last-event-id") or call.request.query_params.get("after"))
     if await _is_over(page, after):
         return Response(status_code=204, headers=HEADERS)  # an EventSource does not connect again
-    return EventStream(_iterate_frames(page, after), on_close=call.hold_stream(), check=page.is_current)
+    return EventStream(_iterate_frames(page, after, render), on_close=call.hold_stream(), check=page.is_current)
 
 
 async def _is_over(page: Page, after: int) -> bool:
@@ -239,13 +254,13 @@ async def _is_over(page: Page, after: int) -> bool:
         return await anext(events, None) is None
 
 
-async def _iterate_frames(page: Page, after: int) -> AsyncGenerator[bytes]:
+async def _iterate_frames(page: Page, after: int, render: Renderer) -> AsyncGenerator[bytes]:
     """Yield frames. First comes the reply that is being written, as it is at ``after``: its reader may have less."""
     yield b"retry: %d\n\n" % RECONNECT_MS
     store, run_id = await page.call.client.store(), page.call.params["id"]
     transcript = Transcript().add_all((await read_window(store, run_id, before=after + 1)).events)
     if transcript.open_reply is not None:
-        yield _encode_blocks(page, [transcript.open_reply])
+        yield await _encode_blocks(page, [transcript.open_reply], render)
     async with aclosing(follow_run(page.call.run, after, children=False, texts=False)) as events:
         async for event in events:
             known = _measure(transcript.open_reply)
@@ -255,7 +270,7 @@ async def _iterate_frames(page: Page, after: int) -> AsyncGenerator[bytes]:
                 yield encode_frame(json.dumps(piece), event.seq)
                 continue
             await _add_live_parts(page, transcript, blocks)
-            yield _encode_blocks(page, blocks, event.seq)
+            yield await _encode_blocks(page, blocks, render, event.seq)
 
 
 async def _add_live_parts(page: Page, transcript: Transcript, blocks: Sequence[Block]) -> None:
@@ -284,11 +299,9 @@ def _cut_piece(reply: ReplyBlock | None, event: ModelDelta, known: tuple[str, bo
     return {"key": known[0], "field": event.kind, "text": show_controls(text[before:])}
 
 
-def _encode_blocks(page: Page, blocks: Sequence[Block], seq: int | None = None) -> bytes:
-    context = build_context(page.request, page.visitor)
-    template = build_templates().get_template("live.html")
-    run_id = page.call.params["id"]
-    items = [{"key": block.key, "html": template.render(context, block=block, run_id=run_id)} for block in blocks]
+async def _encode_blocks(page: Page, blocks: Sequence[Block], render: Renderer, seq: int | None = None) -> bytes:
+    texts = await render(page, blocks)
+    items = [{"key": block.key, "html": html} for block, html in zip(blocks, texts, strict=True)]
     return encode_frame(json.dumps({"blocks": items}), seq)
 
 
@@ -340,9 +353,9 @@ async def act(page: Page) -> Response:
         case "message":
             if not text:
                 raise InvalidInputError("the message is empty", hint="Write one, and send it again.")
-            event = {"type": "message", "content": text, "message_id": _read_nonce(form.get("nonce"))}
+            event = {"type": "message", "content": text, "message_id": read_nonce(form.get("nonce"))}
         case "interrupt":
-            event = {"type": "interrupt", "content": text or None, "message_id": _read_nonce(form.get("nonce"))}
+            event = {"type": "interrupt", "content": text or None, "message_id": read_nonce(form.get("nonce"))}
         case "pause":
             event = {"type": "pause", "reason": text or None, "children": "children" in form}
         case "resume":
@@ -359,7 +372,7 @@ async def act(page: Page) -> Response:
     return page.redirect(f"/runs/{quote(page.call.params['id'], safe='')}")
 
 
-def _read_nonce(text: str) -> str:
+def read_nonce(text: str) -> str:
     """Return the id that a form has for its message: sent twice, it counts once."""
     return text if len(text) == 32 and text.isalnum() else uuid.uuid4().hex
 
@@ -385,7 +398,7 @@ async def _fork(page: Page, text: str) -> Response:
     if model := form.get("model").strip():
         fields["model"] = model
     agent = page.call.resource.agent if page.call.resource is not None else None
-    fields["id"] = form.get("id").strip() or f"{(agent or 'fork')[:100]}-{_read_nonce(form.get('nonce'))[:16]}"
+    fields["id"] = form.get("id").strip() or f"{(agent or 'fork')[:100]}-{read_nonce(form.get('nonce'))[:16]}"
     call = replace(page.call, body=validate(NewFork, fields, "the form"))
     await call.authorize("send", "fork")
     fork = await fork_session(call)

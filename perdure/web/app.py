@@ -43,6 +43,8 @@ from .webhooks import OPERATIONS as WEBHOOKS
 PREFIX = "/v1"
 CONSOLE_PREFIX = "/console"
 MAX_CONSOLE_FORM_BYTES = 1024 * 1024
+MAX_CONSOLE_UPLOAD_BYTES = 32 * 1024 * 1024
+"""Most bytes of a form of the console with files."""
 Protocol = Literal["agui", "vercel", "openai", "mcp"]
 _OPERATIONS: Sequence[Operation] = (*SESSIONS, *LISTS, *APPROVALS, *FILES, *FORKS, *SCHEDULES, *WEBHOOKS)
 OPERATIONS: Sequence[Operation] = (*_OPERATIONS, build_openapi_operation(_OPERATIONS))
@@ -168,6 +170,8 @@ def _find_body_rule(scope: Scope) -> BodyRule | None:
         return None
     if "/decide/" in scope["path"]:
         return BodyRule((FORM_TYPE,), MAX_FORM_BYTES)
+    if f"{CONSOLE_PREFIX}/chat/" in scope["path"]:
+        return BodyRule((FORM_TYPE, "multipart/form-data"), MAX_CONSOLE_UPLOAD_BYTES, BODY_SECONDS)
     return BodyRule((FORM_TYPE,), MAX_CONSOLE_FORM_BYTES) if f"{CONSOLE_PREFIX}/" in scope["path"] else None
 
 

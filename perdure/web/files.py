@@ -89,12 +89,17 @@ async def upload_file(call: Call) -> UploadedFile:
             "a file is uploaded as it is, not as a form", status=415, name="UnsupportedMediaTypeError",
             hint="Send its bytes as the body, as application/octet-stream or with the file's own type.",
         )  # fmt: skip
+    media_type = query.media_type or (None if content_type in _UNKNOWN_TYPES else content_type)
+    return await store_upload(call, data, query.name, media_type)
+
+
+async def store_upload(call: Call, data: bytes, name: str | None, media_type: str | None) -> UploadedFile:
+    """Store a file that the caller has sent: its messages may then name it. ``media_type`` counts where the bytes do
+    not show the type. Raises ``InvalidInputError``, ``WebError``."""
     if not data:
         raise WebError("the file is empty", name="InvalidInputError", hint="Models refuse empty files.")
-    name = clean_file_name(query.name)
-    media_type = detect_media_type(data) or query.media_type
-    if media_type is None and content_type not in _UNKNOWN_TYPES:
-        media_type = content_type
+    name = clean_file_name(name)
+    media_type = detect_media_type(data) or media_type
     try:
         file = File(data, media_type, name)
     except InvalidInputError:

@@ -329,7 +329,7 @@ async def _receive_body(operation: Operation, call: Call) -> AsyncGenerator[byte
     held, size, pieces, key = call.web.held, 0, list[bytes](), get_caller_key(call.caller)
     try:
         if operation.body is not None:
-            async for piece in _iterate_body(call.request, operation.max_bytes):
+            async for piece in iterate_body(call.request, operation.max_bytes):
                 held.take(len(piece), key)
                 size += len(piece)
                 pieces.append(piece)
@@ -338,7 +338,7 @@ async def _receive_body(operation: Operation, call: Call) -> AsyncGenerator[byte
         held.release(size, key)
 
 
-async def _iterate_body(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
+async def iterate_body(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
     """Yield the pieces of the body, whatever its Content-Length says. Raises ``WebError``."""
     too_large = WebError(f"the body may have {max_bytes:,} bytes", status=413, name="BodyTooLargeError")
     length = request.headers.get("content-length", "0")

@@ -34,7 +34,7 @@ ALLOWED_TAGS = {
     *("span", "nav", "main", "section", "article", "aside", "h1", "h2", "h3", "p", "ol", "ul", "li", "dl", "dt", "dd"),
     *("form", "input", "button", "textarea", "select", "option", "label", "details", "summary", "code", "pre", "time"),
     *("strong", "em", "kbd", "figure", "figcaption", "img", "br", "hr", "table", "thead", "tbody", "tr", "th", "td"),
-    *("blockquote", "s"),
+    *("blockquote", "s", "datalist", "fieldset", "legend", "del", "ins"),
 }
 
 

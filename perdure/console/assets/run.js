@@ -13,6 +13,7 @@ function put({ key, html }) {
   if (!block) return;
   const old = find(key);
   if (!old) { transcript.append(block); return; }
+  if (old.dataset.hash && old.dataset.hash === block.dataset.hash) return; // its forms are in use
   // What a reader has unfolded stays unfolded.
   const was = old.querySelector(":scope > details");
   const now = block.querySelector(":scope > details");
@@ -50,17 +51,21 @@ function refreshPanel() {
   }, 400);
 }
 
-function follow() {
-  const source = new EventSource(run.dataset.live);
+let after = null;
+export function follow() {
+  const source = new EventSource(after ? run.dataset.live.replace(/after=\d+/, `after=${after}`) : run.dataset.live);
+  delete run.dataset.ended;
   source.onopen = () => { state.textContent = ""; };
   source.onerror = () => {
     if (source.readyState === EventSource.CLOSED) {
       state.textContent = "";
+      run.dataset.ended = "1";
       refreshPanel();
       if (!run.dataset.over) setTimeout(checkAgain, 3000);
     } else state.textContent = "The connection was lost. Connecting again…";
   };
-  source.onmessage = ({ data }) => {
+  source.onmessage = ({ data, lastEventId }) => {
+    after = lastEventId || after;
     const frame = JSON.parse(data);
     const follows = isAtEnd();
     if (frame.blocks) { frame.blocks.forEach(put); document.getElementById("no-events")?.remove(); refreshPanel(); }
