@@ -177,9 +177,7 @@ def build_context(request: Request, visitor: Visitor) -> dict[str, Any]:
         "caller": caller,
         "has_login": visitor.login_id is not None,
         "path": quote(request.scope["path"], safe="/%~:@!$&'()*+,;="),
-        "token_field": lambda: Markup('<input type="hidden" name="{}" value="{}">').format(
-            FORM_TOKEN, visitor.form_token
-        ),
+        "token_field": lambda: _TOKEN_FIELD.format(FORM_TOKEN, visitor.form_token),
     }
 
 

@@ -87,10 +87,11 @@ async def _continue(call: Call) -> Response:
     parse_seq(call.request.headers.get("last-event-id"))
     await open_session(call, thread_id, "read", "agui")
     turn = call.client.run(thread_id).turn(shorten_id(run_id))
-    if not run_id or (await turn.status()).state == "unknown":
+    after = await read_latest_seq(call.client, thread_id)
+    is_last = bool(run_id) and await find_turn_start(call.client, turn, after, is_last=True) is not None
+    if not is_last and not (run_id and await is_known_turn(turn)):
         turn = await find_present_turn(call.client, thread_id)
     translator = AguiTranslator(thread_id, run_id or turn.task_id, version="1.0")
-    after = await read_latest_seq(call.client, thread_id)
     return EventStream(
         _stream(call.client, _Acted(turn), translator, after), on_close=call.hold_stream(), check=call.is_current
     )

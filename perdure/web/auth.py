@@ -154,10 +154,13 @@ class BearerTokens:
     async def authenticate(self, connection: HTTPConnection) -> Caller | None:
         """Return the token's caller; None without a token."""
         token = _read_token(connection)
-        return None if token is None else await self.check_token(token)
+        if token is None:
+            return None
+        return await self.check_token(token, is_used=_KNOWN_KEY not in connection.scope)
 
-    async def check_token(self, token: str) -> Caller:
-        """Return the caller of ``token``, and record its use. Raises ``UnauthorizedError``."""
+    async def check_token(self, token: str, *, is_used: bool = True) -> Caller:
+        """Return the caller of ``token``, and record its use: the look of an open stream is none. Raises
+        ``UnauthorizedError``."""
         parts = parse_token(token)
         if parts is None:
             raise UnauthorizedError("the token is malformed", hint=f"A token is {TOKEN_PREFIX}<id>_<secret>.")
@@ -169,7 +172,7 @@ class BearerTokens:
         now = self._now()
         check_token_validity(row, now)
         since = add_seconds(now, -_TOKEN_USE_SECONDS)
-        if row.last_used_at is None or row.last_used_at <= since:
+        if is_used and (row.last_used_at is None or row.last_used_at <= since):
             try:
                 await store.record_token_use(row.id, now, unless_since=since)
             except StoreError as error:  # a store that is full can be read

@@ -42,11 +42,20 @@ from .openai_requests import (
     read_text,
     read_tools,
 )
-from .openai_sessions import Acted, act, claim_key, load_waits, shows_texts
+from .openai_sessions import Acted, act, claim_key, shows_texts
 from .operations import Call
 from .problems import WebError
 from .sse import HEADERS, EventStream, encode_frame
-from .turns import OpenWait, Replies, describe_answer, dump_arguments, encode_json, follow_until_still, read_body
+from .turns import (
+    EventTexts,
+    OpenWait,
+    Replies,
+    describe_answer,
+    dump_arguments,
+    encode_json,
+    follow_until_still,
+    read_body,
+)
 
 WAITS_HEADER = "X-Perdure-Waits"
 """Ids of the calls that wait for a person, of an answer that is not streamed."""
@@ -206,6 +215,7 @@ async def create_chat_completion(call: Call) -> Response:
     streams, includes_usage = read_flag(body, "stream"), _includes_usage(body)
     request.has_key = await claim_key(call, body)
     acted = await act(call, request)
+    call.resource = acted.resource
     completion = _Completion(acted, is_live=streams, includes_usage=includes_usage)
     if not streams:
         return await _answer_whole(call, completion)
@@ -267,11 +277,12 @@ class _Completion:
 
 async def _stream(call: Call, completion: _Completion) -> AsyncGenerator[bytes]:
     translator, acted, waits = completion.translator, completion.acted, list[OpenWait]()
+    texts = EventTexts(call.client)
     yield _encode(completion.build_chunk({"role": "assistant", "content": ""}))
     async with aclosing(follow_turn(call, acted)) as events:
         async for event in events:
             if isinstance(event, list):
-                waits = await load_waits(call.client, event)
+                waits = [await texts.load_wait(wait) for wait in event]
             elif added := translator.feed(event):
                 yield _encode(completion.build_chunk({"content": added}))
     if not waits:
@@ -304,12 +315,13 @@ def build_break(error: PerdureError | None) -> bytes:
 
 async def _answer_whole(call: Call, completion: _Completion) -> Response:
     waits: list[OpenWait] = []
+    texts = EventTexts(call.client)
     async with aclosing(follow_turn(call, completion.acted)) as events:
 
         async def read() -> None:
             async for event in events:
                 if isinstance(event, list):
-                    waits.extend(await load_waits(call.client, event))
+                    waits.extend([await texts.load_wait(wait) for wait in event])
                 else:
                     completion.translator.feed(event)
 

@@ -33,11 +33,11 @@ from .openai_requests import (
     read_text,
     read_tools,
 )
-from .openai_sessions import Acted, act, claim_key, find_agent, load_arguments, load_waits, shows_texts
+from .openai_sessions import Acted, act, claim_key, find_agent, load_arguments, shows_texts
 from .operations import Call
 from .problems import NotFoundError, WebError
 from .sse import HEADERS, MAX_SEQ, EventStream, encode_frame
-from .turns import EventTexts, OpenWait, encode_json, read_body, read_waits
+from .turns import EventTexts, OpenWait, encode_json, find_turn_start, read_body, read_latest_seq, read_waits
 
 CANCEL_SECONDS = 10.0
 """How long a cancel waits until the turn has ended."""
@@ -167,7 +167,9 @@ async def _find_response(call: Call, verb: Verb) -> _ResponseReader:
         definition = await find_agent(call, resource.agent or "")
     except NotFoundError:  # its definition was deleted
         definition = {}
-    return _ResponseReader(call, Acted(turn, resource, after, after, status.state == "running", definition))
+    start = await find_turn_start(call.client, turn, await read_latest_seq(call.client, session))
+    acted = Acted(turn, resource, after, max(after, start or 0), status.state == "running", definition)
+    return _ResponseReader(call, acted)
 
 
 async def follow_response(call: Call) -> Response:
@@ -211,6 +213,7 @@ class _ResponseReader:
 
     def __init__(self, call: Call, acted: Acted, *, is_background: bool = False) -> None:
         self.call, self.acted = call, acted
+        call.resource = acted.resource
         response_id = encode_id("resp_", acted.session, acted.turn.task_id, acted.after)
         self.translator = ResponseTranslator(
             response_id, acted.session, acted.resource.agent or "", acted.after, has_texts=shows_texts(acted.definition)
@@ -245,7 +248,7 @@ class _ResponseReader:
     async def _finish(self, waits: Sequence[OpenWait]) -> list[dict[str, Any]]:
         if not waits and self.translator.end is None:
             self.translator.note_status(await self.acted.turn.status())
-        return self.translator.finish(await load_waits(self.call.client, waits))
+        return self.translator.finish([await self._texts.load_wait(wait) for wait in waits])
 
     async def read_now(self) -> None:
         """Read what there is of the response."""
@@ -304,7 +307,9 @@ async def list_input_items(call: Call) -> Response:
     reader = await _find_response(call, "read")
     items: list[dict[str, Any]] = []
     hashes: dict[tuple[str, str], str] = {}
-    async with aclosing(reader.acted.turn.events(wait=False)) as events:
+    turn, latest = reader.acted.turn, await read_latest_seq(call.client, reader.acted.session)
+    start = await find_turn_start(call.client, turn, latest)
+    async with aclosing(turn.events(start or 0, wait=False)) as events:
         async for event in events:
             if isinstance(event, ApprovalRequested | QuestionAsked):
                 hashes[event.context_id, event.call_id] = event.hash

@@ -38,7 +38,16 @@ from .openai_requests import (
 from .operations import IDEMPOTENCY_HOURS, KEY_CHARS, Call
 from .problems import WebError
 from .sessions import MESSAGE_SECONDS
-from .turns import OpenWait, authorize_wait, open_session, read_latest_seq, read_waits
+from .turns import (
+    OpenWait,
+    authorize_wait,
+    find_present_turn,
+    find_turn_start,
+    is_known_turn,
+    open_session,
+    read_latest_seq,
+    read_waits,
+)
 
 IDLE_SECONDS = 300.0
 """How long a conversation that the client has not named stays open in Temporal. A message opens it again."""
@@ -79,17 +88,6 @@ async def load_arguments(client: Client, run_id: str) -> dict[str, dict[str, Any
     """Load the arguments of a run's calls, by call id: where they are too long for its events and status."""
     messages = await client.run(run_id).transcript(full=True)
     return {part.id: part.arguments for m in messages for part in m.parts if isinstance(part, ToolCallPart)}
-
-
-async def load_waits(client: Client, waits: Sequence[OpenWait]) -> list[OpenWait]:
-    """Return ``waits`` with all arguments."""
-    loaded: list[OpenWait] = []
-    for wait in waits:
-        if wait.call.arguments is None and wait.call.kind != "question":
-            arguments = (await load_arguments(client, wait.run_id)).get(wait.call.call_id)
-            wait = OpenWait(wait.run_id, wait.call.model_copy(update={"arguments": arguments}))
-        loaded.append(wait)
-    return loaded
 
 
 def shows_texts(definition: Mapping[str, Any]) -> bool:
@@ -168,7 +166,9 @@ async def _answer(call: Call, answers: Sequence[Answer], session: str) -> tuple[
     """Answer the calls; return their turn, and the number of the event that has asked for the last of them."""
     if len(answers) > _MAX_ANSWERS:
         raise ParameterError(f"A request answers at most {_MAX_ANSWERS} calls", "input")
-    asked = await _find_asked(call, session)
+    asked = await _find_asked(call, session, await _find_last_turn(call, session))
+    if any(_key(answer) not in asked for answer in answers):  # of an earlier turn
+        asked = await _find_asked(call, session, 0)
     if unknown := next((answer for answer in answers if _key(answer) not in asked), None):
         raise build_unknown_call_error(unknown.id)
     waits = {(wait.run_id, wait.call.call_id, wait.call.hash): wait for wait in (await _read_waits(call, session))}
@@ -210,10 +210,19 @@ def _get_root_turn(event: Event) -> str:
     return (event.path[0].task_id if event.path else event.task_id) or ""
 
 
-async def _find_asked(call: Call, session: str) -> dict[tuple[str, str, str], Event]:
-    """Return the events that have asked for a decision or an answer, by run, call and hash."""
+async def _find_last_turn(call: Call, session: str) -> int:
+    """Return the number before the last turn; 0 if there is none."""
+    try:
+        turn = await find_present_turn(call.client, session)
+    except RunNotFoundError:
+        return 0
+    return await find_turn_start(call.client, turn, await read_latest_seq(call.client, session)) or 0
+
+
+async def _find_asked(call: Call, session: str, after: int) -> dict[tuple[str, str, str], Event]:
+    """Return the events after number ``after`` that have asked for a decision or an answer, by run, call and hash."""
     asked: dict[tuple[str, str, str], Event] = {}
-    async with aclosing(call.client.run(session).events(wait=False)) as events:
+    async with aclosing(call.client.run(session).events(after, wait=False)) as events:
         async for event in events:
             if isinstance(event, ApprovalRequested | QuestionAsked):
                 asked[event.context_id, event.call_id, event.hash] = event
@@ -244,29 +253,34 @@ def _read_value(text: str, wait: OpenWait | None) -> Any:
 async def _send(call: Call, request: Request, session: str, definition: Mapping[str, Any]) -> Acted:
     resource = await open_session(call, session, "send", "openai")
     before = await read_latest_seq(call.client, session)
-    task_id = call.derive_id("turn")
-    is_repeat = request.has_key and before > 0 and await _has_turn(call, session, task_id)
-    if request.continues is not None and not is_repeat:
-        await _check_latest(call, session, request.continues)
+    task_id, message_id = call.derive_id("turn"), call.derive_id("message")
+    start = None
+    if request.has_key and before:
+        start = await _find_repeat(call, call.client.run(session).turn(task_id), message_id, before)
+    if request.continues is not None and start is None:
+        await _check_latest(call, session, (request.continues, task_id))
     turn = await _deliver(call, request, resource, session, definition)
     if turn.task_id == task_id:
-        return Acted(turn, resource, 0, 0 if is_repeat else before, False, definition)
-    joined = await _find_message(call, session, call.derive_id("message")) if request.has_key else None
+        return Acted(turn, resource, 0, before if start is None else start, False, definition)
+    joined = await _find_message(call, session, message_id) if request.has_key else None
     after = before if joined is None else joined - 1
     return Acted(turn, resource, after, after, True, definition)
 
 
-async def _has_turn(call: Call, session: str, task_id: str) -> bool:
-    try:
-        return (await call.client.run(session).turn(task_id).status()).state != "unknown"
-    except RunNotFoundError:
-        return False
+async def _find_repeat(call: Call, turn: Turn[Any], message_id: str, before: int) -> int | None:
+    """Return the number before the turn that a request with this key began earlier; None for a new one. Mostly it is
+    the last turn, so its cost is that of one turn."""
+    start = await find_turn_start(call.client, turn, before, is_last=True)
+    if start is None and await is_known_turn(turn, message_id):
+        start = await find_turn_start(call.client, turn, before)
+    return start
 
 
-async def _check_latest(call: Call, session: str, task_id: str) -> None:
-    """Refuse to continue from an earlier turn than the last: the model would see what came after it, too."""
+async def _check_latest(call: Call, session: str, allowed: tuple[str, str]) -> None:
+    """Refuse to continue from an earlier turn than the last: the model would see what came after it, too. ``allowed``
+    are that turn, and the one that the request itself may have begun."""
     last = (await call.client.run(session).turn().status()).task_id
-    if last not in ("", task_id):
+    if last not in ("", *allowed):
         raise WebError(
             "previous_response_id is not the last response of its conversation", status=409,
             name="PreviousResponseError", headers={"x-should-retry": "false"},

@@ -176,7 +176,7 @@ class EventTexts:
 
     async def load_wait(self, wait: OpenWait) -> OpenWait:
         """Return ``wait`` with its arguments, where they are too long for the run's status."""
-        if wait.call.arguments is not None or wait.call.kind != "approval":
+        if wait.call.arguments is not None or wait.call.kind == "question":
             return wait
         messages = await self._client.run(wait.run_id).transcript(full=True)
         calls = [part for m in messages for part in m.parts if isinstance(part, ToolCallPart)]
@@ -389,12 +389,13 @@ async def read_latest_seq(client: Client, run_id: str) -> int:
     return await (await client.store()).wait_for_event(run_id, 0, 0.0)
 
 
-async def is_known_turn(turn: Turn[Any], message_id: str) -> bool:
+async def is_known_turn(turn: Turn[Any], message_id: str | None = None) -> bool:
     """Whether a session has events of the turn, or of the message that began it. Two rows of the store: the workflow
     forgets old turns, and to look for one in the events would cost the whole conversation with each new message."""
     store, session_id = await turn.run.client.store(), turn.run.id
-    known = await store.get_turn(session_id, turn.task_id)
-    return known is not None or await store.find_message_turn(session_id, message_id) is not None
+    if await store.get_turn(session_id, turn.task_id) is not None:
+        return True
+    return message_id is not None and await store.find_message_turn(session_id, message_id) is not None
 
 
 async def _read_turn_events(client: Client, run_id: str, until: int) -> AsyncGenerator[list[TurnEvent]]:

@@ -51,8 +51,9 @@ async def test_agui_outlives_the_replica_and_the_worker(engine: Engine, tmp_path
         for key in ("t1", "t2"):
             await agui.ask("move", key=key, url=url)
         running = agui.begin("run", key="t1", runId="r1")
-        watching = agui.begin("connect", key="t2", runId="r1")
-        await agui.ask("until", key="t1", type="RUN_STARTED", count=2)
+        watching = agui.begin("connect", key="t2")  # it does not know the run
+        for key in ("t1", "t2"):  # the store has what no worker can say
+            await agui.ask("until", key=key, type="RUN_STARTED", count=2)
         go.touch()
         await engine.process("streaming", TEST_GO=str(go))
         for ended in (await running, await watching):

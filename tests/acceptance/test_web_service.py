@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from perdure import Client
-from perdure.cli.serve import ServeOptions, _follow_certificate, _listen
+from perdure.cli.serve import ServeOptions, _follow_certificate, listen
 from perdure.client.tasks import background_task
 from tests.support.cli import Cli, Command, talking
 from tests.support.tls_proxy import make_certificate, make_server_context
@@ -155,7 +155,7 @@ async def test_a_renewed_certificate_is_served(
     ids=["head", "second-head", "body-after-the-answer"],
 )
 async def test_a_connection_that_sends_a_byte_now_and_then_is_closed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pieces: list[bytes]
+    monkeypatch: pytest.MonkeyPatch, pieces: list[bytes]
 ) -> None:
     monkeypatch.setattr("perdure.cli.serve._REQUEST_SECONDS", 0.2)
     monkeypatch.setattr(AppStatus, "should_exit", False)  # set at the end of the service, for all of this process
@@ -165,8 +165,8 @@ async def test_a_connection_that_sends_a_byte_now_and_then_is_closed(
         return Response("ok")
 
     app = Starlette(routes=[Route("/healthz", answer)])
-    async with _listen(app, ServeOptions(port=0), asyncio.Event()):
-        port = urlsplit(capsys.readouterr().out.strip()).port
+    async with listen(app, ServeOptions(port=0), asyncio.Event()) as [url]:
+        port = urlsplit(url).port
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         received = b""
         for piece in pieces:

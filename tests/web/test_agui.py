@@ -221,6 +221,10 @@ async def test_a_stream_is_continued_by_get(engine: Engine) -> None:
             held.take(frame)
         assert held.texts() == ["One.", "Two."]
         assert [m["content"] for m in held.messages.values() if m["role"] == "user"] == ["a", "b"]
+        for query in ("&runId=r1", "&runId=unknown", ""):
+            other = await http.get(f"/agui/helper?threadId=t1{query}")
+            assert read_frames(other.text)[-1]["outcome"] == {"type": "success"}
+        assert (await http.get("/agui/helper?threadId=none")).status_code == 404
 
 
 async def test_wrong_requests_are_problems(engine: Engine) -> None:

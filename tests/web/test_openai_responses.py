@@ -14,8 +14,9 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 from perdure import Agent, tool
-from perdure.ports import ModelRequest
+from perdure.ports import EventBatch, ModelRequest, NewEvent
 from perdure.testing import ScriptedProvider, call
+from perdure.types.events import MessageInjected, ModelCompleted, ModelStarted, TurnEvent
 from perdure.web import sse
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
@@ -316,6 +317,40 @@ async def test_posts_with_one_key_are_one_turn_on_any_replica(engine: Engine) ->
         )
         assert {response.output_text for response in made} == {"One."}
         assert len({response.id for response in made}) == 1
+
+
+async def test_requests_of_a_long_conversation_read_its_last_turn_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent("helper", ScriptedProvider([call("refund", order="7"), "Done.", "Bye."]), tools=[refund])
+    async with engine.served(agent) as client, connected(client) as access:
+        store, ai = await client.store(), access.sdk()
+        for turn in range(500):
+            at: dict[str, Any] = {"context_id": "long", "task_id": f"k{turn}"}
+            said = MessageInjected(id=f"u{turn}", content=f"{turn}?", **at)
+            replied = [ModelStarted(iteration=1, **at), ModelCompleted(iteration=1, text=f"{turn}.", **at)]
+            events = [TurnEvent(state="started", **at), said, *replied, TurnEvent(state="completed", **at)]
+            await store.append(EventBatch("long", [NewEvent(event) for event in events]))
+        rows, read = list[int](), store.read_events
+
+        async def count(*arguments: Any, **options: Any) -> Any:
+            found = await read(*arguments, **options)
+            rows.append(len(found))
+            return found
+
+        monkeypatch.setattr(store, "read_events", count)
+        options: Any = {"model": "helper", "conversation": "long", "extra_headers": {"Idempotency-Key": "k"}}
+        for _ in range(2):
+            asked = await ai.responses.create(**options, input="refund")
+        approval: Any = {"type": "mcp_approval_response", "approval_request_id": asked.output[-1].id, "approve": True}
+        done = await ai.responses.create(model="helper", input=[approval], previous_response_id=asked.id)
+        assert (await ai.responses.retrieve(done.id)).output_text == done.output_text == "Done."
+        assert (await ai.responses.retrieve(asked.id)).output_text == "Done."
+        session: Any = {"extra_headers": {"X-Perdure-Session": "long", "Idempotency-Key": "k2"}}
+        for _ in range(2):
+            chat = await ai.chat.completions.create(model="helper", messages=[user("bye")], **session)
+            assert chat.choices[0].message.content == "Bye."
+        assert sum(rows) < 3500, rows  # each of the seven requests: a window, and what has happened since
 
 
 async def test_wrong_requests_name_their_parameter(engine: Engine) -> None:

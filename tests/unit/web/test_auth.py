@@ -242,6 +242,23 @@ async def test_an_address_with_many_wrong_tokens_has_to_wait() -> None:
         await chain.authenticate(request(wrong, "192.0.2.2"))
 
 
+async def test_another_look_at_a_known_request_is_no_guess_and_no_use() -> None:
+    service = Service()
+    token_id, token = await service.create()
+    chain = AuthenticatorChain([service.tokens], failures=FailureLimiter(WebLimits(failure_burst=1), clock=lambda: 0.0))
+    known = request([("Authorization", f"Bearer {token}")], "192.0.2.1")
+    caller = await chain.authenticate(known)
+    with pytest.raises(UnauthorizedError):
+        await chain.authenticate(request([("Authorization", "Bearer pdr_x")], "192.0.2.1"))
+    service.now = "2026-06-01T13:00:00.000000+00:00"
+    assert await chain.authenticate(known) == caller, "also while new requests of the address have to wait"
+    assert service.store.tokens[token_id].last_used_at == NOW
+    await service.store.revoke_token(token_id, NOW)
+    for _ in range(3):
+        with pytest.raises(UnauthorizedError, match="revoked"):
+            await chain.authenticate(known)
+
+
 ROOT = Caller("root", "dev", ROLES["admin"])
 ACME = Caller("ana", "proxy", ROLES["operator"], tenants=("acme",))
 DESK = Caller("desk", "proxy", ROLES["sender"], agents=("support",), sessions=("s1",))
