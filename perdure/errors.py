@@ -395,9 +395,12 @@ class NoWorkerError(RuntimeSetupError):
 
 
 def _collect_error_classes(root: type[PerdureError]) -> dict[str, type[PerdureError]]:
+    """Collect the error classes below ``root`` by name. One of this module is not hidden by another of its name."""
     classes = {root.__name__: root}
     for child in root.__subclasses__():
-        classes |= _collect_error_classes(child)
+        for name, cls in _collect_error_classes(child).items():
+            if cls.__module__ == __name__ or name not in classes:
+                classes[name] = cls
     return classes
 
 

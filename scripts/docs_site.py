@@ -77,7 +77,7 @@ def uri_of(target: Path) -> str:
         name = f"{FOLDER}/{target.relative_to(ROOT).as_posix()}"
     if target.is_dir():
         return f"{name}/README.md"
-    return name if target.suffix in (".md", ".svg") else f"{name}.md"
+    return name if target.suffix in (".md", ".svg", ".png") else f"{name}.md"
 
 
 def content(target: Path) -> str:

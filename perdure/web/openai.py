@@ -23,7 +23,7 @@ from ..ports import AgentRow
 from .auth import Resource
 from .lists import read_visible_agents
 from .openai_chat import create_chat_completion
-from .openai_requests import ModelNotFoundError, convert_problem, parse_time
+from .openai_requests import UnknownModelError, convert_problem, parse_time
 from .openai_responses import cancel_response, create_response, follow_response, list_input_items
 from .operations import Call, Web
 from .problems import WebError
@@ -62,7 +62,7 @@ async def _get_model(call: Call) -> Response:
     name = call.params["model"]
     rows = (await read_visible_agents(call, name)).get(name)
     if not rows:
-        raise ModelNotFoundError(f"The model {name!r:.200} does not exist", hint="GET models lists the agents.")
+        raise UnknownModelError(f"The model {name!r:.200} does not exist", hint="GET models lists the agents.")
     return JSONResponse(_describe_model(name, rows[0]), headers=HEADERS)
 
 

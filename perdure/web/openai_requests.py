@@ -45,7 +45,7 @@ class ParameterError(WebError):
         self.param, self.code = param, code
 
 
-class ModelNotFoundError(NotFoundError):
+class UnknownModelError(NotFoundError):
     """There is no such agent for this caller."""
 
 
@@ -68,7 +68,7 @@ def describe_error(error: Exception, problem: Response | None = None) -> dict[st
     message = fields["detail"].rstrip(".") + "." + (f" {fields['hint']}" if "hint" in fields else "")
     code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", fields["error"].removesuffix("Error")).lower()
     param: str | None = None
-    if isinstance(error, ModelNotFoundError):
+    if isinstance(error, UnknownModelError):
         code, param = "model_not_found", "model"
     elif isinstance(error, ParameterError):
         code, param = error.code, error.param

@@ -30,9 +30,9 @@ from .lists import read_visible_agents
 from .openai_requests import (
     SESSION_HEADER,
     Answer,
-    ModelNotFoundError,
     ParameterError,
     Request,
+    UnknownModelError,
     build_unknown_call_error,
 )
 from .operations import IDEMPOTENCY_HOURS, KEY_CHARS, Call
@@ -77,10 +77,10 @@ class Acted:
 
 
 async def find_agent(call: Call, name: str) -> Mapping[str, Any]:
-    """Return the definition of an agent that the caller may see. Raises ``ModelNotFoundError``."""
+    """Return the definition of an agent that the caller may see. Raises ``UnknownModelError``."""
     rows = (await read_visible_agents(call, name)).get(name)
     if not rows:
-        raise ModelNotFoundError(f"The model {name!r:.200} does not exist", hint="GET models lists the agents.")
+        raise UnknownModelError(f"The model {name!r:.200} does not exist", hint="GET models lists the agents.")
     return cast(Mapping[str, Any], json.loads(rows[0].body))
 
 
@@ -146,7 +146,7 @@ async def act(call: Call, request: Request) -> Acted:
         agent = resource.agent or ""
     try:
         definition = await find_agent(call, agent)
-    except ModelNotFoundError as error:
+    except UnknownModelError as error:
         await call.record_refusal("openai", agent[:200], error)
         raise
     _check_form(*request.form, definition)
