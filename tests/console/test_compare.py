@@ -10,7 +10,7 @@ import pytest
 
 from perdure import Agent, Client, tool
 from perdure.client.run import Run
-from perdure.console.compare import mark_changes
+from perdure.console.texts import mark_changes
 from perdure.testing import ScriptedProvider, call
 from tests.console.test_hostile import TEXT, check_page
 from tests.support.engine import Engine
