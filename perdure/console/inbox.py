@@ -363,8 +363,8 @@ async def _show_call(page: Page, *, problem: str | None = None, status_code: int
         outcome = await _describe_gone(page, page.call, Decision(session=status.context_id, call_id=call_id, hash="-"))
         shown = block.arguments if isinstance(block, CallBlock) else None
         name = past.name if past is not None else cast(CallBlock, block).name
-        values = {"outcome": outcome, "name": name, "arguments": shown, "resource": resource}
-        return page.render("decided.html", count=await count_pending(page), **values)
+        count = await count_pending(page)
+        return page.render("decided.html", outcome=outcome, name=name, arguments=shown, count=count)
     arguments = _find_arguments(pending, block)
     if len(json.dumps(arguments)) > _MAX_SHOWN_CHARS:
         arguments = None

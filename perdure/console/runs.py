@@ -89,8 +89,8 @@ async def act_on_runs(page: Page) -> Response:
         raise InvalidInputError(f"1 to {ROWS} runs can be chosen, not {len(ids)}", hint="Tick the runs that you mean.")
     if "sure" not in page.form:
         rows = await gather_bounded(lambda run_id: _read_chosen(page, run_id), ids)
-        values = {"rows": rows, "action": action, "query": page.request.url.query}
-        return page.render("runs_confirm.html", count=await count_pending(page), **values)
+        query, count = page.request.url.query, await count_pending(page)
+        return page.render("runs_confirm.html", rows=rows, action=action, query=query, count=count)
     return await _show_runs(page, await gather_bounded(lambda run_id: _act(page, run_id, action), ids))
 
 

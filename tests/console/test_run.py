@@ -79,7 +79,7 @@ async def test_the_transcript_and_what_it_cost(engine: Engine) -> None:
         html = browser.response.text
         assert "<strong>it</strong>" in html
         assert "<em>done</em>" in html
-        for text in ("zoe", "photo", "the warehouse is closed", "call_helper", "Turn completed", "tokens per run"):
+        for text in ("zoe", "photo", "the warehouse is closed", "call_helper", "Turn completed", "Tokens per run"):
             assert text in page.text
         [image] = [given for tag, given in page.tags if tag == "img"]
         answer = await browser.http.get(image["src"])
