@@ -295,7 +295,7 @@ async def test_an_approval_is_decided_where_it_happens(engine: Engine) -> None:
         [wait] = (await at.client.list_waits()).waits
         assert dict(form.fields)["hash"] == wait.hash
         assert "Approves this call, the others of pay that wait in this conversation, and every later one" in page.text
-        assert "a message waits for it, Stop denies it" in page.text
+        assert "a message is read after it, Stop closes the call without it" in page.text
         await browser.send(form, ("decision", "approve"))
         assert browser.response.url.path == f"/console{path}", "it leads back"
         page = await at.shows(browser, path, "All paid")
@@ -353,7 +353,7 @@ async def test_who_asked_may_not_approve_what_needs_a_second_person(engine: Engi
     async with room(engine) as at:
         ada, bob = at.console.browse(), at.console.browse("bob")
         path = await at.start(ada, "dropper")
-        page = await at.shows(ada, path, "Approve drop?", "not by who asked", "You started this conversation")
+        page = await at.shows(ada, path, "Approve drop?", "not by the requester", "You started this conversation")
         await ada.send(
             next(form for form in page.forms if ("decision", "approve") in form.buttons), ("decision", "approve")
         )
@@ -490,7 +490,7 @@ async def test_hostile_texts_in_a_chat(engine: Engine) -> None:
         path = browser.response.url.path.removeprefix("/console")
 
         async def waits() -> bool:
-            return (await browser.open(path)).text.count("Approve") >= 1 and "asks" in browser.page.text
+            return (await browser.open(path)).text.count("Approve") >= 1 and "Answer ask?" in browser.page.text
 
         await eventually(waits)
         check_page(browser.page, browser.response.text)

@@ -315,11 +315,11 @@ async def test_questions_are_answered_in_the_row_and_on_their_page(engine: Engin
         browser = at.console.browse()
         page = await browser.open("/inbox")
         assert "How many?" in page.text
-        page = await browser.send(row_form(browser, first), **{"arg.answer": "many"})
+        page = await browser.send(row_form(browser, first), ("decision", "answer"), **{"arg.answer": "many"})
         assert browser.response.status_code == 400
         assert "not a number" in page.text
         page = await browser.open("/inbox")
-        page = await browser.send(row_form(browser, first), **{"arg.answer": "7"})
+        page = await browser.send(row_form(browser, first), ("decision", "answer"), **{"arg.answer": "7"})
         assert "Answered by you" in page.text
         [(_, call_id, _)] = await list_calls(second)
         page = await browser.open(f"/inbox/{second.id}/{call_id}")
@@ -364,10 +364,10 @@ async def test_a_choice_of_few_is_shown_whole(engine: Engine) -> None:
         radios = [given["value"] for tag, given in page.tags if given.get("type") == "radio"]
         assert radios == ['"S"', '"M"', '"L"']
         assert not [given for _, given in page.tags if given.get("type") == "radio" and "checked" in given]
-        form = next(form for form in page.forms if ("decision", "answer") in form.fields)
-        await browser.send(form)
+        form = page.find_form(decision="answer")
+        await browser.send(form, ("decision", "answer"))
         assert browser.response.status_code == 400, "none is chosen for the reader"
-        await browser.send(form, **{"arg.answer": '"M"'})
+        await browser.send(form, ("decision", "answer"), **{"arg.answer": '"M"'})
         await run.turn().result()
         assert "chosen: M" in str(await run.transcript())
 
