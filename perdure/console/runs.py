@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from starlette.responses import Response
 
 from ..client.pages import gather_bounded
-from ..client.visibility import read_pending_memo
+from ..client.visibility import build_run_summary, read_pending_memo
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..ports import Store
 from ..types.interface import Response as RunResponse
@@ -111,12 +111,11 @@ async def _read_chosen(page: Page, id: str) -> ChosenRun:
         resource = await page.call.web.find_session(id)
         if not await page.call.may("read", resource):
             return ChosenRun(id)
-        row = await (await page.call.client.store()).get_run(id)
         execution = await page.call.client.run(id).describe()
+        state = (await build_run_summary(page.call.client, execution)).status
         pending = await read_pending_memo(execution) if execution.close_time is None else ()
     except RunNotFoundError:
         return ChosenRun(id)
-    state = row.status if row is not None else "running"
     waiting = None if pending is None else [call.name for call in pending]
     return ChosenRun(id, state, resource.agent or "", resource.user or "", waiting)
 

@@ -14,7 +14,7 @@ from perdure import Agent, Approval, Client, Limits, ToolContext, tool
 from perdure.testing import ScriptedProvider, call
 from perdure.worker.engine import record_agents
 from tests.console.test_browser import AXE, look_at_everything, office
-from tests.console.test_run import PNG, script
+from tests.console.test_run import script
 from tests.support import npm
 from tests.support.chromium import PICTURES, Window
 from tests.support.engine import Engine
@@ -104,12 +104,15 @@ def draw_photo() -> bytes:
     return b"\x89PNG\r\n\x1a\n" + pack(b"IHDR", head) + pack(b"IDAT", zlib.compress(rows)) + pack(b"IEND", b"")
 
 
+async def attach(page: Any, name: str) -> None:
+    await page.locator("#files").set_input_files([{"name": name, "mimeType": "image/png", "buffer": draw_photo()}])
+
+
 async def open_support(at: Any, **options: Any) -> Window:
     """A session with an attachment, an approval and a question, at the point where it waits for the approval."""
     window: Window = await at.open("/chat/support", **options)
     page = window.page
-    photo = {"name": "damage.png", "mimeType": "image/png", "buffer": draw_photo()}
-    await page.locator("#files").set_input_files([photo])
+    await attach(page, "damage.png")
     await page.get_by_text("damage.png").wait_for()
     await page.get_by_label("Message").fill("My lamp arrived broken (order **A-1007**).\nHere is a photo.")
     if options.get("is_mobile"):
@@ -256,7 +259,7 @@ async def test_the_chat_has_no_violations_of_wcag(engine: Engine, scheme: Litera
     agents = build_agents(asyncio.Event())
     async with office(engine, *agents, what="accessibility of the chat") as (client, at):
         await record_agents(await client.store(create=True), agents)
-        violations = {}
+        violations: dict[str, list[str]] = {}
         for name, window in (await open_pages(client, at, color_scheme=scheme)).items():
             if name not in ("chat", "chat-review"):  # there one thing at a time is unfolded
                 await look_at_everything(window)
@@ -279,19 +282,22 @@ async def test_a_chat_without_javascript(engine: Engine) -> None:
         await record_agents(await client.store(create=True), agents)
         window = await at.open("/chat/support", java_script_enabled=False)
         page = window.page
-        await page.locator("#files").set_input_files([{"name": "a.png", "mimeType": "image/png", "buffer": PNG}])
+        await attach(page, "a.png")
         await page.get_by_label("Message").fill("Broken")
         await page.get_by_role("button", name="Start").click()
 
-        async def waits(selector: str) -> bool:
-            await page.get_by_role("link", name="Load it again").click()
-            return await page.locator(selector).count() == 1
+        async def find(selector: str) -> None:
+            async def is_shown() -> bool:
+                await page.get_by_role("link", name="Load it again").click()
+                return bool(await page.locator(selector).count() == 1)
 
-        await eventually(lambda: waits(".wait.approval"))
+            await eventually(is_shown)
+
+        await find(".wait.approval")
         assert await page.locator(".block.message img").count() == 1
         await page.get_by_role("button", name="Approve", exact=True).click()
-        await eventually(lambda: waits(".wait.question"))
+        await find(".wait.question")
         await page.get_by_role("radio", name="S").check()
         await page.get_by_role("button", name="Answer", exact=True).click()
-        await eventually(lambda: waits(".block.reply table"))
+        await find(".block.reply table")
         assert window.foreign_requests(at.url) == []

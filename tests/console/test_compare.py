@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, Client, tool
+from perdure import Agent, Client, Message, tool
 from perdure.client.run import Run
 from perdure.console.texts import mark_changes
 from perdure.testing import ScriptedProvider, call
+from perdure.types.messages import Usage
 from tests.console.test_hostile import TEXT, check_page
 from tests.support.engine import Engine
 from tests.support.pages import Console, console
@@ -96,6 +97,22 @@ async def test_unequal_empty_and_equal_sides(engine: Engine) -> None:
         await other.result()
         page = await browser.open(f"/compare?left={twin.id}&right={other.id}")
         assert "They do not differ: 4 messages" in page.text
+
+
+async def test_what_each_side_cost(engine: Engine) -> None:
+    async with two_runs(engine) as (client, opened, origin, _):
+        ids = []
+        for words, cost in (("Short", 0.02), ("A longer one", 0.05)):
+            usage = Usage(input_tokens=100, output_tokens=len(words))
+            reply = Message.assistant(words).model_copy(update={"usage": usage, "cost_usd": cost, "model": "m-1"})
+            ids.append((await client.start("desk", None, mode="session", history=[Message.user("Hi"), reply])).id)
+        page = await opened.browse().open(f"/compare?left={ids[0]}&right={ids[1]}")
+        cells = "".join(page.text.split())
+        assert "Cost$0.0200$0.0500+$0.0300+150%" in cells
+        assert "Tokens105112+7+7%" in cells
+        assert "The same until here: 1 message, 0 model calls" in page.text
+        page = await opened.browse().open(f"/compare?left={ids[0]}&right={origin.id}")
+        assert "Cost$0.0200unknown" in "".join(page.text.split()), "a price that is unknown is not left out"
 
 
 async def test_runs_that_a_visitor_may_not_see(engine: Engine) -> None:

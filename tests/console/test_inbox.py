@@ -197,9 +197,9 @@ async def test_who_may_approve_is_said_in_words(engine: Engine) -> None:
         [plain] = await at.start("payer", by="ada")
         browser = at.console.browse()
         for run, says, hides in (
-            (own, "may give it. You started this conversation", "they may deny"),
-            (other, "nobody who wrote to this turn may give it; they may deny it", "You started"),
-            (plain, "You started this conversation: the call is one of your own", "nobody who wrote"),
+            (own, "the people who wrote in this turn. You started this conversation", "a call of your own"),
+            (other, "may not come from those who asked for this call", "You started"),
+            (plain, "You started this conversation: you decide on a call of your own", "may not come from"),
         ):
             [(_, call_id, _)] = await list_calls(run)
             page = await browser.open(f"/inbox/{run.id}/{call_id}")
