@@ -163,6 +163,18 @@ async def test_other_calls_of_a_user_are_named(engine: Engine) -> None:
         assert f"/console/inbox/{second.id}/{other_id}" in links
 
 
+async def test_what_waits_in_runs_that_are_to_be_cancelled_is_named(engine: Engine) -> None:
+    async with desk(engine) as at:
+        [run] = await at.start("payer", user="weber")
+        browser = at.console.browse()
+        page = await browser.open("/runs")
+        [bulk] = [form for form in page.forms if form.id == "bulk"]
+        page = await browser.send(bulk, ("action", "cancel"), item=[run.id])
+        rows = " ".join(page.text.partition("Waiting calls")[2].split())
+        expected = ("waiting", run.id, "payer", "weber", "pay ", "Cancel 1 run", "Keep it")
+        assert [text for text in expected if text not in rows] == []
+
+
 async def test_a_filter_that_nothing_matches_says_how_much_waits(engine: Engine) -> None:
     async with desk(engine) as at:
         await at.start("payer", 2)
