@@ -29,6 +29,7 @@ from ..ports.store import format_utc_now
 from ..ports.surfaces import add_seconds
 from ..ports.webhooks import DeliveryRow, RowCursor, WebhookRow
 from ..temporal_service import translate_rpc_error
+from ..types.interface import WEBHOOK_WORKFLOW_TYPE
 from ..types.limits import parse_seconds
 from ..types.messages import NAME_CHARS, RUN_ID_CHARS, clean_text
 from ..webhooks import (
@@ -44,7 +45,6 @@ from ..webhooks import (
     parse_webhook_url,
     resolve_host,
 )
-from ..workflows.webhook import WEBHOOK_WORKFLOW_TYPE
 from .audit import audit_steering
 from .handles import ClientHandle
 

@@ -8,7 +8,8 @@ from typing import Any
 from temporalio import workflow
 from temporalio.common import RetryPolicy, VersioningBehavior
 
-WEBHOOK_WORKFLOW_TYPE = "PerdureWebhook"
+from ..types.interface import WEBHOOK_WORKFLOW_TYPE
+
 WEBHOOK_ACTIVITY = "perdure.webhook"
 _ATTEMPT_SECONDS = 60
 """For an attempt with its reads and writes of the store; after it, its worker counts as lost."""
