@@ -295,7 +295,7 @@ async def test_an_approval_is_decided_where_it_happens(engine: Engine) -> None:
         [wait] = (await at.client.list_waits()).waits
         assert dict(form.fields)["hash"] == wait.hash
         assert "Approves this call, the others of pay that wait in this conversation, and every later one" in page.text
-        assert "a message is read after it, Stop closes the call without it" in page.text
+        assert "a message is read after it, Stop closes the call" in page.text
         await browser.send(form, ("decision", "approve"))
         assert browser.response.url.path == f"/console{path}", "it leads back"
         page = await at.shows(browser, path, "All paid")

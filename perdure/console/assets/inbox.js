@@ -67,6 +67,7 @@ function complain(row, text) {
 function showCount() {
   const number = waiting ?? open().length;
   if (waiting != null) for (const badge of document.querySelectorAll("[data-count]")) badge.textContent = String(waiting);
+  for (const place of document.querySelectorAll("[data-matching]")) place.textContent = String(open().length);
   document.title = number ? `(${number}) ${base}` : base;
 }
 
