@@ -137,7 +137,7 @@ async def test_a_chat_with_an_attachment_an_approval_and_a_question(engine: Engi
         await block.get_by_label("amount").fill("100")
         await page.keyboard.press("Escape")
         await block.get_by_label("amount").wait_for(state="hidden")
-        assert await page.locator("#chat-state[data-state=waiting]").count() == 1, "Esc has stopped nothing"
+        await page.locator("#chat-state[data-state=waiting][data-busy]").wait_for()  # Esc has stopped nothing
         await block.get_by_text("Change…").click()
         await block.get_by_role("button", name="Review changes").click()
         assert await block.locator(".diff .new td").last.inner_text() == "100"
