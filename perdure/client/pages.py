@@ -26,7 +26,7 @@ from ..store.cache import ByteLRU
 from ..store.chain import decode_node
 from ..store.transcripts import load_full_conversation
 from ..temporal_service import is_missing_attribute, translate_service_error
-from ..types.approvals import PendingApproval, PendingKind
+from ..types.approvals import OnExpiry, PendingApproval, PendingKind
 from ..types.messages import Message, clean_text
 from .handles import ClientHandle
 from .visibility import (
@@ -386,6 +386,8 @@ class Wait:
     """Whether arguments, question or form are too large for a list."""
     separate: bool | None = None
     """Whether those who asked for the call may not approve it; None if only the run knows."""
+    on_expiry: OnExpiry | None = None
+    """What becomes of an approval that expires; None if only the run knows."""
     root: str | None = None
     """The root of the run's tree, if the run is a subagent's."""
     tenant: str | None = None
@@ -507,6 +509,7 @@ def _build_wait(row: WaitRow, run: RunRow | None, state: _RunState | None) -> Wa
         question=question[:_QUESTION_CHARS] if question is not None else None,
         is_cut=len(kept) < len(fields) or is_question_cut,
         separate=None if pending is None else pending.separate,
+        on_expiry=None if pending is None else pending.on_expiry,
         root=None if row.root == row.context_id else row.root,
         tenant=state.labels.get("tenant") or (run.tenant if run is not None else None),
         user=state.labels.get("user") or (run.user if run is not None else None),

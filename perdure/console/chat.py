@@ -22,7 +22,6 @@ from ..client.pages import gather_bounded
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..ports import Store
 from ..types.approvals import hash_arguments
-from ..types.events import MessageInjected, decode_event
 from ..types.interface import Status
 from ..types.messages import Usage
 from ..web.app import MAX_CONSOLE_UPLOAD_BYTES
@@ -43,12 +42,13 @@ from .inbox import (
     describe_decision,
     find_decided,
     find_tool_schema,
+    has_started,
 )
 from .inbox import show_call as show_inbox_call
 from .inbox import show_outcome as show_inbox_outcome
 from .pages import Page, PageRoute, build_context, build_templates
 from .run import PATIENT_SECONDS, follow_page, read_nonce, read_status, read_view
-from .transcript import Block, CallBlock, NoteBlock
+from .transcript import Block, CallBlock, NoteBlock, read_first_message
 
 _SESSIONS = 8
 """Sessions of an agent that its page lists."""
@@ -143,13 +143,12 @@ async def _list_sessions(page: Page, agent: str) -> list[SessionLink]:
 async def _read_link(store: Store, row: SessionRow) -> SessionLink:
     stored = await store.get_run(row.id) if row.status == "running" else None
     state = row.status if stored is None else stored.status
-    for event in await store.read_events(row.id, after=0, limit=8, children=False):
-        decoded = decode_event(row.id, event.seq, event.task_id, event.type, event.body, event.spans)
-        if isinstance(decoded, MessageInjected):
-            text = " ".join(decoded.content.split())
-            files = f"{len(decoded.files)} file{'' if len(decoded.files) == 1 else 's'}" if decoded.files else ""
-            return SessionLink(row, text[:_TITLE_CHARS] + ("…" if len(text) > _TITLE_CHARS else "") or files, state)
-    return SessionLink(row, "", state)
+    message = await read_first_message(store, row.id)
+    if message is None:
+        return SessionLink(row, "", state)
+    text = " ".join(message.content.split())
+    files = f"{len(message.files)} file{'' if len(message.files) == 1 else 's'}" if message.files else ""
+    return SessionLink(row, text[:_TITLE_CHARS] + ("…" if len(text) > _TITLE_CHARS else "") or files, state)
 
 
 async def show_new(page: Page) -> Response:
@@ -388,9 +387,16 @@ class Wait:
     expires: str | None = None
     on_expiry: str = "deny"
     separate: bool = False
+    is_own: bool = False
+    """Whether who looks at it has started the conversation."""
     outcome: Outcome | None = None
     key: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
     """Makes the ids of its fields unique on the page."""
+
+    @property
+    def omitted(self) -> list[Field]:
+        """The arguments that the call does not give."""
+        return [known for known in self.fields if known.name not in (self.block.arguments or {})]
 
 
 async def _find_waits(page: Page, blocks: Sequence[Block]) -> dict[str, Wait]:
@@ -402,12 +408,12 @@ async def _find_waits(page: Page, blocks: Sequence[Block]) -> dict[str, Wait]:
     if not open_calls:
         return {}
     with suppress(RunNotFoundError):
-        status = await read_status(page)
-        return {block.key: await _build_wait(page, block, status) for block in open_calls}
+        status, is_own = await read_status(page), await has_started(page)
+        return {block.key: await _build_wait(page, block, status, is_own=is_own) for block in open_calls}
     return {}
 
 
-async def _build_wait(page: Page, block: CallBlock, status: Status | None) -> Wait:
+async def _build_wait(page: Page, block: CallBlock, status: Status | None, *, is_own: bool) -> Wait:
     is_approval = block.state == "approval"
     resource = page.call.resource or Resource("session")
     pending = None if status is None else next((one for one in status.approvals if one.call_id == block.call_id), None)
@@ -415,7 +421,7 @@ async def _build_wait(page: Page, block: CallBlock, status: Status | None) -> Wa
     outcome = None
     if decided is not None and decided.at >= block.asked[:19]:
         title, text, tone = describe_decision(decided, page.call.by)
-        outcome = Outcome("", tone, title, text)
+        outcome = Outcome("", tone, title, text, at=decided.at)
     arguments = block.arguments
     is_whole = bool(block.hash) and (
         not is_approval
@@ -436,6 +442,7 @@ async def _build_wait(page: Page, block: CallBlock, status: Status | None) -> Wa
         None if pending is None else pending.expires,
         "deny" if pending is None else pending.on_expiry,
         pending is not None and pending.separate,
+        is_own,
         outcome,
     )
 

@@ -7,10 +7,8 @@ parting, so it does not grow with the conversations.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from itertools import zip_longest
 from typing import Any
 
@@ -26,7 +24,7 @@ from ..web.operations import Call
 from ..web.sse import parse_seq
 from .inbox import count_pending
 from .pages import Page, PageRoute
-from .texts import measure, show_controls
+from .texts import mark_changes, measure
 
 STEPS = 20
 """Steps after the parting that the page shows at first."""
@@ -34,10 +32,6 @@ MOST_STEPS = 400
 _SHARED = 3
 """Messages before the parting that the page shows."""
 _MOST_MESSAGES = 1_000_000
-_MARK_TOKENS = 400
-"""Most words of a text that is compared word by word."""
-_ALIKE = 0.35
-"""Texts that have less in common are not compared word by word."""
 
 
 # ---
@@ -208,30 +202,6 @@ def _mark_step(left: Step | None, right: Step | None) -> tuple[Markup, Markup] |
     if not left or not right or left[0].role != right[0].role or left[0].text == right[0].text:
         return None
     return mark_changes(left[0].text, right[0].text)
-
-
-def mark_changes(old: str, new: str) -> tuple[Markup, Markup] | None:
-    """Return both texts as HTML, with the words that differ marked; None for texts that are long, or have little in
-    common."""
-    before, after = _split_words(old), _split_words(new)
-    if not before or not after or max(len(before), len(after)) > _MARK_TOKENS:
-        return None
-    matcher = SequenceMatcher(None, before, after, autojunk=False)
-    if matcher.ratio() < _ALIKE:
-        return None
-    left, right = Markup(), Markup()
-    for tag, begin, end, other_begin, other_end in matcher.get_opcodes():
-        gone, come = "".join(before[begin:end]), "".join(after[other_begin:other_end])
-        if tag == "equal":
-            left, right = left + gone, right + come
-        else:
-            left += Markup("<del>{}</del>").format(gone) if gone else ""
-            right += Markup("<ins>{}</ins>").format(come) if come else ""
-    return left, right
-
-
-def _split_words(text: str) -> list[str]:
-    return re.findall(r"\w+\s*|[^\w\s]\s*|\s+", show_controls(text[: _MARK_TOKENS * 40]))
 
 
 # ---

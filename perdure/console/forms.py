@@ -9,13 +9,14 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 from ..errors import InvalidInputError
 from ..web.limits import parse_json_body
 from ..web.problems import WebError
 from .access import Form
-from .texts import format_json, hides_characters
+from .texts import format_json, hides_characters, mark_changes
 
 MAX_FIELDS = 60
 """Most fields of a form; arguments with more are changed as JSON."""
@@ -42,6 +43,8 @@ class Field:
     is_nullable: bool = False
     options: Sequence[tuple[str, str]] = field(default_factory=tuple)
     """Value and label of each choice."""
+    default: str = ""
+    """JSON of what a tool takes where the field is not given, if its schema says so."""
 
 
 def build_fields(schema: Mapping[str, Any] | None, values: Mapping[str, Any], group: str | None = None) -> list[Field]:
@@ -86,7 +89,7 @@ def build_answer_fields(schema: Mapping[str, Any] | None) -> list[Field]:
     resolved = _resolve(schema, schema) if schema is not None else {"type": "string"}
     answer = _build_field(ANSWER, resolved, None, is_given=False, is_required=True)
     if answer.kind == "text":
-        answer = Field(ANSWER, "long", "", answer.label, answer.hint, is_required=True)
+        answer = replace(answer, kind="long")
     return [answer]
 
 
@@ -111,6 +114,7 @@ def _build_field(name: str, schema: Mapping[str, Any], value: Any, *, is_given: 
         "hint": hint if isinstance(hint, str) else "",
         "is_required": is_required,
         "is_nullable": "null" in kinds,
+        "default": json.dumps(schema["default"], ensure_ascii=False)[:100] if "default" in schema else "",
     }
     plain = kinds - {"null"}
     if options is not None and (not is_given or value in options):
@@ -200,7 +204,8 @@ def read_answer(form: Form, schema: Mapping[str, Any] | None) -> Any:
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of an argument: lines that stay (" "), go ("-") and come ("+")."""
+    """What becomes of an argument: lines that stay (" "), go ("-") and come ("+"). In a line that becomes a similar
+    one, the words that differ are marked."""
 
     name: str
     lines: Sequence[tuple[str, str]]
@@ -214,8 +219,16 @@ def find_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]
         if name in old and name in new and json.dumps(old[name]) == json.dumps(new[name]):
             continue
         lines = [(line[0], line[2:]) for line in difflib.ndiff(before, after) if line[0] in " -+"]
-        changes.append(Change(name, lines))
+        changes.append(Change(name, _mark_lines(lines)))
     return changes
+
+
+def _mark_lines(lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    marked = list(lines)
+    for index, ((sign, old), (next_sign, new)) in enumerate(pairwise(lines)):
+        if (sign, next_sign) == ("-", "+") and (marks := mark_changes(old, new)) is not None:
+            marked[index : index + 2] = [("-", marks[0]), ("+", marks[1])]
+    return marked
 
 
 def _list_lines(values: Mapping[str, Any], name: str) -> list[str]:

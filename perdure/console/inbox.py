@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
@@ -20,7 +21,8 @@ from starlette.responses import JSONResponse, Response
 from ..client.pages import gather_bounded
 from ..client.visibility import read_pending_memo
 from ..errors import InvalidInputError, PerdureError
-from ..types.approvals import DecidedApproval, PendingApproval, hash_arguments
+from ..ports import RunRow, WaitRow
+from ..types.approvals import DecidedApproval, PendingApproval, hash_arguments, hash_name
 from ..types.interface import Status
 from ..web.approvals import ApprovalsQuery, Decision, DecisionResult, Decisions, decide_approvals, list_approvals
 from ..web.approvals import PendingCall as InboxCall
@@ -29,19 +31,10 @@ from ..web.lists import read_visible_agents
 from ..web.operations import Call, validate
 from ..web.problems import NotFoundError, build_problem
 from ..web.sessions import Accepted, SessionEvent, post_event
-from .forms import (
-    MAX_FIELDS,
-    Field,
-    build_answer_fields,
-    build_fields,
-    find_changes,
-    parse_json_field,
-    read_answer,
-    read_fields,
-)
+from .forms import Field, build_answer_fields, build_fields, find_changes, parse_json_field, read_answer, read_fields
 from .pages import HEADERS, Page, PageRoute
 from .texts import format_value
-from .transcript import CallBlock, Transcript, add_stored_parts, read_window
+from .transcript import CallBlock, Transcript, add_stored_parts, read_first_message, read_window
 
 ROWS = 25
 """Rows of a page."""
@@ -55,6 +48,7 @@ _CONTEXT_BLOCKS = 12
 STATUS_SECONDS = 1.0
 """How long a page waits for a run's own answer, which takes a worker."""
 _KEYS = 200
+"""Waits that are looked through for what has come and gone, and for other calls of a user."""
 
 
 # ---
@@ -78,6 +72,8 @@ class Row:
     """Whether it can be decided with others: an approval that is shown whole, and needs no second person."""
     fields: Sequence[Field] = ()
     """Of an answer that the row has a form for."""
+    others: int = 0
+    """Other calls that wait for the same user."""
 
 
 def build_key(session: str, call_id: str, hash: str) -> str:
@@ -85,7 +81,7 @@ def build_key(session: str, call_id: str, hash: str) -> str:
     return hashlib.sha256(json.dumps([session, call_id, hash]).encode()).hexdigest()[:20]
 
 
-async def _build_row(page: Page, wait: InboxCall) -> Row:
+async def _build_row(page: Page, wait: InboxCall, others: int) -> Row:
     resource = Resource("session", wait.session, wait.agent, wait.tenant, wait.user)
     is_approval = wait.kind == "approval"
     may = await page.call.may("decide" if is_approval else "send", resource)
@@ -101,6 +97,7 @@ async def _build_row(page: Page, wait: InboxCall) -> Row:
         folded=[name for name, count in lines.items() if is_long and count > _LONG_VALUE_LINES],
         is_selectable=may and is_approval and not wait.is_cut and not wait.separate,
         fields=fields if len(fields) <= 4 else (),
+        others=others,
     )
 
 
@@ -117,7 +114,29 @@ def _read_query(page: Page) -> ApprovalsQuery:
 
 async def _list_rows(page: Page) -> tuple[list[Row], str | None]:
     listed = await list_approvals(replace(page.call, query=_read_query(page)))
-    return [await _build_row(page, wait) for wait in listed.data], listed.cursor
+    has_users = any(wait.user for wait in listed.data)
+    known = (await _list_visible_waits(page, ApprovalsQuery()))[0] if has_users else []
+    counts = Counter((run.tenant, run.user) for _, run in known)
+    return [
+        await _build_row(page, wait, max(counts[wait.tenant, wait.user] - 1, 0) if wait.user else 0)
+        for wait in listed.data
+    ], listed.cursor
+
+
+async def _list_visible_waits(page: Page, query: ApprovalsQuery) -> tuple[list[tuple[WaitRow, RunRow]], bool]:
+    """List the first waits that the visitor may see, with their runs, as the store has them: no run is asked. Also
+    return whether there are no more."""
+    store = await page.call.client.store()
+    rows = await store.list_waits(agent=query.agent, kind=query.kind, by_expiry=query.by_expiry, limit=_KEYS)
+    runs = await gather_bounded(store.get_run, dict.fromkeys(row.context_id for row in rows))
+    known = {run.context_id: run for run in runs if run is not None}
+    pairs = [(row, known[row.context_id]) for row in rows if row.context_id in known]
+    visible = [
+        (row, run)
+        for row, run in pairs
+        if await page.call.may("read", Resource("session", run.context_id, run.agent, run.tenant, run.user))
+    ]
+    return visible, len(rows) < _KEYS
 
 
 async def count_pending(page: Page) -> int | None:
@@ -142,21 +161,9 @@ def _describe_filters(page: Page) -> dict[str, Any]:
 
 async def list_changes(page: Page) -> Response:
     """Answer with the keys of the rows that wait by now: the page's script looks what has come and gone."""
-    query = _read_query(page)
-    store = await page.call.client.store()
-    rows = await store.list_waits(agent=query.agent, kind=query.kind, by_expiry=query.by_expiry, limit=_KEYS)
-    runs = await gather_bounded(store.get_run, dict.fromkeys(row.context_id for row in rows))
-    known = {run.context_id: run for run in runs if run is not None}
-    keys = []
-    for row in rows:
-        run = known.get(row.context_id)
-        if run is not None and await page.call.may(
-            "read", Resource("session", run.context_id, run.agent, run.tenant, run.user)
-        ):
-            keys.append(build_key(row.context_id, row.call_id, row.hash))
-    return JSONResponse(
-        {"keys": keys, "is_whole": len(rows) < _KEYS, "count": await count_pending(page)}, headers=HEADERS
-    )
+    rows, is_whole = await _list_visible_waits(page, _read_query(page))
+    keys = [build_key(row.context_id, row.call_id, row.hash) for row, _ in rows]
+    return JSONResponse({"keys": keys, "is_whole": is_whole, "count": await count_pending(page)}, headers=HEADERS)
 
 
 # ---
@@ -175,6 +182,8 @@ class Outcome:
     tool: str = ""
     is_over: bool = True
     """Whether the call waits no longer."""
+    at: str | None = None
+    """When it was decided."""
 
 
 _STATES: Mapping[str, tuple[str, Literal["good", "bad", "warn"]]] = {
@@ -197,7 +206,7 @@ def _build_outcome(item: Decision, result: DecisionResult, me: str) -> Outcome:
     key = build_key(item.session, item.call_id, item.hash)
     if result.decided is not None:
         title, text, tone = describe_decision(result.decided, me)
-        return Outcome(key, tone, title, text, item.session, result.decided.name)
+        return Outcome(key, tone, title, text, item.session, result.decided.name, at=result.decided.at)
     problem = cast(dict[str, Any], result.problem)
     detail = " ".join(filter(None, [problem["detail"], problem.get("hint")]))
     is_over = problem["status"] in (404, 409)
@@ -212,8 +221,8 @@ async def decide_rows(page: Page) -> Response:
     if not items:
         raise InvalidInputError("no call was chosen", hint="Tick the calls that you have read.")
     decision, comment = form.get("decision"), form.get("comment").strip() or None
-    if decision == "answer":
-        return await _answer_row(page, items[0])
+    if decision in ("answer", "refuse"):
+        return await _answer_row(page, items[0], comment if decision == "refuse" else None)
     if decision not in ("approve", "deny"):
         raise InvalidInputError("the form says neither approve nor deny")
     outcomes: list[Outcome] = []
@@ -259,23 +268,26 @@ async def _refuse_unselectable(
         if (row := single.get(build_key(*item))) is None:
             kept.append(item)
             continue
-        why = "It needs a second person" if row.wait.separate else "It is not shown whole here"
+        why = "Who asked for it may not approve it" if row.wait.separate else "It is not shown whole here"
         outcomes.append(
             Outcome(row.key, "warn", "Not decided", f"{why}: decide on it alone.", item[0], row.wait.tool, False)
         )
     return kept, outcomes
 
 
-async def _answer_row(page: Page, item: tuple[str, str, str]) -> Response:
+async def _answer_row(page: Page, item: tuple[str, str, str], error: str | None) -> Response:
+    """Answer a question, or say by ``error`` why there is no answer."""
     session, call_id, shown = item
+    if page.form.get("decision") == "refuse" and error is None:
+        raise InvalidInputError("say why there is no answer")
     call = replace(page.call, params={"id": session}, resource=await page.call.web.find_session(session))
     await call.authorize("read", "answer")
     pending, _ = await _find_pending(call, call_id)
     if pending is None or pending.hash != shown:
         decision = Decision(session=session, call_id=call_id, hash=shown, value=None)
         return await _show_outcomes(page, [await _describe_gone(page, call, decision)])
-    value = read_answer(page.form, pending.form)
-    decision = Decision(session=session, call_id=call_id, hash=shown, value=value)
+    value = None if error is not None else read_answer(page.form, pending.form)
+    decision = Decision(session=session, call_id=call_id, hash=shown, value=value, error=error)
     answer = await decide_approvals(replace(page.call, body=Decisions(decisions=[decision])))
     return await _show_outcomes(page, [_build_outcome(decision, answer.results[0], page.call.by)])
 
@@ -308,7 +320,7 @@ async def _describe_gone(page: Page, call: Call, item: Decision) -> Outcome:
     if past is None:
         return Outcome(key, "warn", "It waits no longer", f"The run is {status.state}.", item.session)
     title, text, tone = describe_decision(past, page.call.by)
-    return Outcome(key, tone, title, text, item.session, past.name)
+    return Outcome(key, tone, title, text, item.session, past.name, at=past.at)
 
 
 def find_decided(status: Status, call_id: str) -> DecidedApproval | None:
@@ -351,7 +363,8 @@ async def _show_call(page: Page, *, problem: str | None = None, status_code: int
         outcome = await _describe_gone(page, page.call, Decision(session=status.context_id, call_id=call_id, hash="-"))
         shown = block.arguments if isinstance(block, CallBlock) else None
         name = past.name if past is not None else cast(CallBlock, block).name
-        return page.render("decided.html", outcome=outcome, name=name, arguments=shown, resource=resource)
+        count = await count_pending(page)
+        return page.render("decided.html", outcome=outcome, name=name, arguments=shown, count=count)
     arguments = _find_arguments(pending, block)
     if len(json.dumps(arguments)) > _MAX_SHOWN_CHARS:
         arguments = None
@@ -368,15 +381,37 @@ async def _show_call(page: Page, *, problem: str | None = None, status_code: int
         resource=resource,
         arguments=arguments,
         fields=fields,
-        has_fields=bool(fields) or len(arguments or {}) <= MAX_FIELDS,
+        omitted=[known for known in fields if known.name not in (arguments or {})],
         answer_fields=[] if is_approval else build_answer_fields(pending.form),
         blocks=blocks,
         may_decide=await page.call.may("decide" if is_approval else "send", resource),
         has_changed=bool(given) and given != pending.hash,
         problem=problem,
+        is_own=await has_started(page),
+        others=await _list_others(page, resource, call_id),
+        count=await count_pending(page),
         standing=[one for one in status.standing if one.tool == pending.name],
         values=page.form,
     )
+
+
+async def has_started(page: Page) -> bool:
+    """Whether the visitor has started the run's conversation."""
+    message = await read_first_message(await page.call.client.store(), page.call.params["id"])
+    return message is not None and message.by is not None and hash_name(message.by) == hash_name(page.call.by)
+
+
+async def _list_others(page: Page, resource: Resource, call_id: str) -> list[WaitRow]:
+    """List the other calls that wait for the same user."""
+    if not resource.user:
+        return []
+    rows, _ = await _list_visible_waits(page, ApprovalsQuery())
+    return [
+        row
+        for row, run in rows
+        if (run.tenant, run.user) == (resource.tenant, resource.user)
+        and (row.context_id, row.call_id) != (page.call.params["id"], call_id)
+    ]
 
 
 def _find_arguments(pending: PendingApproval, block: Any) -> Mapping[str, Any] | None:
@@ -434,7 +469,7 @@ async def decide_call(page: Page, back: str | None = None) -> Response:
     assert isinstance(accepted, Accepted)
     if page.wants_fragment and accepted.decided is not None:
         title, text, tone = describe_decision(accepted.decided, page.call.by)
-        return page.render("outcomes.html", outcomes=[Outcome("", tone, title, text)])
+        return page.render("outcomes.html", outcomes=[Outcome("", tone, title, text, at=accepted.decided.at)])
     return page.redirect(back or f"/inbox/{quote(page.call.params['id'], safe='')}/{quote(call_id, safe='')}")
 
 
@@ -484,10 +519,17 @@ async def _review_change(page: Page) -> Response:
     changes = find_changes(old, new)
     if not changes:
         raise InvalidInputError("nothing was changed", hint="Approve the call as it is, or change an argument.")
-    text = json.dumps(new, ensure_ascii=True)
-    template = "review_part.html" if page.wants_fragment else "review.html"
     return page.render(
-        template, pending=pending, run=status, changes=changes, arguments=text, comment=page.form.get("comment")
+        "review_part.html" if page.wants_fragment else "review.html",
+        pending=pending,
+        run=status,
+        resource=page.call.resource or Resource("session"),
+        changes={change.name: change for change in changes},
+        shown={**old, **new},
+        arguments=json.dumps(new, ensure_ascii=True),
+        comment=page.form.get("comment"),
+        is_own=await has_started(page),
+        count=None if page.wants_fragment else await count_pending(page),
     )
 
 

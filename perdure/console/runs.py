@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args
 from starlette.responses import Response
 
 from ..client.pages import gather_bounded
-from ..errors import InvalidInputError, PerdureError
+from ..client.visibility import build_run_summary, read_pending_memo
+from ..errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..ports import Store
 from ..types.interface import Response as RunResponse
 from ..types.messages import Usage
@@ -87,9 +88,36 @@ async def act_on_runs(page: Page) -> Response:
     if not 0 < len(ids) <= ROWS:
         raise InvalidInputError(f"1 to {ROWS} runs can be chosen, not {len(ids)}", hint="Tick the runs that you mean.")
     if "sure" not in page.form:
-        query = page.request.url.query
-        return page.render("runs_confirm.html", ids=ids, action=action, query=query)
+        rows = await gather_bounded(lambda run_id: _read_chosen(page, run_id), ids)
+        query, count = page.request.url.query, await count_pending(page)
+        return page.render("runs_confirm.html", rows=rows, action=action, query=query, count=count)
     return await _show_runs(page, await gather_bounded(lambda run_id: _act(page, run_id, action), ids))
+
+
+@dataclass(frozen=True)
+class ChosenRun:
+    """A run that was ticked, as the page names it that asks whether it is meant."""
+
+    id: str
+    state: str = "unknown"
+    agent: str = ""
+    user: str = ""
+    waiting: Sequence[str] | None = None
+    """Tools whose calls wait; None if only the run itself knows them."""
+
+
+async def _read_chosen(page: Page, id: str) -> ChosenRun:
+    try:
+        resource = await page.call.web.find_session(id)
+        if not await page.call.may("read", resource):
+            return ChosenRun(id)
+        execution = await page.call.client.run(id).describe()
+        state = (await build_run_summary(page.call.client, execution)).status
+        pending = await read_pending_memo(execution) if execution.close_time is None else ()
+    except RunNotFoundError:
+        return ChosenRun(id)
+    waiting = None if pending is None else [call.name for call in pending]
+    return ChosenRun(id, state, resource.agent or "", resource.user or "", waiting)
 
 
 async def _act(page: Page, id: str, action: str) -> ActionResult:

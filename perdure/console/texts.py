@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from difflib import SequenceMatcher
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -25,6 +26,12 @@ MARKDOWN_CHARS = 24_000
 """Most characters that are rendered as Markdown; longer text is shown as it is."""
 SHOWN_CHARS = 40_000
 """Most characters of one text on a page; the rest is a download."""
+_MARK_TOKENS, _MARK_CHARS = 400, 16_000
+"""Most words and characters of a text that is compared word by word."""
+_ALIKE = 0.35
+"""Texts that have less in common are not compared word by word."""
+_SOON_SECONDS = 600
+"""A deadline that is nearer stands out, and is shown to the second."""
 
 _HIDING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u06dd\u070f\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f"
@@ -138,6 +145,36 @@ def render_plain(text: str) -> Markup:
 
 
 # ---
+# What differs between two texts.
+
+
+def mark_changes(old: str, new: str) -> tuple[Markup, Markup] | None:
+    """Return both texts as HTML, with the words that differ marked; None for texts that are long, or have little in
+    common."""
+    if max(len(old), len(new)) > _MARK_CHARS:
+        return None
+    before, after = _split_words(old), _split_words(new)
+    if not before or not after or max(len(before), len(after)) > _MARK_TOKENS:
+        return None
+    matcher = SequenceMatcher(None, before, after, autojunk=False)
+    if matcher.ratio() < _ALIKE:
+        return None
+    left, right = Markup(), Markup()
+    for tag, begin, end, other_begin, other_end in matcher.get_opcodes():
+        gone, come = "".join(before[begin:end]), "".join(after[other_begin:other_end])
+        if tag == "equal":
+            left, right = left + gone, right + come
+        else:
+            left += Markup("<del>{}</del>").format(gone) if gone else ""
+            right += Markup("<ins>{}</ins>").format(come) if come else ""
+    return left, right
+
+
+def _split_words(text: str) -> list[str]:
+    return re.findall(r"\w+\s*|[^\w\s]\s*|\s+", show_controls(text))
+
+
+# ---
 # JSON, times and amounts.
 
 
@@ -203,24 +240,28 @@ def format_duration(seconds: float | None) -> str:
 
 def render_time(moment: str | datetime | None, *, style: str = "ago") -> Markup:
     """Return a ``<time>``: its text is the time itself, in UTC, which the page's script replaces by the time since
-    (``ago``), the time left (``left``) or the local time (``clock``)."""
+    (``ago``), the time to a deadline (``until``) or the local time (``clock``)."""
     at = parse_time(moment)
     if at is None:
         return Markup()
     utc = at.astimezone(UTC)
     text = f"{utc:%H:%M:%S}" if style == "clock" else _describe_distance(utc, style)
-    return Markup('<time datetime="{}" data-style="{}" title="{}">{}</time>').format(
-        utc.isoformat(timespec="milliseconds"), style, f"{utc:%d %b %Y, %H:%M:%S} UTC", text
-    )
+    is_soon = style == "until" and (utc - datetime.now(UTC)).total_seconds() < _SOON_SECONDS
+    return Markup('<time datetime="{}" data-style="{}" title="{}"{}>{}</time>').format(
+        utc.isoformat(timespec="milliseconds"), style, f"{utc:%d %b %Y, %H:%M:%S} UTC",
+        Markup(' class="soon"') if is_soon else "", text,
+    )  # fmt: skip
 
 
 def _describe_distance(at: datetime, style: str) -> str:
     seconds = (datetime.now(UTC) - at).total_seconds()
-    if style == "left":
-        return f"{format_duration(-seconds)} left" if seconds < 0 else "expired"
     if style == "for":
         return format_duration(max(round(seconds), 1))
-    return f"{format_duration(max(round(seconds), 1))} ago" if seconds >= 0 else f"in {format_duration(-seconds)}"
+    if seconds >= 0:
+        return "just now" if seconds < 5 else f"{format_duration(round(seconds))} ago"
+    if style == "until" and -seconds >= _SOON_SECONDS:
+        return f"in {format_duration(-seconds // 60 * 60)}"
+    return f"in {format_duration(-seconds)}"
 
 
 def format_cost(usd: float | None) -> str:

@@ -458,6 +458,15 @@ async def read_window(store: Store, run_id: str, *, before: int | None = None, s
     return Window(heads[-1] if heads else None, events, first if events else 0, end, has_later=end < latest)
 
 
+async def read_first_message(store: Store, run_id: str) -> MessageInjected | None:
+    """Read the message that a run began with; None if it is not among its first events."""
+    for row in await store.read_events(run_id, after=0, limit=8, children=False):
+        event = decode_event(run_id, row.seq, row.task_id, row.type, row.body, row.spans)
+        if isinstance(event, MessageInjected):
+            return event
+    return None
+
+
 async def _read_between(store: Store, run_id: str, after: int, until: int) -> list[Event]:
     events: list[Event] = []
     while after < until:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from ..client.pages import Wait, list_wait_page
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..ports import RunRow, WaitRow
-from ..types.approvals import DecidedApproval, PendingKind
+from ..types.approvals import DecidedApproval, OnExpiry, PendingKind
 from ..types.messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS
 from .auth import Resource
 from .lists import PageQuery
@@ -56,6 +56,8 @@ class PendingCall(BaseModel):
     """Whether arguments, question or form are too large for a list: the session's items and events have them."""
     separate: bool | None = None
     """Whether those who asked for the call may not approve it; missing if only the run knows."""
+    on_expiry: OnExpiry | None = None
+    """What becomes of an approval that expires; missing if only the run knows."""
     root: str | None = None
     """Of a subagent's call: the session that it works for."""
     tenant: str | None = None

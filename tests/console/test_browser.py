@@ -183,8 +183,8 @@ async def test_thirty_approvals_by_keyboard_while_another_decides(engine: Engine
         await page.reload()
         assert await page.title() == "(5) Inbox · perdure"
         for _ in range(2):
-            await page.keyboard.press("x")
             await page.keyboard.press("j")
+            await page.keyboard.press("x")
         await page.get_by_role("button", name="Approve ticked").click()
         await page.get_by_role("button", name="these 2: sure?").click()
         await wait_for_decided(page, 2)
@@ -211,17 +211,48 @@ async def test_arguments_are_changed_and_a_question_is_answered(engine: Engine) 
         await page.locator(".row:has-text('refund')").focus()
         await page.keyboard.press("e")
         await page.get_by_label("amount").fill("100")
-        await page.get_by_role("button", name="Show what changes").first.click()
+        side = page.locator(".call-side")
+        assert await side.get_by_role("button", name="Approve", exact=True).count() == 0, "one action at a time"
+        await page.get_by_text("Change the arguments…").click()
+        await page.get_by_label("amount").wait_for(state="hidden")
+        assert await side.get_by_role("button", name="Approve", exact=True).count() == 0, "edits are not sent"
+        await page.get_by_text("Change the arguments…").click()
+        await page.get_by_role("button", name="Review changes").first.click()
         assert await page.locator(".diff .new td").last.inner_text() == "100"
-        await page.get_by_role("button", name="Approve with these arguments").click()
+        await page.get_by_role("button", name="Approve with these changes").click()
         await page.get_by_text("Approved by you with changed arguments").wait_for()
         await runs["support"].turn().result()
         await page.goto(f"{at.url}/console/runs/{runs['support'].id}")
         await page.get_by_text("Refunded $100.00 for order A-1007.").wait_for(state="attached")
         await page.goto(f"{at.url}/console/inbox?kind=question")
-        await page.get_by_role("combobox", name="answer").select_option("M")
-        await page.get_by_role("button", name="Answer").click()
+        await page.get_by_role("radio", name="M").check()
+        await page.get_by_role("button", name="Answer", exact=True).click()
         await page.get_by_role("strong").get_by_text("Answered by you").wait_for()
+        assert window.complaints == []
+
+
+async def test_no_stray_key_decides(engine: Engine) -> None:
+    async with office(engine, *build_agents(), what="stray keys") as (client, at):
+        runs = await start_all(client)
+        window = await at.open("/inbox")
+        page = window.page
+        for key in "adxe":
+            await page.keyboard.press(key)
+        assert await page.locator(".row.current, .row.decided, details.pop[open]").count() == 0, "no row is chosen"
+        account = page.locator(".row:has-text('delete_account')")
+        await account.focus()
+        await page.keyboard.press("a")
+        await page.keyboard.press("a")
+        focused = "document.activeElement.closest('.row')?.querySelector('h2').textContent.trim()"
+        assert await page.evaluate(focused) == "delete_account"
+        assert await page.locator(".row.decided").count() == 0
+        assert [one.name for one in (await runs["privacy"].status()).approvals] == ["delete_account"]
+        await page.keyboard.press("Enter")
+        await wait_for_decided(page, 1)
+        outcome = await account.locator(".outcome").inner_text()
+        assert outcome.split() == ["Approved", "by", "you", "just", "now"]
+        assert await page.locator(".bar [data-count]").inner_text() == "3", "what was decided waits no longer"
+        assert await account.locator(".when").is_hidden(), "its clock has stopped"
         assert window.complaints == []
 
 

@@ -289,15 +289,18 @@ async def test_an_approval_is_decided_where_it_happens(engine: Engine) -> None:
     async with room(engine) as at:
         browser = at.console.browse()
         path = await at.start(browser, "payer")
-        page = await at.shows(browser, path, "Approve pay?", "tea", "left, then denied")
+        page = await at.shows(browser, path, "Approve pay?", "tea", "denied in 59 min")
         [form] = [form for form in page.forms if ("decision", "approve") in form.buttons]
         assert "/calls/" in form.action
         [wait] = (await at.client.list_waits()).waits
         assert dict(form.fields)["hash"] == wait.hash
+        assert "Approves this call, the others of pay that wait in this conversation, and every later one" in page.text
+        assert "a message is read after it, Stop closes the call" in page.text
         await browser.send(form, ("decision", "approve"))
         assert browser.response.url.path == f"/console{path}", "it leads back"
-        await at.shows(browser, path, "All paid")
+        page = await at.shows(browser, path, "All paid")
         assert at.paid == [(3, "tea")]
+        assert "approved by ada" in page.text
 
 
 async def test_changed_arguments_are_shown_before_they_are_approved(engine: Engine) -> None:
@@ -350,13 +353,14 @@ async def test_who_asked_may_not_approve_what_needs_a_second_person(engine: Engi
     async with room(engine) as at:
         ada, bob = at.console.browse(), at.console.browse("bob")
         path = await at.start(ada, "dropper")
-        page = await at.shows(ada, path, "Approve drop?", "second person")
+        page = await at.shows(ada, path, "Approve drop?", "not by the requester", "You started this conversation")
         await ada.send(
             next(form for form in page.forms if ("decision", "approve") in form.buttons), ("decision", "approve")
         )
         assert at.paid == []
         page = await bob.open(path)
         assert "not send to it" in page.text
+        assert "You started this conversation" not in page.text
         await bob.send(
             next(form for form in page.forms if ("decision", "approve") in form.buttons), ("decision", "approve")
         )
@@ -486,7 +490,7 @@ async def test_hostile_texts_in_a_chat(engine: Engine) -> None:
         path = browser.response.url.path.removeprefix("/console")
 
         async def waits() -> bool:
-            return (await browser.open(path)).text.count("Approve") >= 1 and "asks" in browser.page.text
+            return (await browser.open(path)).text.count("Approve") >= 1 and "Answer ask?" in browser.page.text
 
         await eventually(waits)
         check_page(browser.page, browser.response.text)

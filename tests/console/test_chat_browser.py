@@ -135,11 +135,15 @@ async def test_a_chat_with_an_attachment_an_approval_and_a_question(engine: Engi
         block = page.locator(".wait.approval")
         await block.get_by_text("Change…").click()
         await block.get_by_label("amount").fill("100")
-        await block.get_by_role("button", name="Show what changes").click()
+        await page.keyboard.press("Escape")
+        await block.get_by_label("amount").wait_for(state="hidden")
+        await page.locator("#chat-state[data-state=waiting][data-busy]").wait_for()  # Esc has stopped nothing
+        await block.get_by_text("Change…").click()
+        await block.get_by_role("button", name="Review changes").click()
         assert await block.locator(".diff .new td").last.inner_text() == "100"
-        await block.get_by_role("button", name="Approve with these arguments").click()
+        await block.get_by_role("button", name="Approve with these changes").click()
         question = page.locator(".wait.question")
-        await question.get_by_label("answer").select_option("M")
+        await question.get_by_role("radio", name="M").check()
         await question.get_by_role("button", name="Answer", exact=True).click()
         await page.locator(".block.reply strong", has_text="$129.50").wait_for()
         assert await page.locator(".wait").count() == 0
@@ -210,13 +214,13 @@ async def open_pages(client: Client, at: Any, **options: Any) -> dict[str, Windo
     await settings.page.get_by_text("Settings", exact=True).click()
     answered = await at.open(chat.page.url.partition("/console")[2], **options)
     await answered.page.get_by_role("button", name="Approve", exact=True).click()
-    await answered.page.get_by_label("answer").select_option("L")
+    await answered.page.get_by_role("radio", name="L").check()
     await answered.page.get_by_role("button", name="Answer", exact=True).click()
     await answered.page.locator(".block.reply table").wait_for()
     waiting = await open_support(at, **options)
     await waiting.page.get_by_text("Change…").click()
     await waiting.page.get_by_label("amount").fill("100")
-    await waiting.page.get_by_role("button", name="Show what changes").click()
+    await waiting.page.get_by_role("button", name="Review changes").click()
     await waiting.page.locator(".review").wait_for()
     pages["chat"] = await at.open(waiting.page.url.partition("/console")[2], **options)
     asked = await open_support(at, **options)
@@ -293,7 +297,7 @@ async def test_a_chat_without_javascript(engine: Engine) -> None:
         assert await page.locator(".block.message img").count() == 1
         await page.get_by_role("button", name="Approve", exact=True).click()
         await find(".wait.question")
-        await page.get_by_label("answer").select_option("S")
+        await page.get_by_role("radio", name="S").check()
         await page.get_by_role("button", name="Answer", exact=True).click()
         await find(".block.reply table")
         assert window.foreign_requests(at.url) == []

@@ -10,7 +10,7 @@ import pytest
 
 from perdure import Agent, Client, Message, tool
 from perdure.client.run import Run
-from perdure.console.compare import mark_changes
+from perdure.console.texts import mark_changes
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import Usage
 from tests.console.test_hostile import TEXT, check_page
@@ -57,7 +57,7 @@ async def test_a_fork_and_its_origin(engine: Engine) -> None:
         assert browser.response.status_code == 200
         assert "B is a fork of A, made after model call 2 by ada" in page.text
         assert "The same until here: 4 messages, 2 model calls" in page.text
-        shared, _, parted = page.text.partition("They part here")
+        shared, _, parted = page.text.partition("Different from here")
         assert "Where is it?" not in parted
         assert "delivered" in shared
         for text in ("And the bill?", "And the refund?", "The answer to And the"):

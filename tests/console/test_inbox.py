@@ -83,8 +83,7 @@ async def desk(engine: Engine, *callers: Caller) -> AsyncIterator[Desk]:
 
 
 def row_form(browser: Browser, run: Run[Any]) -> HtmlForm:
-    [form] = [form for form in browser.page.forms if run.id in dict(form.fields).get("item", "")]
-    return form
+    return next(form for form in browser.page.forms if run.id in dict(form.fields).get("item", ""))
 
 
 async def test_a_row_has_what_a_decision_needs(engine: Engine) -> None:
@@ -92,7 +91,7 @@ async def test_a_row_has_what_a_decision_needs(engine: Engine) -> None:
         [run] = await at.start("payer", tenant="acme", user="weber")
         browser = at.console.browse()
         page = await browser.open("/inbox")
-        for text in ("pay", "payer", "weber", "acme", "amount", "3", "first\nsecond", "left", run.id):
+        for text in ("pay", "user weber · tenant acme", "amount", "3", "first\nsecond", "denied in 59 min", run.id):
             assert text in page.text
         [wait] = (await at.client.list_waits()).waits
         assert json.loads(dict(row_form(browser, run).fields)["item"]) == [run.id, wait.call_id, wait.hash]
@@ -148,6 +147,78 @@ async def test_an_outcome_in_place_for_the_script(engine: Engine) -> None:
         assert "<html" not in gone
 
 
+async def test_other_calls_of_a_user_are_named(engine: Engine) -> None:
+    async with desk(engine) as at:
+        [first] = await at.start("payer", tenant="acme", user="weber")
+        [second] = await at.start("dropper", tenant="acme", user="weber")
+        await at.start("payer", tenant="other", user="weber")
+        browser = at.console.browse()
+        page = await browser.open("/inbox")
+        assert page.text.count("1 other call waits for weber") == 2, "another tenant's user is another person"
+        [(_, call_id, _)] = await list_calls(first)
+        page = await browser.open(f"/inbox/{first.id}/{call_id}")
+        assert "Also waits for user weber" in page.text
+        [(_, other_id, _)] = await list_calls(second)
+        links = [given["href"].partition("?")[0] for tag, given in page.tags if tag == "a" and "href" in given]
+        assert f"/console/inbox/{second.id}/{other_id}" in links
+
+
+async def test_what_waits_in_runs_that_are_to_be_cancelled_is_named(engine: Engine) -> None:
+    async with desk(engine) as at:
+        [run] = await at.start("payer", user="weber")
+        browser = at.console.browse()
+        page = await browser.open("/runs")
+        [bulk] = [form for form in page.forms if form.id == "bulk"]
+        page = await browser.send(bulk, ("action", "cancel"), item=[run.id])
+        rows = " ".join(page.text.partition("Waiting calls")[2].split())
+        expected = ("waiting", run.id, "payer", "weber", "pay ", "Cancel 1 run", "Keep it")
+        assert [text for text in expected if text not in rows] == []
+
+
+async def test_a_filter_that_nothing_matches_says_how_much_waits(engine: Engine) -> None:
+    async with desk(engine) as at:
+        await at.start("payer", 2)
+        await at.start("dropper")
+        browser = at.console.browse()
+        page = await browser.open("/inbox?agent=nobody")
+        for text in ("0 of 3 match", "No waiting call matches agent “nobody”", "Show all 3"):
+            assert text in page.text
+        assert "Nothing waits" not in page.text
+        assert "1 of 3 matches" in (await browser.open("/inbox?agent=dropper")).text
+        assert "2 of 3 match" in (await browser.open("/inbox?order=expiry")).text, (
+            "those without a deadline are left out"
+        )
+
+
+async def test_what_becomes_of_a_call_at_its_deadline(engine: Engine) -> None:
+    async with desk(engine) as at:
+        [payer], [dropper], [asker] = [await at.start(agent) for agent in ("payer", "dropper", "asker")]
+        browser = at.console.browse()
+        page = await browser.open("/inbox")
+        assert page.text.count("no deadline") == 2
+        for run, text in ((payer, "denied in 59 min"), (dropper, "no deadline"), (asker, "no deadline")):
+            [(_, call_id, _)] = await list_calls(run)
+            assert text in (await browser.open(f"/inbox/{run.id}/{call_id}")).text
+            assert text in (await browser.open(f"/runs/{run.id}")).text
+
+
+async def test_who_may_approve_is_said_in_words(engine: Engine) -> None:
+    async with desk(engine) as at:
+        [own] = await at.start("dropper", by="ada")
+        [other] = await at.start("dropper", by="zoe")
+        [plain] = await at.start("payer", by="ada")
+        browser = at.console.browse()
+        for run, says, hides in (
+            (own, "the people who wrote in this turn. You started this conversation", "a call of your own"),
+            (other, "may not come from those who asked for this call", "You started"),
+            (plain, "You started this conversation: you decide on a call of your own", "may not come from"),
+        ):
+            [(_, call_id, _)] = await list_calls(run)
+            page = await browser.open(f"/inbox/{run.id}/{call_id}")
+            assert says in page.text
+            assert hides not in page.text
+
+
 async def test_what_led_to_a_call_in_its_row(engine: Engine) -> None:
     async with desk(engine) as at:
         [run] = await at.start("payer")
@@ -167,7 +238,7 @@ async def test_many_at_once_are_those_that_were_ticked(engine: Engine) -> None:
         browser = at.console.browse()
         page = await browser.open("/inbox")
         boxes = [value for _, value in page.find_boxes("bulk")]
-        assert len(boxes) == 3, "not what needs a second person, nor what is not shown whole"
+        assert len(boxes) == 3, "not what another person than who asked approves, nor what is not shown whole"
         [bulk] = [form for form in page.forms if form.id == "bulk"]
         page = await browser.send(bulk, ("decision", "deny"), item=boxes[:1])
         assert browser.response.status_code == 400
@@ -176,7 +247,7 @@ async def test_many_at_once_are_those_that_were_ticked(engine: Engine) -> None:
         forged = [json.dumps([run.id, call_id, shown]) for run, call_id, shown in await list_calls(dropper, huge)]
         page = await browser.send(bulk, ("decision", "approve"), item=[boxes[0], boxes[2], *forged])
         assert "4 decisions" in page.text
-        assert "second person" in page.text
+        assert "may not approve it" in page.text
         assert "not shown whole" in page.text
         assert "Decided already" in page.text
         await eventually(lambda: len(at.paid) == 1)
@@ -195,6 +266,8 @@ async def test_arguments_are_changed_by_their_form_with_a_difference_first(engin
         page = await browser.open("/inbox")
         [href] = {given["href"] for tag, given in page.tags if tag == "a" and "data-open" in given}
         page = await browser.open(href.removeprefix("/console"))
+        assert "urgent" in page.text.partition("As JSON")[0], "an argument that the call does not give"
+        assert "not given, by default false" in page.text
         review = next(form for form in page.forms if "arg.amount" in dict(form.fields))
         assert dict(review.fields)["arg.note"] == "first\nsecond"
         same = await browser.send(review)
@@ -208,6 +281,11 @@ async def test_arguments_are_changed_by_their_form_with_a_difference_first(engin
         assert at.paid == [], "a look at the difference decides nothing"
         signs = [given.get("class") for tag, given in page.tags if tag == "tr"]
         assert {"old", "new", "same"} <= set(signs)
+        for text in ("payer", run.id, "denied in", "Approve pay with these changes?"):
+            assert text in page.text, "the page of the changes has what the page of the call has"
+        unchanged = await browser.send(review, **{"arg.urgent": "true"})
+        assert "first\nsecond" in unchanged.text, "what stays as it is, too"
+        assert unchanged.text.count("changed") - unchanged.text.count("unchanged") == 1
         page = await browser.send(page.find_form(decision="change"), ("decision", "change"), comment="less")
         assert "with changed arguments" in page.text
         await eventually(lambda: at.paid == [(2.5, "first\nthird", True, "S")])
@@ -249,17 +327,61 @@ async def test_questions_are_answered_in_the_row_and_on_their_page(engine: Engin
         browser = at.console.browse()
         page = await browser.open("/inbox")
         assert "How many?" in page.text
-        page = await browser.send(row_form(browser, first), **{"arg.answer": "many"})
+        page = await browser.send(row_form(browser, first), ("decision", "answer"), **{"arg.answer": "many"})
         assert browser.response.status_code == 400
         assert "not a number" in page.text
         page = await browser.open("/inbox")
-        page = await browser.send(row_form(browser, first), **{"arg.answer": "7"})
+        page = await browser.send(row_form(browser, first), ("decision", "answer"), **{"arg.answer": "7"})
         assert "Answered by you" in page.text
         [(_, call_id, _)] = await list_calls(second)
         page = await browser.open(f"/inbox/{second.id}/{call_id}")
         form = next(form for form in page.forms if ("decision", "answer") in form.buttons)
         await browser.send(form, ("decision", "answer"), **{"arg.answer": "8"})
         await eventually(lambda: sorted(at.paid) == [7, 8])
+
+
+async def test_a_question_without_an_answer_is_refused_in_its_row(engine: Engine) -> None:
+    async with desk(engine) as at:
+        [run] = await at.start("asker")
+        browser = at.console.browse()
+        page = await browser.open("/inbox")
+        refuse = next(form for form in page.forms if ("decision", "refuse") in form.buttons)
+        page = await browser.send(refuse, ("decision", "refuse"), comment=" ")
+        assert browser.response.status_code == 400
+        assert "say why" in page.text
+        page = await browser.send(refuse, ("decision", "refuse"), comment="nobody knows")
+        assert browser.response.status_code == 200
+        await run.turn().result()
+        assert at.paid == []
+        assert "nobody knows" in str(await run.transcript())
+
+
+async def test_a_choice_of_few_is_shown_whole(engine: Engine) -> None:
+    @tool
+    async def choose(ctx: ToolContext) -> str:
+        """Ask."""
+        return f"chosen: {await ctx.ask('Which size?', Literal['S', 'M', 'L'])}"
+
+    def answer(request: Any) -> Any:
+        return "done" if request.messages[-1].role == "tool" else call("choose")
+
+    async with (
+        engine.served(Agent("tailor", ScriptedProvider(answer), tools=[choose])) as client,
+        console(client) as at,
+    ):
+        run = await client.start("tailor", "Go", mode="session")
+        await wait_for_waits(client)
+        browser = at.browse()
+        page = await browser.open("/inbox")
+        radios = [given["value"] for tag, given in page.tags if given.get("type") == "radio"]
+        assert radios == ['"S"', '"M"', '"L"']
+        assert not [given for _, given in page.tags if given.get("type") == "radio" and "checked" in given]
+        form = page.find_form(decision="answer")
+        await browser.send(form, ("decision", "answer"))
+        assert browser.response.status_code == 400, "none is chosen for the reader"
+        await browser.send(form, ("decision", "answer"), **{"arg.answer": '"M"'})
+        await run.turn().result()
+        assert "chosen: M" in str(await run.transcript())
 
 
 async def test_long_arguments_are_folded_and_large_ones_on_the_page_of_the_call(engine: Engine) -> None:

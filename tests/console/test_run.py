@@ -79,7 +79,7 @@ async def test_the_transcript_and_what_it_cost(engine: Engine) -> None:
         html = browser.response.text
         assert "<strong>it</strong>" in html
         assert "<em>done</em>" in html
-        for text in ("zoe", "photo", "the warehouse is closed", "call_helper", "Turn completed", "tokens per run"):
+        for text in ("zoe", "photo", "the warehouse is closed", "call_helper", "Turn completed", "Tokens per run"):
             assert text in page.text
         [image] = [given for tag, given in page.tags if tag == "img"]
         answer = await browser.http.get(image["src"])
@@ -344,6 +344,7 @@ async def test_ticked_runs_are_cancelled_after_a_second_look(engine: Engine) -> 
         assert sorted(boxes) == sorted(run.id for run in runs)
         page = await browser.send(bulk, ("action", "cancel"), item=[runs[0].id, runs[1].id])
         assert "Cancel 2 runs?" in page.text
+        assert [text for text in ("worker", "none", "Keep them") if text not in page.text] == []
         assert [(await run.status()).state for run in runs] == ["waiting"] * 3
         page = await browser.send(page.find_form(sure="1"))
         assert page.text.count("is being cancelled") == 2

@@ -56,6 +56,8 @@ class Html(HTMLParser):
                 self._boxes.append((given.get("form", ""), given.get("name", ""), given.get("value", "")))
                 if form is not None and "checked" in given:
                     form.fields.append((given.get("name", ""), given.get("value", "")))
+            case "input" if given.get("type") == "radio" and "checked" not in given:
+                pass
             case "input" if form is not None:
                 form.fields.append((given.get("name", ""), given.get("value", "")))
             case "button" if form is not None and given.get("name"):

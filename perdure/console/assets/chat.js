@@ -165,6 +165,12 @@ transcript?.addEventListener("submit", async (event) => {
   }
 });
 transcript?.addEventListener("click", (event) => {
+  if (event.target.matches("[data-close]")) {
+    const pop = event.target.closest("details.pop");
+    event.target.form.reset();
+    pop.open = false;
+    pop.querySelector("summary").focus({ preventScroll: true });
+  }
   if (!event.target.matches("[data-back]")) return;
   const review = event.target.closest(".review");
   const form = review.previousElementSibling;
@@ -211,7 +217,8 @@ if (transcript) {
 
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
-  const open = event.target.closest?.("details.pop[open], details.options[open]") ?? document.querySelector("details.options[open]");
+  // What is unfolded is closed first: Esc does not stop the turn while a decision is being made.
+  const open = event.target.closest?.("details.pop[open], details.options[open]") ?? document.querySelector("details.options[open], .wait:not(.settled) details.pop[open]");
   if (open) { open.open = false; open.querySelector("summary").focus(); return; }
   // While a call waits for a decision only the button stops the turn: that denies the call.
   if (document.querySelector("#chat-state[data-state=running]")) document.querySelector("#stop button")?.click();

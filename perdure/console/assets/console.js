@@ -1,4 +1,5 @@
 // What every page does: times that go on, and what is said to screen readers.
+const SOON = 600; // seconds; a deadline that is nearer stands out
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 
 export function describeSeconds(seconds) {
@@ -20,8 +21,9 @@ export function updateTimes(root = document) {
     let text;
     if (time.dataset.style === "clock") text = at.toLocaleTimeString([], { hour12: false });
     else if (time.dataset.style === "for") text = describeSeconds(Math.max(past, 1));
-    else if (time.dataset.style === "left") text = past < 0 ? `${describeSeconds(-past)} left` : "expired";
-    else text = past >= 0 ? `${describeSeconds(Math.max(past, 1))} ago` : `in ${describeSeconds(-past)}`;
+    else if (past >= 0) text = past < 5 ? "just now" : `${describeSeconds(past)} ago`;
+    else text = `in ${describeSeconds(time.dataset.style === "until" && past <= -SOON ? Math.floor(-past / 60) * 60 : -past)}`;
+    if (time.dataset.style === "until") time.classList.toggle("soon", past > -SOON);
     if (time.textContent !== text) time.textContent = text;
   }
 }
@@ -47,6 +49,8 @@ export function parseHTML(text) {
 
 updateTimes();
 setInterval(updateTimes, 1000);
+// Edits of arguments that are not sent yet hide what would decide on the call without them.
+document.addEventListener("input", (event) => event.target.closest(".change")?.setAttribute("data-edited", ""));
 // A button that was pressed is not pressed twice.
 document.addEventListener("submit", (event) => {
   if (event.defaultPrevented) return;

@@ -6,7 +6,9 @@ const rows = () => [...list.querySelectorAll(".row")];
 const open = () => rows().filter((row) => !row.classList.contains("decided"));
 const bulk = document.getElementById("bulk");
 const base = document.title.replace(/^\([^)]*\) /, "");
-let current = null;
+let current = null; // none at first: a stray key decides nothing
+let waiting = null; // in all runs, as far as it is known here
+if (/^\d+$/.test(document.querySelector("[data-count]")?.textContent ?? "")) waiting = Number(document.querySelector("[data-count]").textContent);
 
 function select(row, focus = true) {
   if (!row) return;
@@ -36,6 +38,7 @@ function settle(row, outcome) {
   const tick = row.querySelector("input[name=item]");
   if (tick) { tick.checked = false; tick.disabled = true; }
   countTicked();
+  if (waiting != null) waiting = Math.max(waiting - 1, 0);
   showCount();
 }
 
@@ -61,10 +64,10 @@ function complain(row, text) {
   row.querySelector(".actions").append(problem);
 }
 
-function showCount(count) {
-  const number = count ?? open().length;
-  const badge = document.querySelector("[data-count]");
-  if (badge && count != null) badge.textContent = String(count);
+function showCount() {
+  const number = waiting ?? open().length;
+  if (waiting != null) for (const badge of document.querySelectorAll("[data-count]")) badge.textContent = String(waiting);
+  for (const place of document.querySelectorAll("[data-matching]")) place.textContent = String(open().length);
   document.title = number ? `(${number}) ${base}` : base;
 }
 
@@ -160,7 +163,9 @@ const KEYS = {
   k: () => move(-1),
   a: () => {
     if (current && unfold(current)) { say("Unfolded. Press a again to approve."); return; }
-    current?.querySelector("button[data-key=a]")?.click();
+    const button = current?.querySelector("button[data-key=a]");
+    // What not everybody may approve takes a second key.
+    if (button && "careful" in button.dataset) { button.focus(); say("Press Enter to approve."); } else button?.click();
   },
   d: () => {
     const pop = current?.querySelector(".deny-pop");
@@ -181,15 +186,22 @@ document.addEventListener("keydown", (event) => {
   }
   if (event.key === "Enter" && event.target.matches?.(".pop-body textarea") && !event.shiftKey) {
     event.preventDefault();
-    event.target.form.requestSubmit(event.target.form.querySelector("button[value=deny]"));
+    event.target.form.requestSubmit(event.target.closest(".pop-body").querySelector("button"));
     return;
   }
   if (event.metaKey || event.ctrlKey || event.altKey || event.repeat && "adex".includes(event.key)) return;
-  if (event.target.closest?.("input:not([type=checkbox]), textarea, select")) return;
+  if (event.target.closest?.("input:not([type=checkbox], [type=radio]), textarea, select")) return;
+  if (event.key === "?") { const keys = document.querySelector("details.keys"); if (keys) keys.open = !keys.open; return; }
   const act = KEYS[event.key];
   if (act && rows().length) { event.preventDefault(); act(); }
 });
 
+list.addEventListener("click", (event) => {
+  if (!event.target.matches("[data-unfold]")) return;
+  const row = event.target.closest(".row");
+  unfold(row);
+  row.querySelector("button[data-key=a]").focus({ preventScroll: true });
+});
 // What led to a call, in its row; again to fold it.
 list.addEventListener("click", async (event) => {
   const link = event.target.closest("a[data-context]");
@@ -213,8 +225,7 @@ async function poll() {
   const answer = await fetchPart(list.dataset.changes);
   if (!answer?.ok) return;
   const { keys, is_whole: isWhole, count } = JSON.parse(answer.text);
-  const waiting = new Set(keys);
-  showCount(count ?? undefined);
+  const still = new Set(keys);
   if (!("static" in list.dataset)) {
     const fresh = keys.filter((key) => !known.has(key)).length;
     const news = document.getElementById("news");
@@ -223,16 +234,16 @@ async function poll() {
     news.querySelector("a").textContent = `${fresh} new ${fresh === 1 ? "call waits" : "calls wait"}: show`;
     if (!rows().length && fresh) location.reload();
   }
-  if (!isWhole || "static" in list.dataset) return;
-  for (const row of open()) {
-    if (waiting.has(row.dataset.key) || row.querySelector("[data-busy]")) continue;
+  for (const row of isWhole && !("static" in list.dataset) ? open() : []) {
+    if (still.has(row.dataset.key) || row.querySelector("[data-busy]")) continue;
     const gone = await fetchPart(row.dataset.outcome);
     if (gone?.ok && !row.classList.contains("decided")) {
       const outcome = parseHTML(gone.text).querySelector(".outcome");
       if (outcome?.dataset.over) { outcome.dataset.for = row.dataset.key; settle(row, outcome); }
     }
   }
+  if (count != null) waiting = count;
+  showCount();
 }
 setInterval(poll, 3000);
 document.addEventListener("visibilitychange", poll);
-select(open()[0], false);
