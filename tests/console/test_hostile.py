@@ -22,7 +22,7 @@ HOSTILE = [
     "[click](javascript:alert(1)) [data](data:text/html,x) [own](/console/logout) [rel](//evil.example)",
     '<form action="/console/inbox" method="post"><button name="decision" value="approve">OK</button></form>',
     "</textarea></details></form><button>Approve</button>",
-    "{{ 7*7 }} {% include 'base.html' %}",
+    "{{ 777*777 }} {% include 'base.html' %}",
     "a\u202eb\u2066c\u200bd\x1b[31me\x00f\u3164g\ufeffh\U000e0041i",
     "<!-- --><svg onload=alert(1)><style>*{display:none}</style><iframe src=//evil.example>",
     "[https://bank.example](https://evil.example/login)",
@@ -54,7 +54,7 @@ def check_page(page: Html, text: str) -> None:
         if tag == "form":
             assert given["action"].startswith("/console/") if "action" in given else True
     assert not set("\u202e\u2066\u200b\x1b\x00\u3164\ufeff\U000e0041") & set(unescape(text))
-    assert "49 " not in text
+    assert "603729" not in text, "a template in the text is not evaluated"
 
 
 @pytest.mark.parametrize("place", ["inbox", "call", "run", "live", "outcome"])
