@@ -103,7 +103,7 @@ async def _run_all(lab: Lab, one: Contestant, queue: str, *, runs: int, each: in
 
 
 def _read_busy_seconds() -> float:
-    """CPU seconds of this machine that were not idle, all CPUs together, whoever used them."""
+    """CPU seconds of this machine that were not idle, all CPUs and all processes together."""
     user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 

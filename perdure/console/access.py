@@ -2,7 +2,7 @@
 
 A login is made with an API token. The cookie has an id and a secret of its own; the store has the hash of the secret,
 and the token's id. Each request reads both rows, so a revocation of the token, or a logout, counts from the next
-request on, on every replica. Users whom a reverse proxy names, and ``--dev``, need no login.
+request on, on every replica. Users named by a reverse proxy, and ``--dev``, need no login.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ConsoleAccess:
         return self._web.client
 
     async def find_visitor(self, request: Request) -> Visitor:
-        """Return who sends the request, and count it. Raises ``UnauthorizedError`` for nobody that is known."""
+        """Return who sends the request, and count it. Raises ``UnauthorizedError`` for an unknown one."""
         visitor = await self._find_login(request)
         if visitor is None:
             caller = await self._web.authenticator.authenticate(request)

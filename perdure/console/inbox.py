@@ -172,7 +172,7 @@ async def list_changes(page: Page) -> Response:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a decision, or of a call that somebody else has decided."""
+    """What became of a decision, or of a call that another person has decided."""
 
     key: str
     tone: Literal["good", "bad", "warn"]

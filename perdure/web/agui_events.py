@@ -545,7 +545,7 @@ class AguiTranslator:
 
 def build_message_id(run_id: str, client_id: str) -> str:
     """Return the id under which a message is sent: the same for the same run and message. It ends with the client's
-    own id, so that whoever reads the events finds it."""
+    own id, so that a reader of the events finds it."""
     sent_id = f"{run_id}{_ID_SEPARATOR}{client_id}"
     if len(sent_id) > NAME_CHARS:
         sent_id = f"{hashlib.sha256(run_id.encode(errors='replace')).hexdigest()}{_ID_SEPARATOR}{client_id}"

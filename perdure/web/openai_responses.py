@@ -251,7 +251,7 @@ class _ResponseReader:
         return self.translator.finish([await self._texts.load_wait(wait) for wait in waits])
 
     async def read_now(self) -> None:
-        """Read what there is of the response."""
+        """Read the recorded part of the response."""
         turn = self.acted.turn
         async with aclosing(turn.events(self.acted.since, wait=False)) as events:
             async for event in events:
