@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 
 from ..client.pages import gather_bounded
 from ..client.visibility import read_pending_memo
-from ..errors import InvalidInputError, PerdureError
+from ..errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..ports import RunRow, WaitRow
 from ..types.approvals import DecidedApproval, PendingApproval, hash_arguments, hash_name
 from ..types.interface import Status
@@ -29,7 +29,7 @@ from ..web.approvals import PendingCall as InboxCall
 from ..web.auth import Resource
 from ..web.lists import read_visible_agents
 from ..web.operations import Call, validate
-from ..web.problems import NotFoundError, build_problem
+from ..web.problems import ForbiddenError, NotFoundError, build_problem
 from ..web.sessions import Accepted, SessionEvent, post_event
 from .forms import Field, build_answer_fields, build_fields, find_changes, parse_json_field, read_answer, read_fields
 from .pages import HEADERS, Page, PageRoute
@@ -260,19 +260,38 @@ def _parse_item(text: str) -> tuple[str, str, str]:
 async def _refuse_unselectable(
     page: Page, items: Sequence[tuple[str, str, str]]
 ) -> tuple[list[tuple[str, str, str]], list[Outcome]]:
-    """Refuse what is not to be decided with others, whatever the form says."""
+    """Refuse what is not to be decided with others, whatever the form says; what this page does not list is not decided
+    either, only described."""
     rows, _ = await _list_rows(page)
-    single = {row.key: row for row in rows if not row.is_selectable}
+    listed = {row.key: row for row in rows}
     kept, outcomes = [], []
     for item in items:
-        if (row := single.get(build_key(*item))) is None:
+        row = listed.get(build_key(*item))
+        if row is None:
+            outcomes.append(await _describe_unlisted(page, item))
+        elif row.is_selectable:
             kept.append(item)
-            continue
-        why = "Who asked for it may not approve it" if row.wait.separate else "It is not shown whole here"
-        outcomes.append(
-            Outcome(row.key, "warn", "Not decided", f"{why}: decide on it alone.", item[0], row.wait.tool, False)
-        )
+        else:
+            why = "Who asked for it may not approve it" if row.wait.separate else "It is not shown whole here"
+            text = f"{why}: decide on it alone."
+            outcomes.append(Outcome(row.key, "warn", "Not decided", text, item[0], row.wait.tool, False))
     return kept, outcomes
+
+
+async def _describe_unlisted(page: Page, item: tuple[str, str, str]) -> Outcome:
+    session, call_id, shown = item
+    try:
+        call = await _open_call(page, session)
+    except (RunNotFoundError, ForbiddenError):
+        return Outcome(build_key(*item), "warn", "Not decided", "There is no such call, or none that you may see.")
+    return await _describe_gone(page, call, Decision(session=session, call_id=call_id, hash=shown))
+
+
+async def _open_call(page: Page, session: str) -> Call:
+    """Return the visitor's call for a run that it may read."""
+    call = replace(page.call, params={"id": session}, resource=await page.call.web.find_session(session))
+    await call.authorize("read", "answer")
+    return call
 
 
 async def _answer_row(page: Page, item: tuple[str, str, str], error: str | None) -> Response:
@@ -280,8 +299,7 @@ async def _answer_row(page: Page, item: tuple[str, str, str], error: str | None)
     session, call_id, shown = item
     if page.form.get("decision") == "refuse" and error is None:
         raise InvalidInputError("say why there is no answer")
-    call = replace(page.call, params={"id": session}, resource=await page.call.web.find_session(session))
-    await call.authorize("read", "answer")
+    call = await _open_call(page, session)
     pending, _ = await _find_pending(call, call_id)
     if pending is None or pending.hash != shown:
         decision = Decision(session=session, call_id=call_id, hash=shown, value=None)
@@ -312,7 +330,7 @@ async def _describe_gone(page: Page, call: Call, item: Decision) -> Outcome:
     pending, status = await _find_pending(call, item.call_id)
     if pending is not None:
         if pending.hash == item.hash:
-            return Outcome(key, "warn", "It waits again", "Load the page to decide on it.", item.session, is_over=False)
+            return Outcome(key, "warn", "It still waits", "Load the page to decide on it.", item.session, is_over=False)
         return Outcome(key, "warn", "It has changed", "The call waits with other arguments now.", item.session)
     past = find_decided(status, item.call_id)
     if past is None and status.reason and status.state in ("running", "waiting", "paused"):
