@@ -12,6 +12,7 @@ from typing import Literal, Protocol, TypeVar
 from ..types.events import Event, Span
 from ..types.messages import BlobRef, Data, File, FilePart, Message, decode_file_data
 from ..types.subagents import Lineage, PathStep
+from ..types.transcript import Transcript
 from ..types.wire import is_large_text
 from .retention import Retention
 from .surfaces import Surfaces, WriteOptions
@@ -403,7 +404,7 @@ class Cache(Protocol[V]):
 class TranscriptChain(Protocol):
     """Transcripts as messages: loaded from nodes, verified and cached; split into nodes and blobs to be written."""
 
-    async def load(self, head: str | None) -> list[Message]:
+    async def load(self, head: str | None) -> Transcript:
         """Load the conversation up to ``head``, with the texts of blobs. Raises ``TranscriptCorruptedError``."""
 
     def extend(self, head: str | None, messages: Sequence[Message]) -> tuple[Node, list[Blob]]:
@@ -416,7 +417,7 @@ class TranscriptChain(Protocol):
         """Return the text of a blob. Raises ``TranscriptCorruptedError``."""
 
     async def load_files(
-        self, messages: Iterable[Message], known: Mapping[str, bytes] | None = None
+        self, messages: Sequence[Message], known: Mapping[str, bytes] | None = None
     ) -> dict[str, bytes]:
         """Return the bytes of every file in ``messages`` that is a blob, by its hash; ``known`` are about to be
         written.
