@@ -14,7 +14,7 @@ from typing import Any
 from ..ports import ModelRequest, ToolSpec
 from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart
 from .anthropic_messages import AnthropicEncoder, Block, iter_unique_pieces
-from .encoding import CONTINUE_TEXT, build_body, encode_json, encode_pieces, encode_tool_name, get_own_opaque
+from .encoding import CONTINUE_TEXT, build_body, encode_json, encode_tool_name, get_own_opaque
 
 # ---
 # What a Claude model's API takes, by the model's name. Other names are taken for current models.
@@ -259,7 +259,7 @@ def _group_by_role(
     encoder = AnthropicEncoder(request, origin)
     groups: list[_RoleGroup] = []
     pieces = iter_unique_pieces(request.messages)
-    for group in encode_pieces(pieces, encoder.key, partial(_iter_message_groups, encoder), _close_groups):
+    for group in encoder.encode_pieces(pieces, encoder.key, partial(_iter_message_groups, encoder), _close_groups):
         _add_group(groups, group)
     if groups and groups[0].role == "assistant":
         groups.insert(0, _build_prompt_group(_OPENING_TEXT))

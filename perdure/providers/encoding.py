@@ -149,6 +149,8 @@ class MessageEncoder:
         self.origin = origin
         self.files = request.files
         self.messages = request.messages
+        self.preceding: Message | None = None
+        """The last message before the piece that is encoded."""
 
     @cached_property
     def provider_ids(self) -> dict[str, str]:
@@ -159,6 +161,28 @@ class MessageEncoder:
             for call in calls
             if call.provider_id is not None and call.provider == self.origin
         }
+
+    def encode_pieces(
+        self,
+        pieces: Iterable[Piece],
+        key: str,
+        encode: Callable[[Sequence[Message]], Iterable[T]],
+        merge: Callable[[list[T]], list[T]],
+    ) -> Iterator[T]:
+        """Encode the pieces of a transcript in order. A segment is encoded once in its life: ``merge`` makes its
+        encodings few, which it keeps under ``key`` in the place of those that its messages and parts keep."""
+        for piece in pieces:
+            messages = piece.messages if isinstance(piece, Segment) else piece
+            if not isinstance(piece, Segment):
+                yield from encode(piece)
+            else:
+                if key not in piece.values:
+                    piece.values[key] = merge(list(self.encode_pieces(piece.pieces, key, encode, merge)))
+                    piece.pieces = (piece.messages,)
+                    for message in piece.messages:
+                        message.forget_wire()
+                yield from piece.values[key]
+            self.preceding = messages[-1]
 
     def encode_call_id(self, call_id: str) -> str:
         """The id as it is sent, the same for a call and its result."""
@@ -182,25 +206,6 @@ def _list_renamed_calls(messages: Sequence[Message]) -> list[ToolCallPart]:
     replies = [message.parts for message in messages if message.role == "assistant"]
     calls = [part for parts in replies for part in parts if isinstance(part, ToolCallPart)]
     return [call for call in calls if call.provider_id is not None]
-
-
-def encode_pieces(
-    pieces: Iterable[Piece],
-    key: str,
-    encode: Callable[[Sequence[Message]], Iterable[T]],
-    merge: Callable[[list[T]], list[T]],
-) -> Iterator[T]:
-    """Encode the pieces of a transcript in order. A segment is encoded once in its life: ``merge`` makes its encodings
-    few, which it keeps under ``key`` in the place of those that its messages keep."""
-    for piece in pieces:
-        if isinstance(piece, Segment):
-            if key not in piece.values:
-                piece.values[key] = merge(list(encode(piece.messages)))
-                for message in piece.messages:
-                    message.forget_wire()
-            yield from piece.values[key]
-        else:
-            yield from encode(piece)
 
 
 def merge_fragments(fragments: list[bytes]) -> list[bytes]:

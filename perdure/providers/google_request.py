@@ -16,7 +16,7 @@ from typing import Any, assert_never
 from ..errors import SettingsError
 from ..ports import ModelRequest, ToolSpec
 from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
-from ..types.transcript import Piece, Segment, iter_pieces
+from ..types.transcript import iter_pieces
 from .encoding import (
     CONTINUE_TEXT,
     MessageEncoder,
@@ -24,7 +24,6 @@ from .encoding import (
     build_moved_file_parts,
     encode_file_base64,
     encode_json,
-    encode_pieces,
     get_own_opaque,
     join_fragments,
     render_file_text,
@@ -282,7 +281,7 @@ def encode_continuation(body: bytes, token: str) -> bytes:
 
 
 Content = tuple[str, list[bytes]]
-"""Kind (``user``, ``model`` or ``results``) and encoded parts of a content; "" for several contents that are encoded."""
+"""Kind (``user``, ``model`` or ``results``) and encoded parts of a content; "" for contents that are encoded whole."""
 
 
 def _add_content(contents: list[Content], kind: str, parts: Iterable[bytes]) -> None:
@@ -318,7 +317,6 @@ class GoogleEncoder(MessageEncoder):
         super().__init__(request, origin)
         self._is_gemini_3 = parse_gemini_version(request.model) >= 3
         self._key = f"google:{origin}:{'3' if self._is_gemini_3 else '2'}"
-        self._calling_message: Message | None = None
 
     def encode_call_id(self, call_id: str) -> str:
         """The id as it is sent: Gemini takes any."""
@@ -327,30 +325,27 @@ class GoogleEncoder(MessageEncoder):
     def encode_contents(self) -> Iterator[bytes]:
         """The contents, in pieces of one or more JSON objects."""
         contents: list[Content] = []
-        for kind, parts in encode_pieces(self._iter_pieces(), self._key, self._encode_piece, _close_contents):
+        for kind, parts in self.encode_pieces(
+            iter_pieces(self.messages), self._key, self._encode_piece, _close_contents
+        ):
             _add_content(contents, kind, parts)
         if not contents or contents[-1][0] == "model":  # the last user message may be empty
             _add_content(contents, "user", [encode_json({"text": CONTINUE_TEXT})])
         return itertools.starmap(_encode_content, contents)
 
-    def _iter_pieces(self) -> Iterator[Piece]:
-        for piece in iter_pieces(self.messages):
-            yield piece
-            if isinstance(piece, Segment):  # which may not be encoded now
-                self._calling_message = piece.messages[-1]
-
     def _encode_piece(self, messages: Sequence[Message]) -> Iterator[Content]:
         """The contents of ``messages``, of which neighbours of one kind are to be joined."""
         moved: list[bytes] = []  # files of results wait until all results of a reply are in one content
+        calling_message = self.preceding
         for message in messages:
             if message.role == "tool":
-                results, files = self._encode_results(message, self._calling_message)
+                results, files = self._encode_results(message, calling_message)
                 yield "results", [results]
                 moved.append(files)
                 continue
             yield "user", moved
             moved = []
-            self._calling_message = message
+            calling_message = message
             yield "model" if message.role == "assistant" else "user", [self._encode_message(message)]
         yield "user", moved
 

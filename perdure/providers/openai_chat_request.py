@@ -20,7 +20,6 @@ from .encoding import (
     encode_file_base64,
     encode_json,
     encode_json_text,
-    encode_pieces,
     encode_tool_name,
     join_fragments,
     merge_fragments,
@@ -81,7 +80,9 @@ class ChatEncoder(MessageEncoder):
         """
         if system:
             yield encode_json({"role": "system", "content": system})
-        yield from encode_pieces(iter_pieces(self.messages), f"chat {self.origin}", self._encode_piece, merge_fragments)
+        yield from self.encode_pieces(
+            iter_pieces(self.messages), f"chat {self.origin}", self._encode_piece, merge_fragments
+        )
 
     def _encode_piece(self, messages: Sequence[Message]) -> Iterator[bytes]:
         """Results hold text alone; their files follow in a user message, after the results of all calls, which must not

@@ -29,7 +29,6 @@ from .encoding import (
     build_data_url,
     clean_json_value,
     encode_json_text,
-    encode_pieces,
     encode_tool_name,
     get_own_opaque,
     join_fragments,
@@ -204,12 +203,10 @@ class ResponsesEncoder(MessageEncoder):
     def encode_messages(self) -> Iterator[bytes]:
         """The items of all messages as JSON objects, in pieces of one or more."""
         key = f"{FRAGMENT_KEY} {self.origin} {self._model}"
-        return encode_pieces(
-            iter_pieces(self.messages),
-            key,
-            lambda piece: filter(None, map(self.encode_message, piece)),
-            merge_fragments,
-        )
+        return self.encode_pieces(iter_pieces(self.messages), key, self._encode_piece, merge_fragments)
+
+    def _encode_piece(self, messages: Sequence[Message]) -> Iterator[bytes]:
+        return filter(None, map(self.encode_message, messages))
 
     def encode_message(self, message: Message) -> bytes:
         """The message's items as JSON objects, joined by commas. Empty if nothing of it can be sent."""

@@ -27,7 +27,7 @@ from ..types.messages import (
     iter_file_parts,
     parse_messages,
 )
-from ..types.transcript import Piece, Transcript, map_pieces, split_segments
+from ..types.transcript import Piece, Transcript, map_pieces, merge_pieces
 from ..types.validation_errors import describe_validation_error
 from .cache import ByteLRU, CacheBudget
 from .objects import build_unset_error, decode_pointer
@@ -35,8 +35,8 @@ from .objects import build_unset_error, decode_pointer
 _MESSAGE_BYTES = 1500  # a decoded message besides its text, measured with tracemalloc
 _SLICE_BYTES = 256 * 1024  # decoded between two turns of the event loop: about 2 ms
 _MAX_KNOWN_ENDS = 256  # ends of cached chains that are passed to the store
-_MERGED_NODES = 32  # cached as one; as many at least stay single at a chain's end, where conversations fork
-_MERGED_BYTES = 1024 * 1024  # of the cache, at most; a larger node stays single
+_MERGED_NODES = 16  # cached as one; as many at least stay single at a chain's end, where conversations fork
+_MERGED_BYTES = 8 * 1024 * 1024  # of the cache, at most
 
 _RESTORE_HINT = "Restore it from a backup and `resume` the run, or fork the run from a head that is intact."
 
@@ -62,8 +62,8 @@ class _DecodedNode:
     pieces: Sequence[Piece]
     size: int
     """Bytes in the cache."""
-    is_merged: bool = False
-    """Whether it stays as it is: several nodes, or a large one."""
+    level: int = 0
+    """How often it was merged."""
 
 
 class Chain:
@@ -98,7 +98,7 @@ class Chain:
                 nodes.append(node)
                 name = node.parent
         nodes.reverse()
-        if len(nodes) >= 2 * _MERGED_NODES and not nodes[-2 * _MERGED_NODES].is_merged:
+        if len(nodes) >= 2 * _MERGED_NODES and not nodes[-2 * _MERGED_NODES].level:
             nodes = self._merge_nodes(nodes)
         for node in nodes:  # the head is used last, so that a chain is evicted from its root
             self._decoded_nodes.get(node.hash)
@@ -113,20 +113,27 @@ class Chain:
         group: list[_DecodedNode] = []
         for node in nodes[:-_MERGED_NODES]:
             is_full = len(group) == _MERGED_NODES or sum(each.size for each in (*group, node)) > self._merged_bytes
-            if group and (is_full or node.is_merged):
-                merged.append(self._merge_group(group))
+            if group and (is_full or node.level):
+                self._add_merged(merged, self._merge_group(group))
                 group = []
-            (merged if node.is_merged else group).append(node)
+            (merged if node.level else group).append(node)
         if len(group) == _MERGED_NODES:
-            merged.append(self._merge_group(group))
+            self._add_merged(merged, self._merge_group(group))
             group = []
         return [*merged, *group, *nodes[-_MERGED_NODES:]]
 
+    def _add_merged(self, merged: list[_DecodedNode], node: _DecodedNode) -> None:
+        """Add ``node`` to ``merged``, as a counter carries its bits: the number of nodes grows with the logarithm of the
+        chain's length."""
+        while merged and merged[-1].level == node.level and merged[-1].size + node.size <= self._merged_bytes:
+            node = self._merge_group([merged.pop(), node])
+        merged.append(node)
+
     def _merge_group(self, group: Sequence[_DecodedNode]) -> _DecodedNode:
-        messages = Transcript.join(piece for node in group for piece in node.pieces)
+        pieces = merge_pieces(piece for node in group for piece in node.pieces)
         size = sum(node.size for node in group)
         first, last = group[0], group[-1]
-        merged = _DecodedNode(last.hash, first.parent, split_segments(messages), size, is_merged=True)
+        merged = _DecodedNode(last.hash, first.parent, pieces, size, last.level + 1)
         for node in group:
             self._decoded_nodes.remove(node.hash)
         self._decoded_nodes.put(merged.hash, merged, size)
@@ -245,8 +252,7 @@ def decode_node(node: Node) -> list[Message]:
 
 
 def _build_decoded_node(node: Node, messages: tuple[Message, ...]) -> _DecodedNode:
-    size = _estimate_node_bytes(node, messages)
-    return _DecodedNode(node.hash, node.parent, (messages,), size, is_merged=size > _MERGED_BYTES)
+    return _DecodedNode(node.hash, node.parent, (messages,), _estimate_node_bytes(node, messages))
 
 
 def _list_file_refs(messages: Sequence[Message]) -> list[BlobRef]:

@@ -24,10 +24,12 @@ class Segment:
     of tools depend on the calls before them.
     """
 
-    __slots__ = ("messages", "values")
+    __slots__ = ("messages", "pieces", "values")
 
-    def __init__(self, messages: tuple[Message, ...]) -> None:
-        self.messages = messages
+    def __init__(self, pieces: Sequence[Segment | Sequence[Message]]) -> None:
+        self.pieces = pieces
+        """The shorter segments that it takes the place of, and the messages between them."""
+        self.messages = Transcript.join(pieces)
         self.values: dict[str, Any] = {}
         """What was computed of the messages, by a key."""
 
@@ -85,19 +87,37 @@ def map_pieces(messages: Sequence[Message], key: str, compute: Callable[[Sequenc
         yield piece.compute(key, compute) if isinstance(piece, Segment) else compute(piece)
 
 
-def split_segments(messages: Iterable[Message]) -> list[Piece]:
-    """Split ``messages``, which will always follow each other, into segments and the messages between them: system
-    prompts, which requests do not have among their messages, and results at the ends of a segment."""
-    pieces: list[Piece] = []
-    for is_system, group in groupby(messages, lambda message: message.role == "system"):
-        run = tuple(group)
-        inner = [] if is_system else [place for place, message in enumerate(run) if message.role != "tool"]
+def merge_pieces(pieces: Iterable[Piece]) -> list[Piece]:
+    """Make ``pieces``, which will always follow each other, few segments. Between these are system prompts, which
+    requests do not have among their messages, and results of tools."""
+    merged: list[Piece] = []
+    for is_system, group in groupby(_iter_unmixed(pieces), _is_system_prompt):
+        run = list(group)
+        inner = [] if is_system else [place for place, piece in enumerate(run) if not _is_tool_result(piece)]
         if not inner:
-            pieces.append(run)
+            merged += run
             continue
         start, end = inner[0], inner[-1] + 1
-        pieces += [piece for piece in (run[:start], Segment(run[start:end]), run[end:]) if piece]
-    return pieces
+        merged += [*run[:start], Segment(run[start:end]), *run[end:]]
+    return merged
+
+
+def _iter_unmixed(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Iterate over the segments of ``pieces``, and over each message between them."""
+    for piece in pieces:
+        if isinstance(piece, Segment):
+            yield piece
+        else:
+            for message in piece:
+                yield (message,)
+
+
+def _is_system_prompt(piece: Piece) -> bool:
+    return not isinstance(piece, Segment) and piece[0].role == "system"
+
+
+def _is_tool_result(piece: Piece) -> bool:
+    return not isinstance(piece, Segment) and piece[0].role == "tool"
 
 
 def drop_system_messages(*parts: Sequence[Message]) -> Transcript:
