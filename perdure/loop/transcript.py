@@ -115,8 +115,9 @@ class CallIds:
 def _read_call_ids(messages: Sequence[Message]) -> tuple[frozenset[str], bool]:
     """Return the ids of the calls in ``messages``, and whether these replace others."""
     replies = [message.parts for message in messages if message.role == "assistant"]
-    call_ids = frozenset(part.id for parts in replies for part in parts if isinstance(part, ToolCallPart))
-    return call_ids, any(message.replaces is not None for message in messages if message.role != "assistant")
+    call_ids = frozenset([part.id for parts in replies for part in parts if isinstance(part, ToolCallPart)])
+    others = [message.replaces for message in messages if message.role != "assistant"]
+    return call_ids, any(others)
 
 
 def sanitize_parts(parts: Iterable[Part]) -> tuple[Part, ...]:

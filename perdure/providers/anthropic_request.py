@@ -6,7 +6,7 @@ The messages come last, so that each call's bytes are a prefix of the next one's
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -259,7 +259,7 @@ def _group_by_role(
     encoder = AnthropicEncoder(request, origin)
     groups: list[_RoleGroup] = []
     pieces = iter_unique_pieces(request.messages)
-    for group in encoder.encode_pieces(pieces, encoder.key, partial(_iter_message_groups, encoder), _close_groups):
+    for group in encoder.encode_pieces(pieces, encoder.key, partial(_group_messages, encoder), _close_groups):
         _add_group(groups, group)
     if groups and groups[0].role == "assistant":
         groups.insert(0, _build_prompt_group(_OPENING_TEXT))
@@ -267,19 +267,22 @@ def _group_by_role(
         _add_group(groups, _build_prompt_group(CONTINUE_TEXT))  # most models refuse to continue a reply of their own
     if request.tool_choice and not thinking.can_force_tool:
         _add_group(groups, _build_prompt_group(f"Now call the tool {request.tool_choice}, and write nothing else."))
-    for group in _iter_message_groups(encoder, [Message(role="assistant", parts=tuple(paused))] if paused else []):
+    for group in _group_messages(encoder, [Message(role="assistant", parts=tuple(paused))] if paused else []):
         _add_group(groups, group)
     return groups
 
 
-def _iter_message_groups(encoder: AnthropicEncoder, messages: Sequence[Message]) -> Iterator[_RoleGroup]:
+def _group_messages(encoder: AnthropicEncoder, messages: Sequence[Message]) -> list[_RoleGroup]:
     """Each message that can be sent as a group of its own."""
+    groups: list[_RoleGroup] = []
     for message in messages:
         if fragment := encoder.encode_message(message):
             if message.role == "tool":
-                yield _RoleGroup("user", results=[fragment])
+                groups.append(_RoleGroup("user", results=[fragment]))
             else:
-                yield _RoleGroup("assistant" if message.role == "assistant" else "user", other_blocks=[fragment])
+                role = "assistant" if message.role == "assistant" else "user"
+                groups.append(_RoleGroup(role, other_blocks=[fragment]))
+    return groups
 
 
 def _add_group(groups: list[_RoleGroup], group: _RoleGroup) -> None:

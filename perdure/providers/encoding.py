@@ -9,7 +9,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
@@ -166,23 +166,23 @@ class MessageEncoder:
         self,
         pieces: Iterable[Piece],
         key: str,
-        encode: Callable[[Sequence[Message]], Iterable[T]],
+        encode: Callable[[Sequence[Message]], list[T]],
         merge: Callable[[list[T]], list[T]],
-    ) -> Iterator[T]:
+    ) -> list[T]:
         """Encode the pieces of a transcript in order. A segment is encoded once in its life: ``merge`` makes its
         encodings few, which it keeps under ``key`` in the place of those that its messages and parts keep."""
+        encoded: list[T] = []
         for piece in pieces:
-            messages = piece.messages if isinstance(piece, Segment) else piece
             if not isinstance(piece, Segment):
-                yield from encode(piece)
-            else:
-                if key not in piece.values:
-                    piece.values[key] = merge(list(self.encode_pieces(piece.pieces, key, encode, merge)))
-                    piece.pieces = (piece.messages,)
-                    for message in piece.messages:
-                        message.forget_wire()
-                yield from piece.values[key]
-            self.preceding = messages[-1]
+                encoded += encode(piece)
+                self.preceding = piece[-1]
+                continue
+            if key not in piece.values:
+                piece.values[key] = merge(self.encode_pieces(piece.pieces, key, encode, merge))
+                piece.forget_pieces()
+            encoded += piece.values[key]
+            self.preceding = piece.messages[-1]
+        return encoded
 
     def encode_call_id(self, call_id: str) -> str:
         """The id as it is sent, the same for a call and its result."""

@@ -333,21 +333,22 @@ class GoogleEncoder(MessageEncoder):
             _add_content(contents, "user", [encode_json({"text": CONTINUE_TEXT})])
         return itertools.starmap(_encode_content, contents)
 
-    def _encode_piece(self, messages: Sequence[Message]) -> Iterator[Content]:
+    def _encode_piece(self, messages: Sequence[Message]) -> list[Content]:
         """The contents of ``messages``, of which neighbours of one kind are to be joined."""
+        contents: list[Content] = []
         moved: list[bytes] = []  # files of results wait until all results of a reply are in one content
         calling_message = self.preceding
         for message in messages:
             if message.role == "tool":
                 results, files = self._encode_results(message, calling_message)
-                yield "results", [results]
+                contents.append(("results", [results]))
                 moved.append(files)
                 continue
-            yield "user", moved
+            contents.append(("user", moved))
             moved = []
             calling_message = message
-            yield "model" if message.role == "assistant" else "user", [self._encode_message(message)]
-        yield "user", moved
+            contents.append(("model" if message.role == "assistant" else "user", [self._encode_message(message)]))
+        return [*contents, ("user", moved)]
 
     def _encode_message(self, message: Message) -> bytes:
         """The parts of a user's or a model's message, joined by commas; empty if nothing of it can be sent."""

@@ -73,38 +73,37 @@ class ChatEncoder(MessageEncoder):
 
     max_call_id = 40  # OpenAI's limit
 
-    def encode_messages(self, system: str | None) -> Iterator[bytes]:
+    def encode_messages(self, system: str | None) -> list[bytes]:
         """The system prompt and the messages, in pieces of one or more JSON objects.
 
         Raises ``BadRequestError`` for content that was not loaded.
         """
-        if system:
-            yield encode_json({"role": "system", "content": system})
-        yield from self.encode_pieces(
-            iter_pieces(self.messages), f"chat {self.origin}", self._encode_piece, merge_fragments
-        )
+        prompt = [encode_json({"role": "system", "content": system})] if system else []
+        key = f"chat {self.origin}"
+        return prompt + self.encode_pieces(iter_pieces(self.messages), key, self._encode_piece, merge_fragments)
 
-    def _encode_piece(self, messages: Sequence[Message]) -> Iterator[bytes]:
+    def _encode_piece(self, messages: Sequence[Message]) -> list[bytes]:
         """Results hold text alone; their files follow in a user message, after the results of all calls, which must not
         be separated."""
         files_key = f"{self.origin} files"
+        encoded: list[bytes] = []
         moved: list[bytes] = []
         for message in messages:
             if moved and message.role != "tool":
-                yield from moved
-                moved.clear()
+                encoded += moved
+                moved = []
             fragment = message.wire(self.origin)
             if fragment is None:
                 fragment = join_fragments(message, self.origin, self._encode_message(message))
             if fragment:
-                yield fragment
+                encoded.append(fragment)
             if message.role == "tool":
                 files = message.wire(files_key)
                 if files is None:
                     files = join_fragments(message, files_key, self._encode_moved_files(message))
                 if files:
                     moved.append(files)
-        yield from moved
+        return encoded + moved
 
     def _encode_message(self, message: Message) -> Iterator[dict[str, Any]]:
         match message.role:

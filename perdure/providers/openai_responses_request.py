@@ -200,13 +200,13 @@ class ResponsesEncoder(MessageEncoder):
         super().__init__(request, origin)
         self._model = request.model
 
-    def encode_messages(self) -> Iterator[bytes]:
+    def encode_messages(self) -> list[bytes]:
         """The items of all messages as JSON objects, in pieces of one or more."""
         key = f"{FRAGMENT_KEY} {self.origin} {self._model}"
         return self.encode_pieces(iter_pieces(self.messages), key, self._encode_piece, merge_fragments)
 
-    def _encode_piece(self, messages: Sequence[Message]) -> Iterator[bytes]:
-        return filter(None, map(self.encode_message, messages))
+    def _encode_piece(self, messages: Sequence[Message]) -> list[bytes]:
+        return [*filter(None, map(self.encode_message, messages))]
 
     def encode_message(self, message: Message) -> bytes:
         """The message's items as JSON objects, joined by commas. Empty if nothing of it can be sent."""

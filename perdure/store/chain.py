@@ -104,7 +104,7 @@ class Chain:
             self._decoded_nodes.get(node.hash)
         if head in self._ends:
             self._ends[head] = self._ends.pop(head)
-        return Transcript.join(piece for node in nodes for piece in node.pieces)
+        return Transcript.join([piece for node in nodes for piece in node.pieces])
 
     def _merge_nodes(self, nodes: Sequence[_DecodedNode]) -> list[_DecodedNode]:
         """Merge all but the last of ``nodes``, a whole chain: a long conversation then has few, and what is computed of
@@ -123,8 +123,8 @@ class Chain:
         return [*merged, *group, *nodes[-_MERGED_NODES:]]
 
     def _add_merged(self, merged: list[_DecodedNode], node: _DecodedNode) -> None:
-        """Add ``node`` to ``merged``, as a counter carries its bits: the number of nodes grows with the logarithm of the
-        chain's length."""
+        """Add ``node`` to ``merged``, as a counter carries its bits: the number of nodes grows with the logarithm of
+        the chain's length."""
         while merged and merged[-1].level == node.level and merged[-1].size + node.size <= self._merged_bytes:
             node = self._merge_group([merged.pop(), node])
         merged.append(node)

@@ -33,6 +33,14 @@ class Segment:
         self.values: dict[str, Any] = {}
         """What was computed of the messages, by a key."""
 
+    def forget_pieces(self) -> None:
+        """Drop the encodings of pieces and messages, once the segment has its own."""
+        for piece in self.pieces:
+            if not isinstance(piece, Segment):  # a segment's own messages have none
+                for message in piece:
+                    message.forget_wire()
+        self.pieces = (self.messages,)
+
     def compute(self, key: str, function: Callable[[Sequence[Message]], T]) -> T:
         """Apply ``function`` to the messages, and keep its result under ``key``."""
         if key not in self.values:
