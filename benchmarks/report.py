@@ -134,8 +134,9 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
         lines += _web(results["web"], names)
     settings: Mapping[str, str] = next((mine["settings"] for mine in results.get("database", {}).values()), {})
     about = "".join(f"\n{name}: {value}" for name, value in settings.items())
-    verdicts = _aligned([["aim", "measured", "verdict"], *(aim.judge(results) for aim in AIMS)])
-    return f"{_aligned(lines)}{about}\n\n(ratio to {BASE} in brackets)\n\n{verdicts}"
+    judged = [aim.judge(results) for aim in AIMS if aim.measure in results]
+    verdicts = "\n\n" + _aligned([["aim", "measured", "verdict"], *judged]) if judged else ""
+    return f"{_aligned(lines)}{about}\n\n(ratio to {BASE} in brackets){verdicts}"
 
 
 def _cell(mine: Mapping[str, Any], key: str, form: str, ratio: str | None) -> str:
