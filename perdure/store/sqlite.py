@@ -117,6 +117,10 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
             await threads.writer.close()
 
     async def _run_write(self, operation: Callable[..., T], *arguments: Any) -> T:
+        writer = await self._get_writer()
+        return await writer.run(lambda database: operation(database, *arguments))
+
+    async def _get_writer(self) -> StoreThread:
         threads = self._threads
         if not self.store_id:
             await self.open(create=False)
@@ -125,7 +129,7 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
                     f"there is no store at {self.path} yet",
                     hint="Workers make it when they start; or put its file there, or mount its volume.",
                 )
-        return await threads.writer.run(lambda database: operation(database, *arguments))
+        return threads.writer
 
     async def _run_read(self, operation: Callable[..., T], *arguments: Any) -> T:
         return await self._threads.reader.run(lambda database: operation(database, *arguments))
@@ -229,6 +233,20 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         written = await self._run_write(event_log.append_batch, batch, self._now(), self.write_options)
         self._notify_watcher(batch)
         return written
+
+    async def append_all(self, batches: Sequence[EventBatch]) -> list[bool | BaseException]:
+        """See :class:`perdure.ports.EventLog`."""
+        now = self._now()
+        writer = await self._get_writer()
+        results = await writer.run_all(
+            [
+                lambda database, batch=batch: event_log.append_batch(database, batch, now, self.write_options)
+                for batch in batches
+            ]
+        )
+        for batch in batches:
+            self._notify_watcher(batch)
+        return [written if error is None else error for written, error in results]
 
     async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True

@@ -11,8 +11,8 @@ import pytest
 
 from perdure.errors import AuthenticationError, RateLimitError, StoreError, StoreMismatchError, TranscriptCorruptedError
 from perdure.ports import Completed, EventBatch, Restarted, TextDelta, ThinkingDelta, ToolCallDelta
-from perdure.stages import event_stream
-from perdure.stages.event_stream import BatchWriter
+from perdure.stages import event_stream, event_writes
+from perdure.stages.event_writes import BatchWriter
 from perdure.stages.stage import ModelCall
 from perdure.testing.store import MemoryStore
 from perdure.types.events import (
@@ -41,12 +41,14 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test does not wait for is not written before the outcome, however slow the machine is."""
     monkeypatch.setattr(event_stream, "FIRST_WRITE_DELAY", 60.0)
     monkeypatch.setattr(event_stream, "DELTA_INTERVAL", 60.0)
+    monkeypatch.setattr(event_writes, "DELTA_INTERVAL", 60.0)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "FIRST_WRITE_DELAY", 0.001)
     monkeypatch.setattr(event_stream, "DELTA_INTERVAL", 0.001)
+    monkeypatch.setattr(event_writes, "DELTA_INTERVAL", 0.001)
 
 
 def written(store: MemoryStore, text: str) -> Callable[[ModelCall], Any]:
@@ -344,7 +346,7 @@ async def test_the_limit_that_a_run_fails_with(store: MemoryStore) -> None:
 
 @pytest.mark.usefixtures("quick")
 async def test_a_store_that_is_down_only_delays(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "WRITE_RETRY_DELAY", 0.001)
+    monkeypatch.setattr(event_writes, "WRITE_RETRY_DELAY", 0.001)
     tried = asyncio.Event()
 
     class Down(MemoryStore):
@@ -415,7 +417,7 @@ async def test_a_store_that_fails_is_not_told_that_it_does(
 ) -> None:
     """The error is the call's own; that it could not be recorded is a line of the log."""
     caplog.set_level(logging.DEBUG, "perdure.worker")
-    monkeypatch.setattr(event_stream, "LAST_WRITE_TIMEOUT", 0.5)
+    monkeypatch.setattr(event_writes, "LAST_WRITE_TIMEOUT", 0.5)
 
     async def fails(call: ModelCall) -> None:
         store.failure = StoreError("gone")
