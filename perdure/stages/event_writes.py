@@ -65,8 +65,10 @@ class BatchWriter:
 
     def take_batch(self) -> EventBatch | None:
         """Return the batch that is to be written now."""
-        self.due_at, self._is_wanted = math.inf, False
-        self.unwritten_batch = self.unwritten_batch or self._take_batch()
+        self.due_at = math.inf
+        if self.unwritten_batch is None:
+            self._is_wanted = False
+            self.unwritten_batch = self._take_batch()
         return self.unwritten_batch
 
     def start_write(self, write: asyncio.Future[Any]) -> None:

@@ -238,12 +238,8 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         """See :class:`perdure.ports.EventLog`."""
         now = self._now()
         writer = await self._get_writer()
-        results = await writer.run_all(
-            [
-                lambda database, batch=batch: event_log.append_batch(database, batch, now, self.write_options)
-                for batch in batches
-            ]
-        )
+        append = partial(event_log.append_batch, now=now, options=self.write_options)
+        results = await writer.run_all([partial(append, batch=batch) for batch in batches])
         for batch in batches:
             self._notify_watcher(batch)
         return [written if error is None else error for written, error in results]

@@ -182,7 +182,7 @@ async def load_full_conversation(transcripts: Transcripts, head: str | None, *, 
     forms: list[tuple[Sequence[Message], int]] = []
     """The conversation's forms, the current one first, each with the number of messages in its first node."""
     while head is not None:
-        messages = await load(head)
+        messages: Sequence[Message] = await load(head)
         replaced = next((message.replaces for message in messages[:2] if message.replaces is not None), None)
         root_count = 0
         if replaced is not None and not replaced.kept:
