@@ -123,9 +123,10 @@ class WriteGroup:
     def _start_writes(self) -> None:
         loop = asyncio.get_running_loop()
         now = max(self._starts_at, loop.time())
+        soon = now + DELTA_INTERVAL / 2
         self._timer, self._starts_at = None, math.inf
         batches: dict[BatchWriter, EventBatch] = {}
-        for writer in [writer for writer in self._scheduled if writer.due_at <= now]:
+        for writer in [writer for writer in self._scheduled if writer.due_at <= soon]:
             del self._scheduled[writer]
             try:
                 batch = writer.take_batch()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -51,13 +51,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_writes, "DELTA_INTERVAL", 0.001)
 
 
-def written(store: MemoryStore, text: str) -> Callable[[ModelCall], Any]:
+def written(store: MemoryStore, text: str, run: str = "run-1") -> Callable[[ModelCall], Any]:
     """Until a delta that ends in ``text`` is there."""
 
     async def wait(call: ModelCall) -> None:
         after = 0
         while True:
-            delta = await until(store, "model.delta", after)
+            delta = await until(store, "model.delta", after, run)
             assert isinstance(delta, ModelDelta)
             if delta.text.endswith(text):
                 return
@@ -431,3 +431,62 @@ async def test_nothing_is_told_to_a_store_that_is_not_the_runs(store: MemoryStor
     with pytest.raises(StoreMismatchError):
         await Stages(store).model(model_call(store_id="other"), Model(reply("Done.")))
     assert await events(store) == []
+
+
+async def test_calls_whose_deltas_are_due_at_once_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "DELTA_INTERVAL", 0.5)  # from the first delta on, and of all
+    monkeypatch.setattr(event_writes, "DELTA_INTERVAL", 0.5)
+    together: list[list[str]] = []
+
+    class Counting(MemoryStore):
+        async def append_all(self, batches: Sequence[EventBatch]) -> list[bool | BaseException]:
+            together.append(sorted(batch.context_id for batch in batches))
+            return await super().append_all(batches)
+
+    store = Counting()
+    await store.open()
+    begun = asyncio.Barrier(3)
+
+    async def meet(call: ModelCall) -> None:
+        await begun.wait()
+
+    stages = Stages(store)
+    runs = [f"run {number}" for number in range(3)]
+    await asyncio.gather(
+        *(
+            stages.model(
+                model_call(context_id=run, scope=run),
+                Model(reply("Done."), meet, TextDelta("Half"), written(store, "Half", run)),
+            )
+            for run in runs
+        )
+    )
+    assert together == [runs], "one hand-over to the store for all of them"
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_batch_that_the_store_refuses_keeps_none_of_the_others_waiting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Refuses(MemoryStore):
+        async def append(self, batch: EventBatch) -> bool:
+            if batch.context_id == "run 0":
+                raise ValueError("not this one")
+            return await super().append(batch)
+
+    store = Refuses()
+    await store.open()
+    begun = asyncio.Barrier(3)
+
+    async def meet(call: ModelCall) -> None:
+        await begun.wait()
+
+    def script(run: str) -> list[Step]:
+        return [meet, TextDelta("Half"), *([written(store, "Half", run)] if run != "run 0" else [])]
+
+    stages = Stages(store)
+    runs = [f"run {number}" for number in range(3)]
+    calls = [stages.model(model_call(context_id=run, scope=run), Model(reply("Done."), *script(run))) for run in runs]
+    await asyncio.gather(*calls)
+    for run in runs:
+        assert shown(await events(store, run))[-1] == "turn completed Done."
