@@ -14,6 +14,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from ..agent.agent import Agent
@@ -29,6 +30,7 @@ from ..ports import (
     ThinkingDelta,
     ToolCallDelta,
     build_batch_token,
+    timestamp,
 )
 from ..types.events import ErrorEvent, MessageInjected, ModelDelta, ToolProgress, encode_event_body
 from ..types.interface import FINISH_TOOL
@@ -166,6 +168,7 @@ class ModelEventFeed:
         ``answer_field``: the argument of the finish tool that the answer is wrapped in, if any (``OutputType.inside``).
         """
         self._call = call
+        self._delta_fields = {name: value for name, value in build_event_fields(call).items() if name != "at"}
         self._answer_field = answer_field
         self._writes_deltas = stream
         self._queue: list[NewEvent | _QueuedDelta] = list(call.pending_events)
@@ -223,7 +226,7 @@ class ModelEventFeed:
             return
         last = self._queue[-1] if self._queue else None
         if not (isinstance(last, _QueuedDelta) and last.kind == kind and last.index == index):
-            last = _QueuedDelta(kind, index, build_event_fields(self._call)["at"])
+            last = _QueuedDelta(kind, index, timestamp(datetime.now(UTC)))
             self._queue.append(last)
         last.texts.append(text)
         self._queued_chars += len(text)
@@ -269,7 +272,8 @@ class ModelEventFeed:
         self._offsets[place] = offset + len(text)
         call_id, name = self._tool_calls[delta.index] if delta.kind == "tool_call" else ("", "")
         event = ModelDelta(
-            **{**build_event_fields(self._call), "at": delta.at},
+            **self._delta_fields,
+            at=delta.at,
             iteration=self._call.input.iteration,
             kind=delta.kind,
             text=text,
