@@ -18,7 +18,9 @@ WRITE_RETRY_DELAY = 1.0
 LAST_WRITE_TIMEOUT = 1.0
 """Seconds that a failed call waits for its last events to be written."""
 DELTA_INTERVAL = 0.02
-"""Seconds from the first delta of a reply to its write, and from one write of a worker to the next."""
+"""Seconds from the first delta of a reply to its write, and from one write of a worker to the next at least."""
+BATCH_INTERVAL = 0.00015
+"""Seconds that each batch of a write adds to that: of many streams, each is written less often."""
 
 _pending_writes: set[asyncio.Future[Any]] = set()
 """Writes in progress. Holds references: an event loop may drop a task that nothing else references."""
@@ -100,7 +102,7 @@ class WriteGroup:
         self._scheduled: dict[BatchWriter, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._starts_at = math.inf
-        self._last_start = -math.inf
+        self._next_start = -math.inf
 
     def schedule_write(self, writer: BatchWriter) -> None:
         """Start the write of ``writer`` at ``writer.due_at``, or as soon as the group may write again."""
@@ -112,7 +114,7 @@ class WriteGroup:
         self._scheduled.pop(writer, None)
 
     def _set_timer(self, due: float) -> None:
-        starts_at = max(due, self._last_start + DELTA_INTERVAL)
+        starts_at = max(due, self._next_start)
         if starts_at >= self._starts_at:
             return
         if self._timer is not None:
@@ -137,7 +139,7 @@ class WriteGroup:
             if batch is not None:
                 batches[writer] = batch
         if batches:
-            self._last_start = now
+            self._next_start = now + DELTA_INTERVAL + len(batches) * BATCH_INTERVAL
             write = start_batch_write(self._write_all(batches))
             for writer in batches:
                 writer.start_write(write)
