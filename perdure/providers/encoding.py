@@ -214,12 +214,12 @@ def merge_fragments(fragments: list[bytes]) -> list[bytes]:
 
 
 def build_body(head: Mapping[str, Any], list_name: str, fragments: Iterable[bytes]) -> bytes:
-    """Build a request of ``head`` and, last, the list ``list_name`` of JSON values. Copies what is long once."""
-    start = encode_json({**head, list_name: []})[:-2]
-    pieces = [*fragments] or [b""]
-    pieces[0] = start + pieces[0]
-    pieces[-1] += b"]}"
-    return b",".join(pieces)
+    """Build a request of ``head`` and, last, the list ``list_name`` of JSON values. Copies each of them once."""
+    values = list(fragments)
+    body = [b","] * (2 * len(values))
+    body[1::2] = values
+    body[:1] = [encode_json({**head, list_name: []})[:-2]]  # in the place of the first comma
+    return b"".join((*body, b"]}"))
 
 
 def join_fragments(message: Message, key: str, values: Iterable[object]) -> bytes:
