@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
@@ -289,15 +290,20 @@ def is_denied(error: RPCError) -> bool:
 
 
 async def describe_task_queue(
-    temporal: TemporalClient, task_queue: str, kind: TaskQueueType.ValueType, *, timeout: float | None = None
+    temporal: TemporalClient,
+    task_queue: str,
+    kind: TaskQueueType.ValueType,
+    *,
+    timeout: float | None = None,
+    stats: bool = False,
 ) -> DescribeTaskQueueResponse:
-    """Return the pollers of a task queue, and to which versions Temporal routes its tasks. Raises ``RPCError``."""
+    """Return the pollers of a task queue, to which versions Temporal routes its tasks, and with ``stats`` what waits in
+    it. Raises ``RPCError``."""
+    queue = TaskQueue(name=task_queue)
+    request = DescribeTaskQueueRequest(namespace=temporal.namespace, task_queue=queue, task_queue_type=kind)
+    request.report_stats = stats
     return await temporal.workflow_service.describe_task_queue(
-        DescribeTaskQueueRequest(
-            namespace=temporal.namespace, task_queue=TaskQueue(name=task_queue), task_queue_type=kind
-        ),
-        retry=timeout is None,
-        timeout=None if timeout is None else timedelta(seconds=timeout),
+        request, retry=timeout is None, timeout=None if timeout is None else timedelta(seconds=timeout)
     )
 
 
@@ -520,7 +526,8 @@ class FailingTask:
     @property
     def way_out(self) -> str:
         """The way out, for an operator."""
-        reset = f"temporal workflow reset --workflow-id {self.run_id} --event-id {self.reset_to} --reason stuck"
+        named = f"--workflow-id {shlex.quote(self.run_id)} --event-id {self.reset_to}"
+        reset = f"temporal workflow reset {named} --reason stuck"
         reset_hint = f", or reset it to before the task that fails: {reset}" if self.reset_to else ""
         return f"Run workers of the version that began it{reset_hint}"
 

@@ -16,6 +16,7 @@ import pytest
 from perdure import Agent, Approval, Client, File, Limits, ToolContext, tool
 from perdure.client.run import Run
 from perdure.testing import ScriptedProvider, call
+from perdure.worker.engine import record_agents
 from tests.console.test_access import wait_for_waits
 from tests.console.test_hostile import TEXT
 from tests.console.test_run import PNG, script
@@ -127,6 +128,7 @@ async def start_all(client: Client) -> dict[str, Run[Any]]:
             agent, text, mode="session", tenant="acme", user=user, by=user or "web", id=f"{agent}-1041"
         )
     await wait_for_waits(client, 4)
+    await record_agents(await client.store(), build_agents())  # as a worker does when it starts
     return runs
 
 
@@ -337,6 +339,10 @@ async def list_pages(client: Client, runs: dict[str, Run[Any]]) -> dict[str, str
         "call": f"/inbox/{wait.run_id}/{wait.call_id}",
         "run": f"/runs/{runs['support'].id}",
         "runs": "/runs",
+        "agents": "/agents",
+        "agent": "/agents/support",
+        "schedules-empty": "/schedules",
+        "workers": "/workers",
         "login": "/login",
         "error": "/nothing",
     }
@@ -361,23 +367,25 @@ async def test_pages_fit_a_phone(engine: Engine) -> None:
 @pytest.mark.node
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_pages_have_no_violations_of_wcag(engine: Engine, scheme: Literal["light", "dark"]) -> None:
-    source = (npm.packages(AXE, "accessibility of the console") / "axe-core" / "axe.min.js").read_text()
     async with office(engine, *build_agents(), what="accessibility of the console") as (client, at):
         runs, violations = await start_all(client), {}
         for name, path in (await list_pages(client, runs)).items():
-            window = await at.open(path, color_scheme=scheme)
-            await look_at_everything(window)
-            await window.page.evaluate(source)
-            options = (
-                "{resultTypes: ['violations'], runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'wcag22aa', 'best-practice']}"
-            )
-            found = await window.page.evaluate(f"axe.run({options})")
-            told = [
-                f"{one['id']}: {one['help']}: {[node['html'][:160] for node in one['nodes'][:3]]}"
-                for one in found["violations"]
-            ]
+            told = await find_violations(await at.open(path, color_scheme=scheme))
             violations |= {name: told} if told else {}
         assert violations == {}
+
+
+async def find_violations(window: Window) -> list[str]:
+    """What axe finds wrong with a page. Needs npm."""
+    source = (npm.packages(AXE, "accessibility of the console") / "axe-core" / "axe.min.js").read_text()
+    await look_at_everything(window)
+    await window.page.evaluate(source)
+    options = "{resultTypes: ['violations'], runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'wcag22aa', 'best-practice']}"
+    found = await window.page.evaluate(f"axe.run({options})")
+    return [
+        f"{one['id']}: {one['help']}: {[node['html'][:160] for node in one['nodes'][:3]]}"
+        for one in found["violations"]
+    ]
 
 
 async def look_at_everything(window: Window) -> None:

@@ -1,0 +1,198 @@
+"""Workers and task queues by httpx: as they are, and while Temporal is silent."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from temporalio.client import Client as TemporalClient
+
+from perdure import Agent, Client, Run, Worker, tool
+from perdure.client.queues import Backlog, QueueStatus, QueueWorker
+from perdure.console.workers import find_faults
+from perdure.testing import ScriptedProvider, call
+from tests.console.test_agents import get_words
+from tests.console.test_hostile import check_page
+from tests.support.engine import Engine
+from tests.support.pages import Html, console
+from tests.support.wait import eventually
+from tests.support.web import make_caller
+
+
+async def test_queues_with_workers(engine: Engine) -> None:
+    async with engine.served(Agent("a", ScriptedProvider(["hi"]))) as client, console(client) as opened:
+        await client.start("a", None, mode="session", id="open-1")
+        browser = opened.browse()
+        page = await browser.open("/workers")
+        check_page(page, browser.response.text)
+        words = get_words(page)
+        assert "Nothing needs attention" in words
+        assert f"{engine.task_queue} 1 worker" in words
+        assert "Open runs 1" in words
+        page = await browser.open("/workers?queue=%22%3E%3Cscript%3E")
+        check_page(page, browser.response.text)
+        assert "All queues" in page.text
+        for name in ("", "%20", "x" * 3_000):
+            await browser.open(f"/workers?queue={name}&check=all")
+            assert browser.response.status_code == 200
+
+
+async def test_who_may_see_workers(engine: Engine) -> None:
+    limited = [
+        make_caller("acme", "admin", tenants=("acme",)),
+        make_caller("guest", "viewer", sessions=("s",)),
+        make_caller("one", "viewer", agents=("a",)),
+    ]
+    async with (
+        engine.served(Agent("a", ScriptedProvider(["hi"]))) as client,
+        console(client, *limited, make_caller("eve", "viewer")) as opened,
+    ):
+        for name, status in (("acme", 403), ("guest", 403), ("one", 403), ("eve", 200)):
+            browser = opened.browse(name)
+            page = await browser.open("/workers")
+            assert browser.response.status_code == status
+            assert ("runs of every tenant" in page.text) == (status == 403)
+            linked = "/console/workers" in {given.get("href") for _, given in page.tags}
+            assert linked == (status == 200)
+
+
+@asynccontextmanager
+async def silent_temporal(kind: str) -> AsyncIterator[str]:
+    """An address where nothing answers: a port without a listener, or one that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        if kind == "refuses":
+            listener.close()
+        yield f"127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("refuses", "Temporal cannot be reached"), ("hangs", "Temporal did not answer within 2 s")]
+)
+async def test_a_silent_temporal_is_a_line_of_the_page(engine: Engine, kind: str, said: str) -> None:
+    async with engine.served(Agent("a", ScriptedProvider(["hi"]))) as client, silent_temporal(kind) as address:
+        await client.store(create=True)
+        temporal = await TemporalClient.connect(address, lazy=True)
+        silent = Client(temporal, store_url=engine.store_url, task_queue="somewhere")
+        try:
+            async with console(silent) as opened:
+                browser = opened.browse()
+                for path in ("/workers", "/workers?check=all&queue=q"):
+                    page = await browser.open(path)
+                    assert browser.response.status_code == 200
+                    assert said in page.text or "Temporal cannot be reached" in page.text
+                    assert "Nothing needs attention" not in page.text
+        finally:
+            await silent.close()
+
+
+NOW = datetime.now(UTC)
+LIVE = QueueWorker("w1", "", NOW, NOW)
+VERSIONED = QueueWorker("w2", "shop.v1", NOW, NOW)
+GONE = QueueWorker("w3", "", NOW - timedelta(minutes=3), NOW - timedelta(minutes=3))
+IDLE = Backlog(0, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_expected", "tone", "part"),
+    [
+        ({"workers": (LIVE,)}, True, "", ""),
+        ({"workers": (GONE,), "open_runs": 3}, False, "bad", "No worker polls it's: 3 open runs stand still."),
+        ({"workers": ()}, True, "warn", "runs that start there wait"),
+        ({"workers": ()}, False, "", ""),
+        ({"silence": "Temporal cannot be reached"}, True, "", ""),
+        ({"workers": (LIVE,), "current": "shop.v2"}, False, "bad", "to workers of version shop.v2"),
+        ({"workers": (VERSIONED,)}, False, "bad", "to workers without a version"),
+        ({"workers": (VERSIONED,), "current": "shop.v1"}, False, "", ""),
+        ({"workers": (VERSIONED,), "current": "shop.v1", "ramping": "shop.v2"}, False, "", ""),
+        (
+            {"workers": (VERSIONED,), "current": "shop.v1", "ramping": "shop.v2", "ramp_percentage": 5.0},
+            False,
+            "bad",
+            "to workers of version shop.v2",
+        ),
+        ({"workers": (QueueWorker("w", "", NOW, None),)}, False, "warn", "asked for a model or tool call"),
+        ({"workers": (QueueWorker("w", "", None, NOW),)}, True, "", ""),
+        ({"workers": (LIVE,), "activity_backlog": Backlog(40, 90.0, 1.0, 0.5)}, False, "warn", "the oldest for 1 min"),
+        ({"workers": (LIVE,), "workflow_backlog": Backlog(4, 1.0, 1.0, 0.5)}, False, "", ""),
+    ],
+)
+def test_what_an_operator_is_told(fields: dict[str, Any], is_expected: bool, tone: str, part: str) -> None:
+    faults = list(find_faults(QueueStatus("it's", **fields), is_expected=is_expected))
+    assert [fault.tone for fault in faults] == ([tone] if tone else [])
+    for fault in faults:
+        assert part in fault.text
+        assert "it's" not in fault.command, "a name is quoted for the shell"
+
+
+# ---
+# On a real server.
+
+
+@tool(needs_approval=True)
+async def pay(to: str) -> str:
+    """Pay a person."""
+    return f"paid {to}"
+
+
+@pytest.mark.server
+async def test_a_run_whose_workflow_task_fails(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build_agent() -> Agent[Any, Any]:
+        return Agent("payer", ScriptedProvider(lambda _: call("pay", to="bob")), tools=[pay])
+
+    async def asks(run: Run[Any]) -> bool:
+        return bool((await run.status()).approvals)
+
+    with monkeypatch.context() as other_code:
+        other_code.setattr("perdure.workflows.host.Host.upsert_memo", lambda *_: None)
+        async with engine.served(build_agent()) as client:
+            run = await client.start("payer", "Go.")
+            await eventually(lambda: asks(run))
+    async with engine.served(build_agent()) as client, console(client) as opened:
+        run = client.run(run.id)
+        await run.handle.signal("probe")
+        browser = opened.browse()
+
+        async def names_run() -> Html | None:
+            page = await browser.open(f"/workers?queue={engine.task_queue}")
+            return page if f"/console/runs/{run.id}" in {given.get("href") for _, given in page.tags} else None
+
+        page = await eventually(names_run)
+        words = get_words(page)
+        assert "cannot go on" in words
+        assert "TMPRL1100" in words
+        assert f"temporal workflow reset --workflow-id {run.id} --event-id " in words
+        assert "payer" in words
+        check_page(page, browser.response.text)
+        await run.terminate()
+
+
+@pytest.mark.server
+async def test_versions_and_backlog_as_temporal_tells_them(engine: Engine) -> None:
+    agent, name = Agent("plain", ScriptedProvider(["hi"])), engine.task_queue.replace("-", "")
+    client = await engine.client()
+    run = await client.start("plain", "Go")
+    async with console(client) as opened:
+        browser = opened.browse()
+        page = await browser.open(f"/workers?queue={engine.task_queue}")
+        words = get_words(page)
+        assert f"No worker polls {engine.task_queue}: 1 open run stands still." in words
+        assert f"perdure worker FILE --task-queue {engine.task_queue}" in words
+        async with Worker(client, [agent], deployment=f"{name}.v1"):
+
+            async def says(path: str, *parts: str) -> bool:
+                shown = get_words(await browser.open(path))
+                return all(part in shown for part in parts)
+
+            queue = f"/workers?queue={engine.task_queue}"
+            unrouted = f"to workers without a version, and those that poll are of version {name}.v1"
+            command = f"set-current-version --deployment-name {name} --build-id v1"
+            await eventually(lambda: says(queue, unrouted, command, "Steps that wait 1"))
+            await eventually(lambda: says("/workers", "v1 inactive"))
+            await asyncio.sleep(0)
+            await run.terminate()
