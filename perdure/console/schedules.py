@@ -80,14 +80,21 @@ def _describe_clock(minute: str, hour: str) -> str | None:
     minutes, hours = minute.split(","), hour.split(",")
     if all(part.isdecimal() for part in [*minutes, *hours]) and len(minutes) * len(hours) <= 6:
         return "at " + _join([f"{int(each):02}:{int(part):02}" for each in hours for part in minutes])
-    if hour == "*" and minute == "*":
-        return "every minute"
-    if hour == "*" and minute.startswith("*/") and minute[2:].isdecimal():
-        return f"every {int(minute[2:])} minutes"
-    if hour == "*" and minute.isdecimal():
-        return f"every hour at :{int(minute):02}"
-    if minute.isdecimal() and hour.startswith("*/") and hour[2:].isdecimal():
-        return f"every {int(hour[2:])} hours at :{int(minute):02}"
+    step = int(minute[2:]) if minute.startswith("*/") and minute[2:].isdecimal() else 1 if minute == "*" else None
+    first, dash, last = hour.partition("-")
+    is_range = dash and first.isdecimal() and last.isdecimal()
+    within = f" from {int(first):02}:00 to {int(last):02}:59" if is_range else ""
+    if step is not None and (hour == "*" or within):
+        return ("every minute" if step == 1 else f"every {step} minutes") + within
+    if not minute.isdecimal():
+        return None
+    past = f":{int(minute):02}"
+    if hour == "*":
+        return f"every hour at {past}"
+    if within:
+        return f"every hour from {int(first):02}{past} to {int(last):02}{past}"
+    if hour.startswith("*/") and hour[2:].isdecimal():
+        return f"every {int(hour[2:])} hours at {past}"
     return None
 
 

@@ -11,6 +11,7 @@ import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Literal
 
 from starlette.responses import Response
@@ -126,7 +127,8 @@ async def show_workers(page: Page) -> Response:
         deployments_silence=deployments.reason if isinstance(deployments, Silence) else None,
         count=count,
         own_queue=client.task_queue,
-        limits=(_CHECKED_RUNS, MAX_CHECKED_RUNS),
+        thorough=MAX_CHECKED_RUNS,
+        now=datetime.now(UTC),
     )
 
 
