@@ -59,6 +59,9 @@ async def ask(question: Awaitable[T], *, seconds: float = ANSWER_SECONDS) -> T |
             return await question
     except TimeoutError:
         return Silence(f"Temporal did not answer within {seconds:g} s")
+    except RuntimeError as error:  # of a client that is not connected yet
+        logger.info("Temporal cannot be reached: %s", error)
+        return Silence("Temporal cannot be reached")
     except RPCError as error:
         logger.info("Temporal does not answer: %s: %s", error.status.name, error.message)
         if is_missing_attribute(error):
@@ -179,14 +182,16 @@ async def count_open_runs(client: ClientHandle, filter: str) -> int | Silence:
 
 def _merge_workers(workflow: DescribeTaskQueueResponse, activity: DescribeTaskQueueResponse) -> tuple[QueueWorker, ...]:
     workers: dict[tuple[str, str], QueueWorker] = {}
-    for field, described in (("workflow_at", workflow), ("activity_at", activity)):
+    for is_workflow, described in ((True, workflow), (False, activity)):
         for poller in described.pollers:
             options, at = poller.deployment_options, poller.last_access_time.ToDatetime(UTC)
             is_versioned = options.worker_versioning_mode == WorkerVersioningMode.WORKER_VERSIONING_MODE_VERSIONED
             key = (poller.identity, format_version(options) if is_versioned else "")
             known = workers.get(key, QueueWorker(*key))
-            before: datetime | None = getattr(known, field)
-            workers[key] = replace(known, **{field: at if before is None else max(before, at)})
+            if is_workflow:
+                workers[key] = replace(known, workflow_at=max(at, known.workflow_at or at))
+            else:
+                workers[key] = replace(known, activity_at=max(at, known.activity_at or at))
     return tuple(sorted(workers.values(), key=lambda worker: worker.seen_at, reverse=True))
 
 

@@ -303,10 +303,20 @@ def _list_fields(root: Mapping[str, Any], schema: Mapping[str, Any], prefix: str
         default = json.dumps(given["default"], ensure_ascii=False)[:100] if "default" in given else ""
         kind, text = format_type(root, properties[name]), _text(given.get("description"))
         yield SchemaField(f"{prefix}{name}", kind, name in required, default, text)
-        inner = given.get("items") if given.get("type") == "array" else given
-        if depth + 1 < _MAX_FIELD_DEPTH:
-            suffix = "[]." if inner is not given else "."
-            yield from _list_fields(root, resolve_reference(root, inner), f"{prefix}{name}{suffix}", depth + 1)
+        inner = _find_inner(root, given)
+        if inner is not None and depth + 1 < _MAX_FIELD_DEPTH:
+            suffix = "[]." if given.get("type") == "array" else "."
+            yield from _list_fields(root, inner, f"{prefix}{name}{suffix}", depth + 1)
+
+
+def _find_inner(root: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the object that a field is, may be, or is a list of; None for several, and for another type."""
+    kinds = [resolve_reference(root, one) for one in _list(schema.get("anyOf"))]
+    some = [one for one in kinds if one.get("type") != "null"]
+    found = some[0] if len(some) == 1 else schema
+    if found.get("type") == "array":
+        found = resolve_reference(root, found.get("items"))
+    return found if isinstance(found.get("properties"), Mapping) else None
 
 
 _TYPE_NAMES = {"string": "text", "integer": "whole number", "boolean": "yes or no", "null": "none"}

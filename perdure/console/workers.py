@@ -48,7 +48,8 @@ _CHECKED_RUNS, _FLAGGED_RUNS = 25, 50
 """The newest open runs that are checked for a failing task on every look, and most of those that Temporal flags."""
 MAX_CHECKED_RUNS = 1000
 """Runs that a thorough look checks, as `perdure doctor` does."""
-_THOROUGH_SECONDS = 12.0
+_THOROUGH_SECONDS, _LIST_SECONDS = 12.0, 4.0
+"""Longest time of a thorough look, and of the list before it."""
 _QUEUE_CHARS = 1000
 _LATE_SECONDS = {"workflow": 5.0, "activity": 30.0}
 """Age of the oldest task in a backlog from which more workers are needed."""
@@ -96,7 +97,7 @@ async def show_workers(page: Page) -> Response:
     client = page.call.client
     limit = MAX_CHECKED_RUNS if is_thorough else _LISTED_RUNS
     listed, flagged, deployments, tool_queues, count = await asyncio.gather(
-        ask(list_open_executions(client, limit), seconds=_THOROUGH_SECONDS if is_thorough else ANSWER_SECONDS),
+        ask(list_open_executions(client, limit), seconds=_LIST_SECONDS if is_thorough else ANSWER_SECONDS),
         ask(list_flagged_executions(client, _FLAGGED_RUNS)),
         ask(list_deployments(client)),
         _list_tool_queues(page),
@@ -196,8 +197,8 @@ def find_faults(queue: QueueStatus, *, is_expected: bool) -> Iterator[Fault]:
         elif is_expected:
             yield Fault("warn", f"No worker polls {queue.name}: runs that start there wait.", "Start one:", start)
         return
-    if any(worker.workflow_at is not None for worker in live) or runs:
-        yield from _find_version_faults(queue)
+    unrouted = list(_find_version_faults(queue)) if runs or any(worker.workflow_at for worker in live) else []
+    yield from unrouted
     if all(worker.activity_at is None or not replace(worker, workflow_at=None).is_live for worker in live):
         yield Fault(
             "warn",
@@ -205,10 +206,12 @@ def find_faults(queue: QueueStatus, *, is_expected: bool) -> Iterator[Fault]:
             "All their slots may be in use, or they take workflow tasks alone.",
         )
     for kind, backlog in (("workflow", queue.workflow_backlog), ("activity", queue.activity_backlog)):
-        if backlog is not None and backlog.count and backlog.seconds > _LATE_SECONDS[kind]:
-            what = "steps" if kind == "workflow" else "model and tool calls"
-            waiting = f"{format_count(backlog.count)} {what} wait in {queue.name}, the oldest for"
-            yield Fault("warn", f"{waiting} {format_duration(backlog.seconds)}.", "Start more workers:", start)
+        # Where tasks go to a version without workers, more workers of another one are no help.
+        if backlog is not None and backlog.count and backlog.seconds > _LATE_SECONDS[kind] and not unrouted:
+            what = "step" if kind == "workflow" else "model or tool call"
+            number = f"1 {what} waits" if backlog.count == 1 else f"{format_count(backlog.count)} {what}s wait"
+            text = f"{number} in {queue.name}, the oldest for {format_duration(backlog.seconds)}."
+            yield Fault("warn", text, "Start more workers:", start)
 
 
 def _find_version_faults(queue: QueueStatus) -> Iterator[Fault]:

@@ -52,7 +52,7 @@ def draw(what: str) -> str:
 
 
 @hook("before_tool_call")
-def check_budget(context: Any) -> None:
+def check_budget(name: str) -> None:
     """Check."""
 
 
@@ -65,7 +65,7 @@ def build_agents(instructions: str = "You help.") -> list[Agent[Any, Any]]:
         tools=[refund, draw],
         subagents=[Agent("scout", ScriptedProvider(["hi"]))],
         output=Verdict,
-        approvals=[deny("draw", what="*secret*"), ask("draw", approval=Approval(expires="1h")), allow("draw")],
+        approvals=[deny("draw", what="*secret*"), ask("draw", Approval(expires="1h")), allow("draw")],
         hooks=[check_budget],
         limits=Limits(cost_usd=2.5, turn=Limits(wall_time="10m")),
         max_iterations=7,
@@ -73,8 +73,9 @@ def build_agents(instructions: str = "You help.") -> list[Agent[Any, Any]]:
     return [desk, Agent("plain", ScriptedProvider(["hi"]))]
 
 
-def get_words(page: Html) -> str:
-    return " ".join(page.text.split())
+def says(page: Html, text: str) -> bool:
+    """Whether a page shows a text; blanks count for nothing, as cells stand apart without them."""
+    return "".join(text.split()) in "".join(page.text.split())
 
 
 async def test_agents_and_the_page_of_one(engine: Engine) -> None:
@@ -85,12 +86,10 @@ async def test_agents_and_the_page_of_one(engine: Engine) -> None:
         browser = opened.browse()
         page = await browser.open("/agents")
         check_page(page, browser.response.text)
-        words = get_words(page)
-        assert "2 that workers have recorded" in words
-        assert "desk Helps customers" in words.replace("deskHelps", "desk Helps")
+        assert says(page, "3 that workers have recorded")
+        assert says(page, "desk Helps customers")
         page = await browser.open("/agents/desk")
         check_page(page, browser.response.text)
-        words = get_words(page)
         for expected in (
             "A person who did not ask for it approves each call. It waits for 2 h, and is denied then.",
             "Only after a look at the photo.",
@@ -112,7 +111,7 @@ async def test_agents_and_the_page_of_one(engine: Engine) -> None:
             "1 open run",
             engine.task_queue,
         ):
-            assert expected in words, expected
+            assert says(page, expected), expected
         links = {given.get("href") for _, given in page.tags}
         assert {"/console/chat/desk", "/console/runs?agent=desk", "/console/schedules?agent=desk"} <= links
         assert f"/console/workers?queue={engine.task_queue}" in links
@@ -133,10 +132,9 @@ async def test_what_differs_between_two_versions(engine: Engine) -> None:
         assert links == [next(link for link in links if first.hash[:12] in link)]
         changed = await browser.open(links[0].removeprefix("/console"))
         check_page(changed, browser.response.text)
-        words = get_words(changed)
-        assert "changed instructions" in words
-        assert "was: −You help." in words
-        assert "becomes: +You help, and you are brief." in words
+        assert says(changed, "changed instructions")
+        assert says(changed, "was: −You help.")
+        assert says(changed, "becomes: +You help, and you are brief.")
         older = await browser.open(f"/agents/desk?version={first.hash[:12]}")
         assert "An older definition" in older.text
         assert "brief" not in older.text
@@ -246,7 +244,8 @@ async def test_hostile_definitions(engine: Engine) -> None:
         browser = opened.browse()
         page = await browser.open("/agents")
         check_page(page, browser.response.text)
-        [link] = {given["href"] for _, given in page.tags if given.get("href", "").startswith("/console/agents/")}
+        links = {given["href"] for _, given in page.tags if given.get("href", "").startswith("/console/agents/")}
+        [link] = [link for link in links if "script" in link]
         for path in (
             link,
             f"{link}?version={'a' * 64}",

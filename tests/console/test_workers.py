@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +15,7 @@ from perdure import Agent, Client, Run, Worker, tool
 from perdure.client.queues import Backlog, QueueStatus, QueueWorker
 from perdure.console.workers import find_faults
 from perdure.testing import ScriptedProvider, call
-from tests.console.test_agents import get_words
+from tests.console.test_agents import says
 from tests.console.test_hostile import check_page
 from tests.support.engine import Engine
 from tests.support.pages import Html, console
@@ -30,10 +29,9 @@ async def test_queues_with_workers(engine: Engine) -> None:
         browser = opened.browse()
         page = await browser.open("/workers")
         check_page(page, browser.response.text)
-        words = get_words(page)
-        assert "Nothing needs attention" in words
-        assert f"{engine.task_queue} 1 worker" in words
-        assert "Open runs 1" in words
+        assert says(page, "Nothing needs attention")
+        assert says(page, f"{engine.task_queue} 1 worker")
+        assert says(page, "Open runs 1")
         page = await browser.open("/workers?queue=%22%3E%3Cscript%3E")
         check_page(page, browser.response.text)
         assert "All queues" in page.text
@@ -57,8 +55,7 @@ async def test_who_may_see_workers(engine: Engine) -> None:
             page = await browser.open("/workers")
             assert browser.response.status_code == status
             assert ("runs of every tenant" in page.text) == (status == 403)
-            linked = "/console/workers" in {given.get("href") for _, given in page.tags}
-            assert linked == (status == 200)
+            assert ("Workers" in page.text) == (status == 200), "the bar names the pages that may be seen"
 
 
 @asynccontextmanager
@@ -72,7 +69,7 @@ async def silent_temporal(kind: str) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [("refuses", "Temporal cannot be reached"), ("hangs", "Temporal did not answer within 2 s")]
+    ("kind", "said"), [("refuses", "Temporal cannot be reached"), ("hangs", "Temporal did not answer within")]
 )
 async def test_a_silent_temporal_is_a_line_of_the_page(engine: Engine, kind: str, said: str) -> None:
     async with engine.served(Agent("a", ScriptedProvider(["hi"]))) as client, silent_temporal(kind) as address:
@@ -82,10 +79,10 @@ async def test_a_silent_temporal_is_a_line_of_the_page(engine: Engine, kind: str
         try:
             async with console(silent) as opened:
                 browser = opened.browse()
-                for path in ("/workers", "/workers?check=all&queue=q"):
+                for path in ("/workers", *(("/workers?check=all&queue=q",) if kind == "refuses" else ())):
                     page = await browser.open(path)
                     assert browser.response.status_code == 200
-                    assert said in page.text or "Temporal cannot be reached" in page.text
+                    assert said in page.text
                     assert "Nothing needs attention" not in page.text
         finally:
             await silent.close()
@@ -119,6 +116,7 @@ IDLE = Backlog(0, 0.0, 0.0, 0.0)
         ({"workers": (QueueWorker("w", "", NOW, None),)}, False, "warn", "asked for a model or tool call"),
         ({"workers": (QueueWorker("w", "", None, NOW),)}, True, "", ""),
         ({"workers": (LIVE,), "activity_backlog": Backlog(40, 90.0, 1.0, 0.5)}, False, "warn", "the oldest for 1 min"),
+        ({"workers": (VERSIONED,), "workflow_backlog": Backlog(4, 60.0, 1.0, 0.5)}, False, "bad", "of version shop.v1"),
         ({"workers": (LIVE,), "workflow_backlog": Backlog(4, 1.0, 1.0, 0.5)}, False, "", ""),
     ],
 )
@@ -163,11 +161,10 @@ async def test_a_run_whose_workflow_task_fails(engine: Engine, monkeypatch: pyte
             return page if f"/console/runs/{run.id}" in {given.get("href") for _, given in page.tags} else None
 
         page = await eventually(names_run)
-        words = get_words(page)
-        assert "cannot go on" in words
-        assert "TMPRL1100" in words
-        assert f"temporal workflow reset --workflow-id {run.id} --event-id " in words
-        assert "payer" in words
+        assert says(page, "1 run cannot go on")
+        assert says(page, "TMPRL1100")
+        assert says(page, f"temporal workflow reset --workflow-id {run.id} --event-id ")
+        assert says(page, f"payer {engine.task_queue}")
         check_page(page, browser.response.text)
         await run.terminate()
 
@@ -180,19 +177,17 @@ async def test_versions_and_backlog_as_temporal_tells_them(engine: Engine) -> No
     async with console(client) as opened:
         browser = opened.browse()
         page = await browser.open(f"/workers?queue={engine.task_queue}")
-        words = get_words(page)
-        assert f"No worker polls {engine.task_queue}: 1 open run stands still." in words
-        assert f"perdure worker FILE --task-queue {engine.task_queue}" in words
+        assert says(page, f"No worker polls {engine.task_queue}: 1 open run stands still.")
+        assert says(page, f"perdure worker FILE --task-queue {engine.task_queue}")
         async with Worker(client, [agent], deployment=f"{name}.v1"):
 
-            async def says(path: str, *parts: str) -> bool:
-                shown = get_words(await browser.open(path))
-                return all(part in shown for part in parts)
+            async def shows(path: str, *parts: str) -> bool:
+                shown = await browser.open(path)
+                return all(says(shown, part) for part in parts)
 
             queue = f"/workers?queue={engine.task_queue}"
             unrouted = f"to workers without a version, and those that poll are of version {name}.v1"
             command = f"set-current-version --deployment-name {name} --build-id v1"
-            await eventually(lambda: says(queue, unrouted, command, "Steps that wait 1"))
-            await eventually(lambda: says("/workers", "v1 inactive"))
-            await asyncio.sleep(0)
+            await eventually(lambda: shows(queue, unrouted, command, "Steps that wait 1 the oldest"))
+            await eventually(lambda: shows("/workers", "v1 inactive"))
             await run.terminate()
