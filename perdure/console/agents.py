@@ -79,7 +79,8 @@ class ToolView:
     """In a sentence; "" for a tool whose calls are not approved."""
     facts: Sequence[tuple[str, str]]
     hooks: Sequence[str]
-    is_remote: bool = False
+    kind: str = ""
+    """subagent, remote or client; "" for one that workers run."""
 
     @property
     def first_line(self) -> str:
@@ -228,6 +229,10 @@ def format_terms_duration(value: Any) -> str:
 # Tools and rules.
 
 
+_KINDS = (("the engine", "subagent"), ("the workers of", "remote"), ("a client", "client"))
+"""How ``run_by`` begins, and what a tool is then."""
+
+
 def _build_tool(tool: Mapping[str, Any]) -> ToolView:
     parameters, run_by = tool.get("parameters"), tool.get("run_by")
     facts = []
@@ -252,7 +257,7 @@ def _build_tool(tool: Mapping[str, Any]) -> ToolView:
         describe_approval(tool.get("needs_approval")),
         facts,
         _name_hooks(tool.get("hooks")),
-        is_remote=run_by is not None,
+        next((kind for beginning, kind in _KINDS if _text(run_by).startswith(beginning)), ""),
     )
 
 

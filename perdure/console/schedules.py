@@ -7,8 +7,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, tzinfo
 from typing import Any, TypeVar, get_args
 from urllib.parse import quote
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from starlette.responses import Response
 
@@ -107,7 +109,9 @@ def _describe_days(day: str, month: str, weekday: str) -> str | None:
         parts = day.split(",")
         if not all(part.isdecimal() for part in parts) or len(parts) > 6:
             return None
-        return f" on day {_join(parts)}{suffix or ' of the month'}"
+        if month.isdecimal():
+            return f" on {_join(parts)} {in_month}"
+        return f" on day {_join(parts)} of {in_month or 'the month'}"
     if weekday == "*":
         return suffix
     named = _name_parts(weekday, _DAYS)
@@ -154,6 +158,8 @@ class ScheduleView:
     is_json: bool
     last: Sequence[LastRun]
     """The newest first."""
+    due: Sequence[tuple[str, datetime]]
+    """The next times: in the schedule's time zone, and as they are."""
 
     @property
     def first_line(self) -> str:
@@ -181,7 +187,19 @@ async def _build_view(page: Page, schedule: ScheduleInfo, runs: int) -> Schedule
     newest = list(reversed(schedule.recent))[:runs]
     last = await gather_bounded(lambda run: _read_last_run(page, run, schedule.running), newest)
     times = [(when, describe_times(when)) for when in schedule.when]
-    return ScheduleView(schedule, times, message, is_json, last)
+    zone = _find_zone(schedule.timezone)
+    due = [
+        (f"{at.astimezone(zone):%a %d %b %Y, %H:%M}" + ("" if zone is not UTC else " UTC"), at) for at in schedule.next
+    ]
+    return ScheduleView(schedule, times, message, is_json, last, due)
+
+
+def _find_zone(name: str | None) -> tzinfo:
+    """Return the time zone of that name; UTC for one that this machine does not know."""
+    try:
+        return ZoneInfo(name) if name and name != "UTC" else UTC
+    except (ValueError, OSError, ZoneInfoNotFoundError):
+        return UTC
 
 
 async def _read_last_run(page: Page, run: ScheduledRunInfo, running: Sequence[str]) -> LastRun:

@@ -54,6 +54,7 @@ _QUEUE_CHARS = 1000
 _LATE_SECONDS = {"workflow": 5.0, "activity": 30.0}
 """Age of the oldest task in a backlog from which more workers are needed."""
 _AGENTS_NAMED = 6
+_NEW_RUNS_WAIT = "runs that start there wait"
 
 
 @dataclass(frozen=True)
@@ -114,14 +115,14 @@ async def show_workers(page: Page) -> Response:
             _find_failing(page, listed if is_thorough else listed[:_CHECKED_RUNS], flagged, is_thorough=is_thorough),
         )
         queues = [replace(queue, agents=_name_agents(queue.name, listed)) for queue in queues]
-    expected = {client.task_queue, *tool_queues}
-    faults = [fault for queue in queues for fault in find_faults(queue, is_expected=queue.name in expected)]
+    needs = dict.fromkeys(tool_queues, "calls of tools that name it wait") | {client.task_queue: _NEW_RUNS_WAIT}
+    faults = [fault for queue in queues for fault in find_faults(queue, needs.get(queue.name))]
     return page.render(
         "workers.html",
         queues=queues,
         more=max(len(names) - MAX_QUEUES, 0),
         named=named,
-        faults=faults,
+        faults=sorted(faults, key=lambda fault: fault.tone != "bad"),
         runs=runs,
         is_thorough=is_thorough,
         deployments=deployments if not isinstance(deployments, Silence) else (),
@@ -184,8 +185,8 @@ async def _build_failing_view(page: Page, run: FailingRun) -> FailingRunView | N
 # What an operator should see to.
 
 
-def find_faults(queue: QueueStatus, *, is_expected: bool) -> Iterator[Fault]:
-    """Yield what is wrong with a task queue; ``is_expected``: workers are expected there also while no run is open."""
+def find_faults(queue: QueueStatus, need: str | None) -> Iterator[Fault]:
+    """Yield what is wrong with a task queue. ``need``: what waits without workers, also while no run is open there."""
     if queue.silence is not None:
         return
     live, runs = queue.live, queue.open_runs or 0
@@ -194,21 +195,21 @@ def find_faults(queue: QueueStatus, *, is_expected: bool) -> Iterator[Fault]:
         if runs:
             stand = f"{format_count(runs)} open {'run stands' if runs == 1 else 'runs stand'} still."
             yield Fault("bad", f"No worker polls {queue.name}: {stand}", "Start one:", start)
-        elif is_expected:
-            yield Fault("warn", f"No worker polls {queue.name}: runs that start there wait.", "Start one:", start)
+        elif need is not None:
+            yield Fault("warn", f"No worker polls {queue.name}: {need}.", "Start one:", start)
         return
     unrouted = list(_find_version_faults(queue)) if runs or any(worker.workflow_at for worker in live) else []
     yield from unrouted
     if all(worker.activity_at is None or not replace(worker, workflow_at=None).is_live for worker in live):
         yield Fault(
             "warn",
-            f"No worker of {queue.name} has asked for a model or tool call lately.",
+            f"No worker of {queue.name} has polled for activities, which are model and tool calls, lately.",
             "All their slots may be in use, or they take workflow tasks alone.",
         )
     for kind, backlog in (("workflow", queue.workflow_backlog), ("activity", queue.activity_backlog)):
         # Where tasks go to a version without workers, more workers of another one are no help.
         if backlog is not None and backlog.count and backlog.seconds > _LATE_SECONDS[kind] and not unrouted:
-            what = "step" if kind == "workflow" else "model or tool call"
+            what = "workflow task" if kind == "workflow" else "model or tool call"
             number = f"1 {what} waits" if backlog.count == 1 else f"{format_count(backlog.count)} {what}s wait"
             text = f"{number} in {queue.name}, the oldest for {format_duration(backlog.seconds)}."
             yield Fault("warn", text, "Start more workers:", start)

@@ -96,32 +96,32 @@ IDLE = Backlog(0, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("fields", "is_expected", "tone", "part"),
+    ("fields", "need", "tone", "part"),
     [
-        ({"workers": (LIVE,)}, True, "", ""),
-        ({"workers": (GONE,), "open_runs": 3}, False, "bad", "No worker polls it's: 3 open runs stand still."),
-        ({"workers": ()}, True, "warn", "runs that start there wait"),
-        ({"workers": ()}, False, "", ""),
-        ({"silence": "Temporal cannot be reached"}, True, "", ""),
-        ({"workers": (LIVE,), "current": "shop.v2"}, False, "bad", "to workers of version shop.v2"),
-        ({"workers": (VERSIONED,)}, False, "bad", "to workers without a version"),
-        ({"workers": (VERSIONED,), "current": "shop.v1"}, False, "", ""),
-        ({"workers": (VERSIONED,), "current": "shop.v1", "ramping": "shop.v2"}, False, "", ""),
+        ({"workers": (LIVE,)}, "calls wait", "", ""),
+        ({"workers": (GONE,), "open_runs": 3}, None, "bad", "No worker polls it's: 3 open runs stand still."),
+        ({"workers": ()}, "calls wait", "warn", "No worker polls it's: calls wait."),
+        ({"workers": ()}, None, "", ""),
+        ({"silence": "Temporal cannot be reached"}, "calls wait", "", ""),
+        ({"workers": (LIVE,), "current": "shop.v2"}, None, "bad", "to workers of version shop.v2"),
+        ({"workers": (VERSIONED,)}, None, "bad", "to workers without a version"),
+        ({"workers": (VERSIONED,), "current": "shop.v1"}, None, "", ""),
+        ({"workers": (VERSIONED,), "current": "shop.v1", "ramping": "shop.v2"}, None, "", ""),
         (
             {"workers": (VERSIONED,), "current": "shop.v1", "ramping": "shop.v2", "ramp_percentage": 5.0},
-            False,
+            None,
             "bad",
             "to workers of version shop.v2",
         ),
-        ({"workers": (QueueWorker("w", "", NOW, None),)}, False, "warn", "asked for a model or tool call"),
-        ({"workers": (QueueWorker("w", "", None, NOW),)}, True, "", ""),
-        ({"workers": (LIVE,), "activity_backlog": Backlog(40, 90.0, 1.0, 0.5)}, False, "warn", "the oldest for 1 min"),
-        ({"workers": (VERSIONED,), "workflow_backlog": Backlog(4, 60.0, 1.0, 0.5)}, False, "bad", "of version shop.v1"),
-        ({"workers": (LIVE,), "workflow_backlog": Backlog(4, 1.0, 1.0, 0.5)}, False, "", ""),
+        ({"workers": (QueueWorker("w", "", NOW, None),)}, None, "warn", "polled for activities"),
+        ({"workers": (QueueWorker("w", "", None, NOW),)}, "calls wait", "", ""),
+        ({"workers": (LIVE,), "activity_backlog": Backlog(40, 90.0, 1.0, 0.5)}, None, "warn", "the oldest for 1 min"),
+        ({"workers": (VERSIONED,), "workflow_backlog": Backlog(4, 60.0, 1.0, 0.5)}, None, "bad", "of version shop.v1"),
+        ({"workers": (LIVE,), "workflow_backlog": Backlog(4, 1.0, 1.0, 0.5)}, None, "", ""),
     ],
 )
-def test_what_an_operator_is_told(fields: dict[str, Any], is_expected: bool, tone: str, part: str) -> None:
-    faults = list(find_faults(QueueStatus("it's", **fields), is_expected=is_expected))
+def test_what_an_operator_is_told(fields: dict[str, Any], need: str | None, tone: str, part: str) -> None:
+    faults = list(find_faults(QueueStatus("it's", **fields), need))
     assert [fault.tone for fault in faults] == ([tone] if tone else [])
     for fault in faults:
         assert part in fault.text
@@ -188,6 +188,6 @@ async def test_versions_and_backlog_as_temporal_tells_them(engine: Engine) -> No
             queue = f"/workers?queue={engine.task_queue}"
             unrouted = f"to workers without a version, and those that poll are of version {name}.v1"
             command = f"set-current-version --deployment-name {name} --build-id v1"
-            await eventually(lambda: shows(queue, unrouted, command, "Steps that wait 1 the oldest"))
+            await eventually(lambda: shows(queue, unrouted, command, "Workflow tasks waiting 1 the oldest"))
             await eventually(lambda: shows("/workers", "v1 inactive"))
             await run.terminate()
