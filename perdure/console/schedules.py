@@ -5,6 +5,7 @@ deleted by the handlers of the native API.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, tzinfo
@@ -16,7 +17,7 @@ from starlette.responses import Response
 
 from ..client.pages import gather_bounded
 from ..client.schedules import Overlap
-from ..errors import InvalidInputError, RunNotFoundError, ScheduleNotFoundError
+from ..errors import InvalidInputError, RunNotFoundError, ScheduleNotFoundError, ServerUnreachableError
 from ..web.auth import Resource
 from ..web.operations import validate
 from ..web.problems import NotFoundError, WebError
@@ -38,6 +39,7 @@ from .inbox import count_pending
 from .pages import Page, PageRoute
 from .texts import format_json
 
+logger = logging.getLogger("perdure.console")
 T = TypeVar("T")
 ROWS = 25
 """Schedules of a page."""
@@ -214,14 +216,17 @@ async def _read_last_run(page: Page, run: ScheduledRunInfo, running: Sequence[st
 
 async def _wait(question: Awaitable[T]) -> T:
     """Await Temporal for a bounded time. Raises ``WebError``."""
+    hint = "Schedules start no runs while it is down, and go on when it is back."
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
             return await question
     except TimeoutError:
-        raise WebError(
-            f"Temporal, which keeps the schedules, did not answer within {_ANSWER_SECONDS:g} s.",
-            status=503, name="TimeoutError", hint="They start no runs while it is down, and go on when it is back.",
-        ) from None  # fmt: skip
+        text = f"Temporal, which keeps the schedules, did not answer within {_ANSWER_SECONDS:g} s."
+        raise WebError(text, status=503, name="TimeoutError", hint=hint) from None
+    except (ServerUnreachableError, RuntimeError) as error:  # the latter of a client that is not connected yet
+        logger.warning("Temporal cannot be reached for schedules: %s", error)
+        text = "Temporal, which keeps the schedules, cannot be reached."
+        raise WebError(text, status=503, name="ServerUnreachableError", hint=hint) from None
 
 
 async def show_schedules(page: Page) -> Response:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from temporalio.client import Client as TemporalClient
+from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
+from temporalio.converter import encode_search_attributes
+from temporalio.service import ServiceClient
 
 from perdure import Agent, Client, Run, Worker, tool
 from perdure.client.queues import Backlog, QueueStatus, QueueWorker
@@ -84,6 +87,14 @@ async def test_a_silent_temporal_is_a_line_of_the_page(engine: Engine, kind: str
                     assert browser.response.status_code == 200
                     assert said in page.text
                     assert "Nothing needs attention" not in page.text
+                for path in ("/agents", "/agents/a"):
+                    page = await browser.open(path)
+                    assert browser.response.status_code == 200
+                if kind == "refuses":
+                    page = await browser.open("/schedules")
+                    assert browser.response.status_code == 503
+                    assert says(page, "Temporal, which keeps the schedules, cannot be reached.")
+                    assert address not in page.text
         finally:
             await silent.close()
 
@@ -126,6 +137,54 @@ def test_what_an_operator_is_told(fields: dict[str, Any], need: str | None, tone
     for fault in faults:
         assert part in fault.text
         assert "it's" not in fault.command, "a name is quoted for the shell"
+
+
+# ---
+# Runs that Temporal flags: the dev server does not.
+
+
+class FlaggingService(ServiceClient):
+    """Hands requests on to the engine's service. Each execution in a list of flagged ones has the flag."""
+
+    def __init__(self, inner: ServiceClient, problem: str) -> None:
+        super().__init__(inner.config)
+        self._inner, self._problem = inner, problem
+
+    @property
+    def worker_service_client(self) -> Any:
+        return self._inner.worker_service_client
+
+    def update_rpc_metadata(self, metadata: Mapping[str, str | bytes]) -> None:
+        self._inner.update_rpc_metadata(metadata)
+
+    def update_api_key(self, api_key: str | None) -> None:
+        self._inner.update_api_key(api_key)
+
+    async def _rpc_call(self, rpc: str, req: Any, *arguments: Any, **options: Any) -> Any:
+        answer = await self._inner._rpc_call(rpc, req, *arguments, **options)
+        if rpc == "list_workflow_executions" and "TemporalReportedProblems" in req.query:
+            key = SearchAttributeKey.for_keyword_list("TemporalReportedProblems")
+            flag = TypedSearchAttributes([SearchAttributePair(key, [f"category={self._problem}"])])
+            for execution in answer.executions:
+                encode_search_attributes(flag, execution.search_attributes)
+        return answer
+
+
+@pytest.mark.parametrize(("problem", "is_shown"), [("WorkflowTaskTimedOut", True), ("WorkflowTaskFailed", False)])
+async def test_runs_that_temporal_flags(engine: Engine, problem: str, is_shown: bool) -> None:
+    """One whose tasks time out is shown as flagged; a failure that its last events do not have is over."""
+    async with engine.served(Agent("a", ScriptedProvider(["hi"]))) as client:
+        await client.start("a", None, mode="session", id="slow-1")
+        temporal = TemporalClient(FlaggingService(client.temporal.service_client, problem))
+        flagging = Client(temporal, store_url=engine.store_url, task_queue=engine.task_queue)
+        try:
+            async with console(flagging) as opened:
+                page = await opened.browse().open("/workers")
+                assert says(page, "its workflow task times out") == is_shown
+                assert says(page, "1 run cannot go on") == is_shown
+                assert says(page, "the runs that Temporal flags")
+        finally:
+            await flagging.close()
 
 
 # ---
