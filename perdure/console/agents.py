@@ -9,6 +9,7 @@ import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any
 
@@ -81,11 +82,37 @@ class ToolView:
     hooks: Sequence[str]
     kind: str = ""
     """subagent, remote or client; "" for one that workers run."""
+    rule: str = ""
+    """What the agent's rules make of all its calls, or ask for some of them: allow, ask or deny; "" where its own terms
+    decide."""
 
     @property
     def first_line(self) -> str:
         """The first line of its description."""
         return self.text.strip().partition("\n")[0]
+
+    @property
+    def asks(self) -> bool:
+        """Whether a person may be asked about its calls."""
+        return self.rule == "ask" or (bool(self.approval) and self.rule == "")
+
+
+@dataclass(frozen=True)
+class RuleView:
+    """A rule of an agent's approvals."""
+
+    action: str
+    tool: str
+    """A glob."""
+    arguments: Sequence[tuple[str, str]]
+    """Names, and what they are, as JSON."""
+    terms: str
+    """In a sentence; "" for a rule that does not ask, or asks on the tool's own terms."""
+
+    @property
+    def verb(self) -> str:
+        """What it does, in words."""
+        return {"allow": "Allow", "ask": "Ask a person about", "deny": "Deny"}.get(self.action, self.action)
 
 
 @dataclass(frozen=True)
@@ -98,8 +125,8 @@ class AgentView:
     instructions: Sequence[tuple[str, str]] = ()
     """Kind, ``text`` or ``function``, and the text or the function's name."""
     tools: Sequence[ToolView] = ()
-    rules: Sequence[tuple[str, str, str]] = ()
-    """In their order: what is done, the glob of the tools, and on which terms."""
+    rules: Sequence[RuleView] = ()
+    """In their order: the first that fits decides."""
     schemas: Mapping[str, Schema] = field(default_factory=dict)
     facts: Sequence[tuple[str, str]] = ()
     limits: Sequence[tuple[str, str]] = ()
@@ -109,8 +136,8 @@ class AgentView:
 
     @property
     def asking(self) -> int:
-        """Number of tools whose own terms ask a person."""
-        return sum(bool(tool.approval) for tool in self.tools)
+        """Number of tools about whose calls a person may be asked."""
+        return sum(tool.asks for tool in self.tools)
 
 
 def read_definition(row: AgentRow) -> dict[str, Any]:
@@ -125,6 +152,7 @@ def read_definition(row: AgentRow) -> dict[str, Any]:
 def build_agent_view(name: str, definition: Mapping[str, Any]) -> AgentView:
     """Build what a page shows of a definition."""
     tools = [item for item in _list(definition.get("tools")) if isinstance(item, Mapping)][:_MAX_TOOLS]
+    rules = [_build_rule(rule) for rule in _list(definition.get("approvals")) if isinstance(rule, Mapping)]
     schemas = {
         key: value for key in ("input", "output", "context") if isinstance(value := definition.get(key), Mapping)
     }
@@ -134,8 +162,8 @@ def build_agent_view(name: str, definition: Mapping[str, Any]) -> AgentView:
         [_text(model) for model in _list(definition.get("models"))],
         [next(((kind, _text(part[kind])) for kind in ("text", "function") if kind in part), ("text", ""))
          for part in _list(definition.get("instructions")) if isinstance(part, Mapping)],
-        [_build_tool(tool) for tool in tools],
-        [_describe_rule(rule) for rule in _list(definition.get("approvals")) if isinstance(rule, Mapping)],
+        [_build_tool(tool, rules) for tool in tools],
+        rules,
         {key: build_schema(schema) for key, schema in schemas.items() if isinstance(schema, Mapping)},
         list(_list_facts(definition)),
         list(_list_limits(definition, _map(definition.get("limits")))),
@@ -233,7 +261,7 @@ _KINDS = (("the engine", "subagent"), ("the workers of", "remote"), ("a client",
 """How ``run_by`` begins, and what a tool is then."""
 
 
-def _build_tool(tool: Mapping[str, Any]) -> ToolView:
+def _build_tool(tool: Mapping[str, Any], rules: Sequence[RuleView]) -> ToolView:
     parameters, run_by = tool.get("parameters"), tool.get("run_by")
     facts = []
     if agents := _list(tool.get("agents")):
@@ -258,6 +286,7 @@ def _build_tool(tool: Mapping[str, Any]) -> ToolView:
         facts,
         _name_hooks(tool.get("hooks")),
         next((kind for beginning, kind in _KINDS if _text(run_by).startswith(beginning)), ""),
+        find_rule_effect(_text(tool.get("name")), rules),
     )
 
 
@@ -277,12 +306,24 @@ def describe_approval(policy: Any) -> str:
     return f"{who} approves each call. It waits {end}.{remind}"
 
 
-def _describe_rule(rule: Mapping[str, Any]) -> tuple[str, str, str]:
-    action, arguments = _text(rule.get("action")), _map(rule.get("arguments"))
-    verb = {"allow": "Allow", "ask": "Ask a person about", "deny": "Deny"}.get(action, action)
-    given = " and ".join(f"{name} is {json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
-    parts = (f"where {given}." if given else "", describe_approval(rule.get("terms")) if action == "ask" else "")
-    return verb, _text(rule.get("tool")), " ".join(filter(None, parts))
+def _build_rule(rule: Mapping[str, Any]) -> RuleView:
+    arguments = _map(rule.get("arguments"))
+    given = [(str(name), json.dumps(value, ensure_ascii=False)) for name, value in arguments.items()]
+    action = _text(rule.get("action"))
+    return RuleView(
+        action, _text(rule.get("tool")), given, describe_approval(rule.get("terms")) if action == "ask" else ""
+    )
+
+
+def find_rule_effect(name: str, rules: Sequence[RuleView]) -> str:
+    """Return what rules make of the calls of a tool; see :attr:`ToolView.rule`."""
+    asks = False
+    for rule in rules:
+        if fnmatchcase(name, rule.tool):
+            asks = asks or rule.action == "ask"
+            if not rule.arguments:
+                return "ask" if asks else rule.action
+    return "ask" if asks else ""
 
 
 # ---

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from perdure import Agent, Approval, Limits, allow, ask, deny, hook, tool
+from perdure.agent.definition import build_agent_row
 from perdure.console.agents import build_agent_view, build_schema, compare_definitions, describe_approval
 from perdure.ports import AgentRow
 from perdure.testing import ScriptedProvider
@@ -98,7 +99,7 @@ async def test_agents_and_the_page_of_one(engine: Engine) -> None:
             '"PT" or "DE" by default "PT"',
             "Task queue gpu",
             "Timeout 30 s",
-            'Deny draw where what is "*secret*".',
+            'Deny draw where what is "*secret*"',
             "Ask a person about draw A person approves each call. It waits for 1 h, and is denied then.",
             "Allow draw",
             "You help.",
@@ -270,6 +271,30 @@ async def test_hostile_definitions(engine: Engine) -> None:
 def test_terms_in_words(policy: Any, expected: str) -> None:
     assert describe_approval(policy).endswith(expected)
     assert bool(describe_approval(policy)) == bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("rules", "effect", "asks"),
+    [
+        ([], "", True),
+        ([allow("pay*")], "allow", False),
+        ([deny("pay", to="x"), allow("*")], "allow", False),
+        ([allow("pay", to="x")], "", True),
+        ([ask("*", to="x"), allow("pay")], "ask", True),
+        ([deny("pay"), ask("pay")], "deny", False),
+        ([ask("other")], "", True),
+    ],
+)
+def test_rules_decide_before_the_terms_of_a_tool(rules: list[Any], effect: str, asks: bool) -> None:
+    @tool(needs_approval=True)
+    def pay(to: str) -> str:
+        """Pay."""
+        return to
+
+    agent: Agent[Any, Any] = Agent("a", ScriptedProvider(["hi"]), tools=[pay], approvals=rules)
+    view = build_agent_view("a", json.loads(build_agent_row(agent, {}).body))
+    assert [(one.rule, one.asks) for one in view.tools] == [(effect, asks)]
+    assert view.asking == asks
 
 
 @pytest.mark.parametrize(

@@ -315,12 +315,14 @@ async def test_hostile_texts_do_nothing_in_a_browser(engine: Engine) -> None:
         """Pay."""
         return TEXT
 
-    agent = Agent("agent", script([TEXT, call("pay", note=TEXT)], TEXT), tools=[pay])
+    agent = Agent(
+        "agent", script([TEXT, call("pay", note=TEXT)], TEXT), tools=[pay], description=TEXT, instructions=TEXT
+    )
     async with office(engine, agent, what="hostile texts in a browser") as (client, at):
         run = await client.start("agent", TEXT, by="<b>eve</b>", user='"><i>user', mode="session")
         await wait_for_waits(client)
         [wait] = (await client.list_waits()).waits
-        for path in ("/inbox", f"/inbox/{run.id}/{wait.call_id}", f"/runs/{run.id}"):
+        for path in ("/inbox", f"/inbox/{run.id}/{wait.call_id}", f"/runs/{run.id}", "/agents", "/agents/agent"):
             window = await at.open(path)
             await window.page.wait_for_load_state("networkidle") if "/runs/" not in path else None
             await window.page.get_by_text("alert(1)").first.wait_for(state="attached")
