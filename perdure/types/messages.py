@@ -28,9 +28,22 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 class Data(BaseModel):
-    """Base of all stored and sent data: unknown fields of a newer version are ignored, not refused."""
+    """Base of all stored and sent data: unknown fields of a newer version are ignored, not refused.
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    With ``defer_build`` pydantic builds the schema of a model, or of an adapter, at its first use: a program uses few
+    of them, and starts sooner. Workers build all at their start (:func:`build_schemas`).
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
+
+
+def build_schemas() -> None:
+    """Build the schemas of perdure's models now: a workflow task must not spend its time on them."""
+    models: list[type[BaseModel]] = [BaseModel]
+    for model in models:  # it grows: subclasses of subclasses
+        models += model.__subclasses__()
+        if model.__module__.startswith("perdure."):
+            model.model_rebuild(raise_errors=False)
 
 
 def copy_shared(source: BaseModel, target: type[BaseModel], **changes: Any) -> dict[str, Any]:
@@ -176,6 +189,9 @@ class Usage(Data):
         return Usage(**{name: tokens - getattr(other, name) for name, tokens in self})
 
 
+NO_USAGE = Usage.model_construct()
+"""Default of a field, made without validation: an import builds no schema."""
+
 FinishReason = Literal["stop", "tool_calls", "length", "refusal", "content_filter", "veto", "other"]
 """Why a reply ended. ``veto``: a hook answered in the model's place."""
 
@@ -281,7 +297,7 @@ class Message(Data):
         return copy
 
 
-_messages_adapter: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
+_messages_adapter: TypeAdapter[list[Message]] = TypeAdapter(list[Message], config=ConfigDict(defer_build=True))
 
 
 def encode_canonical(messages: Sequence[Message]) -> bytes:

@@ -15,7 +15,7 @@ from .approvals import ApprovalOutcome, Reminder, RevokedApproval
 from .client_tools import ClientTools
 from .interface import FinishProtocol, LastingOverrides, Mode, OnLimit, OperatorPause, parse_output
 from .limits import DEFAULT_ITERATIONS, Bounds, LimitUse
-from .messages import BlobRef, ContentPart, Data, FilePart, FinishReason, Usage
+from .messages import NO_USAGE, BlobRef, ContentPart, Data, FilePart, FinishReason, Usage
 from .plain_json import is_none
 from .schema_version import schema_version_field
 from .subagents import BranchOutcome, BranchRequest, Lineage
@@ -147,7 +147,7 @@ class ModelInput(CallFacts):
     user: str | None = Field(default=None, exclude_if=is_none)
     resend: bool = Field(default=False, exclude_if=operator.not_)
     """Content that was withheld because a model's API refused it is sent once more."""
-    used: Usage = Usage()
+    used: Usage = NO_USAGE
     """Tokens of the turn before this call, and ``cost_usd`` their cost: the store records what a turn used."""
     cost_usd: float | None = None
     limit: LimitUse | None = None
@@ -246,7 +246,7 @@ class ModelOutput(Data):
     """Message to the model about an invalid reply, if no call has it as its result."""
     failed: TurnFailure | None = None
     finish_reason: FinishReason = "stop"
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     cost_usd: float | None = None
     model: str = ""
     pinned: BlobRef | None = None
@@ -257,7 +257,7 @@ class ModelOutput(Data):
     """Changes of the step policy from now on."""
     branches: tuple[BranchRequest, ...] = Field(default=(), exclude_if=operator.not_)
     """The step policy waits for them: no model was called, nothing is recorded, and the same step is tried again."""
-    limits: AgentLimits = AgentLimits()
+    limits: AgentLimits = AgentLimits.model_construct()
     indexed: tuple[str, ...] | None = None
     """Search attributes of the namespace (:data:`.interface.SEARCH_ATTRIBUTES`): reported with the first reply of a
     turn and with one that asks for approval, by the worker that returns it. Not part of the recorded outcome."""
