@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -103,6 +102,7 @@ def _quiet_sdk() -> None:
 
 def call_client(server: ServerOptions, act: Callable[[Client], Awaitable[T]], *, task_queue: str | None = None) -> T:
     """The result of ``act``, which is called with a client of its own."""
+    import asyncio  # here: a command's --help does without
 
     async def connect_and_act() -> T:
         async with open_client(server, task_queue=task_queue) as client:
@@ -133,10 +133,13 @@ def get_server_address(client: Client) -> str:
 
 async def find_ui_url(client: Client, id: str | None = None) -> str | None:
     """URL of the Temporal UI, or of run ``id`` in it; None if the server is not the embedded one."""
-    from ..embedded.server import find_running_server
+    from ..embedded.home import current_home
+    from ..embedded.record import find_running_server, read_record
 
-    info = await find_running_server()
+    info = read_record(current_home())
     if info is None or get_server_address(client).replace("localhost", "127.0.0.1") != info.address:
+        return None
+    if await find_running_server() is None:
         return None
     if id is None:
         return info.ui_url

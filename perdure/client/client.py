@@ -43,8 +43,6 @@ from .audit import audit_steering
 from .inbox import PendingCall, list_pending_calls
 from .message_content import STORE_HINT
 from .messages import deliver_message
-from .pages import RunPage, WaitPage, list_run_page, list_wait_page
-from .retention import Deletion, GarbageReport, collect_garbage, delete_run
 from .run import Run
 from .schedules import (
     Overlap,
@@ -70,13 +68,17 @@ from .start import (
     get_agent_name,
     hash_first_message,
 )
-from .tokens import ApiTokens
 from .turn import Turn
 from .visibility import RunSummary, create_store, list_runs
-from .webhooks import Webhooks
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
+
+    # What only services and operators use is imported when it is called: each program imports this module.
+    from .pages import RunPage, WaitPage
+    from .retention import Deletion, GarbageReport
+    from .tokens import ApiTokens
+    from .webhooks import Webhooks
 
 KNOWN_ENDS_BYTES = 8 * 1024 * 1024
 """Budget of :attr:`Client.known_ends`: some ten thousand ends."""
@@ -471,6 +473,8 @@ class Client:
         Open runs come first, then closed ones, each the newest first, then those that Temporal no longer has. A run
         that changes meanwhile may come twice. Raises ``InvalidInputError``, also for a cursor of other filters.
         """
+        from .pages import list_run_page
+
         return await list_run_page(
             self, agent=agent, status=status, tenant=tenant, user=user, roots=roots, limit=limit, cursor=cursor
         )
@@ -490,6 +494,8 @@ class Client:
         Temporal is asked for the runs of the page, whose calls may be decided already. Raises ``InvalidInputError``,
         ``TranscriptUnavailableError`` without a store.
         """
+        from .pages import list_wait_page
+
         return await list_wait_page(self, agent=agent, kind=kind, by_expiry=by_expiry, limit=limit, cursor=cursor)
 
     async def delete(self, id: str, *, lost: bool = False, by: str | None = None) -> Deletion:
@@ -500,6 +506,8 @@ class Client:
         ``lost``: also a run without a recorded end that Temporal does not know any more. Raises ``RunOpenError``,
         ``RunNotFoundError``; ``InvalidInputError`` for a subagent's run; ``StoreMismatchError``, ``StoreError``.
         """
+        from .retention import delete_run
+
         return await delete_run(self, id, lost=lost, by=by)
 
     async def collect_garbage(
@@ -513,6 +521,8 @@ class Client:
         more, for instance after they were terminated. Raises ``InvalidInputError``, also for a namespace of Temporal
         that does not have the runs of this store; ``StoreError``, ``ServerUnreachableError``.
         """
+        from .retention import collect_garbage
+
         return await collect_garbage(self, older_than=older_than, dry_run=dry_run, batch=batch, lost=lost)
 
     async def approvals(self, *, agent: str | None = None) -> Sequence[PendingCall]:
@@ -567,11 +577,15 @@ class Client:
     @property
     def tokens(self) -> ApiTokens:
         """The API tokens of the HTTP service. Needs the store."""
+        from .tokens import ApiTokens
+
         return ApiTokens(self)
 
     @property
     def webhooks(self) -> Webhooks:
         """The webhooks that runs' events are delivered to. Needs the store."""
+        from .webhooks import Webhooks
+
         return Webhooks(self)
 
     async def close(self) -> None:

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol
 
 from typing_extensions import TypeVar
 
-from ..agent.output import OutputType
 from ..errors import ParseError
 from ..loop.finish import extract_partial_answer
 from ..types.events import Event, ModelCompleted, ModelDelta, ModelRetracted, ModelStarted
 from ..types.interface import FINISH_TOOL, FinishProtocol, OutputT, Response, parse_output
 from .tasks import background_task
+
+if TYPE_CHECKING:
+    from ..agent.output import OutputType
 
 # ---
 # The text of streamed replies, from events to pieces of text for display.
@@ -119,6 +121,8 @@ def build_output_form(run_id: str, agent: Any, output: Any) -> OutputForm:
     finish = getattr(agent, "finish", None)
     if output is None:
         return OutputForm(getattr(agent, "output_type", None), finish)
+    from ..agent.output import OutputType  # here: most clients have no agent's code
+
     owner = f"agent {agent!r}" if isinstance(agent, str) else f"run {run_id!r}"
     return OutputForm(OutputType(owner, output), finish)
 
