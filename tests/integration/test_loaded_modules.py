@@ -68,6 +68,7 @@ NOT_FOR_A_PROGRAM = (
     *("perdure.workflows", "perdure.worker", "perdure.activities", "perdure.stages", "perdure.embedded.server"),
     *("perdure.client.pages", "perdure.client.retention", "perdure.client.tokens", "perdure.client.webhooks"),
 )
+NOT_FOR_A_CLIENT = ("perdure.agent", "perdure.providers", "perdure.tools", "perdure.hooks")
 
 
 def run_python(code: str) -> Any:
@@ -78,8 +79,8 @@ def run_python(code: str) -> Any:
 @pytest.mark.parametrize(
     ("code", "without", "most"),
     [
-        (PROGRAM, NOT_FOR_A_PROGRAM, 110),
-        ("from perdure import Client", (*NOT_FOR_A_PROGRAM, "perdure.agent", "perdure.providers"), 98),
+        (PROGRAM, NOT_FOR_A_PROGRAM, 108),
+        ("from perdure import Client", (*NOT_FOR_A_PROGRAM, *NOT_FOR_A_CLIENT), 80),
     ],
     ids=["program", "client"],
 )
