@@ -14,8 +14,8 @@ from typing_extensions import TypedDict
 
 from ..encryption import AuthMapping
 from ..errors import InvalidInputError, PerdureError, RunExistsError, RunNotFoundError, TranscriptCorruptedError
-from ..loop.lifecycle import parse_start
 from ..loop.payload_limits import RUN_ID_BYTES
+from ..loop.requests import parse_start
 from ..loop.transcript import list_open_calls
 from ..ports import Commit
 from ..store import Chain

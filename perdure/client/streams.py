@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol
 from typing_extensions import TypeVar
 
 from ..errors import ParseError
-from ..loop.finish import extract_partial_answer
 from ..types.events import Event, ModelCompleted, ModelDelta, ModelRetracted, ModelStarted
 from ..types.interface import FINISH_TOOL, FinishProtocol, OutputT, Response, parse_output
 from .tasks import background_task
@@ -157,6 +156,8 @@ class LiveOutput:
             return self._take_plain(event.partial)
         if not written_text or (isinstance(event, ModelCompleted) and event.calls):  # with calls it is not the answer
             return []
+        from ..loop.finish import extract_partial_answer  # here: it needs the state of a run
+
         return self._take_plain(extract_partial_answer(self._protocol, self._text.text))
 
     def take_value(self, value: Any) -> list[Any]:

@@ -345,6 +345,15 @@ def clean_text(text: str) -> str:
     return text
 
 
+INLINE_BYTES = 32 * 1024
+"""Text up to this size is part of history; larger text is a blob in the store and a reference in history."""
+
+
+def is_large_text(text: str) -> bool:
+    """Whether ``text`` has more than ``INLINE_BYTES`` as UTF-8: then a blob has it, and history a reference."""
+    return len(text) * 4 > INLINE_BYTES and len(text.encode()) > INLINE_BYTES
+
+
 def clean_json_text(text: str) -> str:
     """Apply :func:`clean_text` to every string in ``text``, JSON that was written without ASCII escapes."""
     return clean_text(_ESCAPED_NUL.sub("\\1\ufffd", text) if "\\u0000" in text else text)

@@ -24,8 +24,6 @@ from .tool_calls import Call, Clearance, ExternalCallPhase, Question, ToolAnswer
 MODEL_ACTIVITY = "perdure.model"
 TOOL_ACTIVITY_PREFIX = "tool."
 """Prefix of a tool call's activity type; the tool's name follows."""
-INLINE_BYTES = 32 * 1024
-"""Text up to this size is part of history; larger text is a blob in the store and a reference in history."""
 REMOTE_BYTES = 256 * 1024
 """Most bytes of a remote tool's arguments, and of its result: both are sent as a whole."""
 OUTPUT_BYTES = 512 * 1024
@@ -187,11 +185,6 @@ class FinalAnswer(Data):
     def output(self) -> Any:
         """The answer as a value: plain JSON of the output type, or the text."""
         return parse_output(self.content) if self.typed else self.content
-
-
-def is_large_text(text: str) -> bool:
-    """Whether ``text`` has more than ``INLINE_BYTES`` as UTF-8: then a blob has it, and history a reference."""
-    return len(text) * 4 > INLINE_BYTES and len(text.encode()) > INLINE_BYTES
 
 
 class AgentLimits(Data):
