@@ -212,7 +212,8 @@ def to_plain_data(value: Any) -> Any:
             return value
         case SecretStr() | SecretBytes():
             return to_plain_data(value.get_secret_value())
-        case BaseModel(root=root) if value.__pydantic_root_model__:
+        case BaseModel() if value.__pydantic_root_model__:
+            [(_, root)] = value
             return to_plain_data(root)
         case BaseModel():
             names = {name: _get_json_field_name(value, name) for name, _ in value}
