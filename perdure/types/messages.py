@@ -31,19 +31,10 @@ class Data(BaseModel):
     """Base of all stored and sent data: unknown fields of a newer version are ignored, not refused.
 
     With ``defer_build`` pydantic builds the schema of a model, or of an adapter, at its first use: a program uses few
-    of them, and starts sooner. Workers build all at their start (:func:`build_schemas`).
+    of them, and starts sooner. :mod:`perdure.workflows` builds all.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
-
-
-def build_schemas() -> None:
-    """Build the schemas of perdure's models now: a workflow task must not spend its time on them."""
-    models: list[type[BaseModel]] = [BaseModel]
-    for model in models:  # it grows: subclasses of subclasses
-        models += model.__subclasses__()
-        if model.__module__.startswith("perdure."):
-            model.model_rebuild(raise_errors=False)
 
 
 def copy_shared(source: BaseModel, target: type[BaseModel], **changes: Any) -> dict[str, Any]:
