@@ -27,6 +27,7 @@ from benchmarks.output import keep_clean
 from benchmarks.parked import parked
 from benchmarks.postgres import is_installed
 from benchmarks.report import tables
+from benchmarks.starts import starts
 from benchmarks.web import web
 
 MEASURES = {
@@ -44,6 +45,7 @@ MEASURES = {
     "conversations": conversations,
     "copies": copies,
     "web": web,
+    "starts": starts,
 }
 APART = ("parked", "conversations", "copies", "web")
 """Only where they are named: they compare nothing with a floor."""
@@ -55,7 +57,7 @@ async def measure(scale: Scale, only: Sequence[str]) -> dict[str, Figures]:
     who = chosen([name for name in CONTESTANTS if name in only])
     if measures == ["hooks"]:
         who = [one for one in who if one.name in HOOKED]
-    if set(measures) <= set(APART):
+    if set(measures) <= {"starts", *APART}:
         who = []
     elif set(measures) <= {"database", "scaling", *APART}:
         who = [one for one in who if one.postgres] or [one for one in CONTESTANTS.values() if one.postgres]

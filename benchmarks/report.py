@@ -63,6 +63,8 @@ AIMS = (
     Aim("many runs, inline", "concurrent", _read("perdure-inline", "rate_ratio"), 1.35, at_least=True),
     Aim("streamed replies, worker CPU", "replies", _read("perdure", "cpu_ratio"), 0.65),
     Aim("SIGKILL to the next call, beyond the floor's", "recovery", _read_recovery("perdure"), 0.3, unit=" s"),
+    Aim("import, by temporalio.client's, CPU", "starts", _read("perdure", "import", "ratio"), 1.6),
+    Aim("perdure list, by a bare list, CPU", "starts", _read("perdure", "list", "ratio"), 2),
     Aim("memory of a worker per parked run", "parked", _read("perdure", "kb_per_run"), 1, unit=" KB"),
     Aim("first page of the inbox", "parked", _read("perdure", "page_s"), 2, unit=" s"),
     Aim("1,000 decisions at once", "parked", _read_decisions("perdure"), 30, unit=" s"),
@@ -130,6 +132,11 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
         lines += _conversations(results["conversations"], names)
     for mine in results.get("copies", {}).values():
         lines += _copies(mine, names)
+    if "starts" in results:
+        form = "{cpu_ms:.0f} ms, bare {bare_ms:.0f} ({ratio:.2f})"
+        for key, title in (("import", "import of Agent, Client and tool, CPU"), ("list", "perdure list, CPU")):
+            cells = [_format_known(form, results["starts"].get(name, {}).get(key, {})) for name in names]
+            lines.append([title, *cells])
     if "web" in results:
         lines += _web(results["web"], names)
     settings: Mapping[str, str] = next((mine["settings"] for mine in results.get("database", {}).values()), {})

@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from typing import Literal, Protocol, TypeVar
 
 from ..types.events import Event, Span
-from ..types.messages import BlobRef, Data, File, FilePart, Message, decode_file_data
+from ..types.messages import BlobRef, Data, File, FilePart, Message, decode_file_data, is_large_text
 from ..types.subagents import Lineage, PathStep
-from ..types.wire import is_large_text
 from .retention import Retention
 from .surfaces import Surfaces, WriteOptions
 
