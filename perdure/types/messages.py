@@ -35,8 +35,12 @@ class Data(BaseModel):
 
 def copy_shared(source: BaseModel, target: type[BaseModel], **changes: Any) -> dict[str, Any]:
     """Return the fields that ``source`` and ``target`` both have, with the values of ``source``, and ``changes``."""
-    shared = target.model_fields.keys() & type(source).model_fields.keys() - changes.keys()
-    return {name: getattr(source, name) for name in target.model_fields if name in shared} | changes
+    return {name: getattr(source, name) for name in _list_shared_fields(type(source), target)} | changes
+
+
+@cache
+def _list_shared_fields(source: type[BaseModel], target: type[BaseModel]) -> tuple[str, ...]:
+    return tuple(name for name in target.model_fields if name in source.model_fields)
 
 
 class BlobRef(Data):

@@ -24,6 +24,8 @@ T = TypeVar("T")
 FAULT_CHARS = 500
 MUTABLE_TYPES = (StatePart, BackgroundRun)
 """Types in a state that change in place; everything else in it is frozen."""
+_PLAIN_TYPES = frozenset((type(None), bool, int, float, str, tuple))
+"""Types of most values in a state, which need no copy."""
 
 
 class Guard:
@@ -31,6 +33,8 @@ class Guard:
 
     def __init__(self) -> None:
         self._change_count = 0
+        self._version = 0
+        """Counts every change of the state, also those that were made without the guard."""
 
     def change_or_raise(self, state: RunState, what: str, change: Callable[[], T], *refusals: type[Exception]) -> T:
         """Call ``change``, which may alter ``state``, and return its result. ``what`` names the change in errors.
@@ -39,6 +43,7 @@ class Guard:
         then as it was before.
         """
         self._change_count += 1
+        self._version += 1
         mark = f"perdure-fault-{self._change_count}"
         before, failed_then = Savepoint(state), has_marker(mark)
         try:
@@ -74,14 +79,30 @@ class Guard:
             pause_run(state, reason, get_host().now().isoformat(), fault=True)
             return None
 
+    def note_change(self) -> None:
+        """Record that the state was changed without the guard, so that waits look at it again."""
+        self._version += 1
 
-def is_condition_met(condition: Callable[[], bool]) -> bool:
-    """Whether ``condition`` holds, for a condition that Temporal evaluates repeatedly; False if it raises."""
-    try:
-        return condition()
-    except Exception:
-        get_logger().exception("a condition of the workflow failed")
-        return False
+    def once_per_change(self, condition: Callable[[], bool]) -> Callable[[], bool]:
+        """Return a condition for one wait that evaluates ``condition``, which depends on the state alone, only after a
+        change of the state; False if it raises.
+
+        A host evaluates the conditions of all waits again and again, ten times in an iteration.
+        """
+        evaluated = -1
+
+        def is_met() -> bool:
+            nonlocal evaluated
+            if evaluated == self._version:
+                return False
+            evaluated = self._version
+            try:
+                return condition()
+            except Exception:
+                get_logger().exception("a condition of the workflow failed")
+                return False
+
+        return is_met
 
 
 class Savepoint:
@@ -95,6 +116,8 @@ class Savepoint:
         fields = dict(part.__dict__)
         self._fields.append((part, fields))
         for name, value in fields.items():
+            if type(value) in _PLAIN_TYPES:  # first: ``isinstance`` of a pydantic class costs ten times as much
+                continue
             if isinstance(value, list):
                 fields[name] = list(value)
                 if value and isinstance(value[0], MUTABLE_TYPES):  # the items of a list are of one kind

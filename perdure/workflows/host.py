@@ -173,7 +173,7 @@ def get_host() -> Host:
 
 def is_hosted() -> bool:
     """Whether a host of tests, not Temporal, runs the workflow."""
-    return get_host() is not _TEMPORAL
+    return _current_host.get() is not _TEMPORAL
 
 
 def is_replaying() -> bool:
