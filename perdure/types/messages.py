@@ -260,12 +260,12 @@ class Message(Data):
     @property
     def tool_calls(self) -> tuple[ToolCallPart, ...]:
         """The tool calls of the message."""
-        return tuple(part for part in self.parts if isinstance(part, ToolCallPart))
+        return tuple([part for part in self.parts if isinstance(part, ToolCallPart)])
 
     @property
     def tool_results(self) -> tuple[ToolResultPart, ...]:
         """The tool results of the message."""
-        return tuple(part for part in self.parts if isinstance(part, ToolResultPart))
+        return tuple([part for part in self.parts if isinstance(part, ToolResultPart)])
 
     def wire(self, format: str) -> bytes | None:
         """Return the message's encoding in a wire format, if :meth:`remember_wire` stored one: a transcript is encoded

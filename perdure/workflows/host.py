@@ -178,7 +178,7 @@ def is_hosted() -> bool:
 
 def is_replaying() -> bool:
     """Whether the workflow is being replayed from history."""
-    return not is_hosted() and workflow.unsafe.is_replaying()
+    return _current_host.get() is _TEMPORAL and workflow.unsafe.is_replaying()
 
 
 def has_marker(mark: str) -> bool:
