@@ -104,7 +104,7 @@ class Guard:
 
 
 @cache
-def _find_mutable_kind(kind: type) -> type | None:
+def _find_mutable_kind(kind: type[object]) -> type | None:
     """Return what a value of the type ``kind`` is saved as: a list, a dict or a model; None for one that does not
     change. Remembered: a state has a hundred values, and ``isinstance`` of a pydantic class is slow."""
     if issubclass(kind, MUTABLE_TYPES):
@@ -120,13 +120,13 @@ class Savepoint:
         self._save_fields(state)
 
     def _save_fields(self, part: BaseModel) -> None:
-        fields = dict(part.__dict__)
+        fields: dict[str, Any] = dict(part.__dict__)
         self._fields.append((part, fields))
         for name, value in fields.items():
-            kind = _find_mutable_kind(type(value))
+            kind = _find_mutable_kind(value.__class__)
             if kind is list:
                 fields[name] = list(value)
-                if value and _find_mutable_kind(type(value[0])) is BaseModel:  # the items of a list are of one kind
+                if value and _find_mutable_kind(value[0].__class__) is BaseModel:  # the items of a list are of one kind
                     for item in value:
                         self._save_fields(item)
             elif kind is dict:
