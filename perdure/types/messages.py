@@ -39,8 +39,12 @@ class Data(BaseModel):
 
 def copy_shared(source: BaseModel, target: type[BaseModel], **changes: Any) -> dict[str, Any]:
     """Return the fields that ``source`` and ``target`` both have, with the values of ``source``, and ``changes``."""
-    shared = target.model_fields.keys() & type(source).model_fields.keys() - changes.keys()
-    return {name: getattr(source, name) for name in target.model_fields if name in shared} | changes
+    return {name: getattr(source, name) for name in _list_shared_fields(type(source), target)} | changes
+
+
+@cache
+def _list_shared_fields(source: type[BaseModel], target: type[BaseModel]) -> tuple[str, ...]:
+    return tuple(name for name in target.model_fields if name in source.model_fields)
 
 
 class BlobRef(Data):
@@ -263,12 +267,12 @@ class Message(Data):
     @property
     def tool_calls(self) -> tuple[ToolCallPart, ...]:
         """The tool calls of the message."""
-        return tuple(part for part in self.parts if isinstance(part, ToolCallPart))
+        return tuple([part for part in self.parts if isinstance(part, ToolCallPart)])
 
     @property
     def tool_results(self) -> tuple[ToolResultPart, ...]:
         """The tool results of the message."""
-        return tuple(part for part in self.parts if isinstance(part, ToolResultPart))
+        return tuple([part for part in self.parts if isinstance(part, ToolResultPart)])
 
     def wire(self, format: str) -> bytes | None:
         """Return the message's encoding in a wire format, if :meth:`remember_wire` stored one: a transcript is encoded
