@@ -30,6 +30,8 @@ GROWTH = 2.1
 """Bytes of history at twice the length."""
 POSTGRES = 1.15
 """Worker CPU on PostgreSQL by that on SQLite."""
+PAGE_MS = 100
+"""Milliseconds of server time for a page of the console."""
 HTTP_MS = 10
 """Milliseconds that HTTP may add to a turn."""
 FOUR_WORKERS = 3.6
@@ -75,6 +77,8 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
         lines += _conversations(results["conversations"], names)
     for mine in results.get("copies", {}).values():
         lines += _copies(mine, names)
+    if "console" in results:
+        lines += _console(results["console"]["perdure"])
     if "web" in results:
         lines += _web(results["web"], names)
     settings: Mapping[str, str] = next((mine["settings"] for mine in results.get("database", {}).values()), {})
@@ -191,6 +195,18 @@ def _web(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
         for n in names
     ]
     yield ["a turn, added by HTTP", *cells]
+
+
+def _console(mine: Mapping[str, Any]) -> Iterable[list[str]]:
+    yield [f"console at {mine['open']:,} open runs, {mine['waits']:,} waits", ""]
+    for name, page in mine["pages"].items():
+        text = "{p50:.0f} ms (p95 {p95:.0f}), {cpu_ms:.0f} ms of CPU, {kb:.0f} kB".format(
+            kb=page["bytes"] / 1000, **page
+        )
+        yield [f"  {name}: server's time", f"{text} {_mark(page['p50'] <= PAGE_MS)} ≤ {PAGE_MS}"]
+    for name, times in (mine["browser"] or {}).items():
+        text = ", ".join(f"{key.replace('_', ' ')} {value:.0f} ms" for key, value in times.items())
+        yield [f"  {name}: in a browser", text]
 
 
 def _web_cells(figures: Figures, names: Sequence[str], keys: Sequence[str], form: str) -> list[str]:
