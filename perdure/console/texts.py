@@ -296,7 +296,7 @@ def format_size(size: int) -> str:
     """Return a number of bytes."""
     for limit, unit in ((1 << 20, "MB"), (1 << 10, "kB")):
         if size >= limit:
-            return f"{size / limit:.1f} {unit}"
+            return f"{size / limit:.1f} {unit}".replace(".0 ", " ")
     return f"{size} bytes"
 
 

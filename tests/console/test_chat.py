@@ -227,7 +227,7 @@ async def test_a_form_that_is_too_large_is_refused_with_a_page(engine: Engine) -
         assert answer.status_code == 413
         assert answer.headers["content-type"].startswith("text/html")
         page = Html(answer.text)
-        for text in ("Too large", "the files of a message together may have 32.0 MB", "Go back"):
+        for text in ("Too large", "the files of a message together may have 32 MB", "Go back"):
             assert text in page.text
         path = await at.start(browser)
         form = (await browser.open(f"/runs/{path.rpartition('/')[2]}")).find_form(action="message")
