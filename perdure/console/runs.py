@@ -17,7 +17,7 @@ from starlette.responses import Response
 from ..client.pages import gather_bounded
 from ..client.visibility import build_run_summary, read_pending_memo
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
-from ..ports import RunWaits, Store, WaitRow
+from ..ports import RunRow, RunWaits, Store, WaitRow
 from ..types.interface import Response as RunResponse
 from ..types.messages import Usage
 from ..web.auth import Resource
@@ -101,13 +101,17 @@ def _read_period(started: str) -> dict[str, str]:
 async def _read_row(page: Page, store: Store, run: SessionRow, known: RunWaits) -> RunRowView:
     row = await store.get_run(run.id)
     waits = [wait for wait in known.waits if await _may_read(page, run, wait)]
-    state = run.status
-    if state == "running" and row is not None and row.status == "waiting" and not known.is_at_work:
-        state = "waiting"
+    state = find_state(run, row, known)
     if row is None or row.result is None:
         return RunRowView(run, state, Usage(), None, 0 if row is None else row.iterations, waits)
     result = RunResponse[Any].model_validate_json(row.result)
     return RunRowView(run, state, result.usage, result.cost_usd, row.iterations, waits)
+
+
+def find_state(run: SessionRow, row: RunRow | None, known: RunWaits) -> str:
+    """Return the state of a run as its own page has it: Temporal does not know that a session waits for a message."""
+    waits_for_message = row is not None and row.status == "waiting" and not known.is_at_work
+    return "waiting" if run.status == "running" and waits_for_message else run.status
 
 
 async def _may_read(page: Page, run: SessionRow, wait: WaitRow) -> bool:

@@ -17,6 +17,7 @@ from perdure import Agent, Approval, Client, File, Limits, tool
 from perdure.client.visibility import read_pending_memo
 from perdure.console.transcript import CallBlock, ReplyBlock, Transcript, read_window
 from perdure.console.waterfall import build_waterfall
+from perdure.errors import RateLimitError
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta
 from perdure.testing import ScriptedProvider, call, finish
 from perdure.types.events import ModelCompleted, ModelDelta, ModelRetracted, ModelStarted
@@ -507,6 +508,24 @@ async def test_without_a_worker_pages_come_at_once_and_say_why(engine: Engine) -
         [wait] = (await client.list_waits()).waits
         page = await browser.open(f"/inbox/{run.id}/{wait.call_id}")
         assert "Approve pay?" in page.text
+
+
+@pytest.mark.slow
+@pytest.mark.server
+async def test_a_run_that_is_held_up_says_by_what(engine: Engine) -> None:
+    def refuse(_: Any) -> Any:
+        raise RateLimitError("Slow down.", retry_after=3600)
+
+    async with served(engine, Agent("worker", ScriptedProvider(refuse))) as (client, opened):
+        run = await client.start("worker", "Go", mode="session")
+        browser = opened.browse()
+
+        async def says_why() -> bool:
+            text = " ".join((await browser.open(f"/runs/{run.id}?wait=1")).text.split())
+            return "Held up: perdure.model, attempt 2: RateLimitError: Slow down. (next attempt at 2" in text
+
+        await eventually(says_why)
+        assert "running" in browser.page.text
 
 
 async def test_a_stream_ends_with_the_login(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
