@@ -157,8 +157,8 @@ class _RunFilters:
     tenant: str | None
     user: str | None
     roots: bool
-    started_from: datetime | None = None
-    started_before: datetime | None = None
+    started_from: datetime | None
+    started_before: datetime | None
 
     @property
     def labels(self) -> dict[str, str | None]:
@@ -169,9 +169,11 @@ class _RunFilters:
 
     @property
     def times(self) -> dict[str, str | None]:
-        """The times as the store has them."""
         times = {"created_from": self.started_from, "created_before": self.started_before}
         return {name: None if at is None else timestamp(at) for name, at in times.items()}
+
+    def has_time(self, at: datetime | None) -> bool:
+        return at is None or ((self.started_from or at) <= at and (not self.started_before or at < self.started_before))
 
 
 async def list_run_page(
@@ -317,7 +319,7 @@ class _RunPager:
         ):
             run = await add_recorded_labels(self._client, run)
         shown = has_agent_and_status(run, filters.agent, filters.status) and has_labels(run, filters.labels)
-        return run if shown else None
+        return run if shown and filters.has_time(run.started) else None
 
     async def _add_visible(self, run: RunSummary) -> bool:
         if self._visible is not None and not await self._visible(run):

@@ -230,7 +230,7 @@ async def read_form(request: Request, visitor: Visitor, *, takes_files: bool = F
 async def _drop_rest(request: Request) -> None:
     """Read what is left of a form that is refused: a browser reads the answer when it has sent all. The application's
     rule of the body bounds the bytes."""
-    with suppress(ClientDisconnect, TimeoutError):
+    with suppress(ClientDisconnect, TimeoutError, RuntimeError):  # the last: it was read to its end
         async with asyncio.timeout(_DROP_SECONDS):
             async for _ in request.stream():
                 pass

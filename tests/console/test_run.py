@@ -304,7 +304,9 @@ def read_pinned(page: Html) -> tuple[str, list[str]]:
     """What stands at the top of a run that waits, and the calls that it leads to."""
     text = page.text.partition("Waits for")[2].partition("Tokens")[0]
     hrefs = (given.get("href", "") for _, given in page.tags if given.get("class", "").startswith("button small"))
-    return " ".join(f"Waits for{text}".split()), [href for href in hrefs if "/inbox/" in href]
+    return " ".join(f"Waits for{text}".replace("Waits", " Waits").split()), [
+        href for href in hrefs if "/inbox/" in href
+    ]
 
 
 async def test_what_waits_is_pinned_also_what_waits_in_a_subagent(engine: Engine) -> None:
