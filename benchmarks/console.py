@@ -13,6 +13,10 @@ from contextlib import AsyncExitStack
 from importlib.util import find_spec
 from typing import Any
 
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+
 from benchmarks.contestants import Contestant
 from benchmarks.lab import Lab
 from benchmarks.measures import Figures, Scale
@@ -21,7 +25,7 @@ from benchmarks.parked import open_process
 from benchmarks.parking import AGENT, TALK
 from benchmarks.web import WebProcess, serve
 from perdure import Client
-from perdure.types.interface import PENDING_ATTRIBUTE, STATUS_ATTRIBUTE
+from perdure.types.interface import PENDING_ATTRIBUTE
 
 _STARTS = 20
 """Runs that are started at once."""
@@ -77,9 +81,9 @@ async def _seed(client: Client, scale: Scale) -> Mapping[str, str]:
     store = await client.store()
     await _await_count("rows of waits", scale.console_waits, store.count_waits)
     await _start(client, "started, idle", range(scale.console_waits, scale.console_waits + idle), lambda _: None)
+    await _await_count("backlog of idle runs", 0, lambda: _read_backlog(client))
     of_queue = f"TaskQueue = '{client.task_queue}' AND ExecutionStatus = 'Running'"
-    await _await_count("idle", idle, lambda: _count(client, f"{STATUS_ATTRIBUTE} = 'running' AND {of_queue}"))
-    waiting = await _count(client, f"{PENDING_ATTRIBUTE} > 0 AND {of_queue}")
+    waiting = (await client.temporal.count_workflows(f"{PENDING_ATTRIBUTE} > 0 AND {of_queue}")).count
     if waiting != await store.count_waits():
         raise RuntimeError(f"{waiting} runs wait, and the store has {await store.count_waits()} rows")
     progress = Progress("turns of the long conversation", scale.console_turns)
@@ -109,8 +113,17 @@ async def _start(client: Client, what: str, numbers: range, message: Callable[[i
     await asyncio.gather(*map(start, numbers))
 
 
-async def _count(client: Client, query: str) -> int:
-    return (await client.temporal.count_workflows(query)).count
+async def _read_backlog(client: Client) -> int:
+    """Workflow tasks that no worker has taken."""
+    described = await client.temporal.workflow_service.describe_task_queue(
+        DescribeTaskQueueRequest(
+            namespace=client.temporal.namespace,
+            task_queue=TaskQueue(name=client.task_queue),
+            task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+            report_stats=True,
+        )
+    )
+    return int(described.stats.approximate_backlog_count)
 
 
 async def _await_count(what: str, count: int, read: Callable[[], Awaitable[int]]) -> None:
