@@ -451,6 +451,11 @@ async def test_pictures_of_every_page(engine: Engine, scheme: Literal["light", "
                 picture = PICTURES / f"{name}-{scheme}{size}.png"
                 await window.page.screenshot(path=picture)
                 assert picture.stat().st_size > 5_000
+                if name == "runs":
+                    for box in (await window.page.locator("input[name=item]").all())[1:3]:
+                        await box.check()
+                    await window.page.get_by_role("button", name="Compare").wait_for()
+                    await window.page.screenshot(path=PICTURES / f"runs-ticked-{scheme}{size}.png")
                 expected = ["Failed to load resource: the server responded with a status of 404 (Not Found)"]
                 assert window.complaints == (expected if name == "error" else [])
 
