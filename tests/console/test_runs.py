@@ -60,10 +60,10 @@ async def test_each_row_says_what_its_run_waits_for(engine: Engine) -> None:
 
         await eventually(are_shown)
         rows = await read_rows(browser)
-        assert rows["run-payer"].startswith("waiting approval: refund +1 expires in 44 min")
+        assert rows["run-payer"].startswith("waiting approval: refund +1 · expires in 44 min")
         assert rows["run-tailor"] == "waiting answer: ask_size"
-        assert rows["run-talker"] == "waiting a message"
-        assert rows["run-desk"].startswith("running approval: refund in payer +1 expires in")
+        assert rows["run-talker"] == "waiting for a message"
+        assert rows["run-desk"].startswith("running approval: refund in payer +1 · expires in")
         [wait] = [wait for wait in (await client.list_waits()).waits if wait.tool == "ask_size"]
         address = f"/console/inbox/run-tailor/{quote(wait.call_id, safe='')}?hash={wait.hash}"
         assert address in {given.get("href") for _, given in browser.page.tags}
@@ -86,13 +86,13 @@ async def test_a_session_that_has_gone_on_waits_for_no_message(engine: Engine) -
         async def shows(text: str) -> bool:
             return await read_rows(browser) == {"run-1": text}
 
-        await eventually(lambda: shows("waiting a message"))
+        await eventually(lambda: shows("waiting for a message"))
         thinker.go.clear()
         turn = await run.send("Again")
         await eventually(lambda: shows("running"))
         thinker.go.set()
         await turn.result()
-        await eventually(lambda: shows("waiting a message"))
+        await eventually(lambda: shows("waiting for a message"))
 
 
 async def test_the_address_is_the_filter(engine: Engine) -> None:
