@@ -8,7 +8,7 @@ import atexit
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -414,10 +414,13 @@ class Client:
         tenant: str | None = None,
         user: str | None = None,
         roots: bool = True,
+        started_from: datetime | None = None,
+        started_before: datetime | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> RunPage:
         """List runs in pages of at most ``limit`` (200): :meth:`list` with a ``cursor``, that of the page before.
+        ``started_from`` and ``started_before`` are times with a time zone, the first one inclusive.
 
         Open runs come first, then closed ones, each the newest first, then those that Temporal no longer has. A run
         that changes meanwhile may come twice. Raises ``InvalidInputError``, also for a cursor of other filters.
@@ -425,8 +428,9 @@ class Client:
         from .pages import list_run_page
 
         return await list_run_page(
-            self, agent=agent, status=status, tenant=tenant, user=user, roots=roots, limit=limit, cursor=cursor
-        )
+            self, agent=agent, status=status, tenant=tenant, user=user, roots=roots,
+            started_from=started_from, started_before=started_before, limit=limit, cursor=cursor,
+        )  # fmt: skip
 
     async def list_waits(
         self,

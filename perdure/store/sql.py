@@ -312,6 +312,8 @@ class ListTables:
         tenant: str | None = None,
         user: str | None = None,
         roots: bool = False,
+        created_from: str | None = None,
+        created_before: str | None = None,
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[RunRow]:
@@ -319,6 +321,12 @@ class ListTables:
         given = {"agent": agent, "status": status, "tenant": tenant, "user_id": user}
         filters = {name: value for name, value in given.items() if value is not None}
         conditions = [f"{name} = :{name}" for name in filters] + (["feeds.root IS NULL"] if roots else [])
+        if created_from is not None:
+            conditions.append("created_at >= :created_from")
+            filters["created_from"] = created_from
+        if created_before is not None:
+            conditions.append("created_at < :created_before")
+            filters["created_before"] = created_before
         if after is not None:
             conditions.append("(created_at, runs.context_id) < (:at, :after)")
             filters |= {"at": after[0], "after": after[1]}
