@@ -117,10 +117,6 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
             await threads.writer.close()
 
     async def _run_write(self, operation: Callable[..., T], *arguments: Any) -> T:
-        writer = await self._get_writer()
-        return await writer.run(lambda database: operation(database, *arguments))
-
-    async def _get_writer(self) -> StoreThread:
         threads = self._threads
         if not self.store_id:
             await self.open(create=False)
@@ -129,7 +125,7 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
                     f"there is no store at {self.path} yet",
                     hint="Workers make it when they start; or put its file there, or mount its volume.",
                 )
-        return threads.writer
+        return await threads.writer.run(lambda database: operation(database, *arguments))
 
     async def _run_read(self, operation: Callable[..., T], *arguments: Any) -> T:
         return await self._threads.reader.run(lambda database: operation(database, *arguments))
@@ -236,13 +232,15 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
 
     async def append_all(self, batches: Sequence[EventBatch]) -> list[bool | BaseException]:
         """See :class:`perdure.ports.EventLog`."""
+        if not self.store_id:  # the first write looks for the store
+            return await asyncio.gather(*map(self.append, batches), return_exceptions=True)
         now = self._now()
-        writer = await self._get_writer()
         append = partial(event_log.append_batch, now=now, options=self.write_options)
-        results = await writer.run_all([partial(append, batch=batch) for batch in batches])
+        works = [partial(append, batch=batch) for batch in batches]
+        written = await asyncio.gather(*self._threads.writer.run_all(works), return_exceptions=True)
         for batch in batches:
             self._notify_watcher(batch)
-        return [written if error is None else error for written, error in results]
+        return written
 
     async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -408,8 +407,6 @@ def _copy_store_error(error: StoreError) -> StoreError:
 # not lose the outcome of an effect that was paid. One hand-over costs 35 µs less than ``run_in_executor``.
 
 
-Resolution = tuple[asyncio.Future[list[WorkResult]], list[WorkResult]]
-"""What waits for works, and their results."""
 _MAX_WORKS_AT_ONCE = 64  # enough to share a disk sync, few enough for short waits
 
 
@@ -418,40 +415,38 @@ class StoreThread:
 
     def __init__(self, name: str, session: SqliteSession) -> None:
         self._session = session
-        self._queue: SimpleQueue[tuple[Sequence[DatabaseWork], asyncio.Future[list[WorkResult]]]] = SimpleQueue()
+        self._queue: SimpleQueue[list[tuple[DatabaseWork | None, asyncio.Future[Any]]]] = SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run_thread, name=name, daemon=True)
         self._thread.start()
 
-    async def run(self, work: Callable[[SqliteDatabase], T]) -> T:
-        """Run ``work`` and return its result. Raises its exception, or ``StoreError`` after :meth:`close`."""
-        ((result, error),) = await self.run_all([work])
-        if error is not None:
-            raise error
-        value: T = result
-        return value
-
-    async def run_all(self, works: Sequence[DatabaseWork]) -> list[WorkResult]:
-        """Run ``works``, one at least, and return what each returned or raised. Raises ``StoreError`` after
-        :meth:`close`."""
-        return await self._hand_over(works)
-
     async def close(self) -> None:
         """Finish the work that was handed over, close the session, and end the thread."""
         if not self._closed:
-            await self._hand_over(())
+            await self.run(None)
             self._thread.join()  # it has nothing left to do
 
-    def _hand_over(self, works: Sequence[DatabaseWork]) -> asyncio.Future[list[WorkResult]]:
-        """Queue ``works``; without any, the end."""
-        future: asyncio.Future[list[WorkResult]] = asyncio.get_running_loop().create_future()
+    def run(self, work: Callable[[SqliteDatabase], T] | None) -> asyncio.Future[T]:
+        """Queue ``work``, or with None the end. The future gets its result or exception. Raises ``StoreError`` after
+        :meth:`close`."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         with self._lock:  # otherwise work could be queued after the end
             if self._closed:
                 raise StoreError(CLOSED, hint=CLOSED_HINT)
-            self._closed = not works
-            self._queue.put((works, future))
+            self._closed = work is None
+            self._queue.put([(work, future)])
         return future
+
+    def run_all(self, works: Sequence[DatabaseWork]) -> list[asyncio.Future[Any]]:
+        """Queue ``works`` at once, as :meth:`run` queues each of them: the thread is woken once."""
+        loop = asyncio.get_running_loop()
+        queued: list[tuple[DatabaseWork | None, asyncio.Future[Any]]] = [(work, loop.create_future()) for work in works]
+        with self._lock:
+            if self._closed:
+                raise StoreError(CLOSED, hint=CLOSED_HINT)
+            self._queue.put(queued)
+        return [future for _, future in queued]
 
     def _run_thread(self) -> None:
         ended = False
@@ -460,23 +455,28 @@ class StoreThread:
 
     def _run_queued(self) -> bool:
         """Run the queued work; true after the end."""
-        queued = [self._queue.get()]
-        while len(queued) < _MAX_WORKS_AT_ONCE and queued[-1][0] and not self._queue.empty():
-            queued.append(self._queue.get_nowait())  # there is one: this thread is the only consumer
-        results = iter(self._session.run_all([work for works, _ in queued for work in works]))
-        ended = not queued[-1][0]
+        queued = self._queue.get()
+        while len(queued) < _MAX_WORKS_AT_ONCE and queued[-1][0] is not None and not self._queue.empty():
+            queued += self._queue.get_nowait()  # there is one: this thread is the only consumer
+        results = self._session.run_all([work for work, _ in queued if work is not None])
+        ended = queued[-1][0] is None
         if ended:
             self._session.close()
-        resolutions: defaultdict[asyncio.AbstractEventLoop, list[Resolution]] = defaultdict(list)
-        for works, future in queued:
-            resolutions[future.get_loop()].append((future, list(islice(results, len(works)))))
+            results.append((None, None))
+        resolutions: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], WorkResult]]] = defaultdict(list)
+        for (_, future), result in zip(queued, results, strict=True):
+            resolutions[future.get_loop()].append((future, result))
         for loop, resolved in resolutions.items():
             with suppress(RuntimeError):  # the loop was closed meanwhile, with its waiters
                 loop.call_soon_threadsafe(_resolve_futures, resolved)
         return ended
 
 
-def _resolve_futures(resolved: list[Resolution]) -> None:
-    for future, results in resolved:
-        if not future.done():  # cancelled meanwhile
-            future.set_result(results)
+def _resolve_futures(resolved: list[tuple[asyncio.Future[Any], WorkResult]]) -> None:
+    for future, (value, error) in resolved:
+        if future.done():  # cancelled meanwhile
+            continue
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
