@@ -21,6 +21,10 @@ DELTA_INTERVAL = 0.02
 """Seconds from the first delta of a reply to its write, and from one write of a worker to the next at least."""
 BATCH_INTERVAL = 0.00015
 """Seconds that each batch of a write adds to that: of many streams, each is written less often."""
+WRITE_PAUSE = 2.0
+"""How many times as long as a write took the pause behind it is at least: a busy machine writes less often."""
+MAX_PAUSE = 0.25
+"""Longest pause, and how long a write that is in progress holds up those of other calls."""
 
 _pending_writes: set[asyncio.Future[Any]] = set()
 """Writes in progress. Holds references: an event loop may drop a task that nothing else references."""
@@ -139,14 +143,14 @@ class WriteGroup:
             if batch is not None:
                 batches[writer] = batch
         if batches:
-            self._next_start = now + DELTA_INTERVAL + len(batches) * BATCH_INTERVAL
-            write = start_batch_write(self._write_all(batches))
+            self._next_start = now + MAX_PAUSE
+            write = start_batch_write(self._write_all(batches, now))
             for writer in batches:
                 writer.start_write(write)
         if self._scheduled:
             self._set_timer(min(writer.due_at for writer in self._scheduled))
 
-    async def _write_all(self, batches: Mapping[BatchWriter, EventBatch]) -> None:
+    async def _write_all(self, batches: Mapping[BatchWriter, EventBatch], started: float) -> None:
         results: Sequence[bool | BaseException]
         try:
             if len(batches) == 1:
@@ -157,8 +161,13 @@ class WriteGroup:
             results = [error] * len(batches)
             raise
         finally:
+            ended = asyncio.get_running_loop().time()
+            pause = min(WRITE_PAUSE * (ended - started), MAX_PAUSE)
+            self._next_start = max(started + DELTA_INTERVAL + len(batches) * BATCH_INTERVAL, ended + pause)
             for writer, written in zip(batches, results, strict=True):
                 writer.finish_write(written)
+            if self._scheduled:
+                self._set_timer(min(writer.due_at for writer in self._scheduled))
         for written in results:
             if isinstance(written, BaseException):
                 log_write_failure(written)
