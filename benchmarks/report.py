@@ -146,7 +146,7 @@ def _history(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
         grown = [growth(figures[name]) for name in names]
         yield [title, *(f"{by:.2f} {_mark(by <= GROWTH)} ≤ {GROWTH}" for by in grown)]
     yield [f"of 1.3 x messages + 3 kB an iteration, at {lengths[-1]}", *(_share(figures[name]) for name in names)]
-    replay = [f"{figures[name]['replay_ms']:.0f} ms" for name in names]
+    replay = [_format_known("{replay_ms:.0f} ms", figures[name]) for name in names]
     yield [f"replay of {lengths[-1]} iterations", *replay]
 
 
