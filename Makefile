@@ -178,7 +178,7 @@ lock: venv ## resolve requirements/*.txt anew (ARGS=--upgrade to raise versions)
 	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:fuzz -o $(FUZZ) $(ARGS)
 	@# The lock's versions, but for the one that a peer refuses.
-	grep -oE '^[a-z0-9._-]+==[^ ;]+' $(LOCK) | grep -v '^websockets==' > $(VENV)/peers-constraints.txt
+	sed -nE '/^websockets==/d; s/^([a-z0-9._-]+)(\[.*\])?(==[^ ;]+).*/\1\3/p' $(LOCK) > $(VENV)/peers-constraints.txt
 	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --group pyproject.toml:peers \
 		-c $(VENV)/peers-constraints.txt -o $(PEERS_LOCK) $(ARGS)
