@@ -135,7 +135,7 @@ def _heartbeats() -> Iterator[None]:
 
     def later() -> None:
         nonlocal timer
-        timer = loop.call_later(1.0, beat)
+        timer = loop.call_later(0.5, beat)
 
     later()
     try:
