@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import benchmarks
+from benchmarks.console import console
 from benchmarks.contestants import CONTESTANTS, HOOKED
 from benchmarks.conversations import conversations
 from benchmarks.copies import copies
@@ -27,6 +28,7 @@ from benchmarks.output import keep_clean
 from benchmarks.parked import parked
 from benchmarks.postgres import is_installed
 from benchmarks.report import tables
+from benchmarks.starts import starts
 from benchmarks.web import web
 
 MEASURES = {
@@ -44,8 +46,10 @@ MEASURES = {
     "conversations": conversations,
     "copies": copies,
     "web": web,
+    "starts": starts,
+    "console": console,
 }
-APART = ("parked", "conversations", "copies", "web")
+APART = ("parked", "conversations", "copies", "web", "console")
 """Only where they are named: they compare nothing with a floor."""
 
 
@@ -55,7 +59,7 @@ async def measure(scale: Scale, only: Sequence[str]) -> dict[str, Figures]:
     who = chosen([name for name in CONTESTANTS if name in only])
     if measures == ["hooks"]:
         who = [one for one in who if one.name in HOOKED]
-    if set(measures) <= set(APART):
+    if set(measures) <= {"starts", *APART}:
         who = []
     elif set(measures) <= {"database", "scaling", *APART}:
         who = [one for one in who if one.postgres] or [one for one in CONTESTANTS.values() if one.postgres]
@@ -66,7 +70,7 @@ async def measure(scale: Scale, only: Sequence[str]) -> dict[str, Figures]:
             raise SystemExit("PostgreSQL and asyncpg are not installed: make bench installs requirements/postgres.txt")
         print("not measured: PostgreSQL, whose packages (requirements/postgres.txt) are not installed", file=sys.stderr)
     results: dict[str, Figures] = {}
-    with_postgres = is_installed() and bool(set(measures) & set(APART))
+    with_postgres = is_installed() and bool(set(measures) & {"parked", "conversations", "copies", "web"})
     async with open_lab([one.name for one in who], with_postgres=with_postgres) as lab:
         for name in measures:
             began = time.perf_counter()

@@ -84,6 +84,14 @@ class Scale:
     """Followers by HTTP of replies that are streamed."""
     web_turns: int = 30
     """By HTTP, and as many by the Python client."""
+    console_open: int = 10_000
+    """Open runs, where the console's pages are measured."""
+    console_waits: int = 1000
+    """Of them wait for approval."""
+    console_turns: int = 2000
+    """Of a long conversation."""
+    console_reads: int = 30
+    """Of each page."""
 
 
 QUICK = Scale(
@@ -106,6 +114,10 @@ QUICK = Scale(
     web_apart=50,
     web_active=40,
     web_turns=10,
+    console_open=300,
+    console_waits=50,
+    console_turns=60,
+    console_reads=10,
     workers=(1, 2),
 )
 

@@ -63,9 +63,15 @@ AIMS = (
     Aim("many runs, inline", "concurrent", _read("perdure-inline", "rate_ratio"), 1.35, at_least=True),
     Aim("streamed replies, worker CPU", "replies", _read("perdure", "cpu_ratio"), 0.65),
     Aim("SIGKILL to the next call, beyond the floor's", "recovery", _read_recovery("perdure"), 0.3, unit=" s"),
+    Aim("import, by temporalio.client's, CPU", "starts", _read("perdure", "import", "ratio"), 1.6),
+    Aim("perdure list, by a bare list, CPU", "starts", _read("perdure", "list", "ratio"), 2),
     Aim("memory of a worker per parked run", "parked", _read("perdure", "kb_per_run"), 1, unit=" KB"),
     Aim("first page of the inbox", "parked", _read("perdure", "page_s"), 2, unit=" s"),
     Aim("1,000 decisions at once", "parked", _read_decisions("perdure"), 30, unit=" s"),
+    *(
+        Aim(f"console, {page}: server's time", "console", _read("perdure", "pages", page, "p50"), 100, unit=" ms")
+        for page in ("inbox", "runs", "run", "run, long", "chat", "chat, long")
+    ),
     Aim("byte to event, 1 stream, p95", "events", _read("perdure", "1", "p95"), 30, unit=" ms"),
     Aim("byte to event, 20 streams, p95", "events", _read("perdure", "20", "p95"), 40, unit=" ms"),
     Aim("byte to event, 200 streams, p95", "events", _read("perdure", "200", "p95"), 80, unit=" ms"),
@@ -130,6 +136,13 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
         lines += _conversations(results["conversations"], names)
     for mine in results.get("copies", {}).values():
         lines += _copies(mine, names)
+    if "starts" in results:
+        form = "{cpu_ms:.0f} ms, bare {bare_ms:.0f} ({ratio:.2f})"
+        for key, title in (("import", "import of Agent, Client and tool, CPU"), ("list", "perdure list, CPU")):
+            cells = [_format_known(form, results["starts"].get(name, {}).get(key, {})) for name in names]
+            lines.append([title, *cells])
+    if "console" in results:
+        lines += _console(results["console"]["perdure"])
     if "web" in results:
         lines += _web(results["web"], names)
     settings: Mapping[str, str] = next((mine["settings"] for mine in results.get("database", {}).values()), {})
@@ -236,6 +249,18 @@ def _web(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
         for n in names
     ]
     yield ["a turn, added by HTTP", *cells]
+
+
+def _console(mine: Mapping[str, Any]) -> Iterable[list[str]]:
+    yield [f"console at {mine['open']:,} open runs, {mine['waits']:,} waits", ""]
+    for name, page in mine["pages"].items():
+        text = "{p50:.0f} ms (p95 {p95:.0f}), {cpu_ms:.0f} ms of CPU, {kb:.0f} kB".format(
+            kb=page["bytes"] / 1000, **page
+        )
+        yield [f"  {name}: server's time", text]
+    for name, times in (mine["browser"] or {}).items():
+        text = ", ".join(f"{key.replace('_', ' ')} {value:.0f} ms" for key, value in times.items())
+        yield [f"  {name}: in a browser", text]
 
 
 def _web_cells(figures: Figures, names: Sequence[str], keys: Sequence[str], form: str) -> list[str]:

@@ -415,18 +415,20 @@ RETENTION = timedelta(days=3650)
 _RETENTION_MESSAGE = Duration(seconds=int(RETENTION.total_seconds()))
 
 
-async def read_cluster_id(address: str, *, seconds: float) -> str | None:
-    """Return the id of the Temporal cluster at ``address`` that serves its default namespace; None if there is none."""
+async def read_cluster_id(address: str, *, seconds: float, starting: bool = False) -> str | None:
+    """Return the id of the Temporal cluster at ``address``; None if none answers, or if it is ``starting`` and does not
+    serve its default namespace yet."""
     try:
         async with asyncio.timeout(seconds):
             service = await _connect_service(address)
             info = await service.workflow_service.get_cluster_info(GetClusterInfoRequest())
-            # The frontend answers before it can serve: it describes a namespace from the database, and serves it once
-            # that is in its own list, which on a busy machine was seconds later.
-            await service.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
-            await service.workflow_service.count_workflow_executions(
-                CountWorkflowExecutionsRequest(namespace="default")
-            )
+            if starting:
+                # The frontend answers before it can serve: it describes a namespace from the database, and serves it
+                # once that is in its own list, which on a busy machine was seconds later.
+                await service.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
+                await service.workflow_service.count_workflow_executions(
+                    CountWorkflowExecutionsRequest(namespace="default")
+                )
     except (TimeoutError, RuntimeError, RPCError):
         return None
     return info.cluster_id or None

@@ -115,7 +115,7 @@ def test_every_measure(tmp_path: Path) -> None:
         assert any(line.startswith(row) for line in lines), row
     results = measured["results"]
     compared = {"single", "concurrent", "history", "recovery", "events", "streaming", "replies", "hooks"}
-    assert set(results) == compared | {"database", "scaling"}
+    assert set(results) == compared | {"database", "scaling", "starts"}
     only = {
         "events": ["perdure", *ON_POSTGRES[:1]],
         "streaming": ["perdure"],
@@ -123,6 +123,7 @@ def test_every_measure(tmp_path: Path) -> None:
         "hooks": ["perdure", "perdure-inline"],
         "database": ON_POSTGRES,
         "scaling": ON_POSTGRES,
+        "starts": ["perdure"],
     }
     for name, figures in results.items():
         assert list(figures) == only.get(name, CONTESTANTS)

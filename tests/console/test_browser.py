@@ -102,6 +102,11 @@ def build_agents() -> list[Agent[Any, Any]]:
             script(call("send_email", to="weber@example.com", subject="Your order", body=LETTER), "ok"),
             tools=[send_email],
         ),
+        Agent(
+            "clerk",
+            script(call("refund", order_id="A-1002", amount=12, reason="Late"), "I have refunded **$12.00**."),
+            tools=[refund],
+        ),
     ]
 
 
@@ -116,8 +121,12 @@ async def office(engine: Engine, *agents: Agent[Any, Any], what: str) -> AsyncIt
 
 
 async def start_all(client: Client) -> dict[str, Run[Any]]:
-    """A run of each agent; their calls wait."""
-    runs = {}
+    """A run of each agent; their calls wait, but for that of one, which is approved with those to come."""
+    runs = {"clerk": await client.start("clerk", "It came late", mode="session", id="clerk-1040", user="jo", by="jo")}
+    await wait_for_waits(client, 1)
+    [wait] = (await client.list_waits()).waits
+    await runs["clerk"].approve(wait.call_id, hash=wait.hash, by="bob", always=True)
+    await runs["clerk"].turn().result()
     for agent, text, user in (
         ("support", "My lamp arrived broken (order A-1007). I want my money back!", "weber"),
         ("privacy", "Please delete my data", "weber"),
@@ -309,6 +318,46 @@ async def test_a_run_is_followed_as_it_is_written(engine: Engine) -> None:
         assert window.complaints == []
 
 
+async def test_what_waits_stays_in_sight_and_forms_in_use_stay(engine: Engine) -> None:
+    async with office(engine, *build_agents(), what="what waits in a run") as (client, at):
+        runs = await start_all(client)
+        for width, height in ((1280, 500), (390, 700)):
+            window = await at.open(f"/runs/{runs['support'].id}", viewport={"width": width, "height": height})
+            page = window.page
+            button = page.locator("#pinned").get_by_role("link", name="Decide refund")
+            await button.wait_for()
+            for place in ("0", "document.documentElement.scrollHeight / 2", "document.documentElement.scrollHeight"):
+                await page.evaluate(f"scrollTo(0, {place}); document.getElementById('panel').scrollTop = 10_000")
+                assert await button.is_visible()
+                box = await button.bounding_box()
+                assert box is not None
+                assert 48 <= box["y"] <= height - box["height"], f"{width} wide, at {place}"
+                hit = f"document.elementFromPoint({box['x'] + 10}, {box['y'] + 10}).closest('#pinned') !== null"
+                assert await page.evaluate(hit), "nothing covers it"
+        await page.evaluate("document.querySelector('#actions').scrollIntoView()")
+        await page.get_by_text("Pause…").click()
+        reason = page.get_by_label("Reason")
+        await reason.fill("half")
+        await client.run(runs["support"].id).approve(by="bob")  # the panel changes around the form
+        await page.locator("#pinned").wait_for(state="detached")
+        await page.keyboard.type(" written")
+        assert await reason.input_value() == "half written"
+        assert window.complaints == []
+
+
+async def test_a_standing_approval_is_revoked_on_the_page(engine: Engine) -> None:
+    async with office(engine, *build_agents(), what="standing approvals") as (client, at):
+        runs = await start_all(client)
+        window = await at.open(f"/runs/{runs['clerk'].id}")
+        page = window.page
+        standing = page.locator("#standing")
+        await standing.get_by_text("Revoke…").click()
+        await standing.get_by_role("button", name="Revoke").click()
+        await standing.wait_for(state="detached")
+        assert (await runs["clerk"].status()).standing == ()
+        assert window.complaints == []
+
+
 async def test_hostile_texts_do_nothing_in_a_browser(engine: Engine) -> None:
     @tool(needs_approval=True)
     def pay(note: str) -> str:
@@ -340,6 +389,7 @@ async def list_pages(client: Client, runs: dict[str, Run[Any]]) -> dict[str, str
         "inbox-empty": "/inbox?agent=nobody",
         "call": f"/inbox/{wait.run_id}/{wait.call_id}",
         "run": f"/runs/{runs['support'].id}",
+        "run-standing": f"/runs/{runs['clerk'].id}",
         "runs": "/runs",
         "agents": "/agents",
         "agent": "/agents/support",
@@ -411,6 +461,11 @@ async def test_pictures_of_every_page(engine: Engine, scheme: Literal["light", "
                 picture = PICTURES / f"{name}-{scheme}{size}.png"
                 await window.page.screenshot(path=picture)
                 assert picture.stat().st_size > 5_000
+                if name == "runs":
+                    for box in (await window.page.locator("input[name=item]").all())[1:3]:
+                        await box.check()
+                    await window.page.get_by_role("button", name="Compare").wait_for()
+                    await window.page.screenshot(path=PICTURES / f"runs-ticked-{scheme}{size}.png")
                 expected = ["Failed to load resource: the server responded with a status of 404 (Not Found)"]
                 assert window.complaints == (expected if name == "error" else [])
 
