@@ -36,6 +36,7 @@ from .openapi import build_openapi_operation
 from .operations import BODY_SECONDS, ApiRouter, Operation, Web, decode_path, list_routes
 from .origins import CrossOrigin, ForwardedHeaders, HostCheck, SecurityHeaders
 from .problems import problem_response
+from .records import OPERATIONS as RECORDS
 from .schedules import OPERATIONS as SCHEDULES
 from .sessions import OPERATIONS as SESSIONS
 from .webhooks import OPERATIONS as WEBHOOKS
@@ -46,7 +47,7 @@ MAX_CONSOLE_FORM_BYTES = 1024 * 1024
 MAX_CONSOLE_UPLOAD_BYTES = 32 * 1024 * 1024
 """Most bytes of a form of the console with files."""
 Protocol = Literal["agui", "vercel", "openai", "mcp"]
-_OPERATIONS: Sequence[Operation] = (*SESSIONS, *LISTS, *APPROVALS, *FILES, *FORKS, *SCHEDULES, *WEBHOOKS)
+_OPERATIONS: Sequence[Operation] = (*SESSIONS, *LISTS, *APPROVALS, *FILES, *FORKS, *SCHEDULES, *WEBHOOKS, *RECORDS)
 OPERATIONS: Sequence[Operation] = (*_OPERATIONS, build_openapi_operation(_OPERATIONS))
 """Every operation of the native API."""
 _READY_SECONDS = 1.0
