@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
@@ -18,6 +19,7 @@ from ..web.auth import Resource
 from ..web.lists import MAX_PAGE
 from ..web.operations import validate
 from ..web.records import AuditEntry, AuditList, AuditQuery, list_audit
+from .inbox import count_pending
 from .pages import HEADERS, Page, PageRoute
 from .texts import show_controls
 
@@ -84,7 +86,8 @@ async def _read(page: Page, query: AuditQuery) -> AuditList:
 async def show_audit(page: Page) -> Response:
     """Show the requests that the address asks for, the newest first."""
     await page.call.authorize("operate", "list_audit", Resource("audit"))
-    listed, filters = await _read(page, _build_query(page, ROWS)), _read_filters(page)
+    filters = _read_filters(page)
+    listed, count = await asyncio.gather(_read(page, _build_query(page, ROWS)), count_pending(page))
     return page.render(
         "audit.html",
         entries=listed.data,
@@ -93,6 +96,7 @@ async def show_audit(page: Page) -> Response:
         query=urlencode(filters),
         verbs=VERBS,
         max_rows=MAX_EXPORT_ROWS,
+        count=count,
     )
 
 

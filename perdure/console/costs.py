@@ -18,6 +18,7 @@ from ..web.operations import validate
 from ..web.records import UsageList, UsageQuery, UsageTotals, sum_usage
 from . import charts
 from .audit import get_end, get_start, read_day
+from .inbox import count_pending
 from .pages import Page, PageRoute
 from .texts import format_cost, format_count, format_duration
 
@@ -233,8 +234,10 @@ async def show_costs(page: Page) -> Response:
     group = page.request.query_params.get("group", "agent")
     if group not in GROUPS:
         raise InvalidInputError(f"group: {group!r:.40} is none of {', '.join(GROUPS)}")
-    by_day, by_group = await asyncio.gather(
-        _sum(page, "day", filters, period, MAX_DAYS), _sum(page, group, filters, period, GROUP_ROWS)
+    by_day, by_group, count = await asyncio.gather(
+        _sum(page, "day", filters, period, MAX_DAYS),
+        _sum(page, group, filters, period, GROUP_ROWS),
+        count_pending(page),
     )
     known = {sums.key: sums for sums in by_day.data}
     days = [(day, known.get(day.isoformat())) for day in period.all_days]
@@ -255,6 +258,7 @@ async def show_costs(page: Page) -> Response:
         plots=_build_plots(days, by_day.total, hrefs),
         days=[(day, sums, href) for (day, sums), href in zip(reversed(days), reversed(hrefs), strict=True) if sums],
         rows=rows,
+        count=count,
         runs_href=_link_runs(page, filters, period.query),
         bar_width=charts.BAR_WIDTH,
         slot=charts.SLOT,
@@ -284,7 +288,7 @@ async def show_cost_runs(page: Page) -> Response:
     """Show the runs behind a bar, those that have cost most first."""
     await page.call.authorize("read", "sum_usage", Resource("usage"))
     filters, period = _read_filters(page), _read_period(page)
-    listed = await _sum(page, "run", filters, period, RUN_ROWS)
+    listed, count = await asyncio.gather(_sum(page, "run", filters, period, RUN_ROWS), count_pending(page))
     rows = _scale([Row(sums.key or "", sums, "") for sums in listed.data])
     if listed.count > len(rows):
         rows.append(Row(f"{listed.count - len(rows):,} others", _subtract(listed.total, listed.data), ""))
@@ -294,7 +298,8 @@ async def show_cost_runs(page: Page) -> Response:
         filters=filters,
         period=period,
         total=listed.total,
-        count=listed.count,
+        run_count=listed.count,
+        count=count,
         rows=rows,
         shown=len(listed.data),
         ranges=RANGES,

@@ -27,6 +27,7 @@ from ..web.webhooks import (
     resend_delivery,
     test_webhook,
 )
+from .inbox import count_pending
 from .pages import Page, PageRoute
 
 ROWS = 50
@@ -64,7 +65,8 @@ async def show_webhooks(page: Page) -> Response:
     query = validate(PageQuery, {"limit": ROWS} | ({"after": given} if given else {}), "the address")
     listed = await list_webhooks(replace(page.call, query=query))
     endpoints = await gather_bounded(lambda webhook: _read_endpoint(page.call, webhook), listed.data)
-    return page.render("webhooks.html", endpoints=endpoints, cursor=listed.cursor, tones=TONES)
+    count = await count_pending(page)
+    return page.render("webhooks.html", endpoints=endpoints, cursor=listed.cursor, tones=TONES, count=count)
 
 
 async def _read_endpoint(call: Call, webhook: WebhookAnswer) -> Endpoint:
@@ -92,6 +94,7 @@ async def show_webhook(page: Page) -> Response:
         state=fields.get("state"),
         states=STATES,
         tones=TONES,
+        count=await count_pending(page),
         has_sent="sent" in given,
     )
 
@@ -115,6 +118,7 @@ async def show_delivery(page: Page) -> Response:
         attempts=listed.data,
         last=listed.data[0],
         tones=TONES,
+        count=await count_pending(page),
         has_sent="sent" in page.request.query_params,
     )
 

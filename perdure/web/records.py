@@ -1,4 +1,8 @@
-"""Records that people look through: the audit trail, and what model calls have used."""
+"""Records that people look through: the audit trail, and what model calls have used.
+
+An :class:`~.auth.Authorizer` is asked about the subject of each row of the trail. Sums have no rows to ask about: they
+are those of the tenants, agents and sessions of the caller, if it may ``read`` a resource of the kind ``usage``.
+"""
 
 from __future__ import annotations
 
