@@ -279,7 +279,8 @@ def _link_runs(page: Page, filters: Mapping[str, str], more: Mapping[str, str]) 
 
 
 def _build_row(page: Page, group: str, sums: UsageTotals, filters: Mapping[str, str], period: Period) -> Row:
-    others = {name: text for name, text in filters.items() if name not in (group, "no_tenant")}
+    replaced = ("tenant", "no_tenant") if group == "tenant" else (group,)
+    others = {name: text for name, text in filters.items() if name not in replaced}
     own = {"no_tenant": "1"} if group == "tenant" and sums.key is None else {group: sums.key or ""}
     return Row(sums.key or "", sums, _link_runs(page, {**others, **own}, period.query))
 

@@ -63,6 +63,8 @@ class UsageTables:
         order = "name DESC" if key == "day" else BY_COST
         sql = SELECT_SUMS.format(key=KEYS[key], conditions=" AND ".join(conditions), order=order)
         rows = await self._select_rows(sql, **values, limit=limit)
+        if not rows:  # there is no store yet
+            return UsageSums([], UsageSum(None), 0)
         [total] = [row for row in rows if row[0] == 0]
         sums = [_build_sum(row[1], row[2:]) for row in rows if row[0] == 1]
         return UsageSums(sort_sums(key, sums), _build_sum(None, total[2:]), int(total[1]))

@@ -10,7 +10,7 @@ import pytest
 
 from perdure.errors import MemoryChangedError
 from perdure.ports import AgentRow, Commit, MemoryWrite, Outcome, RunRow, Store, UsageRow
-from perdure.ports.store import UsageFilter, UsageKey, UsageSum
+from perdure.ports.store import UsageFilter, UsageKey, UsageSum, UsageSums
 
 from .conftest import Database
 
@@ -183,8 +183,17 @@ async def test_usage_is_summed_of_what_a_filter_has(store: Store):
         *("r1", "r1 r2", ""),
     )
     assert (await store.sum_usage("run", UsageFilter(sessions=["r1"]))).total.calls == 2, "r10 is not below r1"
+    day = await store.sum_usage("day", UsageFilter(), limit=1)
+    assert (day.sums[0].calls, day.count) == (5, 1)
     nothing = await store.sum_usage("day", UsageFilter(agent="nobody"))
     assert (nothing.sums, nothing.total, nothing.count) == ([], UsageSum(None), 0)
+
+
+async def test_a_store_that_is_not_made_yet_has_used_nothing(database: Database):
+    store = database.make()
+    database.opened.append(store)
+    await store.open(create=False)
+    assert await store.sum_usage("agent", UsageFilter()) == UsageSums([], UsageSum(None), 0)
 
 
 async def test_two_workers_that_record_one_outcome_leave_one_row(database: Database):
