@@ -178,8 +178,9 @@ _FORMULA = tuple("=+-@|%＝＋－＠")
 
 def defuse_cell(value: str | None) -> str:
     """Return a cell that no spreadsheet takes for a formula: such a text gets an apostrophe before it."""
-    text = show_controls(value or "")
-    return f"'{text}" if text.lstrip().startswith(_FORMULA) or text[:1] in ("\t", "\r", "\n") else text
+    given = value or ""
+    is_risky = given.lstrip().startswith(_FORMULA) or given[:1] in ("\t", "\r", "\n")
+    return f"'{show_controls(given)}" if is_risky else show_controls(given)
 
 
 PAGES = (

@@ -18,14 +18,15 @@ SELECT_USAGE = f"""
 MODEL = "provider || ':' || model"
 KEYS: dict[UsageKey, str] = {
     "day": "substr(created_at, 1, 10)",
-    "agent": "agent",
+    # Not the column alone: SQLite would read its index from end to end, whatever the time, and the rows in its order.
+    "agent": "agent || ''",
     "model": MODEL,
     "tenant": "tenant",
     "run": "coalesce(root, context_id)",
 }
 COUNTS = ("calls", "errors", "input_tokens", "cached_tokens", "output_tokens", "cost_usd", "unpriced_calls")
 COLUMNS = ", ".join((*COUNTS, "milliseconds"))
-# One pass over the rows: sums are few, and so are read twice for their total. GROUP BY 1: "key" is a column, too.
+# One pass over the rows of the time, by the index of created_at; sums are few, and are read twice for their total.
 SELECT_SUMS = f"""
     WITH sums AS (
         SELECT {{key}} AS name, count(*) AS calls, sum(CASE WHEN status = 'completed' THEN 0 ELSE 1 END) AS errors,

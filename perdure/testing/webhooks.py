@@ -16,6 +16,7 @@ class MemoryWebhooks:
     outbox: dict[tuple[str, int, str], tuple[OutboxRow, str, str]]
 
     def __init__(self) -> None:
+        super().__init__()
         self.webhooks: dict[str, WebhookRow] = {}
         self.deliveries: dict[str, DeliveryRow] = {}
 
