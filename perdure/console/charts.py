@@ -46,8 +46,6 @@ class Plot:
     name: str
     top: str
     """What its upper edge stands for."""
-    total: str
-    """The figure of the whole time."""
     bars: Sequence[Bar]
     legend: Sequence[tuple[str, str]] = ()
     """Colours and what they stand for, where there are several."""
@@ -78,7 +76,6 @@ def round_up(value: float) -> float:
 
 def build_plot(
     name: str,
-    total: str,
     columns: Sequence[Column],
     tones: Sequence[str],
     format_value: Callable[[float], str],
@@ -91,7 +88,7 @@ def build_plot(
     highest = max((sum(value or 0 for value in column.values) for column in columns), default=0.0)
     edge = top or round_up(highest)
     bars = [_build_bar(SLOT * number, column, tones, edge) for number, column in enumerate(columns)]
-    return Plot(name, format_value(edge) if highest else "", total, bars, legend, note)
+    return Plot(name, format_value(edge) if highest else "", bars, legend, note)
 
 
 def _build_bar(x: float, column: Column, tones: Sequence[str], edge: float) -> Bar:

@@ -189,25 +189,24 @@ def _build_plots(
     unpriced = total.unpriced_calls
     note = f"The price of {format_count(unpriced)} of {count_calls(total.calls)} is unknown." if unpriced else ""
     tokens = (lambda sums: float(sums.input_tokens), lambda sums: float(sums.output_tokens))
-    latency = get_latency(total)
     return [
         charts.build_plot(
-            "Cost", describe_cost(total),
+            "Cost",
             build_columns(_describe_cost_fully, lambda sums: sums.cost_usd), ["cost"], format_cost, note=note,
         ),
         charts.build_plot(
-            "Tokens", format_count(total.input_tokens + total.output_tokens),
+            "Tokens",
             build_columns(
                 lambda sums: f"{format_count(sums.input_tokens)} in, {format_count(sums.output_tokens)} out", *tokens
             ), ["tokens-in", "tokens-out"], format_count, legend=(("tokens-in", "in"), ("tokens-out", "out")),
         ),
         charts.build_plot(
-            "Time of a call", format_duration(latency) if latency is not None else "–",
+            "Time of a call",
             build_columns(lambda sums: f"{format_duration(get_latency(sums))} on average", get_latency),
             ["latency"], format_duration,
         ),
         charts.build_plot(
-            "Errors", describe_errors(total) or "–",
+            "Errors",
             build_columns(
                 lambda sums: f"{describe_errors(sums)}, {sums.errors:,} of {count_calls(sums.calls)}",
                 _FIGURES["errors"],
@@ -251,6 +250,7 @@ async def show_costs(page: Page) -> Response:
         "costs.html",
         filters=filters,
         period=period,
+        axis=_choose_axis(period.all_days),
         ranges=RANGES,
         group=group,
         groups=[(name, urlencode({**own, "group": name})) for name in GROUPS],
@@ -264,6 +264,11 @@ async def show_costs(page: Page) -> Response:
         slot=charts.SLOT,
         **_FORMATS,
     )
+
+
+def _choose_axis(days: Sequence[date]) -> list[date]:
+    """Return the days that are written under a plot: the first, one in the middle, and the last."""
+    return list(dict.fromkeys([days[0], *([days[len(days) // 2]] if len(days) > 6 else []), days[-1]]))
 
 
 _FORMATS = {

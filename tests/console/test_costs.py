@@ -210,7 +210,7 @@ def test_axes_end_with_round_numbers() -> None:
 
 def test_little_is_more_than_nothing_and_parts_stand_on_each_other() -> None:
     columns = [Column("a", "/x", [4e6, 0.001]), Column("b", "", [0.0, 0.0]), Column("c", "/y", [None, 5.0])]
-    plot = build_plot("n", "t", columns, ["low", "high"], str)
+    plot = build_plot("n", columns, ["low", "high"], str)
     [low, high] = plot.bars[0].parts
     assert (low.y, low.height, high.y, high.height) == (20.0, 80.0, 19.0, 1.0)
     assert plot.bars[1].parts == []

@@ -55,7 +55,7 @@ async def record_samples(client: Client) -> dict[str, str]:
             )
         )
     await store.note_webhook_failure(names[1], timestamp(now - timedelta(hours=7)))
-    message = ""
+    answers = [(503, None, "<h1>Service Unavailable</h1>"), (None, "ConnectionRefusedError: connection refused", None)]
     for number in range(24):
         name = names[number % 2]
         is_failed = name == names[1] and number < 12
@@ -67,7 +67,7 @@ async def record_samples(client: Client) -> dict[str, str]:
                 DeliveryRow(
                     *(f"dl_{number}_{attempt}", name, message, "approval.requested" if number % 3 else "run.completed"),
                     *("support-1041", number, "support-1041", "https://h.example/", attempt, outcome),
-                    *((503, "status 503", "<h1>Service Unavailable</h1>") if is_failed else (204, None, None)),
+                    *(answers[number // 2 % 2] if is_failed else (204, None, None)),
                     *(1830 if is_failed else 142, next_at if is_failed and number != 5 else None),
                     timestamp(at - timedelta(minutes=2 - attempt)),
                 )
