@@ -1,6 +1,6 @@
 """What perdure costs beside bare Temporal: ``python -m benchmarks`` (``make bench``).
 
-Six contestants run the same conversation: N times a model call that asks for one tool call, and the tool; then a
+Seven contestants run the same conversation: N times a model call that asks for one tool call, and the tool; then a
 last model call. They share one dev server (as ``perdure.embedded`` starts it), one fake model (``mock_model.py``, a
 process of its own, which answers at once) and all options: timeouts, heartbeats, retry policy, worker settings,
 eager activities. Each has a worker process of its own, whose CPU time is what is reported. Rounds interleave the
@@ -10,7 +10,7 @@ contestants, and a ratio is the median of the ratios within the rounds.
 floor2          Bare Temporal, nothing kept: a workflow with two activities an iteration. One sends a request of one
                 short message through the official openai SDK, not streamed, and returns the tool's arguments; one
                 runs the tool. ``sandboxed=False``. This is the least that a durable agent with tools as activities
-                can do; it has no conversation, no journal, no stream.
+                can do; it has no conversation, no journal, no stream. ``floor2-sandboxed`` leaves the sandbox on.
 floor1          The same with model call and tool in one activity: a crash repeats both.
 perdure         An ``Agent`` on ``openai:`` with its tool as an activity: the whole conversation is sent with every
                 call and streamed, every effect journaled, the transcript kept in SQLite with its syncs.

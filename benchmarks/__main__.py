@@ -19,7 +19,7 @@ from benchmarks.contestants import CONTESTANTS, HOOKED
 from benchmarks.conversations import conversations
 from benchmarks.copies import copies
 from benchmarks.database import database, scaling
-from benchmarks.events import events, following, streaming
+from benchmarks.events import events, following, replies, streaming
 from benchmarks.hooks import hooks
 from benchmarks.lab import open_lab
 from benchmarks.measures import QUICK, Figures, Scale, chosen, concurrent, histories, recovery, single
@@ -36,6 +36,7 @@ MEASURES = {
     "recovery": recovery,
     "events": events,
     "streaming": streaming,
+    "replies": replies,
     "hooks": hooks,
     "database": database,
     "scaling": scaling,

@@ -13,6 +13,7 @@ from temporalio.client import Client as TemporalClient
 from temporalio.worker import Worker as TemporalWorker
 
 from benchmarks import floor
+from benchmarks.floor_sandboxed import Floor2Sandboxed
 from perdure import Agent, Client, Worker, hook, tool
 from perdure.hooks import EVENTS
 from perdure.workflows import AgentWorkflow
@@ -44,8 +45,8 @@ def _floor_worker(client: TemporalClient, task_queue: str, _: str) -> TemporalWo
     return TemporalWorker(
         client,
         task_queue=task_queue,
-        workflows=[floor.Floor1, floor.Floor2],
-        activities=[activities.model, activities.work, activities.model_and_work],
+        workflows=[floor.Floor1, floor.Floor2, floor.FloorReply, Floor2Sandboxed],
+        activities=[activities.model, activities.work, activities.model_and_work, activities.reply],
         max_concurrent_activities=ACTIVITIES,
         # The rest as PerdurePlugin sets it.
         max_heartbeat_throttle_interval=timedelta(milliseconds=500),
@@ -107,6 +108,7 @@ CONTESTANTS = {
     one.name: one
     for one in (
         Contestant("floor2", floor.Floor2, "Floor2", _floor_worker, _floor_start),
+        Contestant("floor2-sandboxed", Floor2Sandboxed, "Floor2Sandboxed", _floor_worker, _floor_start),
         Contestant("floor1", floor.Floor1, "Floor1", _floor_worker, _floor_start),
         Contestant(
             "perdure",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
+import statistics
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from benchmarks.contestants import UNSTREAMED, Contestant
+from benchmarks.contestants import BASE, CONTESTANTS, UNSTREAMED, Contestant
 from benchmarks.lab import Lab
-from benchmarks.measures import Figures, Scale, in_rounds, ratio
+from benchmarks.measures import Figures, Rounds, Scale, in_rounds, ratios, take_cost
 
 PACE = 20
 """Milliseconds from one piece of a streamed reply to the next."""
@@ -26,15 +27,16 @@ def following(who: Sequence[Contestant]) -> list[Contestant]:
 async def events(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
     """From the moment a piece of a reply leaves the model to ``run.events()`` in another process, in milliseconds.
 
-    One reply at a time, and many at once.
+    One reply at a time, many at once, and once as many as a worker of 100 slots streams in two goes.
     """
     figures: Figures = {}
     for one in following(who):
         mine: dict[str, Any] = {}
         async with lab.follower(one) as follower:
             await follower.ages(1, f"say 5 every {PACE}")  # warms up
-            for streams in dict.fromkeys((1, scale.streams)):
-                ages = [age for _ in range(scale.stream_rounds) for age in await follower.ages(streams, _order(scale))]
+            for streams in dict.fromkeys((1, scale.streams, scale.many_streams)):
+                rounds = range(scale.stream_rounds if streams < scale.many_streams else 1)
+                ages = [age for _ in rounds for age in await follower.ages(streams, _order(scale))]
                 mine[str(streams)] = spread(ages)
         figures[one.name] = mine
     return figures
@@ -64,27 +66,46 @@ async def streaming(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figure
         pair = (one, UNSTREAMED)
         single = await in_rounds(lab, pair, scale.rounds, runs=1, each=scale.iterations)
         many = await in_rounds(lab, pair, scale.run_rounds, runs=scale.runs, each=scale.each)
-        slow: dict[str, list[tuple[float, float]]] = {each.name: [] for each in pair}
-        for number in range(scale.stream_rounds):
-            for each in pair[:: 1 if number % 2 else -1]:
-                slow[each.name].append(await _measure_slow(lab, each, scale))
+        slow = await _reply_in_rounds(lab, pair, scale, scale.streams)
         figures[one.name] = {
-            name: {"wall_ratio": ratio(rounds, pair, 0), "cpu_ratio": ratio(rounds, pair, 1)}
-            for name, rounds in (("single", single), ("concurrent", many), ("slow", slow))
+            name: ratios(rounds, pair) for name, rounds in (("single", single), ("concurrent", many), ("slow", slow))
         }
     return figures
 
 
-async def _measure_slow(lab: Lab, one: Contestant, scale: Scale) -> tuple[float, float]:
-    """Wall and worker CPU seconds of replies that are streamed at once."""
-    worker = lab.workers[one.name]
-    cpu, began = await worker.cpu(), time.perf_counter()
-    await asyncio.gather(*(reply(lab, one, scale) for _ in range(scale.streams)))
-    return time.perf_counter() - began, await worker.cpu() - cpu
+async def replies(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
+    """Many replies that are streamed at once: wall time and worker CPU by the floor's, which reads them by the official
+    SDK and keeps nothing."""
+    figures: Figures = {}
+    for one in following(who):
+        pair = (one, CONTESTANTS[BASE])
+        rounds = await _reply_in_rounds(lab, pair, scale, scale.speakers)
+        spoken_us = {
+            name: statistics.median(cost.worker for cost in mine) / (scale.speakers * scale.pieces) * 1e6
+            for name, mine in rounds.items()
+        }
+        figures[one.name] = {**ratios(rounds, pair), "piece_us": spoken_us[one.name], "floor_us": spoken_us[BASE]}
+    return figures
+
+
+async def _reply_in_rounds(lab: Lab, pair: tuple[Contestant, Contestant], scale: Scale, count: int) -> Rounds:
+    """The cost of ``count`` replies that are streamed at once; a round before the first warms everything up."""
+    rounds: Rounds = {each.name: [] for each in pair}
+    for number in range(-1, scale.stream_rounds):
+        for each in pair[:: 1 if number % 2 else -1]:
+            cost = await take_cost(lab, each, partial(_reply_many, lab, each, scale, count))
+            if number >= 0:
+                rounds[each.name].append(cost)
+    return rounds
+
+
+async def _reply_many(lab: Lab, one: Contestant, scale: Scale, count: int) -> None:
+    await asyncio.gather(*(reply(lab, one, scale) for _ in range(count)))
 
 
 async def reply(lab: Lab, one: Contestant, scale: Scale) -> None:
     """A run whose reply comes in pieces."""
-    order = {"agent": "bench", "message": _order(scale)}
-    name = f"{one.name}-{uuid.uuid4().hex}"
-    await lab.client.execute_workflow(one.workflow_name, order, id=name, task_queue=lab.queue(one))
+    is_floor = one.name == BASE
+    order = _order(scale) if is_floor else {"agent": "bench", "message": _order(scale)}
+    workflow = "FloorReply" if is_floor else one.workflow_name
+    await lab.client.execute_workflow(workflow, order, id=f"{one.name}-{uuid.uuid4().hex}", task_queue=lab.queue(one))

@@ -30,7 +30,7 @@ class Floor2:
     async def run(self, task: dict[str, Any]) -> str:
         """``{"iterations", "size", "kill"}``; ``kill`` goes to the model with the call in the middle."""
         for done in range(task["iterations"]):
-            asked = await workflow.execute_activity("model", _order(task, done), **OPTIONS)
+            asked = await workflow.execute_activity("model", build_order(task, done), **OPTIONS)
             await workflow.execute_activity("work", asked, **OPTIONS)
         return str(await workflow.execute_activity("model", "until 0 size 0", **OPTIONS))
 
@@ -43,17 +43,28 @@ class Floor1:
     async def run(self, task: dict[str, Any]) -> str:
         """As above."""
         for done in range(task["iterations"]):
-            await workflow.execute_activity("model_and_work", _order(task, done), **OPTIONS)
+            await workflow.execute_activity("model_and_work", build_order(task, done), **OPTIONS)
         return str(await workflow.execute_activity("model", "until 0 size 0", **OPTIONS))
 
 
-def _order(task: dict[str, Any], done: int) -> str:
+@workflow.defn(sandboxed=False)
+class FloorReply:
+    """A reply that comes in pieces."""
+
+    @workflow.run
+    async def run(self, order: str) -> str:
+        """``order``: for the model."""
+        return str(await workflow.execute_activity("reply", order, **OPTIONS))
+
+
+def build_order(task: dict[str, Any], done: int) -> str:
+    """What the model is asked in that iteration."""
     order = f"until 1 size {task['size']}"
     return f"{order} kill {task['kill']} at 0" if task.get("kill") and done == 1 else order
 
 
 class Activities:
-    """The activities of both floors. They heartbeat while they wait, as perdure's do."""
+    """The activities of the floors. They heartbeat while they wait, as perdure's do."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -71,6 +82,16 @@ class Activities:
                 if call.type == "function":
                     return call.function.arguments
             return message.content or ""
+
+    @activity.defn
+    async def reply(self, order: str) -> str:
+        """A streamed reply, read to its end; nobody is told of its pieces."""
+        with _heartbeats():
+            stream = await self._client.chat.completions.create(
+                model=self._model, messages=[{"role": "user", "content": order}], stream=True
+            )
+            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
+            return "".join(pieces)
 
     @activity.defn
     async def work(self, arguments: str) -> str:
@@ -100,7 +121,7 @@ def _heartbeats() -> Iterator[None]:
 
     def later() -> None:
         nonlocal timer
-        timer = loop.call_later(1.0, beat)
+        timer = loop.call_later(0.5, beat)
 
     later()
     try:

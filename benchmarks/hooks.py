@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks.contestants import HOOKED, HOOKS, Contestant
 from benchmarks.lab import Lab
-from benchmarks.measures import Figures, Scale, in_rounds, ratio
+from benchmarks.measures import Figures, Scale, in_rounds, ratios
 
 
 async def hooks(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
@@ -23,7 +23,6 @@ async def hooks(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
         single = await in_rounds(lab, pair, scale.rounds, runs=1, each=scale.iterations)
         many = await in_rounds(lab, pair, scale.run_rounds, runs=scale.runs, each=scale.each)
         figures[one.name] = {
-            name: {"wall_ratio": ratio(rounds, pair, 0), "cpu_ratio": ratio(rounds, pair, 1)}
-            for name, rounds in (("single", single), ("concurrent", many))
+            name: ratios(rounds, pair) for name, rounds in (("single", single), ("concurrent", many))
         } | {"hooks": scale.hooks}
     return figures

@@ -83,6 +83,8 @@ class Lab:
     address: str
     model_url: str
     root: Path
+    server_pid: int
+    """The dev server's."""
     postgres: BenchPostgres | None = None
     """Only with a contestant whose store it is."""
     workers: dict[str, WorkerProcess] = field(default_factory=dict)
@@ -154,6 +156,11 @@ class Lab:
             task_queue=self.queue(contestant),
         )
 
+    def read_server_cpu(self) -> float:
+        """CPU seconds of the dev server so far."""
+        fields = Path(f"/proc/{self.server_pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     async def get(self, path: str) -> bytes:
         """Ask the fake model."""
 
@@ -185,7 +192,7 @@ async def open_lab(names: Sequence[str], *, with_postgres: bool = False) -> Asyn
         url = (await model.stdout.readline()).decode().strip()
         with_postgres = with_postgres or any(CONTESTANTS[name].postgres for name in names)
         postgres = stack.enter_context(open_postgres()) if with_postgres else None
-        lab = Lab(await Client.connect(server.address), server.address, url, root, postgres)
+        lab = Lab(await Client.connect(server.address), server.address, url, root, server.pid, postgres)
         stack.push_async_callback(_stop_workers, lab)
         for name in names:
             await lab.start_worker(CONTESTANTS[name])

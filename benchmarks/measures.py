@@ -7,9 +7,10 @@ import json
 import statistics
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from temporalio.client import WorkflowHandle
 from temporalio.worker import Replayer
@@ -59,6 +60,10 @@ class Scale:
     """Conversations whose replies are streamed at once on these workers."""
     reply_ms: int = 200
     """From one piece of these replies to the next."""
+    speakers: int = 100
+    """Runs whose replies are streamed at once, beside as many of the floor's."""
+    many_streams: int = 200
+    """Replies that are streamed at once, where the age of events is measured a third time."""
     workers: tuple[int, ...] = (1, 2, 4)
     """On one queue, where it is measured how they add up."""
     slots: int = 8
@@ -93,6 +98,8 @@ QUICK = Scale(
     parked=100,
     conversations=100,
     replies=20,
+    speakers=10,
+    many_streams=40,
     copied=100,
     web_reads=200,
     web_idle=100,
@@ -106,6 +113,20 @@ Figures = dict[str, dict[str, Any]]
 """By contestant."""
 
 
+class Cost(NamedTuple):
+    """Seconds of what was run, or of each iteration of it."""
+
+    wall: float
+    worker: float
+    """CPU of the worker, all threads."""
+    server: float
+    """CPU of Temporal's dev server."""
+
+
+Rounds = dict[str, list[Cost]]
+"""The cost in each round, by contestant."""
+
+
 async def single(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
     """One run at a time: wall and worker CPU per iteration."""
     rounds = await in_rounds(lab, who, scale.rounds, runs=1, each=scale.iterations)
@@ -113,10 +134,9 @@ async def single(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
     for one in who:
         mine, base = rounds[one.name], rounds[BASE]
         figures[one.name] = {
-            "wall_ms": median([wall * 1000 for wall, _ in mine]),
-            "cpu_ms": median([cpu * 1000 for _, cpu in mine]),
-            "wall_ratio": median([a / b for (a, _), (b, _) in zip(mine, base, strict=True)]),
-            "cpu_ratio": median([a / b for (_, a), (_, b) in zip(mine, base, strict=True)]),
+            "wall_ms": median([cost.wall * 1000 for cost in mine]),
+            "wall_ratio": compare(mine, base, "wall"),
+            **_compare_cpu(mine, base),
             **_compare_stores(rounds, one),
         }
     return figures
@@ -129,53 +149,70 @@ async def concurrent(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figur
     for one in who:
         mine, base = rounds[one.name], rounds[BASE]
         figures[one.name] = {
-            "iterations_s": median([1 / wall for wall, _ in mine]),
-            "cpu_ms": median([cpu * 1000 for _, cpu in mine]),
-            "rate_ratio": median([b / a for (a, _), (b, _) in zip(mine, base, strict=True)]),
-            "cpu_ratio": median([a / b for (_, a), (_, b) in zip(mine, base, strict=True)]),
+            "iterations_s": median([1 / cost.wall for cost in mine]),
+            "rate_ratio": compare(base, mine, "wall"),
+            **_compare_cpu(mine, base),
             **_compare_stores(rounds, one),
         }
     return figures
 
 
-def _compare_stores(rounds: dict[str, list[tuple[float, float]]], one: Contestant) -> dict[str, float]:
-    """Worker CPU and wall time by those of the contestant that has the other store, where both run."""
-    if one.beside not in rounds:
-        return {}
-    pairs = list(zip(rounds[one.name], rounds[one.beside], strict=True))
+def _compare_cpu(mine: Sequence[Cost], base: Sequence[Cost]) -> dict[str, float]:
     return {
-        "store_wall_ratio": median([a / b for (a, _), (b, _) in pairs]),
-        "store_cpu_ratio": median([a / b for (_, a), (_, b) in pairs]),
+        "cpu_ms": median([cost.worker * 1000 for cost in mine]),
+        "cpu_ratio": compare(mine, base, "worker"),
+        "server_ms": median([cost.server * 1000 for cost in mine]),
+        "server_ratio": compare(mine, base, "server"),
     }
 
 
-async def in_rounds(
-    lab: Lab, who: Sequence[Contestant], rounds: int, *, runs: int, each: int
-) -> dict[str, list[tuple[float, float]]]:
-    """Wall and worker CPU seconds per iteration of every round; a round before the first warms everything up."""
-    measured: dict[str, list[tuple[float, float]]] = {one.name: [] for one in who}
+def _compare_stores(rounds: Rounds, one: Contestant) -> dict[str, float]:
+    """Worker CPU and wall time by those of the contestant that has the other store, where both run."""
+    if one.beside not in rounds:
+        return {}
+    mine, beside = rounds[one.name], rounds[one.beside]
+    return {
+        "store_wall_ratio": compare(mine, beside, "wall"),
+        "store_cpu_ratio": compare(mine, beside, "worker"),
+    }
+
+
+async def in_rounds(lab: Lab, who: Sequence[Contestant], rounds: int, *, runs: int, each: int) -> Rounds:
+    """The cost per iteration in every round; a round before the first warms everything up."""
+    measured: Rounds = {one.name: [] for one in who}
     for number in range(-1, rounds):
         turn = number % len(who)
         for one in (*who[turn:], *who[:turn]):  # nobody always comes first
-            seconds = await _timed(lab, one, runs, each if number >= 0 else min(each, 2))
+            iterations = each if number >= 0 else min(each, 2)
+            cost = await take_cost(lab, one, partial(_run_many, lab, one, runs, iterations))
             if number >= 0:
-                measured[one.name].append(seconds)
+                measured[one.name].append(Cost(*(part / (runs * iterations) for part in cost)))
     return measured
 
 
-def ratio(rounds: dict[str, list[tuple[float, float]]], pair: tuple[Contestant, Contestant], which: int) -> float:
-    """Wall (0) or worker CPU (1) of the first by that of the second, round by round."""
-    on, off = (rounds[each.name] for each in pair)
-    return statistics.median([a[which] / b[which] for a, b in zip(on, off, strict=True)])
+def ratios(rounds: Rounds, pair: tuple[Contestant, Contestant]) -> dict[str, float]:
+    """Wall time and worker CPU of the first by those of the second."""
+    mine, base = (rounds[each.name] for each in pair)
+    return {"wall_ratio": compare(mine, base, "wall"), "cpu_ratio": compare(mine, base, "worker")}
 
 
-async def _timed(lab: Lab, one: Contestant, runs: int, each: int) -> tuple[float, float]:
+def compare(mine: Sequence[Cost], base: Sequence[Cost], part: str) -> float:
+    """The median of the ratios within the rounds."""
+    return median([getattr(a, part) / getattr(b, part) for a, b in zip(mine, base, strict=True)])
+
+
+async def take_cost(lab: Lab, one: Contestant, act: Callable[[], Awaitable[object]]) -> Cost:
+    """What ``act`` cost, whose runs ``one``'s worker executed."""
     worker = lab.workers[one.name]
-    cpu, began = await worker.cpu(), time.perf_counter()
-    await asyncio.gather(*(_run(lab, one, each, TINY) for _ in range(runs)))
+    server, cpu, began = lab.read_server_cpu(), await worker.cpu(), time.perf_counter()
+    await act()
     wall = time.perf_counter() - began
     await asyncio.sleep(_SETTLE)
-    return wall / (runs * each), (await worker.cpu() - cpu) / (runs * each)
+    return Cost(wall, await worker.cpu() - cpu, lab.read_server_cpu() - server)
+
+
+async def _run_many(lab: Lab, one: Contestant, runs: int, iterations: int) -> None:
+    await asyncio.gather(*(_run(lab, one, iterations, TINY) for _ in range(runs)))
 
 
 async def _run(lab: Lab, one: Contestant, iterations: int, size: int) -> WorkflowHandle[Any, Any]:

@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,12 @@ async def approver(address: str, task_queue: str, store_url: str, name: str, edi
     looked = [time.perf_counter()]
     waiting = await client.approvals(agent=AGENT)
     looked.append(time.perf_counter())
+    await client.list_waits(agent=AGENT)
+    looked.append(time.perf_counter())
     in_store = await _read_pages(client)
     looked.append(time.perf_counter())
     assert {one.run_id for one in waiting} <= in_store, "what waits has a row"
-    print(json.dumps([looked[1] - looked[0], looked[2] - looked[1]]), flush=True)
+    print(json.dumps([later - earlier for earlier, later in pairwise(looked)]), flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     limit = asyncio.Semaphore(_AT_ONCE)
     progress = Progress(f"{name} decides", len(waiting))

@@ -14,6 +14,7 @@ from temporalio.client import Client
 
 from benchmarks.contestants import SERVED
 from benchmarks.output import keep_clean
+from perdure.event_loop import run_event_loop
 
 
 async def main(name: str, address: str, task_queue: str, store_url: str) -> None:
@@ -31,6 +32,6 @@ def _answer() -> None:
 
 if __name__ == "__main__":
     keep_clean()
-    asyncio.run(main(*sys.argv[1:]))
+    run_event_loop(main(*sys.argv[1:]))
     sys.stdout.flush()
     os._exit(0)  # a Temporal client at the interpreter's exit aborts now and then (FACTS.md)

@@ -101,6 +101,24 @@ def get_health_address() -> str | None:
     return os.environ.get("PERDURE_HEALTH_ADDRESS") or None
 
 
+def is_uvloop_wanted(*, is_installed: bool) -> bool:
+    """Whether ``PERDURE_EVENT_LOOP``, ``uvloop`` or ``asyncio``, chooses uvloop; without it, whether it is installed.
+
+    Raises ``RuntimeSetupError`` for another value, and for ``uvloop`` where it is not installed.
+    """
+    value = os.environ.get("PERDURE_EVENT_LOOP", "")
+    if value not in ("", "uvloop", "asyncio"):
+        raise RuntimeSetupError(
+            f"PERDURE_EVENT_LOOP is {value[:40]!r}; it is uvloop or asyncio",
+            hint="Leave it out: uvloop is used where it is installed.",
+        )
+    if value == "uvloop" and not is_installed:
+        raise RuntimeSetupError(
+            "PERDURE_EVENT_LOOP is uvloop, which is not installed", hint="pip install 'perdure[uvloop]'"
+        )
+    return is_installed and value != "asyncio"
+
+
 def is_new_store_allowed() -> bool:
     """Whether ``PERDURE_NEW_STORE`` allows a new store although runs are kept in another one."""
     return os.environ.get("PERDURE_NEW_STORE", "") not in ("", "0")

@@ -21,6 +21,7 @@ from .client.run import NO_WORKER_SECONDS, Run
 from .client.tasks import background_task, wait_beside
 from .client.visibility import quote_literal
 from .errors import ApprovalPendingError, InvalidInputError, NoWorkerError, PerdureError, RunClosedError
+from .event_loop import run_event_loop
 from .ports.test_seams import find_fake_server
 from .tools import Tool
 from .types.interface import OutputT, Response
@@ -387,5 +388,5 @@ def run_sync(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(make())
+        return run_event_loop(make())
     raise RuntimeError("call_sync() was called inside a running event loop: use `await agent.call(...)` there")

@@ -14,6 +14,7 @@ from temporalio.worker import Worker as TemporalWorker
 
 from ..embedded.process import call_when_orphaned, report_to_parent
 from ..errors import DefinitionError, InvalidInputError, PerdureError
+from ..event_loop import run_event_loop
 from ..local_engine import build_agent_queue_name
 from ..terminal import print_line
 from ..worker import PerdurePlugin
@@ -36,7 +37,7 @@ def main(arguments: list[str]) -> int:
         return _report_broken(file, error, error)
     server = StoreOptions(address, namespace, store_url=store)
     try:
-        asyncio.run(_serve_queues(loaded, server, queue, file, *map(Path, folder)))
+        run_event_loop(_serve_queues(loaded, server, queue, file, *map(Path, folder)))
     except PerdureError as error:
         return _report_broken(file, error)
     return 0

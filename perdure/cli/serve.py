@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError, RuntimeSetupError
+from ..event_loop import run_event_loop
 from ..terminal import print_line
 from .connection import StoreOptions, open_client
 from .options import AgentsOption, TaskQueueOption
@@ -135,7 +136,7 @@ def _run_service(
         dev=is_loopback_name(host),
         api=api,
     )
-    asyncio.run(_serve(server, options, headers, file, agents, task_queue))
+    run_event_loop(_serve(server, options, headers, file, agents, task_queue))
 
 
 async def _serve(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..event_loop import run_event_loop
 from ..terminal import LogFormatter, print_line
 from .connection import ServerOptions, StoreOptions, get_server_address, mask_password, open_client
 from .options import AgentsOption, TaskQueueOption
@@ -101,7 +102,7 @@ def worker(
             await serve_agents(client, loaded, asyncio.Event(), agents=agents, exit_limit=exit_limit, **options)
 
     try:
-        asyncio.run(serve())
+        run_event_loop(serve())
     finally:
         exit_limit.cancel()
 

@@ -37,6 +37,8 @@ logger = logging.getLogger("perdure.client")
 
 _MAX_CONCURRENT_STATUS_READS = 5
 """Runs that are asked for their status concurrently. More are not faster where the worker has to load them."""
+_MAX_CONCURRENT_DESCRIBES = 20
+"""Runs that Temporal is asked for concurrently: no worker has to load them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class PendingCall:
 
 async def list_pending_calls(client: ClientHandle, *, agent: str | None = None) -> list[PendingCall]:
     """See ``Client.approvals``."""
-    slots, queues = asyncio.Semaphore(_MAX_CONCURRENT_STATUS_READS), _QueueChecks(client)
+    slots, queues = asyncio.Semaphore(_MAX_CONCURRENT_DESCRIBES), _QueueChecks(client)
 
     async def read_calls(execution: WorkflowExecution) -> list[PendingCall] | None:
         async with slots:
@@ -139,6 +141,7 @@ class _QueueChecks:
     def __init__(self, client: ClientHandle) -> None:
         self._client = client
         self._polled: dict[str, asyncio.Future[bool]] = {}
+        self.status_reads = asyncio.Semaphore(_MAX_CONCURRENT_STATUS_READS)
         self.answering: set[str] = set()
         """Task queues of runs that have answered."""
         self.silent: set[str] = set()
@@ -196,7 +199,8 @@ async def _read_pending_calls(
         name = name or await find_agent_name(client, description)
         pending = await read_pending_memo(description) if name else None
         if pending is None:
-            status = await queues.ask_status(run, description)
+            async with queues.status_reads:
+                status = await queues.ask_status(run, description)
             name, pending = status.agent, status.approvals
     except NoWorkerError:
         return None

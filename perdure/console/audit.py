@@ -14,9 +14,9 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response, StreamingResponse
 
+from ..client.pages import MAX_PAGE
 from ..errors import InvalidInputError
 from ..web.auth import Resource
-from ..web.lists import MAX_PAGE
 from ..web.operations import validate
 from ..web.records import AuditEntry, AuditList, AuditQuery, list_audit
 from .inbox import count_pending

@@ -134,13 +134,17 @@ class Row:
 def _scale(rows: Sequence[Row]) -> list[Row]:
     """Return ``rows`` with the lengths of their bars."""
     highest = {name: max((get(row.sums) for row in rows), default=0.0) for name, get in _FIGURES.items()}
+
+    def measure(row: Row, name: str) -> float:
+        return round(100 * _FIGURES[name](row.sums) / highest[name], 2) if highest[name] else 0.0
+
     return [
         replace(
             row,
-            **{
-                name: round(100 * get(row.sums) / highest[name], 2) if highest[name] else 0.0
-                for name, get in _FIGURES.items()
-            },
+            cost=measure(row, "cost"),
+            tokens=measure(row, "tokens"),
+            latency=measure(row, "latency"),
+            errors=measure(row, "errors"),
         )
         for row in rows
     ]
@@ -271,7 +275,7 @@ def _choose_axis(days: Sequence[date]) -> list[date]:
     return list(dict.fromkeys([days[0], *([days[len(days) // 2]] if len(days) > 6 else []), days[-1]]))
 
 
-_FORMATS = {
+_FORMATS: Mapping[str, Any] = {
     "count_calls": count_calls,
     "describe_cost": describe_cost,
     "latency": get_latency,

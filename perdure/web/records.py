@@ -18,7 +18,7 @@ from ..errors import InvalidInputError, PerdureError
 from ..ports.store import UsageFilter, UsageKey, UsageSum, timestamp
 from ..ports.surfaces import AuditRow
 from ..types.messages import NAME_CHARS, RUN_ID_CHARS, clean_text
-from .auth import Resource, RoleAuthorizer, get_list_scope
+from .auth import Resource, RoleAuthorizer, Verb, get_list_scope
 from .lists import PageQuery
 from .operations import Call, Input, Operation
 
@@ -104,7 +104,7 @@ class AuditList(BaseModel):
 async def list_audit(call: Call) -> AuditList:
     """List who has steered sessions, schedules, webhooks and tokens, the newest first."""
     query = cast(AuditQuery, call.query)
-    filters = {
+    filters: dict[str, Any] = {
         "subject": query.subject,
         "by": query.by,
         "verb": query.verb,
@@ -188,7 +188,7 @@ class _Subjects:
             pass
         if self.tenant is not None and resource.tenant != self.tenant:
             return None
-        verb = "operate" if kind in ("session", "schedule") else "admin"
+        verb: Verb = "operate" if kind in ("session", "schedule") else "admin"
         return resource if await self.call.may(verb, resource) else None
 
     def _needs_labels(self) -> bool:
@@ -208,8 +208,7 @@ def find_kind(verb: str) -> SubjectKind:
 
 
 def _build_entry(row: AuditRow, kind: SubjectKind, resource: Resource) -> AuditEntry:
-    labels = {"agent": resource.agent, "tenant": resource.tenant, "user": resource.user}
-    return AuditEntry(**asdict(row), kind=kind, **labels)
+    return AuditEntry(**asdict(row), kind=kind, agent=resource.agent, tenant=resource.tenant, user=resource.user)
 
 
 # ---

@@ -20,13 +20,14 @@ pytestmark = pytest.mark.server
 ROOT = Path(__file__).parents[2]
 TINY = (
     "--quick --iterations 3 --rounds 1 --runs 3 --each 2 --histories 6,12 --kills 1 --streams 3 --pieces 4 "
-    "--workers 1,2 --slots 2 --model-ms 20 --long-model-ms 40"
+    "--speakers 4 --many-streams 5 --workers 1,2 --slots 2 --model-ms 20 --long-model-ms 40"
 )
 ON_POSTGRES = ["perdure-pg", "perdure-inline-pg"] if is_installed() else []
-CONTESTANTS = ["floor2", "floor1", "perdure", "perdure-inline", *ON_POSTGRES]
+CONTESTANTS = ["floor2", "floor2-sandboxed", "floor1", "perdure", "perdure-inline", *ON_POSTGRES]
 ROWS = [
     "one run, wall per iteration",
     "one run, worker CPU per iteration",
+    "one run, CPU of Temporal's server per iteration",
     "3 runs, iterations per second",
     "3 runs, worker CPU per iteration",
     "SIGKILL in a model call to the next",
@@ -40,6 +41,8 @@ ROWS = [
     "streamed / unstreamed, one run:",
     "streamed / unstreamed, 3 runs:",
     "streamed / unstreamed, slow replies at once:",
+    "byte to event, 5 streams:",
+    "many replies, worker CPU of a piece",
     "3 hooks on each event / none, one run:",
     "3 hooks on each event / none, 3 runs:",
 ]
@@ -111,11 +114,12 @@ def test_every_measure(tmp_path: Path) -> None:
     for row in ROWS + (POSTGRES_ROWS if ON_POSTGRES else []):
         assert any(line.startswith(row) for line in lines), row
     results = measured["results"]
-    compared = {"single", "concurrent", "history", "recovery", "events", "streaming", "hooks"}
+    compared = {"single", "concurrent", "history", "recovery", "events", "streaming", "replies", "hooks"}
     assert set(results) == compared | {"database", "scaling"}
     only = {
         "events": ["perdure", *ON_POSTGRES[:1]],
         "streaming": ["perdure"],
+        "replies": ["perdure", *ON_POSTGRES[:1]],
         "hooks": ["perdure", "perdure-inline"],
         "database": ON_POSTGRES,
         "scaling": ON_POSTGRES,
@@ -125,11 +129,11 @@ def test_every_measure(tmp_path: Path) -> None:
     for name in CONTESTANTS:
         _assert_linear(measured, name, 6)
         assert results["recovery"][name]["seconds"] > 0, "a killed worker costs time"
-    for name in CONTESTANTS[2:]:
+    for name in CONTESTANTS[3:]:
         _assert_bounded(measured, name, 6)
     for events in results["events"].values():
         pieces = {streams: mine["pieces"] for streams, mine in events.items()}
-        assert pieces == {"1": 4, "3": 12}, "each piece of a reply reaches each follower"
+        assert pieces == {"1": 4, "3": 12, "5": 20}, "each piece of a reply reaches each follower"
         assert all(0 < mine["p50"] <= mine["p95"] <= mine["max"] for mine in events.values())
     for name in ON_POSTGRES:
         assert results["database"][name]["transactions"] >= 4, (

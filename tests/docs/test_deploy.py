@@ -36,7 +36,19 @@ from tests.support.wait import eventually
 
 DEPLOY = ROOT / "deploy"
 UNITS = ("perdure-worker@.service", "perdure-store-gc.service", "perdure-store-gc.timer")
-EXTRAS = ("openai", "anthropic", "google", "encryption", "yaml", "mcp", "postgres", "objects", "agui", "console")
+EXTRAS = (
+    "openai",
+    "anthropic",
+    "google",
+    "encryption",
+    "yaml",
+    "mcp",
+    "postgres",
+    "objects",
+    "agui",
+    "console",
+    "uvloop",
+)
 """What the image has beside perdure itself."""
 EXPOSURE = 20
 """The largest exposure of a unit that systemd's own judgement may find, in tenths; without any hardening it is 96."""
