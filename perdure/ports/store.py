@@ -366,6 +366,18 @@ class UsageSums:
     """Number of keys."""
 
 
+def sort_sums(key: UsageKey, sums: Sequence[UsageSum]) -> list[UsageSum]:
+    """Sort sums: by cost, then by tokens, the most first; days the newest first."""
+    if key == "day":
+        return sorted(sums, key=lambda one: one.key or "", reverse=True)
+
+    def get_rank(one: UsageSum) -> tuple[bool, float, int, str]:
+        cost, tokens = one.cost_usd, one.input_tokens + one.output_tokens
+        return cost is None, -(cost or 0), -tokens, one.key or ""
+
+    return sorted(sums, key=get_rank)
+
+
 @dataclass(frozen=True, slots=True)
 class AgentRow:
     """The definition of an agent, as workers have served it: what can be shown without its code."""

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from ..ports.store import UsageFilter, UsageKey, UsageRow, UsageSum, UsageSums
+from ..ports.store import UsageFilter, UsageKey, UsageRow, UsageSum, UsageSums, sort_sums
 from .schema import TABLES, build_in
 
 SELECT_USAGE = f"""
@@ -69,18 +69,6 @@ class UsageTables:
         [total] = [row for row in rows if row[0] == 0]
         sums = [_build_sum(row[1], row[2:]) for row in rows if row[0] == 1]
         return UsageSums(sort_sums(key, sums), _build_sum(None, total[2:]), int(total[1]))
-
-
-def sort_sums(key: UsageKey, sums: Sequence[UsageSum]) -> list[UsageSum]:
-    """Sort sums: by cost, then by tokens, the most first; days the newest first."""
-    if key == "day":
-        return sorted(sums, key=lambda one: one.key or "", reverse=True)
-
-    def get_rank(one: UsageSum) -> tuple[bool, float, int, str]:
-        cost, tokens = one.cost_usd, one.input_tokens + one.output_tokens
-        return cost is None, -(cost or 0), -tokens, one.key or ""
-
-    return sorted(sums, key=get_rank)
 
 
 def _build_sum(key: str | None, values: Sequence[Any]) -> UsageSum:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from ..ports.store import UsageFilter, UsageKey, UsageRow, UsageSum, UsageSums
-from ..store.usage import sort_sums
+from ..ports.store import UsageFilter, UsageKey, UsageRow, UsageSum, UsageSums, sort_sums
 
 
 class MemoryUsage:
