@@ -82,9 +82,9 @@ def test_what_was_extended_is_loaded(turns: list[list[Message]], remember: bool,
             if i == cached:
                 await chain.load(head)
         said = [message for turn in turns for message in turn]
-        assert await chain.load(head) == said
-        assert await Chain(store).load(head) == said
-        assert await Chain(store, cache=CacheBudget(4000)).load(head) == said
+        assert list(await chain.load(head)) == said
+        assert list(await Chain(store).load(head)) == said
+        assert list(await Chain(store, cache=CacheBudget(4000)).load(head)) == said
 
     asyncio.run(check())
 
@@ -135,7 +135,7 @@ async def test_a_message_with_a_reference_is_resolved_by_the_next_load():
     referring = Message(role="user", parts=(TextPart(blob=ref),))
     await store.commit(Commit(blobs=[blob]))
     node = await say(store, chain, None, referring, remember=True)
-    assert await chain.load(node.hash) == [Message.user("kept apart")]
+    assert list(await chain.load(node.hash)) == [Message.user("kept apart")]
     assert await chain.resolve_blob(ref) == "kept apart"
 
 
@@ -157,7 +157,7 @@ async def test_loads_at_once_agree():
     nodes = await talk(store, 300)
     chain = Chain(store)
     loads = await asyncio.gather(*[chain.load(nodes[i].hash) for i in (299, 299, 150, 299)])
-    assert loads[0] == loads[1] == [Message.user(str(i)) for i in range(300)]
+    assert list(loads[0]) == list(loads[1]) == [Message.user(str(i)) for i in range(300)]
     assert loads[2] == loads[0][:151]
 
 
@@ -172,7 +172,7 @@ async def test_a_small_cache_forgets_the_root_first():
 
 
 async def test_no_head_no_messages():
-    assert await Chain(MemoryStore()).load(None) == []
+    assert list(await Chain(MemoryStore()).load(None)) == []
 
 
 async def test_an_altered_node_is_named():
