@@ -333,8 +333,7 @@ class Engine:
     ) -> None:
         self._dispatches_webhooks = webhooks
         self._cache = CacheBudget(check_cache_size(cache))
-        self.max_cached_runs = MAX_CACHED_RUNS
-        """Of how many runs transcripts and outcomes are kept: as many as the worker keeps workflows."""
+        self.max_cached_runs = MAX_CACHED_RUNS  # whose transcripts and outcomes are kept
         self._stream = stream
         self.hooks = HookSet(validate_hooks("worker", hooks))
         hook_agents = (agent for hook in self.hooks for agent in hook.agents if isinstance(agent, Agent))
