@@ -112,6 +112,7 @@ def build_templates() -> Environment:
         "markdown": texts.render_markdown,
         "plain": texts.render_plain,
         "raw_text": texts.keep_text,
+        "period": texts.format_period,
         "digest": lambda text: hashlib.sha256(text.encode(errors="replace")).hexdigest()[:10],
         "took": lambda run: texts.format_duration(texts.measure(run.started, run.closed)),
     }

@@ -275,6 +275,17 @@ def _describe_distance(at: datetime, style: str) -> str:
     return f"in {format_duration(-seconds)}"
 
 
+def format_period(text: str) -> str:
+    """Return a period as addresses have it: a time, or two with a slash between them."""
+    first, last = (
+        f"{at.astimezone(UTC):%d %b %Y %H:%M}" if (at := parse_time(part)) is not None else ""
+        for part in text.partition("/")[::2]
+    )
+    if first and last:
+        return f"{first} to {last} UTC"
+    return f"since {first} UTC" if first else f"before {last} UTC"
+
+
 def format_cost(usd: float | None) -> str:
     """Return an amount of money."""
     if usd is None:
@@ -296,7 +307,7 @@ def format_size(size: int) -> str:
     """Return a number of bytes."""
     for limit, unit in ((1 << 20, "MB"), (1 << 10, "kB")):
         if size >= limit:
-            return f"{size / limit:.1f} {unit}"
+            return f"{size / limit:.1f} {unit}".replace(".0 ", " ")
     return f"{size} bytes"
 
 

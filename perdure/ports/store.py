@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from typing import Literal, Protocol, TypeVar
 
 from ..types.events import Event, Span
-from ..types.messages import BlobRef, Data, File, FilePart, Message, decode_file_data
+from ..types.messages import BlobRef, Data, File, FilePart, Message, decode_file_data, is_large_text
 from ..types.subagents import Lineage, PathStep
-from ..types.wire import is_large_text
 from .retention import Retention
 from .surfaces import Surfaces, WriteOptions
 
@@ -507,10 +506,13 @@ class Runs(Protocol):
         tenant: str | None = None,
         user: str | None = None,
         roots: bool = False,
+        created_from: str | None = None,
+        created_before: str | None = None,
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[RunRow]:
-        """List rows, the newest first, without ``result``; with ``roots`` only those without a ``root``. ``after``:
+        """List rows, the newest first, without ``result``; with ``roots`` only those without a ``root``.
+        ``created_from`` and ``created_before``: times as of ``created_at``, the first one inclusive. ``after``:
         ``created_at`` and ``context_id`` of the last row of the page before."""
 
 

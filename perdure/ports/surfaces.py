@@ -69,6 +69,16 @@ class WaitRow:
         return WaitCursor((self.expires_at if by_expiry else None) or self.created_at, self.context_id, self.call_id)
 
 
+@dataclass(frozen=True, slots=True)
+class RunWaits:
+    """What a run waits for, as far as the store knows."""
+
+    waits: tuple[WaitRow, ...] = ()
+    """Calls that wait in the run and in the runs below it, the oldest first, without their bodies."""
+    is_at_work: bool = False
+    """Whether a call has begun, or failed, since the run's row was written: ``RunRow.status`` is from before it."""
+
+
 class Waits(Protocol):
     """The calls that wait for a person or a client. All methods raise ``StoreError`` when the store fails.
 
@@ -89,6 +99,10 @@ class Waits(Protocol):
     ) -> list[WaitRow]:
         """List waits, the oldest first; ``by_expiry`` those that expire, the soonest first. ``after`` is the cursor of
         the last row of the page before."""
+
+    async def list_run_waits(self, context_ids: Sequence[str], *, limit: int = 1000) -> dict[str, RunWaits]:
+        """Return what each of these runs waits for: of all together the ``limit`` oldest waits. A wait in a subagent is
+        of each run above it."""
 
     async def count_waits(self, *, agent: str | None = None) -> int:
         """Count the waits."""

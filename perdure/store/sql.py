@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
@@ -212,10 +212,7 @@ def write_commit(database: Database, commit: Commit, now: str, options: WriteOpt
         if database.run(RECORD_OUTCOME, **entry, **new_entry).rowcount == 0:
             return read_outcomes(database, [outcome.key])[outcome.key]
     if commit.run is not None:
-        row = asdict(replace(commit.run, created_at=now, updated_at=now))
-        del row["root"]
-        row["user_id"] = row.pop("user")
-        database.run(UPSERT_RUN, **row, key_id=key_id)
+        _write_run(database, commit.run, now, key_id)
     if commit.turn is not None:
         _write_turn(database, commit.turn, now, key_id)
     if commit.memory:
@@ -227,6 +224,13 @@ def write_commit(database: Database, commit: Commit, now: str, options: WriteOpt
         row = dict(zip(TABLES["usage"], (*values, outcome.key, now), strict=True))
         database.run(INSERT_USAGE, **row)
     return outcome.body if outcome is not None else None
+
+
+def _write_run(database: Database, run: RunRow, now: str, key_id: str | None) -> None:
+    names = {"context_id": run.context_id, "agent": run.agent, "scope": run.scope, "asked_at": run.asked_at}
+    row = {"head": run.head, "status": run.status, "iterations": run.iterations, "result": run.result}
+    labels = {"tenant": run.tenant, "user_id": run.user}
+    database.run(UPSERT_RUN, **names, **row, **labels, created_at=now, updated_at=now, key_id=key_id)
 
 
 def _write_turn(database: Database, turn: TurnRow, now: str, key_id: str | None) -> None:
@@ -308,6 +312,8 @@ class ListTables:
         tenant: str | None = None,
         user: str | None = None,
         roots: bool = False,
+        created_from: str | None = None,
+        created_before: str | None = None,
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[RunRow]:
@@ -315,6 +321,12 @@ class ListTables:
         given = {"agent": agent, "status": status, "tenant": tenant, "user_id": user}
         filters = {name: value for name, value in given.items() if value is not None}
         conditions = [f"{name} = :{name}" for name in filters] + (["feeds.root IS NULL"] if roots else [])
+        if created_from is not None:
+            conditions.append("created_at >= :created_from")
+            filters["created_from"] = created_from
+        if created_before is not None:
+            conditions.append("created_at < :created_before")
+            filters["created_before"] = created_before
         if after is not None:
             conditions.append("(created_at, runs.context_id) < (:at, :after)")
             filters |= {"at": after[0], "after": after[1]}

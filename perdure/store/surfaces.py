@@ -15,6 +15,7 @@ from ..ports.surfaces import (
     AuditRow,
     IdempotencyClaim,
     OutboxRow,
+    RunWaits,
     WaitCursor,
     WaitRow,
     add_seconds,
@@ -25,7 +26,7 @@ from ..ports.surfaces import (
 )
 from ..ports.webhooks import RowCursor
 from ..types.approvals import PendingKind
-from .schema import TABLES, as_bytes, build_in, build_insert
+from .schema import MAX_KEYS, TABLES, as_bytes, bind_keys, build_in, build_insert
 from .tokens import TokenTables
 from .usage import UsageTables
 from .webhooks import WebhookTables
@@ -34,6 +35,19 @@ SELECT_WAITS = """
     SELECT waits.context_id, call_id, root, kind, agent, tool, hash, created_at, expires_at, events.body
     FROM waits LEFT JOIN events ON events.context_id = waits.root AND events.seq = waits.seq
     WHERE {conditions} ORDER BY {order}, waits.context_id, call_id LIMIT :limit"""
+_WAIT_COLUMNS = ", ".join(f"waits.{column} AS {column}" for column in TABLES["waits"] if column != "seq")
+# First the runs' own, then those of the runs below them, whose ids have theirs and a slash before their own; "0" is the
+# character after it. CROSS JOIN: SQLite then looks for each run's range in the key of the waits.
+SELECT_RUN_WAITS = f"""
+    SELECT waits.context_id AS run_id, {_WAIT_COLUMNS} FROM waits WHERE waits.context_id IN (:keys)
+    UNION ALL
+    SELECT runs.context_id, {_WAIT_COLUMNS} FROM runs CROSS JOIN waits
+    WHERE runs.context_id IN (:keys)
+        AND waits.context_id > runs.context_id || '/' AND waits.context_id < runs.context_id || '0'
+    ORDER BY created_at, context_id, call_id LIMIT :limit"""  # noqa: S608  # names of the schema
+SELECT_RUNS_AT_WORK = """
+    SELECT runs.context_id FROM runs JOIN feeds ON feeds.context_id = runs.context_id
+    WHERE runs.context_id IN (:keys) AND feeds.token > runs.asked_at || '/~'"""
 SELECT_WAIT_COUNT = "SELECT count(*) FROM waits"
 PUT_WAIT = build_insert("waits", "(context_id, call_id) DO NOTHING RETURNING call_id")
 DELETE_WAIT = "DELETE FROM waits WHERE context_id = :context_id AND call_id = :call_id"
@@ -140,6 +154,21 @@ class SurfaceTables(TokenTables, WebhookTables, UsageTables):
         sql = SELECT_WAITS.format(conditions=" AND ".join(conditions), order=order)
         rows = await self._select_rows(sql, **values)
         return [replace(WaitRow(*row[:-1]), body=None if row[-1] is None else as_bytes(row[-1])) for row in rows]
+
+    async def list_run_waits(self, context_ids: Sequence[str], *, limit: int = 1000) -> dict[str, RunWaits]:
+        """See :class:`perdure.ports.surfaces.Waits`."""
+        unique = list(dict.fromkeys(context_ids))
+        found: dict[str, list[WaitRow]] = {context_id: [] for context_id in unique}
+        at_work: set[str] = set()
+        for start in range(0, len(unique), MAX_KEYS):
+            statement, keys = bind_keys(SELECT_RUN_WAITS, unique[start : start + MAX_KEYS])
+            for context_id, *row in await self._select_rows(statement, **keys, limit=limit):
+                found[context_id].append(WaitRow(*row))
+            statement, keys = bind_keys(SELECT_RUNS_AT_WORK, unique[start : start + MAX_KEYS])
+            at_work |= {row[0] for row in await self._select_rows(statement, **keys)}
+        return {
+            context_id: RunWaits(tuple(rows), is_at_work=context_id in at_work) for context_id, rows in found.items()
+        }
 
     async def count_waits(self, *, agent: str | None = None) -> int:
         """See :class:`perdure.ports.surfaces.Waits`."""

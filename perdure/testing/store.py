@@ -432,6 +432,10 @@ class MemoryStore(_MemoryRetention):
         row = self.all_runs.get(context_id)
         return None if row is None else replace(row, root=self._find_root(context_id))
 
+    def _is_at_work(self, context_id: str) -> bool:
+        feed, row = self.feeds.get(context_id), self.all_runs.get(context_id)
+        return feed is not None and row is not None and feed.token > f"{row.asked_at}/~"
+
     def _find_root(self, context_id: str) -> str | None:
         feed = self.feeds.get(context_id)
         return None if feed is None else feed.root

@@ -12,6 +12,7 @@ from ..ports.surfaces import (
     AuditRow,
     IdempotencyClaim,
     OutboxRow,
+    RunWaits,
     WaitChange,
     WaitCursor,
     WaitRow,
@@ -118,6 +119,26 @@ class MemorySurfaces(MemoryTokens, MemoryWebhooks, MemoryUsage):
             replace(row, body=next((event.body for event in rows if event.seq == seq), None))
             for (row, seq), rows in zip(page, events, strict=True)
         ]
+
+    async def list_run_waits(self, context_ids: Sequence[str], *, limit: int = 1000) -> dict[str, RunWaits]:
+        """Return what each of these runs waits for."""
+        self._raise_failure()
+        rows = sorted((row for row, _ in self.waits.values()), key=WaitRow.get_cursor)
+        pairs = [
+            (context_id, row)
+            for row in rows
+            for context_id in dict.fromkeys(context_ids)
+            if row.context_id == context_id or row.context_id.startswith(f"{context_id}/")
+        ][:limit]
+        return {
+            context_id: RunWaits(
+                tuple(row for above, row in pairs if above == context_id), is_at_work=self._is_at_work(context_id)
+            )
+            for context_id in context_ids
+        }
+
+    @abstractmethod
+    def _is_at_work(self, context_id: str) -> bool: ...
 
     async def count_waits(self, *, agent: str | None = None) -> int:
         """Count the waits."""
@@ -262,6 +283,8 @@ class MemoryLists:
         tenant: str | None = None,
         user: str | None = None,
         roots: bool = False,
+        created_from: str | None = None,
+        created_before: str | None = None,
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[RunRow]:
@@ -275,6 +298,8 @@ class MemoryLists:
             and status in (None, row.status)
             and tenant in (None, row.tenant)
             and user in (None, row.user)
+            and (created_from is None or row.created_at >= created_from)
+            and (created_before is None or row.created_at < created_before)
             and (after is None or (row.created_at, row.context_id) < after)
         ]
         newest = sorted(rows, key=lambda row: (row.created_at, row.context_id), reverse=True)

@@ -47,9 +47,7 @@ export function parseHTML(text) {
   return template.content;
 }
 
-// On a phone the bar's links are more than fit: the page's own is in sight.
-const current = document.querySelector(".bar nav [aria-current]");
-if (current) current.parentElement.scrollLeft = current.offsetLeft - current.parentElement.offsetLeft - 40;
+document.querySelector(".bar nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 updateTimes();
 setInterval(updateTimes, 1000);
 // Edits of arguments that are not sent yet hide what would decide on the call without them.
