@@ -3,8 +3,10 @@
 The first user message is the order, ``until 50 size 64``: ask for the tool ``work`` (argument ``size``) while the
 request has fewer than 50 assistant messages, then answer with text. ``kill 7f3a at 3`` behind it stops the first
 reply to a request with 3 assistant messages in its middle, for good; ``GET /seen/7f3a`` then has the times
-(``time.time()``) at which that request arrived. ``wait 300`` at the end delays each reply by 300 ms. Streams if the
-request says so; all events leave in one write.
+(``time.time()``) at which that request arrived, and ``GET /calls`` says how many requests there have been. ``wait
+300`` at the end delays each reply by 300 ms. Streams if the request says so; all events leave in one write.
+
+``GET /said`` has the number of assistant messages in the latest request.
 
 ``say 100 every 20`` is answered with 100 pieces of text, one every 20 ms. Each piece is the moment at which it left:
 ``time.monotonic_ns()``, a clock that all processes of a machine share.
@@ -20,7 +22,7 @@ import re
 import sys
 import time
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 _ORDER = re.compile(rb"until (\d+) size (\d+)(?: kill (\w+) at (\d+))?(?: wait (\d+))?")
 _SAY = re.compile(rb"say (\d+) every (\d+)")
@@ -31,10 +33,14 @@ _ASSISTANT = re.compile(rb'"role": ?"assistant"')
 _SHORT = 4096  # the order and the parameters stand in front, or the request is short
 
 _seen: dict[str, list[float]] = {}
+_latest = {"said": 0}
 
 
 class Model(asyncio.Protocol):
     """One connection."""
+
+    calls: ClassVar[int] = 0
+    """Of all connections."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See base class."""
@@ -65,10 +71,17 @@ class Model(asyncio.Protocol):
         return len(self._data) >= self._end
 
     def _answer(self, line: bytes, body: bytes) -> None:
+        if line.startswith(b"GET /said"):
+            self._transport.write(_json(str(_latest["said"])))
+            return
         if line.startswith(b"GET /seen/"):
             name = line.split(b" ")[1].rpartition(b"/")[2].decode()
             self._transport.write(_json(json.dumps(_seen.get(name, []))))
             return
+        if line.startswith(b"GET /calls"):
+            self._transport.write(_json(str(Model.calls)))
+            return
+        Model.calls += 1
         model = _MODEL.search(body, 0, _SHORT) or _MODEL.search(body)
         if model is not None and (say := _SAY.search(body, 0, _SHORT)):
             _Slow(self._transport, model[1].decode(), int(say[1]), int(say[2]) / 1000).begin()
@@ -77,7 +90,7 @@ class Model(asyncio.Protocol):
         if order is None or model is None:
             self._transport.write(_json('{"error": {"message": "no order"}}', b"400 Bad Request"))
             return
-        said = len(_ASSISTANT.findall(body))
+        _latest["said"] = said = len(_ASSISTANT.findall(body))
         size = int(order[2]) if said < int(order[1]) else None
         streamed = _STREAM.search(body, 0, _SHORT) is not None
         reply = (_stream if streamed else _whole)(model[1].decode(), said, size)

@@ -80,7 +80,7 @@ async def park(
     client = Client(temporal, store_url=store_url, task_queue=queue, actor="parker")
     async with AsyncExitStack() as stack:
         start = ("worker", address, queue, store_url, str(ledger), str(CACHE))
-        processes = [await stack.enter_async_context(_process(*start)) for _ in range(workers)]
+        processes = [await stack.enter_async_context(open_process(*start)) for _ in range(workers)]
         await _warm_up(client)
         before = await _read_memory(processes)
         began, few = time.perf_counter(), count // 5
@@ -199,8 +199,8 @@ async def _burst(address: str, queue: str, store_url: str) -> tuple[dict[str, An
 
     first, second = APPROVERS
     async with (
-        _process("approver", address, queue, store_url, first, str(APPROVERS[first])) as one,
-        _process("approver", address, queue, store_url, second, str(APPROVERS[second])) as other,
+        open_process("approver", address, queue, store_url, first, str(APPROVERS[first])) as one,
+        open_process("approver", address, queue, store_url, second, str(APPROVERS[second])) as other,
     ):
         looked = [json.loads(line) for line in await asyncio.gather(_ask(one), _ask(other))]
         began = time.perf_counter()
@@ -210,7 +210,8 @@ async def _burst(address: str, queue: str, store_url: str) -> tuple[dict[str, An
 
 
 @asynccontextmanager
-async def _process(*arguments: str) -> AsyncIterator[Process]:
+async def open_process(*arguments: str) -> AsyncIterator[Process]:
+    """A process of ``parking.py`` for the length of the block."""
     command = (sys.executable, "-m", "benchmarks.parking", *arguments)
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, limit=_LINE)
     try:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.contestants import BASE
+from benchmarks.contestants import BASE, CONTESTANTS
 from benchmarks.measures import RESULT, Figures
 
 
@@ -61,11 +61,18 @@ AIMS = (
     Aim("one run, CPU of Temporal's server, inline", "single", _read("perdure-inline", "server_ratio"), 0.6),
     Aim("many runs, iterations per second", "concurrent", _read("perdure", "rate_ratio"), 0.95, at_least=True),
     Aim("many runs, inline", "concurrent", _read("perdure-inline", "rate_ratio"), 1.35, at_least=True),
+    Aim("at 3,000 iterations, worker CPU", "lengths", _read("perdure", "3000", "cpu_ratio"), 1.15),
     Aim("streamed replies, worker CPU", "replies", _read("perdure", "cpu_ratio"), 0.65),
     Aim("SIGKILL to the next call, beyond the floor's", "recovery", _read_recovery("perdure"), 0.3, unit=" s"),
+    Aim("import, by temporalio.client's, CPU", "starts", _read("perdure", "import", "ratio"), 1.6),
+    Aim("perdure list, by a bare list, CPU", "starts", _read("perdure", "list", "ratio"), 2),
     Aim("memory of a worker per parked run", "parked", _read("perdure", "kb_per_run"), 1, unit=" KB"),
     Aim("first page of the inbox", "parked", _read("perdure", "page_s"), 2, unit=" s"),
     Aim("1,000 decisions at once", "parked", _read_decisions("perdure"), 30, unit=" s"),
+    *(
+        Aim(f"console, {page}: server's time", "console", _read("perdure", "pages", page, "p50"), 100, unit=" ms")
+        for page in ("inbox", "runs", "run", "run, long", "chat", "chat, long")
+    ),
     Aim("byte to event, 1 stream, p95", "events", _read("perdure", "1", "p95"), 30, unit=" ms"),
     Aim("byte to event, 20 streams, p95", "events", _read("perdure", "20", "p95"), 40, unit=" ms"),
     Aim("byte to event, 200 streams, p95", "events", _read("perdure", "200", "p95"), 80, unit=" ms"),
@@ -118,6 +125,8 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
         form = "{piece_us:.0f} µs ({cpu_ratio:.2f}), {wall_ratio:.2f}"
         cells = [_format_known(form, results["replies"].get(name, {})) for name in names]
         lines.append(["many replies, worker CPU of a piece; wall by the floor's", *cells])
+    if "lengths" in results:
+        lines += _lengths(results["lengths"], names)
     if "hooks" in results:
         lines += _hooks(results["hooks"], names, runs)
     if "database" in results:
@@ -130,6 +139,13 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
         lines += _conversations(results["conversations"], names)
     for mine in results.get("copies", {}).values():
         lines += _copies(mine, names)
+    if "starts" in results:
+        form = "{cpu_ms:.0f} ms, bare {bare_ms:.0f} ({ratio:.2f})"
+        for key, title in (("import", "import of Agent, Client and tool, CPU"), ("list", "perdure list, CPU")):
+            cells = [_format_known(form, results["starts"].get(name, {}).get(key, {})) for name in names]
+            lines.append([title, *cells])
+    if "console" in results:
+        lines += _console(results["console"]["perdure"])
     if "web" in results:
         lines += _web(results["web"], names)
     settings: Mapping[str, str] = next((mine["settings"] for mine in results.get("database", {}).values()), {})
@@ -147,14 +163,13 @@ def _cell(mine: Mapping[str, Any], key: str, form: str, ratio: str | None) -> st
 def _history(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
     lengths = list(figures[names[0]]["bytes"])
     for length in lengths:
-        cells = [f"{figures[n]['bytes'][length] / 1000:.0f} kB, {figures[n]['events'][length]} events" for n in names]
+        cells = [_sized(figures[name], length) for name in names]
         yield [f"history of {length} iterations, {RESULT} B results", *cells]
     if lengths[-1] // 2 in lengths:
         title = f"bytes at {lengths[-1]} / bytes at {lengths[-1] // 2}"
-        grown = [growth(figures[name]) for name in names]
-        yield [title, *(f"{by:.2f} {_mark(by <= GROWTH)} ≤ {GROWTH}" for by in grown)]
+        yield [title, *(_grown(name, figures[name], lengths[-1]) for name in names)]
     yield [f"of 1.3 x messages + 3 kB an iteration, at {lengths[-1]}", *(_share(figures[name]) for name in names)]
-    replay = [f"{figures[name]['replay_ms']:.0f} ms" for name in names]
+    replay = [_format_known("{replay_ms:.0f} ms", figures[name]) for name in names]
     yield [f"replay of {lengths[-1]} iterations", *replay]
 
 
@@ -175,6 +190,13 @@ def _streaming(figures: Figures, names: Sequence[str], runs: int) -> Iterable[li
 
 def _streamed(mine: Mapping[str, float]) -> str:
     return f"{mine['wall_ratio']:.2f} {_mark(mine['wall_ratio'] <= STREAMING)} ≤ {STREAMING}, {mine['cpu_ratio']:.2f}"
+
+
+def _lengths(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
+    form = "{cpu_ms:.1f} ms ({cpu_ratio:.2f}), {memory_kb} KB"
+    for length in next(iter(figures.values()), {}):
+        cells = [_format_known(form, figures.get(name, {}).get(length, {})) for name in names]
+        yield [f"at {length} iterations: worker CPU by that of a floor that posts as much, memory", *cells]
 
 
 def _hooks(figures: Figures, names: Sequence[str], runs: int) -> Iterable[list[str]]:
@@ -236,6 +258,18 @@ def _web(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
         for n in names
     ]
     yield ["a turn, added by HTTP", *cells]
+
+
+def _console(mine: Mapping[str, Any]) -> Iterable[list[str]]:
+    yield [f"console at {mine['open']:,} open runs, {mine['waits']:,} waits", ""]
+    for name, page in mine["pages"].items():
+        text = "{p50:.0f} ms (p95 {p95:.0f}), {cpu_ms:.0f} ms of CPU, {kb:.0f} kB".format(
+            kb=page["bytes"] / 1000, **page
+        )
+        yield [f"  {name}: server's time", text]
+    for name, times in (mine["browser"] or {}).items():
+        text = ", ".join(f"{key.replace('_', ' ')} {value:.0f} ms" for key, value in times.items())
+        yield [f"  {name}: in a browser", text]
 
 
 def _web_cells(figures: Figures, names: Sequence[str], keys: Sequence[str], form: str) -> list[str]:
@@ -313,20 +347,27 @@ def _hooked(mine: Mapping[str, float]) -> str:
     return f"{mine['wall_ratio']:.2f} {_mark(mine['wall_ratio'] <= HOOKS)} ≤ {HOOKS}, {mine['cpu_ratio']:.2f}"
 
 
-def growth(mine: Mapping[str, Any]) -> float:
-    """Bytes of the longest history by those of the one half as long."""
-    longest = max(mine["bytes"])
-    return float(mine["bytes"][longest] / mine["bytes"][longest // 2])
+def _sized(mine: Mapping[str, Any], length: int) -> str:
+    if length not in mine["bytes"]:
+        return "ended by Temporal"
+    return f"{mine['bytes'][length] / 1000:.0f} kB, {mine['events'][length]} events"
+
+
+def _grown(name: str, mine: Mapping[str, Any], longest: int) -> str:
+    if longest not in mine["bytes"]:
+        return "-"
+    by = mine["bytes"][longest] / mine["bytes"][longest // 2]
+    return f"{by:.2f}" if CONTESTANTS[name].is_peer else f"{by:.2f} {_mark(by <= GROWTH)} ≤ {GROWTH}"
 
 
 def allowed(mine: Mapping[str, Any], length: int) -> float | None:
     """Bytes that a history of ``length`` iterations may have; None for a contestant without a transcript."""
-    messages = mine["message_bytes"][length]
+    messages = mine["message_bytes"].get(length)
     return None if messages is None else 1.3 * messages + 3000 * length
 
 
 def _share(mine: Mapping[str, Any]) -> str:
-    longest = max(mine["bytes"])
+    longest = max(mine["bytes"], default=0)
     most = allowed(mine, longest)
     if most is None:
         return "-"

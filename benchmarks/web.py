@@ -62,8 +62,8 @@ async def web(lab: Lab, _: Sequence[Contestant], scale: Scale) -> Figures:
         await worker.ready()
         client = Client(lab.client, store_url=lab.store_url(one), task_queue=queue, actor="bench")
         stack.push_async_callback(client.close)
-        served = await stack.enter_async_context(_serve(lab.address, lab.store_url(one), queue))
-        bare = await stack.enter_async_context(_serve())
+        served = await stack.enter_async_context(serve(lab.address, lab.store_url(one), queue))
+        bare = await stack.enter_async_context(serve())
         session = f"web-{uuid.uuid4().hex}"
         turn = await client.send("bench", f"until 3 size {TINY}", id=session)
         await turn.result()
@@ -83,7 +83,7 @@ async def web(lab: Lab, _: Sequence[Contestant], scale: Scale) -> Figures:
             )
             figures["reads"][name] = {"bytes": size, "per_s": rates[0], "ratio": rates[0] / rates[1]}
         figures["idle"] = await _hold_silent(served, [f"/v1/sessions/{session}/events"] * scale.web_idle)
-        async with _serve(lab.address, lab.store_url(one), queue) as other:  # whose memory is not that of those before
+        async with serve(lab.address, lab.store_url(one), queue) as other:  # whose memory is not that of those before
             await other.read("/v1/sessions?limit=1")
             figures["idle_apart"] = await _hold_silent(other, await _open_sessions(client, scale.web_apart))
         figures["idle_bare"] = await _hold_silent(bare, ["/silence"] * scale.web_idle)
@@ -104,7 +104,8 @@ def _allow_connections(count: int) -> None:
 
 
 @asynccontextmanager
-async def _serve(*arguments: str) -> AsyncIterator[WebProcess]:
+async def serve(*arguments: str) -> AsyncIterator[WebProcess]:
+    """A process of ``web_server.py`` for the length of the block."""
     command = [sys.executable, "-m", "benchmarks.web_server", *arguments]
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
     connector = aiohttp.TCPConnector(limit=0)

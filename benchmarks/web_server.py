@@ -1,6 +1,6 @@
 """The process that answers HTTP: perdure's application, or a bare Starlette that says as much without doing anything.
 
-python -m benchmarks.web_server ADDRESS STORE_URL TASK_QUEUE
+python -m benchmarks.web_server ADDRESS STORE_URL TASK_QUEUE [console]
 
 Without arguments it is the bare one. Prints its port, then its CPU seconds for each line of input; ends with its input.
 """
@@ -24,6 +24,7 @@ from temporalio.client import Client as TemporalClient
 
 from benchmarks.output import keep_clean
 from perdure import Client
+from perdure.console import console_routes
 from perdure.web.app import WebOptions, create_app
 from perdure.web.auth import ROLES, Caller
 from perdure.web.limits import WebLimits
@@ -74,9 +75,11 @@ async def _say(request: Request) -> Response:
 async def main(*arguments: str) -> None:
     """Serve until standard input ends."""
     if arguments:
-        address, store_url, task_queue = arguments
+        address, store_url, task_queue, *more = arguments
         client = Client(await TemporalClient.connect(address), store_url=store_url, task_queue=task_queue)
-        app = create_app(client, authenticator=_Anyone(), options=WebOptions(dev=True, limits=_LIMITS))
+        options = WebOptions(dev=True, limits=_LIMITS)
+        pages = console_routes if more else None
+        app = create_app(client, authenticator=_Anyone(), options=options, pages=pages)
     else:
         app = build_bare()
     # With the protocol named, or asyncio leaves Nagle's algorithm on for what it accepts.

@@ -27,7 +27,7 @@ from ..loop.finish import REMINDER_ID
 from ..stages.stage import ConversationCall, ToolCall, build_error_output
 from ..tools import RunContext, SubagentTool
 from ..types.approvals import ApprovalTerms, hash_arguments
-from ..types.messages import Message, ToolResultPart, clean_text
+from ..types.messages import INLINE_BYTES, Message, ToolResultPart, clean_text
 from ..types.subagents import TellCall
 from ..types.tool_calls import (
     BeforeExternalCall,
@@ -38,7 +38,7 @@ from ..types.tool_calls import (
     RemoteCall,
     SubagentCall,
 )
-from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, FinalAnswer, ModelOutput, ToolOutput
+from ..types.wire import MODEL_ACTIVITY, FinalAnswer, ModelOutput, ToolOutput
 from .author_loop import AuthorLoop
 
 logger = logging.getLogger("perdure.worker")

@@ -157,13 +157,23 @@ class _RunFilters:
     tenant: str | None
     user: str | None
     roots: bool
+    started_from: datetime | None
+    started_before: datetime | None
 
     @property
     def labels(self) -> dict[str, str | None]:
         return {"tenant": self.tenant, "user": self.user}
 
     def as_dict(self) -> dict[str, Any]:
-        return {"agent": self.agent, "status": self.status, "roots": self.roots, **self.labels}
+        return {"agent": self.agent, "status": self.status, "roots": self.roots, **self.labels, **self.times}
+
+    @property
+    def times(self) -> dict[str, str | None]:
+        times = {"created_from": self.started_from, "created_before": self.started_before}
+        return {name: None if at is None else timestamp(at) for name, at in times.items()}
+
+    def has_time(self, at: datetime | None) -> bool:
+        return at is None or ((self.started_from or at) <= at and (not self.started_before or at < self.started_before))
 
 
 async def list_run_page(
@@ -174,6 +184,8 @@ async def list_run_page(
     tenant: str | None = None,
     user: str | None = None,
     roots: bool = True,
+    started_from: datetime | None = None,
+    started_before: datetime | None = None,
     limit: int = 50,
     cursor: str | None = None,
     visible: Visible | None = None,
@@ -181,7 +193,7 @@ async def list_run_page(
     """See ``Client.list_page``. Lists only runs for which ``visible`` returns true."""
     check_page_limit(limit)
     _check_filters(agent=agent, status=status, tenant=tenant, user=user)
-    filters = _RunFilters(agent, status, tenant, user, roots)
+    filters = _RunFilters(agent, status, tenant, user, roots, started_from, started_before)
     place = decode_cursor("runs", filters.as_dict(), cursor) if cursor is not None else ["temporal", ""]
     pager = _RunPager(client, filters, limit, visible)
     match place:
@@ -226,8 +238,8 @@ class _RunPager:
     async def read_visibility(self, token: bytes) -> bytes:
         """Add runs that Temporal lists from ``token`` on; return the token of the next ones, b"" at the end."""
         # Open executions come first, then closed ones, the last one first: of a run, the newest is the first in a list
-        # that begins at the beginning, and leaves none out for its status.
-        is_in_order = not token and self._filters.status is None
+        # that begins at the beginning, and leaves none out for its status, or for being newer.
+        is_in_order = not token and self._filters.status is None and self._filters.started_before is None
         for _ in range(_MAX_REQUESTS):
             executions, token = await self._fetch_executions(token)
             if is_in_order:
@@ -248,10 +260,11 @@ class _RunPager:
 
     async def _fetch_executions(self, token: bytes) -> tuple[Sequence[WorkflowExecution], bytes]:
         filters = self._filters
-        query = f"{RUNS_QUERY} AND {build_status_filter(filters.status)}"
+        parts = [RUNS_QUERY, build_status_filter(filters.status), *([ROOTS_FILTER] if filters.roots else ())]
+        times = zip((">=", "<"), filters.times.values(), strict=True)
+        query = " AND ".join([*parts, *(f"StartTime {sign} '{at}'" for sign, at in times if at is not None)])
         extra = [*build_label_filters(filters.labels)]
         extra += [build_agent_filter(filters.agent)] if filters.agent is not None else []
-        query += f" AND {ROOTS_FILTER}" if filters.roots else ""
         temporal = self._client.temporal
         for conditions in (extra, []):
             text = " AND ".join((query, *conditions))
@@ -306,7 +319,7 @@ class _RunPager:
         ):
             run = await add_recorded_labels(self._client, run)
         shown = has_agent_and_status(run, filters.agent, filters.status) and has_labels(run, filters.labels)
-        return run if shown else None
+        return run if shown and filters.has_time(run.started) else None
 
     async def _add_visible(self, run: RunSummary) -> bool:
         if self._visible is not None and not await self._visible(run):
@@ -320,7 +333,7 @@ class _RunPager:
         filters = self._filters
         for _ in range(_MAX_REQUESTS):
             rows = await store.list_runs(
-                agent=filters.agent, status=filters.status, **filters.labels, roots=filters.roots,
+                agent=filters.agent, status=filters.status, **filters.labels, roots=filters.roots, **filters.times,
                 after=after, limit=_STORE_ROWS,
             )  # fmt: skip
             missing = await self._find_missing(rows)

@@ -7,11 +7,13 @@ request on, on every replica. Users named by a reverse proxy, and ``--dev``, nee
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import re
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
@@ -32,6 +34,7 @@ from ..web.limits import FailureLimiter
 from ..web.operations import Web, iterate_body
 from ..web.origins import is_loopback_name, is_own_origin, parse_host
 from ..web.problems import ForbiddenError, UnauthorizedError, WebError
+from .texts import format_size
 
 LOGIN_COOKIE, FORM_COOKIE = "perdure_login", "perdure_form"
 LOGIN_SECONDS = 12 * 3600.0
@@ -39,6 +42,8 @@ MAX_FORM_BYTES = 1024 * 1024
 MAX_FORM_FIELDS = 1000
 MAX_FILES = 10
 """Most files of a form that takes files."""
+_DROP_SECONDS = 120.0
+"""How long the rest of a form that is refused is read."""
 _LOGIN = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{64})")
 _SEED = re.compile(r"[0-9a-f]{64}")
 FORM_TOKEN = "form_token"  # noqa: S105  # the name of a field
@@ -203,12 +208,17 @@ async def read_form(request: Request, visitor: Visitor, *, takes_files: bool = F
     """Read a form of this console's own pages, in this browser. Raises ``WebError`` for another one, before it acts."""
     check_origin(request)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "multipart/form-data" and takes_files:
-        form = await _read_parts(request)
-    elif kind == "application/x-www-form-urlencoded":
-        form = Form(await _read_fields(request))
-    else:
-        raise WebError("the console takes its own forms", status=415, name="ContentTypeError")
+    try:
+        if kind == "multipart/form-data" and takes_files:
+            form = await _read_parts(request)
+        elif kind == "application/x-www-form-urlencoded":
+            form = Form(await _read_fields(request))
+        else:
+            raise WebError("the console takes its own forms", status=415, name="ContentTypeError")
+    except WebError as error:
+        if error.status != 408:
+            await _drop_rest(request)
+        raise
     if not hmac.compare_digest(form.get(FORM_TOKEN).encode(), visitor.form_token.encode()):
         await form.close()
         raise ForbiddenError(
@@ -217,13 +227,22 @@ async def read_form(request: Request, visitor: Visitor, *, takes_files: bool = F
     return form
 
 
+async def _drop_rest(request: Request) -> None:
+    """Read what is left of a form that is refused: a browser reads the answer when it has sent all. The application's
+    rule of the body bounds the bytes."""
+    with suppress(ClientDisconnect, TimeoutError, RuntimeError):  # the last: it was read to its end
+        async with asyncio.timeout(_DROP_SECONDS):
+            async for _ in request.stream():
+                pass
+
+
 async def _read_fields(request: Request) -> list[tuple[str, str]]:
     raw = bytearray()
     try:
         async for piece in request.stream():
             raw += piece
             if len(raw) > MAX_FORM_BYTES:
-                raise WebError("the form is too large", status=413, name="BodyTooLargeError")
+                raise _build_size_error("what was written", MAX_FORM_BYTES)
     except ClientDisconnect:
         raise WebError("the form ended early", name="BodyIncompleteError") from None
     try:
@@ -232,8 +251,18 @@ async def _read_fields(request: Request) -> list[tuple[str, str]]:
         raise WebError("the form cannot be read", name="FormError") from None
 
 
+def _build_size_error(what: str, most: int) -> WebError:
+    hint = "Go back: what you wrote may still be there, and files have to be chosen again."
+    return WebError(
+        f"Nothing was sent: {what} may have {format_size(most)}.", status=413, name="BodyTooLargeError", hint=hint
+    )
+
+
 async def _read_parts(request: Request) -> Form:
     """Read a form with files: those beyond 1 MB wait on the disk, not in memory."""
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and len(length) < 16 and int(length) > MAX_CONSOLE_UPLOAD_BYTES:
+        raise _build_size_error("the files of a message together", MAX_CONSOLE_UPLOAD_BYTES)
     parser = MultiPartParser(
         request.headers,
         iterate_body(request, MAX_CONSOLE_UPLOAD_BYTES),

@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from ..client.pages import gather_bounded
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
-from ..ports import Store
+from ..ports import RunWaits, Store
 from ..types.approvals import hash_arguments
 from ..types.interface import Status
 from ..types.messages import Usage
@@ -48,6 +48,7 @@ from .inbox import show_call as show_inbox_call
 from .inbox import show_outcome as show_inbox_outcome
 from .pages import Page, PageRoute, build_context, build_templates
 from .run import PATIENT_SECONDS, follow_page, read_nonce, read_status, read_view
+from .runs import find_state
 from .transcript import Block, CallBlock, NoteBlock, read_first_message
 
 _SESSIONS = 8
@@ -137,12 +138,12 @@ async def _list_sessions(page: Page, agent: str) -> list[SessionLink]:
     query = SessionsQuery(agent=agent, limit=_SESSIONS)
     listed = await list_sessions(replace(page.call, query=query))
     store = await page.call.client.store()
-    return await gather_bounded(lambda row: _read_link(store, row), listed.data)
+    waits = await store.list_run_waits([row.id for row in listed.data])
+    return await gather_bounded(lambda row: _read_link(store, row, waits[row.id]), listed.data)
 
 
-async def _read_link(store: Store, row: SessionRow) -> SessionLink:
-    stored = await store.get_run(row.id) if row.status == "running" else None
-    state = row.status if stored is None else stored.status
+async def _read_link(store: Store, row: SessionRow, known: RunWaits) -> SessionLink:
+    state = find_state(row, await store.get_run(row.id), known)
     message = await read_first_message(store, row.id)
     if message is None:
         return SessionLink(row, "", state)

@@ -108,9 +108,11 @@ def build_templates() -> Environment:
         "value": texts.format_value,
         "summary": texts.summarize_arguments,
         "time": texts.render_time,
+        "utc": texts.render_utc,
         "markdown": texts.render_markdown,
         "plain": texts.render_plain,
         "raw_text": texts.keep_text,
+        "period": texts.format_period,
         "digest": lambda text: hashlib.sha256(text.encode(errors="replace")).hexdigest()[:10],
         "took": lambda run: texts.format_duration(texts.measure(run.started, run.closed)),
     }

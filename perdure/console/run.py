@@ -20,8 +20,9 @@ from starlette.responses import Response, StreamingResponse
 from ..client.follow import follow_run
 from ..client.pages import TranscriptPages
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
-from ..ports import Store
+from ..ports import RunWaits, Store
 from ..ports.store import format_utc_now
+from ..types.approvals import PendingKind
 from ..types.events import Event, ModelCompleted, ModelDelta
 from ..types.interface import Status
 from ..types.messages import Message, Usage
@@ -58,6 +59,9 @@ _AROUND_EVENTS = 40
 _LONG_RUN_EVENTS = 3_000
 _TREE_RUNS = 40
 _TREE_DEPTH = 4
+_PINNED = 50
+"""Waits that the page shows at its top."""
+_ENDED = ("completed", "failed", "cancelled", "terminated", "timed_out")
 _INHERITED = 20
 """Messages of a fork's origin that its page shows."""
 
@@ -158,13 +162,52 @@ def _list_shown_children(view: View) -> list[str]:
     )
 
 
+@dataclass(frozen=True)
+class PendingWait:
+    """A call of the run, or of a subagent, that waits for a person or a client."""
+
+    run_id: str
+    call_id: str
+    kind: PendingKind
+    tool: str
+    hash: str
+    expires: str | None
+    on_expiry: str | None
+    """What becomes of it at its deadline; None if only the run knows."""
+    separate: bool = False
+    subagent: str = ""
+    """The agent of the subagent whose call it is."""
+
+
+async def _list_waits(page: Page, status: Status | None) -> list[PendingWait]:
+    """List what waits: of the run as it says itself, else as the store has it, as what waits in the runs below it."""
+    run_id, resource = page.call.params["id"], page.call.resource or Resource("session")
+    own = None if status is None else [
+        PendingWait(run_id, one.call_id, one.kind, one.name, one.hash, one.expires, one.on_expiry, one.separate)
+        for one in status.approvals
+    ]  # fmt: skip
+    found = list(own or ())
+    rows = (await (await page.call.client.store()).list_run_waits([run_id], limit=_PINNED)).get(run_id, RunWaits())
+    for row in rows.waits:
+        is_own = row.context_id == run_id
+        below = Resource("session", row.context_id, row.agent, resource.tenant, resource.user)
+        if (is_own and own is None) or (not is_own and await page.call.may("read", below)):
+            subagent = "" if is_own else row.agent
+            found.append(
+                PendingWait(
+                    *(row.context_id, row.call_id, row.kind, row.tool, row.hash, row.expires_at, None),
+                    subagent=subagent,
+                )
+            )
+    return found
+
+
 async def _build_panel(page: Page, view: View, seconds: float) -> dict[str, Any]:
     """Build what stands beside the transcript. ``seconds``: how long the run may take to say what it does."""
     resource = page.call.resource or Resource("session", page.call.params["id"])
     status, tree = await asyncio.gather(read_status(page, seconds), _read_tree(page, page.call.params["id"], view))
     spans, seconds = build_waterfall(view.transcript, format_utc_now())
-    store = await page.call.client.store()
-    row = await store.get_run(page.call.params["id"])
+    row = await (await page.call.client.store()).get_run(page.call.params["id"])
     verbs: tuple[Verb, ...] = ("send", "decide", "operate")
     may = {verb: await page.call.may(verb, resource) for verb in verbs}
     parent, _, _ = page.call.params["id"].rpartition("/")
@@ -177,6 +220,7 @@ async def _build_panel(page: Page, view: View, seconds: float) -> dict[str, Any]
         "state": state,
         "is_open": state in ("running", "waiting", "paused"),
         "usage": status.usage if status is not None else Usage(),
+        "waits": await _list_waits(page, status) if state not in _ENDED else (),
         "tree": tree,
         "parent": parent,
         "spans": spans,
@@ -362,6 +406,8 @@ async def act(page: Page) -> Response:
             event = {"type": "resume", "children": "children" in form}
         case "limit":
             event = {"type": "resume", "limits": _read_limit(page)}
+        case "revoke":
+            event = {"type": "revoke", "tool": form.get("tool")}
         case "cancel" | "close":
             event = {"type": action}
         case "fork":

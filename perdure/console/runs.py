@@ -1,4 +1,7 @@
-"""The list of runs: the address is the filter; those that are ticked are cancelled or resumed, after a second look."""
+"""The list of runs: the address is the filter; those that are ticked are cancelled or resumed, after a second look.
+
+What a run waits for is the store's word, by one query for the rows of the page: no run is asked.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, get_args
 
 from starlette.responses import Response
@@ -13,9 +17,10 @@ from starlette.responses import Response
 from ..client.pages import gather_bounded
 from ..client.visibility import build_run_summary, read_pending_memo
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
-from ..ports import Store
+from ..ports import RunRow, RunWaits, Store, WaitRow
 from ..types.interface import Response as RunResponse
 from ..types.messages import Usage
+from ..web.auth import Resource
 from ..web.lists import SessionRow, SessionsQuery, SessionState, list_sessions
 from ..web.operations import validate
 from ..web.problems import build_problem
@@ -24,7 +29,9 @@ from .inbox import count_pending
 from .pages import Page, PageRoute
 
 ROWS = 50
-_FILTERS = ("agent", "status", "tenant", "user", "children")
+_FILTERS = ("agent", "status", "tenant", "user", "started", "children")
+_PERIODS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
+"""What ``started`` may be in the address, beside a time or two with a slash between them (ISO 8601)."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +39,13 @@ class RunRowView:
     """A run of the list, with what the store has of it."""
 
     run: SessionRow
+    state: str
+    """As the run's page has it: a session that waits for a message is waiting."""
     usage: Usage
     cost_usd: float | None
     iterations: int
+    waits: Sequence[WaitRow] = ()
+    """Calls that wait in the run and in its subagents."""
 
 
 @dataclass(frozen=True)
@@ -56,33 +67,67 @@ async def _show_runs(page: Page, results: Sequence[ActionResult]) -> Response:
     fields: dict[str, Any] = {"limit": ROWS, "children": given.get("children") == "1"}
     names = ("agent", "status", "tenant", "user", "cursor")
     fields |= {name: given[name].strip() for name in names if given.get(name, "").strip()}
+    filters = {name: given[name].strip() for name in _FILTERS if given.get(name, "").strip()}
+    fields |= _read_period(filters.get("started", ""))
     query = validate(SessionsQuery, fields, "the address")
     listed, count = await asyncio.gather(list_sessions(replace(page.call, query=query)), count_pending(page))
     store = await page.call.client.store()
-    rows = await gather_bounded(lambda run: _read_row(store, run), listed.data)
+    waits = await store.list_run_waits([run.id for run in listed.data])
+    rows = await gather_bounded(lambda run: _read_row(page, store, run, waits[run.id]), listed.data)
+    if "started" in filters:  # the next page is one of the same list: "24h" would be another time by then
+        filters["started"] = "/".join(at.isoformat() if at else "" for at in (query.started_from, query.started_before))
     return page.render(
         "runs.html",
         rows=rows,
         cursor=listed.cursor,
-        filters={name: given[name] for name in _FILTERS if given.get(name)},
+        filters={name: given[name] for name in _FILTERS if given.get(name, "").strip()},
+        next_filters=filters,
         count=count,
         states=get_args(SessionState),
+        periods=_PERIODS,
         results=results,
         may_operate="operate" in page.call.caller.verbs,
     )
 
 
-async def _read_row(store: Store, run: SessionRow) -> RunRowView:
+def _read_period(started: str) -> dict[str, str]:
+    """Return the fields of a query for what the address says of the start."""
+    if started in _PERIODS:
+        return {"started_from": (datetime.now(UTC) - _PERIODS[started]).isoformat()}
+    first, _, last = started.partition("/")
+    return {name: at for name, at in (("started_from", first), ("started_before", last)) if at}
+
+
+async def _read_row(page: Page, store: Store, run: SessionRow, known: RunWaits) -> RunRowView:
     row = await store.get_run(run.id)
+    waits = [wait for wait in known.waits if await _may_read(page, run, wait)]
+    state = find_state(run, row, known)
     if row is None or row.result is None:
-        return RunRowView(run, Usage(), None, 0 if row is None else row.iterations)
+        return RunRowView(run, state, Usage(), None, 0 if row is None else row.iterations, waits)
     result = RunResponse[Any].model_validate_json(row.result)
-    return RunRowView(run, result.usage, result.cost_usd, row.iterations)
+    return RunRowView(run, state, result.usage, result.cost_usd, row.iterations, waits)
+
+
+def find_state(run: SessionRow, row: RunRow | None, known: RunWaits) -> str:
+    """Return the state of a run as its own page has it: Temporal does not know that a session waits for a message."""
+    waits_for_message = row is not None and row.status == "waiting" and not known.is_at_work
+    return "waiting" if run.status == "running" and waits_for_message else run.status
+
+
+async def _may_read(page: Page, run: SessionRow, wait: WaitRow) -> bool:
+    """Whether the visitor, who may read the run, may read that it waits, which may be in a subagent."""
+    if wait.context_id == run.id:
+        return True
+    return await page.call.may("read", Resource("session", wait.context_id, wait.agent, run.tenant, run.user))
 
 
 async def act_on_runs(page: Page) -> Response:
-    """Cancel or resume the runs that were ticked, each on its own; first show which they are."""
+    """Cancel or resume the runs that were ticked, each on its own; first show which they are. Or compare two."""
     ids, action = list(dict.fromkeys(page.form.get_all("item"))), page.form.get("action")
+    if action == "compare":
+        if not 0 < len(ids) <= 2:
+            raise InvalidInputError(f"two runs are compared, not {len(ids)}", hint="Tick two of them.")
+        return page.redirect("/compare", **dict(zip(("left", "right"), reversed(ids), strict=False)))
     if action not in ("cancel", "resume"):
         raise InvalidInputError("the form says not what to do")
     if not 0 < len(ids) <= ROWS:

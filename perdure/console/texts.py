@@ -253,6 +253,17 @@ def render_time(moment: str | datetime | None, *, style: str = "ago") -> Markup:
     )  # fmt: skip
 
 
+def render_utc(moment: str | None) -> Markup:
+    """Return a ``<time>`` with day and time of UTC, which stay as they are."""
+    at = parse_time(moment)
+    if at is None:
+        return Markup()
+    utc = at.astimezone(UTC)
+    return Markup('<time datetime="{}">{} <span class="clock">{}</span></time>').format(
+        utc.isoformat(timespec="milliseconds"), f"{utc:%d %b %Y}", f"{utc:%H:%M:%S}"
+    )
+
+
 def _describe_distance(at: datetime, style: str) -> str:
     seconds = (datetime.now(UTC) - at).total_seconds()
     if style == "for":
@@ -262,6 +273,17 @@ def _describe_distance(at: datetime, style: str) -> str:
     if style == "until" and -seconds >= _SOON_SECONDS:
         return f"in {format_duration(-seconds // 60 * 60)}"
     return f"in {format_duration(-seconds)}"
+
+
+def format_period(text: str) -> str:
+    """Return a period as addresses have it: a time, or two with a slash between them."""
+    first, last = (
+        f"{at.astimezone(UTC):%d %b %Y %H:%M}" if (at := parse_time(part)) is not None else ""
+        for part in text.partition("/")[::2]
+    )
+    if first and last:
+        return f"{first} to {last} UTC"
+    return f"since {first} UTC" if first else f"before {last} UTC"
 
 
 def format_cost(usd: float | None) -> str:
@@ -285,7 +307,7 @@ def format_size(size: int) -> str:
     """Return a number of bytes."""
     for limit, unit in ((1 << 20, "MB"), (1 << 10, "kB")):
         if size >= limit:
-            return f"{size / limit:.1f} {unit}"
+            return f"{size / limit:.1f} {unit}".replace(".0 ", " ")
     return f"{size} bytes"
 
 

@@ -40,6 +40,7 @@ from .store import timestamp as timestamp
 from .surfaces import AuditRow as AuditRow
 from .surfaces import IdempotencyClaim as IdempotencyClaim
 from .surfaces import OutboxRow as OutboxRow
+from .surfaces import RunWaits as RunWaits
 from .surfaces import WaitCursor as WaitCursor
 from .surfaces import WaitRow as WaitRow
 from .surfaces import WriteOptions as WriteOptions

@@ -27,7 +27,7 @@ from ..types.events import (
 from ..types.messages import RUN_ID_CHARS, clean_text
 from ..types.subagents import Lineage
 from .tokens import Tokens
-from .webhooks import WEBHOOK_EVENT_TYPES, WEBHOOK_TARGET, Webhooks
+from .webhooks import WEBHOOK_EVENT_TYPES, WEBHOOK_TARGET, RowCursor, Webhooks
 
 # ---
 # Waits: the calls of all runs that wait for a person or a client.
@@ -69,6 +69,16 @@ class WaitRow:
         return WaitCursor((self.expires_at if by_expiry else None) or self.created_at, self.context_id, self.call_id)
 
 
+@dataclass(frozen=True, slots=True)
+class RunWaits:
+    """What a run waits for, as far as the store knows."""
+
+    waits: tuple[WaitRow, ...] = ()
+    """Calls that wait in the run and in the runs below it, the oldest first, without their bodies."""
+    is_at_work: bool = False
+    """Whether a call has begun, or failed, since the run's row was written: ``RunRow.status`` is from before it."""
+
+
 class Waits(Protocol):
     """The calls that wait for a person or a client. All methods raise ``StoreError`` when the store fails.
 
@@ -89,6 +99,10 @@ class Waits(Protocol):
     ) -> list[WaitRow]:
         """List waits, the oldest first; ``by_expiry`` those that expire, the soonest first. ``after`` is the cursor of
         the last row of the page before."""
+
+    async def list_run_waits(self, context_ids: Sequence[str], *, limit: int = 1000) -> dict[str, RunWaits]:
+        """Return what each of these runs waits for: of all together the ``limit`` oldest waits. A wait in a subagent is
+        of each run above it."""
 
     async def count_waits(self, *, agent: str | None = None) -> int:
         """Count the waits."""
@@ -284,9 +298,24 @@ class Audit(Protocol):
         """Record the request; again with ``refused``, how it ended."""
 
     async def list_audit(
-        self, *, subject: str | None = None, since: str = "", after: AuditRow | None = None, limit: int = 100
+        self,
+        *,
+        subject: str | None = None,
+        by: str | None = None,
+        verb: str | None = None,
+        since: str = "",
+        until: str = "",
+        refused: bool = False,
+        tenants: Sequence[str] | None = None,
+        after: RowCursor | None = None,
+        limit: int = 100,
     ) -> list[AuditRow]:
-        """List requests from the time ``since`` on, the newest first, and the page after the row ``after``."""
+        """List requests from the time ``since`` on and before ``until``, the newest first. ``after``: ``at`` and ``id``
+        of the last row of the page before.
+
+        ``verb`` is one verb, or with ``*`` at its end the beginning of some (``schedule.*``). ``tenants`` leaves out
+        what concerns runs of other tenants, and runs without one; a row whose subject is no run of the store stays.
+        """
 
 
 # ---

@@ -16,18 +16,10 @@ from dataclasses import dataclass, replace
 from ..agent.agent import Agent
 from ..agent.validation import validate_models
 from ..errors import ContextLengthError
-from ..loop.compaction import BYTES_PER_TOKEN as BYTES_OF_TOKEN
-from ..loop.compaction import (
-    SUMMARY_ID,
-    ConversationView,
-    estimate_message_tokens,
-    estimate_tokens,
-    find_tail_start,
-    find_turn_task,
-    truncate_text,
-)
+from ..loop.compaction import ConversationView, estimate_message_tokens, estimate_tokens, find_turn_task, truncate_text
+from ..loop.transcript import SUMMARY_ID, find_tail_start
 from ..ports import Cache, ModelRequest
-from ..types.compaction import CompactionSettings, Summarise
+from ..types.compaction import BYTES_PER_TOKEN, CompactionSettings, Summarise
 from ..types.interface import FINISH_TOOL
 from ..types.messages import (
     FilePart,
@@ -40,6 +32,7 @@ from ..types.messages import (
     Usage,
     clean_text,
 )
+from ..types.transcript import drop_system_messages
 from ..types.wire import CompactionResult, ModelOutput
 from .stage import ModelReply, NextRequest, RequestCall
 
@@ -223,7 +216,7 @@ class CompactionStage:
         if not settings.has_view:
             return None
         request = call.request
-        recorded = len(_drop_system_messages(call.prefix))
+        recorded = len(drop_system_messages(call.prefix))
         view = self._views.get_view(
             call.input.context_id, settings, call.input.tighter or 0, request.messages[:recorded]
         )
@@ -234,7 +227,7 @@ class CompactionStage:
     async def _rewrite_conversation(
         self, call: RequestCall, next: NextRequest, settings: CompactionSettings
     ) -> ModelReply:
-        messages, summarise = _drop_system_messages(call.prefix), settings.summarise
+        messages, summarise = drop_system_messages(call.prefix), settings.summarise
         if summarise is None:  # the agent's code has changed since the loop decided on it
             return ModelReply(ModelOutput(), None)
         task = find_turn_task(messages, call.input.iteration)
@@ -315,12 +308,7 @@ class ConversationViewCache:
 
 def estimate_message_bytes(message: Message) -> int:
     """Estimate the bytes that ``message`` takes in memory."""
-    return 500 + BYTES_OF_TOKEN * estimate_message_tokens(message)
-
-
-def _drop_system_messages(messages: Sequence[Message]) -> list[Message]:
-    """Return ``messages`` without system prompts: a request has these separately."""
-    return [message for message in messages if message.role != "system"]
+    return 500 + BYTES_PER_TOKEN * estimate_message_tokens(message)
 
 
 def _has_unsummarised_message(old: Sequence[Message], task: Container[int]) -> bool:
@@ -349,7 +337,7 @@ def _list_remaining_compactions(
     call: RequestCall, settings: CompactionSettings, view: ConversationView | None
 ) -> tuple[str, ...]:
     """List the ways in which the call may be shortened."""
-    messages, remaining = _drop_system_messages(call.prefix), []
+    messages, remaining = drop_system_messages(call.prefix), []
     task = find_turn_task(messages, call.input.iteration - 1)  # the reply of this iteration was not given
     if settings.summarise is not None and _has_unsummarised_message(messages[: find_tail_start(messages, 0)], task):
         remaining.append("summarise")
@@ -368,7 +356,7 @@ def _is_summary_due(call: RequestCall, summarise: Summarise, reply: Message) -> 
         tokens = estimate_tokens(call.request.messages) + estimate_message_tokens(reply)
     if tokens < summarise.at:
         return False
-    messages = [*_drop_system_messages(call.prefix), *_drop_system_messages(call.new_messages), reply]
+    messages = [*drop_system_messages(call.prefix), *drop_system_messages(call.new_messages), reply]
     is_answer = not reply.tool_calls or any(tool_call.name == FINISH_TOOL for tool_call in reply.tool_calls)
     task = range(0) if is_answer else find_turn_task(messages, call.input.iteration)  # the summary is the next turn's
     kept_start = find_tail_start(messages, summarise.keep_last)

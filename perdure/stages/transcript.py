@@ -23,6 +23,7 @@ from ..ports import Blob, Commit, Journal, Node, RunRow, Runs, TranscriptChain, 
 from ..ports.store import add_blob, move_file_to_blob, move_text_to_blob
 from ..types.interface import Response, check_run_labels, parse_output
 from ..types.messages import (
+    INLINE_BYTES,
     NAME_CHARS,
     BlobRef,
     ContentPart,
@@ -33,12 +34,13 @@ from ..types.messages import (
     Usage,
     Withheld,
     clean_text,
+    is_large_text,
 )
 from ..types.plain_json import measure_json
 from ..types.subagents import BranchOutcome, TellCall
 from ..types.tool_calls import AnsweredCall, Call, CallbackCall, RefusedCall, RemoteCall, SubagentCall
+from ..types.transcript import Transcript, find_last_system_message, iter_pieces
 from ..types.wire import (
-    INLINE_BYTES,
     OUTPUT_BYTES,
     REMOTE_BYTES,
     CallFacts,
@@ -48,7 +50,6 @@ from ..types.wire import (
     NewMessage,
     NewResult,
     ToolOutput,
-    is_large_text,
 )
 from .journal_keys import parse_outcome
 from .stage import BranchConversation, ConversationCall, ModelCall, ModelReply, NextConversation, share_fields
@@ -382,7 +383,7 @@ class TranscriptStage:
             head=head,
             prefix=prefix,
             new_messages=new_messages,
-            files=await self._chain.load_files([*prefix, *new_messages], known),
+            files=await self._chain.load_files(Transcript.join(iter_pieces(prefix, new_messages)), known),
             branches=await resolve_branch_outcomes(self._chain, task.branches),
         )
 
@@ -395,7 +396,7 @@ class TranscriptStage:
         blobs += node_blobs
         return node.hash
 
-    async def _load_preceding_messages(self, head: str | None, new_messages: list[Message]) -> list[Message]:
+    async def _load_preceding_messages(self, head: str | None, new_messages: list[Message]) -> Sequence[Message]:
         """Load the messages before ``new_messages``, in which an ending closes open calls; empty if unreadable."""
         try:
             return await self._chain.load(head) if new_messages else []
@@ -451,7 +452,7 @@ class TranscriptStage:
         """Return the system prompt as a message if it differs from the last one in the transcript."""
         if reply.system is None:
             return []
-        last = next((message for message in reversed(call.prefix) if message.role == "system"), None)
+        last = find_last_system_message(call.prefix)
         return [] if last is not None and last.text == reply.system else [Message.system(reply.system)]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any
@@ -312,6 +312,8 @@ class ListTables:
         tenant: str | None = None,
         user: str | None = None,
         roots: bool = False,
+        created_from: str | None = None,
+        created_before: str | None = None,
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[RunRow]:
@@ -319,6 +321,12 @@ class ListTables:
         given = {"agent": agent, "status": status, "tenant": tenant, "user_id": user}
         filters = {name: value for name, value in given.items() if value is not None}
         conditions = [f"{name} = :{name}" for name in filters] + (["feeds.root IS NULL"] if roots else [])
+        if created_from is not None:
+            conditions.append("created_at >= :created_from")
+            filters["created_from"] = created_from
+        if created_before is not None:
+            conditions.append("created_at < :created_before")
+            filters["created_before"] = created_before
         if after is not None:
             conditions.append("(created_at, runs.context_id) < (:at, :after)")
             filters |= {"at": after[0], "after": after[1]}
@@ -342,31 +350,16 @@ class ListTables:
 
 
 # ---
-# Operations on the usage of model calls, and on the definitions of agents.
+# Writes of the usage of model calls (its reads: usage.py), and operations on the definitions of agents.
 
 
 read_usage_values = attrgetter(*(field.name for field in fields(UsageRow) if field.name not in ("key", "created_at")))
 """Returns the values of a :class:`UsageRow` in the order of the columns, without those that the store sets."""
 INSERT_USAGE = build_insert("usage")
-SELECT_USAGE = f"""
-    SELECT {", ".join(TABLES["usage"])} FROM usage WHERE created_at >= :since {{filters}}
-    ORDER BY created_at DESC, key LIMIT :limit"""  # noqa: S608  # names of the schema
 UPSERT_AGENT = build_insert("agents", "(hash) DO UPDATE SET seen_at = excluded.seen_at")
 SELECT_AGENTS = """
     SELECT hash, name, body, created_at, seen_at FROM agents WHERE name = coalesce(:name, name)
     ORDER BY name, seen_at DESC, hash"""
-
-
-def read_usage(database: Database, filters: Mapping[str, str | None], since: str, limit: int) -> list[UsageRow]:
-    """Return rows of the usage, the newest first. ``filters``: values of columns, None for any."""
-    rows = database.run(build_usage_select(filters), **filters, since=since, limit=limit)
-    return [UsageRow(*row) for row in rows]
-
-
-def build_usage_select(filters: Mapping[str, str | None]) -> str:
-    """Build the statement that reads the usage with those values, the newest first."""
-    conditions = [f"AND {name} = :{name}" for name, value in filters.items() if value is not None]
-    return SELECT_USAGE.format(filters=" ".join(conditions))
 
 
 def write_agents(database: Database, agents: Sequence[AgentRow], now: str) -> None:

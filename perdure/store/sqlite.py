@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import StoreError, StoreLocationError, StoreVersionError
-from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow, UsageRow
+from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
 from ..ports.store import format_utc_now
 from ..ports.surfaces import WriteOptions
 from . import event_log, migrations, retention, sql
@@ -210,12 +210,6 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         """See :class:`perdure.ports.SharedMemory`."""
         return await self._run_read(sql.recall_all, namespace, prefix, limit)
 
-    async def list_usage(
-        self, *, tenant: str | None = None, agent: str | None = None, since: str = "", limit: int = 1000
-    ) -> list[UsageRow]:
-        """See :class:`perdure.ports.store.UsageLog`."""
-        return await self._run_read(sql.read_usage, {"tenant": tenant, "agent": agent}, since, limit)
-
     async def record_agents(self, agents: Sequence[AgentRow]) -> None:
         """See :class:`perdure.ports.store.AgentRegistry`."""
         await self._run_write(sql.write_agents, agents, self._now())
@@ -228,6 +222,18 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         """See :class:`perdure.ports.EventLog`."""
         written = await self._run_write(event_log.append_batch, batch, self._now(), self.write_options)
         self._notify_watcher(batch)
+        return written
+
+    async def append_all(self, batches: Sequence[EventBatch]) -> list[bool | BaseException]:
+        """See :class:`perdure.ports.EventLog`."""
+        if not self.store_id:  # the first write looks for the store
+            return await asyncio.gather(*map(self.append, batches), return_exceptions=True)
+        now = self._now()
+        append = partial(event_log.append_batch, now=now, options=self.write_options)
+        works = [partial(append, batch=batch) for batch in batches]
+        written = await asyncio.gather(*self._threads.writer.run_all(works), return_exceptions=True)
+        for batch in batches:
+            self._notify_watcher(batch)
         return written
 
     async def read_events(

@@ -15,6 +15,7 @@ from ..ports.surfaces import (
     AuditRow,
     IdempotencyClaim,
     OutboxRow,
+    RunWaits,
     WaitCursor,
     WaitRow,
     add_seconds,
@@ -23,15 +24,30 @@ from ..ports.surfaces import (
     check_idempotency_key,
     cut_audit_row,
 )
+from ..ports.webhooks import RowCursor
 from ..types.approvals import PendingKind
-from .schema import TABLES, as_bytes, build_insert
+from .schema import MAX_KEYS, TABLES, as_bytes, bind_keys, build_in, build_insert
 from .tokens import TokenTables
+from .usage import UsageTables
 from .webhooks import WebhookTables
 
 SELECT_WAITS = """
     SELECT waits.context_id, call_id, root, kind, agent, tool, hash, created_at, expires_at, events.body
     FROM waits LEFT JOIN events ON events.context_id = waits.root AND events.seq = waits.seq
     WHERE {conditions} ORDER BY {order}, waits.context_id, call_id LIMIT :limit"""
+_WAIT_COLUMNS = ", ".join(f"waits.{column} AS {column}" for column in TABLES["waits"] if column != "seq")
+# First the runs' own, then those of the runs below them, whose ids have theirs and a slash before their own; "0" is the
+# character after it. CROSS JOIN: SQLite then looks for each run's range in the key of the waits.
+SELECT_RUN_WAITS = f"""
+    SELECT waits.context_id AS run_id, {_WAIT_COLUMNS} FROM waits WHERE waits.context_id IN (:keys)
+    UNION ALL
+    SELECT runs.context_id, {_WAIT_COLUMNS} FROM runs CROSS JOIN waits
+    WHERE runs.context_id IN (:keys)
+        AND waits.context_id > runs.context_id || '/' AND waits.context_id < runs.context_id || '0'
+    ORDER BY created_at, context_id, call_id LIMIT :limit"""  # noqa: S608  # names of the schema
+SELECT_RUNS_AT_WORK = """
+    SELECT runs.context_id FROM runs JOIN feeds ON feeds.context_id = runs.context_id
+    WHERE runs.context_id IN (:keys) AND feeds.token > runs.asked_at || '/~'"""
 SELECT_WAIT_COUNT = "SELECT count(*) FROM waits"
 PUT_WAIT = build_insert("waits", "(context_id, call_id) DO NOTHING RETURNING call_id")
 DELETE_WAIT = "DELETE FROM waits WHERE context_id = :context_id AND call_id = :call_id"
@@ -52,6 +68,9 @@ INSERT_AUDIT = build_insert("audit", "(id) DO UPDATE SET refused = excluded.refu
 SELECT_AUDIT = (
     f"SELECT {', '.join(TABLES['audit'])} FROM audit WHERE {{conditions}} ORDER BY at DESC, id DESC LIMIT :limit"  # noqa: S608  # constants
 )
+# Not a join: rows are read in the order of their index until the page is full, and each is looked up by its key.
+OTHERS_RUN = """
+    NOT EXISTS (SELECT 1 FROM runs WHERE context_id = audit.subject AND NOT coalesce({own}, false))"""
 # A key is free when its time is over, or its request counts as lost; it is the owner's own if an answer was lost.
 CLAIM_IDEMPOTENCY = build_insert(
     "idempotency",
@@ -94,7 +113,7 @@ def group_by_key(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, int]]:
     return counts
 
 
-class SurfaceTables(TokenTables, WebhookTables):
+class SurfaceTables(TokenTables, WebhookTables, UsageTables):
     """The methods of :class:`perdure.ports.surfaces.Surfaces`, for a store in a database."""
 
     skip_locked = ""
@@ -135,6 +154,21 @@ class SurfaceTables(TokenTables, WebhookTables):
         sql = SELECT_WAITS.format(conditions=" AND ".join(conditions), order=order)
         rows = await self._select_rows(sql, **values)
         return [replace(WaitRow(*row[:-1]), body=None if row[-1] is None else as_bytes(row[-1])) for row in rows]
+
+    async def list_run_waits(self, context_ids: Sequence[str], *, limit: int = 1000) -> dict[str, RunWaits]:
+        """See :class:`perdure.ports.surfaces.Waits`."""
+        unique = list(dict.fromkeys(context_ids))
+        found: dict[str, list[WaitRow]] = {context_id: [] for context_id in unique}
+        at_work: set[str] = set()
+        for start in range(0, len(unique), MAX_KEYS):
+            statement, keys = bind_keys(SELECT_RUN_WAITS, unique[start : start + MAX_KEYS])
+            for context_id, *row in await self._select_rows(statement, **keys, limit=limit):
+                found[context_id].append(WaitRow(*row))
+            statement, keys = bind_keys(SELECT_RUNS_AT_WORK, unique[start : start + MAX_KEYS])
+            at_work |= {row[0] for row in await self._select_rows(statement, **keys)}
+        return {
+            context_id: RunWaits(tuple(rows), is_at_work=context_id in at_work) for context_id, rows in found.items()
+        }
 
     async def count_waits(self, *, agent: str | None = None) -> int:
         """See :class:`perdure.ports.surfaces.Waits`."""
@@ -184,16 +218,40 @@ class SurfaceTables(TokenTables, WebhookTables):
         await self._change_rows(INSERT_AUDIT, **asdict(cut_audit_row(row)))
 
     async def list_audit(
-        self, *, subject: str | None = None, since: str = "", after: AuditRow | None = None, limit: int = 100
+        self,
+        *,
+        subject: str | None = None,
+        by: str | None = None,
+        verb: str | None = None,
+        since: str = "",
+        until: str = "",
+        refused: bool = False,
+        tenants: Sequence[str] | None = None,
+        after: RowCursor | None = None,
+        limit: int = 100,
     ) -> list[AuditRow]:
         """See :class:`perdure.ports.surfaces.Audit`."""
-        conditions, values = ["at >= :since"], {"since": since, "limit": limit}
-        if subject is not None:
-            conditions.append("subject = :subject")
-            values["subject"] = subject
+        conditions, values = ["at >= :since"], dict[str, Any](since=since, limit=limit)
+        prefix = verb[:-1] if verb is not None and verb.endswith("*") else None
+        for condition, name, value in (
+            ("subject = :subject", "subject", subject),
+            ("by = :by", "by", by),
+            ("verb = :verb", "verb", verb if prefix is None else None),
+            (f"substr(verb, 1, {len(prefix or '')}) = :prefix", "prefix", prefix),
+            ("at < :until", "until", until or None),
+        ):
+            if value is not None:
+                conditions.append(condition)
+                values[name] = value
+        if refused:
+            conditions.append("refused IS NOT NULL")
+        if tenants is not None:
+            own, names = build_in("tenant", "tenant", tenants)
+            conditions.append(OTHERS_RUN.format(own=own))
+            values |= names
         if after is not None:
             conditions.append("(at, id) < (:last_at, :last_id)")
-            values |= {"last_at": after.at, "last_id": after.id}
+            values |= {"last_at": after[0], "last_id": after[1]}
         rows = await self._select_rows(SELECT_AUDIT.format(conditions=" AND ".join(conditions)), **values)
         return [AuditRow(*row) for row in rows]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from ..errors import MemoryChangedError, StoreError, TranscriptCorruptedError
-from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, NewEvent, Node, RunRow, TurnRow, UsageRow, timestamp
+from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, NewEvent, Node, RunRow, TurnRow, timestamp
 from ..ports.retention import Collectable, OldRun, RunTree
 from ..ports.store import build_spans
 from ..ports.surfaces import find_wait_changes
@@ -298,7 +298,6 @@ class MemoryStore(_MemoryRetention):
         self.memory: dict[tuple[str, str], bytes] = {}
         self.commits: list[Commit] = []
         self.feeds: dict[str, MemoryFeed] = {}
-        self.all_usage: dict[str, UsageRow] = {}
         self.all_agents: dict[str, AgentRow] = {}
         self._waiting: set[tuple[str, int, asyncio.Future[int]]] = set()
         """Conversation, number after which an event is awaited, and the future to resolve, on any event loop."""
@@ -433,6 +432,10 @@ class MemoryStore(_MemoryRetention):
         row = self.all_runs.get(context_id)
         return None if row is None else replace(row, root=self._find_root(context_id))
 
+    def _is_at_work(self, context_id: str) -> bool:
+        feed, row = self.feeds.get(context_id), self.all_runs.get(context_id)
+        return feed is not None and row is not None and feed.token > f"{row.asked_at}/~"
+
     def _find_root(self, context_id: str) -> str | None:
         feed = self.feeds.get(context_id)
         return None if feed is None else feed.root
@@ -459,18 +462,6 @@ class MemoryStore(_MemoryRetention):
         keys = sorted(key for space, key in self.memory if space == namespace and key.startswith(prefix))
         return {key: self.memory[namespace, key] for key in keys[:limit]}
 
-    async def list_usage(
-        self, *, tenant: str | None = None, agent: str | None = None, since: str = "", limit: int = 1000
-    ) -> list[UsageRow]:
-        """Rows, the newest first, recorded at ``since`` or later."""
-        self._raise_failure()
-        rows = [
-            row
-            for _, row in sorted(self.all_usage.items())
-            if tenant in (None, row.tenant) and agent in (None, row.agent) and row.created_at >= since
-        ]
-        return sorted(rows, key=lambda row: row.created_at, reverse=True)[:limit]
-
     async def record_agents(self, agents: Sequence[AgentRow]) -> None:
         """Record the definitions, or that they were seen."""
         self._raise_failure()
@@ -489,6 +480,10 @@ class MemoryStore(_MemoryRetention):
         """Record ``batch``. False if it is too late."""
         self._raise_failure()
         return self._write_events(batch)
+
+    async def append_all(self, batches: Sequence[EventBatch]) -> list[bool | BaseException]:
+        """Record ``batches``."""
+        return await asyncio.gather(*map(self.append, batches), return_exceptions=True)
 
     async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True

@@ -12,6 +12,7 @@ from ..ports.surfaces import (
     AuditRow,
     IdempotencyClaim,
     OutboxRow,
+    RunWaits,
     WaitChange,
     WaitCursor,
     WaitRow,
@@ -22,9 +23,10 @@ from ..ports.surfaces import (
     check_idempotency_key,
     cut_audit_row,
 )
-from ..ports.webhooks import WEBHOOK_TARGET
+from ..ports.webhooks import WEBHOOK_TARGET, RowCursor
 from ..types.approvals import PendingKind
 from .tokens import MemoryTokens
+from .usage import MemoryUsage
 from .webhooks import MemoryWebhooks
 
 
@@ -39,10 +41,11 @@ class IdempotencyEntry:
     answer: bytes | None = None
 
 
-class MemorySurfaces(MemoryTokens, MemoryWebhooks):
+class MemorySurfaces(MemoryTokens, MemoryWebhooks, MemoryUsage):
     """The methods of :class:`perdure.ports.surfaces.Surfaces`. A test may access everything."""
 
     _now: Callable[[], str]
+    all_runs: dict[str, RunRow]
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,6 +120,26 @@ class MemorySurfaces(MemoryTokens, MemoryWebhooks):
             for (row, seq), rows in zip(page, events, strict=True)
         ]
 
+    async def list_run_waits(self, context_ids: Sequence[str], *, limit: int = 1000) -> dict[str, RunWaits]:
+        """Return what each of these runs waits for."""
+        self._raise_failure()
+        rows = sorted((row for row, _ in self.waits.values()), key=WaitRow.get_cursor)
+        pairs = [
+            (context_id, row)
+            for row in rows
+            for context_id in dict.fromkeys(context_ids)
+            if row.context_id == context_id or row.context_id.startswith(f"{context_id}/")
+        ][:limit]
+        return {
+            context_id: RunWaits(
+                tuple(row for above, row in pairs if above == context_id), is_at_work=self._is_at_work(context_id)
+            )
+            for context_id in context_ids
+        }
+
+    @abstractmethod
+    def _is_at_work(self, context_id: str) -> bool: ...
+
     async def count_waits(self, *, agent: str | None = None) -> int:
         """Count the waits."""
         self._raise_failure()
@@ -161,13 +184,36 @@ class MemorySurfaces(MemoryTokens, MemoryWebhooks):
         self.audit[row.id] = cut_audit_row(row if earlier is None else replace(earlier, refused=row.refused))
 
     async def list_audit(
-        self, *, subject: str | None = None, since: str = "", after: AuditRow | None = None, limit: int = 100
+        self,
+        *,
+        subject: str | None = None,
+        by: str | None = None,
+        verb: str | None = None,
+        since: str = "",
+        until: str = "",
+        refused: bool = False,
+        tenants: Sequence[str] | None = None,
+        after: RowCursor | None = None,
+        limit: int = 100,
     ) -> list[AuditRow]:
         """List requests, the newest first."""
         self._raise_failure()
-        rows = [row for row in self.audit.values() if subject in (None, row.subject) and row.at >= since]
-        newest = sorted(rows, key=lambda row: (row.at, row.id), reverse=True)
-        return [row for row in newest if after is None or (row.at, row.id) < (after.at, after.id)][:limit]
+
+        def is_listed(row: AuditRow) -> bool:
+            run = self.all_runs.get(row.subject)
+            return (
+                subject in (None, row.subject)
+                and by in (None, row.by)
+                and (verb in (None, row.verb) or (verb.endswith("*") and row.verb.startswith(verb[:-1])))
+                and since <= row.at
+                and (not until or row.at < until)
+                and (not refused or row.refused is not None)
+                and (tenants is None or run is None or run.tenant in tenants)
+                and (after is None or (row.at, row.id) < after)
+            )
+
+        rows = [row for row in self.audit.values() if is_listed(row)]
+        return sorted(rows, key=lambda row: (row.at, row.id), reverse=True)[:limit]
 
     async def claim_idempotency(
         self, key: str, request_hash: str, owner: str, *, lease_seconds: float, keep_seconds: float
@@ -237,6 +283,8 @@ class MemoryLists:
         tenant: str | None = None,
         user: str | None = None,
         roots: bool = False,
+        created_from: str | None = None,
+        created_before: str | None = None,
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[RunRow]:
@@ -250,6 +298,8 @@ class MemoryLists:
             and status in (None, row.status)
             and tenant in (None, row.tenant)
             and user in (None, row.user)
+            and (created_from is None or row.created_at >= created_from)
+            and (created_before is None or row.created_at < created_before)
             and (after is None or (row.created_at, row.context_id) < after)
         ]
         newest = sorted(rows, key=lambda row: (row.created_at, row.context_id), reverse=True)

@@ -28,9 +28,13 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 class Data(BaseModel):
-    """Base of all stored and sent data: unknown fields of a newer version are ignored, not refused."""
+    """Base of all stored and sent data: unknown fields of a newer version are ignored, not refused.
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    With ``defer_build`` pydantic builds the schema of a model, or of an adapter, at its first use: a program uses few
+    of them, and starts sooner. :mod:`perdure.workflows` builds all.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
 
 def copy_shared(source: BaseModel, target: type[BaseModel], **changes: Any) -> dict[str, Any]:
@@ -180,6 +184,9 @@ class Usage(Data):
         return Usage(**{name: tokens - getattr(other, name) for name, tokens in self})
 
 
+NO_USAGE = Usage.model_construct()
+"""Default of a field, made without validation: an import builds no schema."""
+
 FinishReason = Literal["stop", "tool_calls", "length", "refusal", "content_filter", "veto", "other"]
 """Why a reply ended. ``veto``: a hook answered in the model's place."""
 
@@ -278,6 +285,11 @@ class Message(Data):
         """Store the message's encoding in a wire format for the next call."""
         self._wire[format] = encoded
 
+    def forget_wire(self) -> None:
+        """Drop the encodings: they are part of a longer one now."""
+        if self._wire:
+            self._wire = {}
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """See pydantic. A copy drops the encodings: it may differ, and must not be sent as the original."""
         copy = super().model_copy(update=update, deep=deep)
@@ -285,7 +297,7 @@ class Message(Data):
         return copy
 
 
-_messages_adapter: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
+_messages_adapter: TypeAdapter[list[Message]] = TypeAdapter(list[Message], config=ConfigDict(defer_build=True))
 
 
 def encode_canonical(messages: Sequence[Message]) -> bytes:
@@ -331,6 +343,15 @@ def clean_text(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+INLINE_BYTES = 32 * 1024
+"""Text up to this size is part of history; larger text is a blob in the store and a reference in history."""
+
+
+def is_large_text(text: str) -> bool:
+    """Whether ``text`` has more than ``INLINE_BYTES`` as UTF-8: then a blob has it, and history a reference."""
+    return len(text) * 4 > INLINE_BYTES and len(text.encode()) > INLINE_BYTES
 
 
 def clean_json_text(text: str) -> str:

@@ -36,6 +36,7 @@ from .openapi import build_openapi_operation
 from .operations import BODY_SECONDS, ApiRouter, Operation, Web, decode_path, list_routes
 from .origins import CrossOrigin, ForwardedHeaders, HostCheck, SecurityHeaders
 from .problems import problem_response
+from .records import OPERATIONS as RECORDS
 from .schedules import OPERATIONS as SCHEDULES
 from .sessions import OPERATIONS as SESSIONS
 from .webhooks import OPERATIONS as WEBHOOKS
@@ -45,8 +46,11 @@ CONSOLE_PREFIX = "/console"
 MAX_CONSOLE_FORM_BYTES = 1024 * 1024
 MAX_CONSOLE_UPLOAD_BYTES = 32 * 1024 * 1024
 """Most bytes of a form of the console with files."""
+MAX_REFUSED_FORM_BYTES = 256 * 1024 * 1024
+"""Bytes above these of a form that the console still takes, to refuse it with a page: a browser sends all of a form
+before it reads the answer, and shows an error of its own where the connection is closed meanwhile."""
 Protocol = Literal["agui", "vercel", "openai", "mcp"]
-_OPERATIONS: Sequence[Operation] = (*SESSIONS, *LISTS, *APPROVALS, *FILES, *FORKS, *SCHEDULES, *WEBHOOKS)
+_OPERATIONS: Sequence[Operation] = (*SESSIONS, *LISTS, *APPROVALS, *FILES, *FORKS, *SCHEDULES, *WEBHOOKS, *RECORDS)
 OPERATIONS: Sequence[Operation] = (*_OPERATIONS, build_openapi_operation(_OPERATIONS))
 """Every operation of the native API."""
 _READY_SECONDS = 1.0
@@ -171,8 +175,12 @@ def _find_body_rule(scope: Scope) -> BodyRule | None:
     if "/decide/" in scope["path"]:
         return BodyRule((FORM_TYPE,), MAX_FORM_BYTES)
     if f"{CONSOLE_PREFIX}/chat/" in scope["path"]:
-        return BodyRule((FORM_TYPE, "multipart/form-data"), MAX_CONSOLE_UPLOAD_BYTES, BODY_SECONDS)
-    return BodyRule((FORM_TYPE,), MAX_CONSOLE_FORM_BYTES) if f"{CONSOLE_PREFIX}/" in scope["path"] else None
+        most = MAX_CONSOLE_UPLOAD_BYTES + MAX_REFUSED_FORM_BYTES
+        return BodyRule((FORM_TYPE, "multipart/form-data"), most, BODY_SECONDS)
+    if f"{CONSOLE_PREFIX}/" in scope["path"]:
+        is_anyones = scope["path"].endswith(f"{CONSOLE_PREFIX}/login")
+        return BodyRule((FORM_TYPE,), MAX_CONSOLE_FORM_BYTES + (0 if is_anyones else MAX_REFUSED_FORM_BYTES))
+    return None
 
 
 class EncodedSlashes:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
 from starlette.responses import Response
 
 from ..client.follow import list_child_runs
@@ -150,6 +150,9 @@ class SessionsQuery(PageQuery):
     """``running`` is any open one; ``waiting`` and ``paused`` need the attributes of ``perdure server setup``."""
     tenant: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
     user: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
+    started_from: AwareDatetime | None = None
+    """ISO 8601 with a time zone: those that have started then or later."""
+    started_before: AwareDatetime | None = None
     children: bool = False
     """Also the sessions of subagents."""
 
@@ -192,6 +195,8 @@ async def list_sessions(call: Call) -> SessionList:
         tenant=tenant,
         user=query.user,
         roots=not query.children,
+        started_from=query.started_from,
+        started_before=query.started_before,
         limit=query.limit,
         cursor=query.cursor,
         visible=visible,

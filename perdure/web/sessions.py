@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ..client.follow import follow_run, follow_turn
 from ..client.visibility import build_closed_status
 from ..errors import InvalidInputError, NoWorkerError, PerdureError, RunExistsError, RunNotFoundError
-from ..types.approvals import DecidedApproval
+from ..types.approvals import DecidedApproval, StandingApproval
 from ..types.client_tools import MAX_CLIENT_TOOLS, ClientTool
 from ..types.events import Event
 from ..types.interface import Mode, Override, Status, TurnStatus
@@ -165,6 +165,13 @@ class Approval(Input):
     always: bool = False
 
 
+class Revoke(Input):
+    """Revokes the standing approvals (``always``) of a tool: its later calls wait for approval again."""
+
+    type: Literal["revoke"]
+    tool: str = Field(min_length=1, max_length=500)
+
+
 class Answer(Input):
     """The answer to a question of a tool, or the result of a call that a client runs."""
 
@@ -208,7 +215,8 @@ class Close(Input):
 class SessionEvent(
     RootModel[
         Annotated[
-            NewMessage | Interrupt | Approval | Answer | Pause | Resume | Cancel | Close, Field(discriminator="type")
+            NewMessage | Interrupt | Approval | Revoke | Answer | Pause | Resume | Cancel | Close,
+            Field(discriminator="type"),
         ]
     ]
 ):
@@ -216,12 +224,13 @@ class SessionEvent(
 
 
 class Accepted(BaseModel):
-    """What became of an event: of a message its turn, of a decision or an answer that."""
+    """What became of an event: of a message its turn, of a decision or an answer that, of ``revoke`` what it ended."""
 
     type: str
     task_id: str | None = None
     message_id: str | None = None
     decided: DecidedApproval | None = None
+    revoked: list[StandingApproval] | None = None
 
 
 class EventsQuery(Input):
@@ -314,13 +323,14 @@ async def get_session(call: Call) -> Session:
     return await build_session(call, call.params["id"])
 
 
-_OPERATE = ("cancel", "close", "pause", "resume")
+_OPERATE, _DECIDE = ("cancel", "close", "pause", "resume"), ("approval", "revoke")
 
 
 async def post_event(call: Call) -> Accepted:
-    """Send an event to a session: a message, an interrupt, a decision, an answer; pause, resume, cancel or close it."""
+    """Send an event to a session: a message, an interrupt, a decision, an answer, the end of a standing approval;
+    pause, resume, cancel or close it."""
     event = cast(SessionEvent, call.body).root
-    verb: Verb = "operate" if event.type in _OPERATE else "decide" if event.type == "approval" else "send"
+    verb: Verb = "operate" if event.type in _OPERATE else "decide" if event.type in _DECIDE else "send"
     await call.authorize(verb, event.decision if isinstance(event, Approval) else event.type)
     run, by = call.run, call.by
     match event:
@@ -349,6 +359,8 @@ async def post_event(call: Call) -> Accepted:
                 raise InvalidInputError("arguments and always belong to an approval, not to a denial")
             decided = await run.deny(event.call_id, by=by, comment=event.comment, hash=event.hash)
             return Accepted(type=event.type, decided=decided)
+        case Revoke():
+            return Accepted(type=event.type, revoked=await run.revoke(event.tool, by=by))
         case Answer():
             decided = await run.answer(event.call_id, event.value, error=event.error, by=by, hash=event.hash)
             return Accepted(type=event.type, decided=decided)

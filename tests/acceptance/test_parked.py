@@ -5,14 +5,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
+import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 from temporalio.client import Client
 
+import perdure
 from benchmarks import parked
+from benchmarks.parking import AGENT
+from perdure.client.visibility import read_pending_memo
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.server
 
@@ -49,3 +56,38 @@ async def parked_and_decided(address: str, folder: Path, count: int) -> dict[str
     lost = [outcome for mine in figures["decided"].values() for outcome in mine.values() if "lost" in outcome]
     assert lost, "no two clients raced"
     return figures
+
+
+@pytest.mark.slow
+async def test_a_worker_that_stands_still_loses_no_row_of_what_waits(temporal_address: str, tmp_path: Path) -> None:
+    """Workflow tasks that it has taken time out meanwhile, and come again behind those of all runs that were started
+    later: a call then begins to wait late, and has its row all the same."""
+    temporal = await Client.connect(temporal_address)
+    queue, store_url = f"still-{uuid.uuid4().hex[:8]}", f"sqlite:///{tmp_path}/store.db"
+    client = perdure.Client(temporal, store_url=store_url, task_queue=queue, actor="tests")
+    store, waiting = await client.store(), {f"{queue}-{number}" for number in range(24)}
+    for name in sorted(waiting):
+        await client.start(AGENT, name, mode="session", id=name)
+    for number in range(60):
+        await client.start(AGENT, None, mode="session", id=f"{queue}-idle-{number}")
+    arguments = ("worker", temporal_address, queue, store_url, str(tmp_path / "ledger"), "200")
+    async with parked.open_process(*arguments) as worker:
+
+        async def has_begun() -> bool:
+            return await store.count_waits() > 4
+
+        await eventually(has_begun)
+        os.kill(worker.pid, signal.SIGSTOP)
+        await asyncio.sleep(11)  # longer than a workflow task may take
+        os.kill(worker.pid, signal.SIGCONT)
+
+        async def has_row_and_memo_of_each() -> bool:
+            rows = await store.list_waits(limit=200)
+            shown = [await read_pending_memo(await client.run(name).describe()) for name in waiting]
+            return {row.context_id for row in rows} == waiting and all(shown)
+
+        await eventually(has_row_and_memo_of_each, deadline=120)
+        rows = await store.list_waits(limit=200)
+        pending = [call for name in waiting for call in (await client.run(name).status()).approvals]
+        assert sorted(row.hash for row in rows) == sorted(call.hash for call in pending), "each once"
+    await client.close()

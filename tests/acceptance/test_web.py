@@ -17,6 +17,7 @@ from perdure.web.app import WebOptions, create_app
 from perdure.web.limits import WebLimits
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
+from tests.support.wait import eventually
 from tests.support.web import ADA, NamedCallers, make_caller, read_frames, serve
 
 
@@ -151,6 +152,43 @@ async def test_an_approval_by_http_needs_the_hash_and_names_the_caller(engine: E
             ("eve", "approve", True),
         }
         assert {row.auth for row in rows if row.by == "bob"} == {"token:bob"}
+
+
+async def test_a_standing_approval_is_revoked_by_who_may_decide(engine: Engine) -> None:
+    @tool(needs_approval=True)
+    def pay() -> str:
+        return "paid"
+
+    provider = ScriptedProvider([call("pay"), "done", call("pay"), "done"])
+    async with (
+        engine.served(Agent("payer", provider, tools=[pay])) as client,
+        serve(client, make_caller("bob", "approver"), make_caller("sam", "sender")) as service,
+        service.connect("bob") as bob,
+        service.connect("sam") as sam,
+    ):
+        run = await client.start("payer", "Pay", mode="session")
+        path = f"/sessions/{run.id}"
+
+        async def wait() -> dict[str, Any] | None:
+            return next(iter((await bob.get(path)).json()["approvals"]), None)
+
+        asked = await eventually(wait)
+        decision = {"type": "approval", "call_id": asked["call_id"], "hash": asked["hash"], "decision": "approve"}
+        assert (await bob.post(f"{path}/events", json=decision | {"always": True})).status_code == 202
+        await run.turn().result()
+        [standing] = (await bob.get(path)).json()["standing"]
+        revoke = {"type": "revoke", "tool": "pay"}
+        assert (await sam.post(f"{path}/events", json=revoke)).status_code == 403
+        headers = {"Idempotency-Key": "k"}
+        for _ in range(2):
+            answer = await bob.post(f"{path}/events", json=revoke, headers=headers)
+            assert (answer.status_code, answer.json()["revoked"]) == (202, [standing])
+        again = await bob.post(f"{path}/events", json=revoke)
+        assert (again.status_code, again.json()["error"]) == (400, "InvalidInputError")
+        for wrong in ({"type": "revoke"}, revoke | {"tool": ""}, revoke | {"tool": None}, revoke | {"by": "ada"}):
+            assert (await bob.post(f"{path}/events", json=wrong)).status_code == 400
+        await run.send("Pay again")
+        assert (await eventually(wait))["name"] == "pay", "it waits again"
 
 
 @pytest.mark.server

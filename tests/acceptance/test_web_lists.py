@@ -96,6 +96,13 @@ async def test_sessions_in_pages(engine: Engine) -> None:
         assert sorted(await ids_of(http, agent=name, tenant="other", user="u", limit=1)) == sorted(made["other"])
         assert await ids_of(http, agent=name, tenant="other", user="v") == []
         assert await ids_of(mine, agent=name, tenant="other") == []
+        times = {
+            row["id"]: row["started"] for row in (await http.get("/sessions", params={"agent": name})).json()["data"]
+        }
+        first, last = sorted(times.values())[2], times[session.id]
+        assert sorted(await ids_of(http, agent=name, limit=2, started_from=first, started_before=last)) == sorted(
+            one for one, at in times.items() if first <= at < last
+        )
         # Temporal forgets some: the store still has them, after those that Temporal has.
         forgotten = [made["acme"][0], made["other"][0], made[""][0]]
         await asyncio.gather(*(forget(client, gone) for gone in forgotten))

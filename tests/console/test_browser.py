@@ -16,6 +16,7 @@ import pytest
 from perdure import Agent, Approval, Client, File, Limits, ToolContext, tool
 from perdure.client.run import Run
 from perdure.testing import ScriptedProvider, call
+from perdure.worker.engine import record_agents
 from tests.console.test_access import wait_for_waits
 from tests.console.test_hostile import TEXT
 from tests.console.test_run import PNG, script
@@ -23,6 +24,7 @@ from tests.support import npm
 from tests.support.chromium import PICTURES, Chromium, Window, chromium
 from tests.support.engine import Engine
 from tests.support.pages import console
+from tests.support.records import record_samples
 from tests.support.wait import eventually
 from tests.support.web import make_caller
 
@@ -101,6 +103,11 @@ def build_agents() -> list[Agent[Any, Any]]:
             script(call("send_email", to="weber@example.com", subject="Your order", body=LETTER), "ok"),
             tools=[send_email],
         ),
+        Agent(
+            "clerk",
+            script(call("refund", order_id="A-1002", amount=12, reason="Late"), "I have refunded **$12.00**."),
+            tools=[refund],
+        ),
     ]
 
 
@@ -115,8 +122,12 @@ async def office(engine: Engine, *agents: Agent[Any, Any], what: str) -> AsyncIt
 
 
 async def start_all(client: Client) -> dict[str, Run[Any]]:
-    """A run of each agent; their calls wait."""
-    runs = {}
+    """A run of each agent; their calls wait, but for that of one, which is approved with those to come."""
+    runs = {"clerk": await client.start("clerk", "It came late", mode="session", id="clerk-1040", user="jo", by="jo")}
+    await wait_for_waits(client, 1)
+    [wait] = (await client.list_waits()).waits
+    await runs["clerk"].approve(wait.call_id, hash=wait.hash, by="bob", always=True)
+    await runs["clerk"].turn().result()
     for agent, text, user in (
         ("support", "My lamp arrived broken (order A-1007). I want my money back!", "weber"),
         ("privacy", "Please delete my data", "weber"),
@@ -127,6 +138,7 @@ async def start_all(client: Client) -> dict[str, Run[Any]]:
             agent, text, mode="session", tenant="acme", user=user, by=user or "web", id=f"{agent}-1041"
         )
     await wait_for_waits(client, 4)
+    await record_agents(await client.store(), build_agents())  # as a worker does when it starts
     return runs
 
 
@@ -307,18 +319,60 @@ async def test_a_run_is_followed_as_it_is_written(engine: Engine) -> None:
         assert window.complaints == []
 
 
+async def test_what_waits_stays_in_sight_and_forms_in_use_stay(engine: Engine) -> None:
+    async with office(engine, *build_agents(), what="what waits in a run") as (client, at):
+        runs = await start_all(client)
+        for width, height in ((1280, 500), (390, 700)):
+            window = await at.open(f"/runs/{runs['support'].id}", viewport={"width": width, "height": height})
+            page = window.page
+            button = page.locator("#pinned").get_by_role("link", name="Decide refund")
+            await button.wait_for()
+            for place in ("0", "document.documentElement.scrollHeight / 2", "document.documentElement.scrollHeight"):
+                await page.evaluate(f"scrollTo(0, {place}); document.getElementById('panel').scrollTop = 10_000")
+                assert await button.is_visible()
+                box = await button.bounding_box()
+                assert box is not None
+                assert 48 <= box["y"] <= height - box["height"], f"{width} wide, at {place}"
+                hit = f"document.elementFromPoint({box['x'] + 10}, {box['y'] + 10}).closest('#pinned') !== null"
+                assert await page.evaluate(hit), "nothing covers it"
+        await page.evaluate("document.querySelector('#actions').scrollIntoView()")
+        await page.get_by_text("Pause…").click()
+        reason = page.get_by_label("Reason")
+        await reason.fill("half")
+        await client.run(runs["support"].id).approve(by="bob")  # the panel changes around the form
+        await page.locator("#pinned").wait_for(state="detached")
+        await page.keyboard.type(" written")
+        assert await reason.input_value() == "half written"
+        assert window.complaints == []
+
+
+async def test_a_standing_approval_is_revoked_on_the_page(engine: Engine) -> None:
+    async with office(engine, *build_agents(), what="standing approvals") as (client, at):
+        runs = await start_all(client)
+        window = await at.open(f"/runs/{runs['clerk'].id}")
+        page = window.page
+        standing = page.locator("#standing")
+        await standing.get_by_text("Revoke…").click()
+        await standing.get_by_role("button", name="Revoke").click()
+        await standing.wait_for(state="detached")
+        assert (await runs["clerk"].status()).standing == ()
+        assert window.complaints == []
+
+
 async def test_hostile_texts_do_nothing_in_a_browser(engine: Engine) -> None:
     @tool(needs_approval=True)
     def pay(note: str) -> str:
         """Pay."""
         return TEXT
 
-    agent = Agent("agent", script([TEXT, call("pay", note=TEXT)], TEXT), tools=[pay])
+    agent = Agent(
+        "agent", script([TEXT, call("pay", note=TEXT)], TEXT), tools=[pay], description=TEXT, instructions=TEXT
+    )
     async with office(engine, agent, what="hostile texts in a browser") as (client, at):
         run = await client.start("agent", TEXT, by="<b>eve</b>", user='"><i>user', mode="session")
         await wait_for_waits(client)
         [wait] = (await client.list_waits()).waits
-        for path in ("/inbox", f"/inbox/{run.id}/{wait.call_id}", f"/runs/{run.id}"):
+        for path in ("/inbox", f"/inbox/{run.id}/{wait.call_id}", f"/runs/{run.id}", "/agents", "/agents/agent"):
             window = await at.open(path)
             await window.page.wait_for_load_state("networkidle") if "/runs/" not in path else None
             await window.page.get_by_text("alert(1)").first.wait_for(state="attached")
@@ -336,9 +390,15 @@ async def list_pages(client: Client, runs: dict[str, Run[Any]]) -> dict[str, str
         "inbox-empty": "/inbox?agent=nobody",
         "call": f"/inbox/{wait.run_id}/{wait.call_id}",
         "run": f"/runs/{runs['support'].id}",
+        "run-standing": f"/runs/{runs['clerk'].id}",
         "runs": "/runs",
+        "agents": "/agents",
+        "agent": "/agents/support",
+        "schedules-empty": "/schedules",
+        "workers": "/workers",
         "login": "/login",
         "error": "/nothing",
+        **await record_samples(client),
     }
 
 
@@ -361,23 +421,25 @@ async def test_pages_fit_a_phone(engine: Engine) -> None:
 @pytest.mark.node
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_pages_have_no_violations_of_wcag(engine: Engine, scheme: Literal["light", "dark"]) -> None:
-    source = (npm.packages(AXE, "accessibility of the console") / "axe-core" / "axe.min.js").read_text()
     async with office(engine, *build_agents(), what="accessibility of the console") as (client, at):
         runs, violations = await start_all(client), {}
         for name, path in (await list_pages(client, runs)).items():
-            window = await at.open(path, color_scheme=scheme)
-            await look_at_everything(window)
-            await window.page.evaluate(source)
-            options = (
-                "{resultTypes: ['violations'], runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'wcag22aa', 'best-practice']}"
-            )
-            found = await window.page.evaluate(f"axe.run({options})")
-            told = [
-                f"{one['id']}: {one['help']}: {[node['html'][:160] for node in one['nodes'][:3]]}"
-                for one in found["violations"]
-            ]
+            told = await find_violations(await at.open(path, color_scheme=scheme))
             violations |= {name: told} if told else {}
         assert violations == {}
+
+
+async def find_violations(window: Window) -> list[str]:
+    """What axe finds wrong with a page. Needs npm."""
+    source = (npm.packages(AXE, "accessibility of the console") / "axe-core" / "axe.min.js").read_text()
+    await look_at_everything(window)
+    await window.page.evaluate(source)
+    options = "{resultTypes: ['violations'], runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'wcag22aa', 'best-practice']}"
+    found = await window.page.evaluate(f"axe.run({options})")
+    return [
+        f"{one['id']}: {one['help']}: {[node['html'][:160] for node in one['nodes'][:3]]}"
+        for one in found["violations"]
+    ]
 
 
 async def look_at_everything(window: Window) -> None:
@@ -401,6 +463,11 @@ async def test_pictures_of_every_page(engine: Engine, scheme: Literal["light", "
                 picture = PICTURES / f"{name}-{scheme}{size}.png"
                 await window.page.screenshot(path=picture)
                 assert picture.stat().st_size > 5_000
+                if name == "runs":
+                    for box in (await window.page.locator("input[name=item]").all())[1:3]:
+                        await box.check()
+                    await window.page.get_by_role("button", name="Compare").wait_for()
+                    await window.page.screenshot(path=PICTURES / f"runs-ticked-{scheme}{size}.png")
                 expected = ["Failed to load resource: the server responded with a status of 404 (Not Found)"]
                 assert window.complaints == (expected if name == "error" else [])
 

@@ -216,6 +216,28 @@ async def test_what_a_message_may_not_have(
         assert (await browser.http.get("/v1/sessions")).json()["data"] == []
 
 
+async def test_a_form_that_is_too_large_is_refused_with_a_page(engine: Engine) -> None:
+    """A browser reads the answer only when it has sent all of the form, and so does this."""
+    async with room(engine) as at:
+        browser = at.console.browse()
+        form = (await browser.open("/chat/talker")).find_form("/chat/talker")
+        answer = await post_files(
+            browser, form, [("big.bin", b"x" * (40 << 20), "application/octet-stream")], text="Hi"
+        )
+        assert answer.status_code == 413
+        assert answer.headers["content-type"].startswith("text/html")
+        page = Html(answer.text)
+        for text in ("Too large", "the files of a message together may have 32 MB", "Go back"):
+            assert text in page.text
+        path = await at.start(browser)
+        form = (await browser.open(f"/runs/{path.rpartition('/')[2]}")).find_form(action="message")
+        page = await browser.send(form, text="x" * 2_000_000)
+        assert (browser.response.status_code, "Nothing was sent" in page.text) == (413, True)
+        login = await browser.http.post("/console/login", data={"token": "x" * 2_000_000})
+        assert login.status_code == 413, "to anyone the service listens no longer"
+        assert len(at.requests) == 1
+
+
 async def test_a_form_with_files_that_is_broken_or_forged(engine: Engine) -> None:
     async with room(engine) as at:
         browser = at.console.browse()

@@ -13,17 +13,18 @@ from urllib.parse import quote
 import pytest
 from pydantic import BaseModel
 
-from perdure import Agent, Client, File, Limits, tool
+from perdure import Agent, Approval, Client, File, Limits, tool
 from perdure.client.visibility import read_pending_memo
 from perdure.console.transcript import CallBlock, ReplyBlock, Transcript, read_window
 from perdure.console.waterfall import build_waterfall
+from perdure.errors import RateLimitError
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta
 from perdure.testing import ScriptedProvider, call, finish
 from perdure.types.events import ModelCompleted, ModelDelta, ModelRetracted, ModelStarted
 from perdure.types.messages import TextPart, ThinkingPart
 from tests.console.test_access import wait_for_waits
 from tests.support.engine import Engine
-from tests.support.pages import Console, console
+from tests.support.pages import Console, Html, console
 from tests.support.wait import eventually
 from tests.support.web import make_caller
 
@@ -275,25 +276,6 @@ async def test_exports(engine: Engine) -> None:
             assert answer.headers["content-disposition"].startswith("attachment")
 
 
-async def test_the_list_of_runs_is_filtered_by_its_address(engine: Engine) -> None:
-    agents = [Agent(name, ScriptedProvider(lambda _: "hello")) for name in ("one", "two")]
-    async with served(engine, *agents) as (client, opened):
-        first = await client.start("one", "Go", tenant="acme", user="zoe")
-        second = await client.start("two", "Go", mode="session")
-        await first.result()
-        await second.turn().result()
-        browser = opened.browse()
-        page = await browser.open("/runs")
-        assert first.id in page.text
-        assert second.id in page.text
-        assert "zoe" in page.text
-        page = await browser.open("/runs?agent=one&tenant=acme")
-        assert (first.id in page.text, second.id in page.text) == (True, False)
-        page = await browser.open("/runs?status=completed")
-        assert (first.id in page.text, second.id in page.text) == (True, False)
-        assert "No run fits" in (await browser.open("/runs?agent=nobody")).text
-
-
 async def test_a_window_begins_with_a_whole_block(engine: Engine) -> None:
     agent = Agent("worker", script([call("photo"), call("photo")], [call("photo")], "end"), tools=[photo])
     async with served(engine, agent) as (client, _):
@@ -312,57 +294,90 @@ async def test_a_window_begins_with_a_whole_block(engine: Engine) -> None:
         assert all(block.state == "done" for block in blocks if isinstance(block, CallBlock))
 
 
-async def test_a_call_that_waits_leads_to_its_page(engine: Engine) -> None:
-    @tool(needs_approval=True)
-    def pay() -> str:
-        """Pay."""
-        return "paid"
+@tool(needs_approval=Approval(expires="45m"))
+def pay(amount: int = 3) -> str:
+    """Pay."""
+    return "paid"
 
-    agent = Agent("payer", script([call("pay")], "done"), tools=[pay])
-    async with served(engine, agent) as (client, opened):
-        run = await client.start("payer", "Go")
-        await wait_for_waits(client)
+
+def read_pinned(page: Html) -> tuple[str, list[str]]:
+    """What stands at the top of a run that waits, and the calls that it leads to."""
+    text = page.text.partition("Waits for")[2].partition("Tokens")[0]
+    hrefs = (given.get("href", "") for _, given in page.tags if given.get("class", "").startswith("button small"))
+    return " ".join(f"Waits for{text}".replace("Waits", " Waits").split()), [
+        href for href in hrefs if "/inbox/" in href
+    ]
+
+
+async def test_what_waits_is_pinned_also_what_waits_in_a_subagent(engine: Engine) -> None:
+    payer = Agent("payer", script([call("pay"), call("pay")], "done"), tools=[pay])
+    desk = Agent("desk", script(call("call_payer", task="Pay"), "done"), subagents=[payer])
+    limited = make_caller("lim", "viewer", agents=("desk",))
+    async with served(engine, payer, desk) as (client, opened), console(client, limited) as second:
+        own, above = await client.start("payer", "Go"), await client.start("desk", "Go")
+        await wait_for_waits(client, 4)
         browser = opened.browse()
-        page = await browser.open(f"/runs/{run.id}")
-        links = {given["href"] for _, given in page.tags if f"/inbox/{run.id}/" in given.get("href", "")}
-        assert links
-        page = await browser.open(links.pop().removeprefix("/console"))
+        text, links = read_pinned(await browser.open(f"/runs/{own.id}"))
+        assert text.startswith("Waits for approval: pay · denied in 44 min Decide pay Waits for approval: pay")
+        assert len(links) == 2
+        page = await browser.open(links[0].removeprefix("/console"))
         assert "Approve pay?" in page.text
+        text, links = read_pinned(await browser.open(f"/runs/{above.id}"))
+        assert text.startswith("Waits for approval: pay in payer · expires in 44 min Decide pay")
+        assert [quote(f"{above.id}/", safe="") in link for link in links] == [True, True]
+        assert "Approve pay?" in (await browser.open(links[1].removeprefix("/console"))).text
+        page = await opened.browse("eve").open(f"/runs/{own.id}")
+        assert "Look pay" in " ".join(page.text.split())
+        page = await second.browse("lim").open(f"/runs/{above.id}")
+        assert "Waits for approval" not in page.text, "of the subagent's agent it may see nothing"
+        await own.cancel()
+        await eventually(lambda: _is_closed(own))
+        assert read_pinned(await browser.open(f"/runs/{own.id}"))[1] == []
 
 
-async def test_ticked_runs_are_cancelled_after_a_second_look(engine: Engine) -> None:
-    agent = Agent("worker", ScriptedProvider(lambda _: "hello"))
-    stranger = make_caller("other", "operator", tenants=("other",))
-    async with engine.served(agent) as client, console(client, stranger, make_caller("eve", "viewer")) as opened:
-        runs = [await client.start("worker", "Go", mode="session") for _ in range(3)]
-        for run in runs:
-            await run.turn().result()
-        browser = opened.browse()
-        page = await browser.open("/runs?agent=worker")
-        [bulk] = [form for form in page.forms if form.id == "bulk"]
-        boxes = [value for _, value in page.find_boxes("bulk")]
-        assert sorted(boxes) == sorted(run.id for run in runs)
-        page = await browser.send(bulk, ("action", "cancel"), item=[runs[0].id, runs[1].id])
-        assert "Cancel 2 runs?" in page.text
-        assert [text for text in ("worker", "none", "Keep them") if text not in page.text] == []
-        assert [(await run.status()).state for run in runs] == ["waiting"] * 3
-        page = await browser.send(page.find_form(sure="1"))
-        assert page.text.count("is being cancelled") == 2
+async def _is_closed(run: Any) -> bool:
+    return (await run.status()).state == "cancelled"
 
-        async def are_over() -> bool:
-            return [(await run.status()).state for run in runs] == ["cancelled", "cancelled", "waiting"]
 
-        await eventually(are_over)
-        page = await browser.open("/runs")
-        [bulk] = [form for form in page.forms if form.id == "bulk"]
-        page = await browser.send(bulk, ("action", "cancel"), item=[runs[0].id, "nothing"])
-        page = await browser.send(page.find_form(sure="1"))
-        assert "is being cancelled" not in page.text
-        assert "there is no session 'nothing'" in page.text
-        other = opened.browse("other")
-        await other.open("/runs")
-        assert "No runs yet" in other.page.text
-        assert not [form for form in (await opened.browse("eve").open("/runs")).forms if form.id == "bulk"]
+async def test_a_standing_approval_is_shown_and_revoked(engine: Engine) -> None:
+    agent = Agent("payer", script([call("pay")], [call("pay")], "done"), tools=[pay])
+    async with served(engine, agent) as (client, opened):
+        run = await client.start("payer", "Go", mode="session")
+        await wait_for_waits(client)
+        [wait] = (await client.list_waits()).waits
+        await run.approve(wait.call_id, by="bob", always=True, hash=wait.hash)
+        await run.turn().result()
+        browser, reader = opened.browse(), opened.browse("eve")
+        page = await browser.open(f"/runs/{run.id}")
+        assert "Approved for the rest of this conversation" in page.text
+        assert "by bob" in page.text
+        form = page.find_form(action="revoke")
+        page = await reader.open(f"/runs/{run.id}")
+        assert "by bob" in page.text
+        assert [form for form in page.forms if ("action", "revoke") in form.fields] == []
+        token = dict((await reader.open("/runs")).forms[-1].fields)["form_token"]
+        await reader.send(form, form_token=token)
+        assert (reader.response.status_code, "may not decide" in reader.page.text) == (403, True)
+        assert [one.by for one in (await run.status()).standing] == ["bob"]
+        page = await browser.send(form)
+        assert "Approved for the rest" not in page.text
+        assert (await run.status()).standing == ()
+        await browser.send(form)  # twice, or after somebody else
+        assert (browser.response.status_code, "no standing approval" in browser.page.text) == (400, True)
+        audited = [(row.by, row.verb, row.detail, bool(row.refused)) for row in await _list_audit(client, run.id)]
+        assert [row for row in audited if row[1] == "revoke"] == [
+            ("ada", "revoke", "pay", True),
+            ("ada", "revoke", "pay", False),
+            ("eve", "revoke", None, True),
+        ]
+        page = await browser.open(f"/runs/{run.id}")
+        await browser.send(page.find_form(action="message"), text="Again")
+        await run.turn().result()
+        assert "Standing approval of pay revoked" in (await browser.open(f"/runs/{run.id}")).text
+
+
+async def _list_audit(client: Client, subject: str) -> Any:
+    return await (await client.store()).list_audit(subject=subject)
 
 
 class Typed(BaseModel):
@@ -495,6 +510,24 @@ async def test_without_a_worker_pages_come_at_once_and_say_why(engine: Engine) -
         [wait] = (await client.list_waits()).waits
         page = await browser.open(f"/inbox/{run.id}/{wait.call_id}")
         assert "Approve pay?" in page.text
+
+
+@pytest.mark.slow
+@pytest.mark.server
+async def test_a_run_that_is_held_up_says_by_what(engine: Engine) -> None:
+    def refuse(_: Any) -> Any:
+        raise RateLimitError("Slow down.", retry_after=3600)
+
+    async with served(engine, Agent("worker", ScriptedProvider(refuse))) as (client, opened):
+        run = await client.start("worker", "Go", mode="session")
+        browser = opened.browse()
+
+        async def says_why() -> bool:
+            text = " ".join((await browser.open(f"/runs/{run.id}?wait=1")).text.split())
+            return "Held up: perdure.model, attempt 2: RateLimitError: Slow down. (next attempt at 2" in text
+
+        await eventually(says_why)
+        assert "running" in browser.page.text
 
 
 async def test_a_stream_ends_with_the_login(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,11 +42,17 @@ function refreshPanel() {
     if (!answer?.ok) return;
     const panel = document.getElementById("panel");
     const fresh = parseHTML(answer.text);
-    const actions = document.getElementById("actions");
-    const isUsed = actions?.querySelector("details[open]") || actions?.contains(document.activeElement);
-    const next = fresh.querySelector("#actions");
-    if (isUsed && next) next.replaceWith(actions);
-    panel.replaceChildren(...fresh.childNodes);
+    const focused = panel.contains(document.activeElement) && document.activeElement.getAttribute("href");
+    for (const part of [...panel.children]) {
+      const isUsed = part.querySelector("details[open]") || part.contains(document.activeElement);
+      if (!("keep" in part.dataset && isUsed && fresh.getElementById(part.id))) part.remove();
+    }
+    let place = panel.firstElementChild; // of the parts whose forms are in use, which stay where they are
+    for (const part of [...fresh.children]) {
+      const kept = panel.querySelector(`:scope > #${part.id}`);
+      if (kept) place = kept.nextElementSibling; else panel.insertBefore(part, place);
+    }
+    if (focused) [...panel.querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus({ preventScroll: true });
     updateTimes(panel);
   }, 400);
 }

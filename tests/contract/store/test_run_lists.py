@@ -1,0 +1,82 @@
+"""What every store promises about the list of runs as a console shows it: what each waits for, and runs of a period."""
+
+from __future__ import annotations
+
+from perdure.ports import Commit, EventBatch, NewEvent, RunRow, RunWaits, Store, build_batch_token
+from perdure.types.events import ApprovalRequested, LimitReached, ModelStarted, QuestionAsked
+from perdure.types.subagents import Lineage, PathStep
+
+T1, T2, T3 = (f"2026-01-01T00:00:0{n}.000000+00:00" for n in (1, 2, 3))
+
+
+def requested(call_id: str, at: str) -> NewEvent:
+    return NewEvent(ApprovalRequested(call_id=call_id, name="refund", hash=f"h-{call_id}", at=at, expires_in=60))
+
+
+async def add_run(store: Store, name: str, *events: NewEvent, asked_at: str = T1) -> None:
+    """A run whose last call has recorded these events."""
+    lineage = Lineage(root=name.partition("/")[0], agent="support", path=(PathStep(agent="helper", call_id="c"),))
+    token = build_batch_token(asked_at)
+    batch = EventBatch(name, events, token, True, lineage if "/" in name else None, "support")
+    await store.commit(Commit(run=RunRow(name, "support", "s", None, "waiting", asked_at=asked_at), events=batch))
+
+
+async def test_what_each_run_and_the_runs_below_it_wait_for(store: Store) -> None:
+    asked = NewEvent(QuestionAsked(call_id="q", name="ask", question="Which?", hash="h-q", at=T2))
+    await add_run(store, "a", requested("second", T3), asked)
+    await add_run(store, "a/1", requested("below", T1))
+    await add_run(store, "a/1/2", requested("deep", T2))
+    for name in ("a0", "a-1", "ab", "A"):  # their ids are beside those of the runs below
+        await add_run(store, name, requested("other", T1))
+    await add_run(store, "idle", NewEvent(LimitReached()))
+    found = await store.list_run_waits(["a", "a/1", "idle", "unknown", "a"])
+    calls = {name: [(wait.context_id, wait.call_id) for wait in run.waits] for name, run in found.items()}
+    assert calls == {
+        "a": [("a/1", "below"), ("a", "q"), ("a/1/2", "deep"), ("a", "second")],
+        "a/1": [("a/1", "below"), ("a/1/2", "deep")],
+        "idle": [],
+        "unknown": [],
+    }
+    [below, question, *_] = found["a"].waits
+    assert (below.kind, below.tool, below.root, below.body) == ("approval", "refund", "a", None)
+    assert below.expires_at == "2026-01-01T00:01:01.000000+00:00"
+    assert (question.kind, question.hash, question.expires_at) == ("question", "h-q", None)
+    assert [wait.call_id for wait in (await store.list_run_waits(["a"], limit=2))["a"].waits] == ["below", "q"]
+    assert await store.list_run_waits([]) == {}
+    names = [f"n{number}" for number in range(600)]
+    assert await store.list_run_waits([*names, "ab"]) == {name: RunWaits() for name in names} | {
+        "ab": (await store.list_run_waits(["ab"]))["ab"]
+    }
+
+
+async def test_whether_a_call_has_begun_since_the_row_of_its_run(store: Store) -> None:
+    """Then the row's status is from before it."""
+    await add_run(store, "c", asked_at=T1)
+
+    async def is_at_work() -> bool:
+        return (await store.list_run_waits(["c"]))["c"].is_at_work
+
+    assert not await is_at_work()
+    started = EventBatch("c", [NewEvent(ModelStarted(iteration=1))], build_batch_token(T1, 2), advances=True)
+    assert not await store.append(started), "an attempt of the call whose outcome is recorded is late"
+    assert not await is_at_work()
+    assert await store.append(EventBatch("c", started.events, build_batch_token(T2, 1), advances=True))
+    assert await is_at_work()
+    await add_run(store, "c", NewEvent(LimitReached()), asked_at=T2)
+    assert not await is_at_work()
+
+
+async def test_runs_of_a_period(store: Store) -> None:
+    for name in ("1", "2", "3"):
+        await store.commit(Commit(run=RunRow(name, "support", "s", None, "running")))
+    times = {row.context_id: row.created_at for row in await store.list_runs()}
+
+    async def ids(**filters: str) -> list[str]:
+        return [row.context_id for row in await store.list_runs(**filters)]  # type: ignore[arg-type]
+
+    assert await ids(created_from=times["2"]) == ["3", "2"]
+    assert await ids(created_before=times["2"]) == ["1"]
+    assert await ids(created_from=times["2"], created_before=times["3"], agent="support") == ["2"]
+    assert await ids(created_from=times["3"], created_before=times["3"]) == []
+    page = await store.list_runs(created_from=times["1"], after=(times["3"], "3"), limit=1)
+    assert [row.context_id for row in page] == ["2"]
