@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.contestants import BASE
+from benchmarks.contestants import BASE, CONTESTANTS
 from benchmarks.measures import RESULT, Figures
 
 
@@ -63,6 +63,8 @@ AIMS = (
     Aim("many runs, inline", "concurrent", _read("perdure-inline", "rate_ratio"), 1.35, at_least=True),
     Aim("streamed replies, worker CPU", "replies", _read("perdure", "cpu_ratio"), 0.65),
     Aim("SIGKILL to the next call, beyond the floor's", "recovery", _read_recovery("perdure"), 0.3, unit=" s"),
+    Aim("import, by temporalio.client's, CPU", "starts", _read("perdure", "import", "ratio"), 1.6),
+    Aim("perdure list, by a bare list, CPU", "starts", _read("perdure", "list", "ratio"), 2),
     Aim("memory of a worker per parked run", "parked", _read("perdure", "kb_per_run"), 1, unit=" KB"),
     Aim("first page of the inbox", "parked", _read("perdure", "page_s"), 2, unit=" s"),
     Aim("1,000 decisions at once", "parked", _read_decisions("perdure"), 30, unit=" s"),
@@ -134,6 +136,11 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
         lines += _conversations(results["conversations"], names)
     for mine in results.get("copies", {}).values():
         lines += _copies(mine, names)
+    if "starts" in results:
+        form = "{cpu_ms:.0f} ms, bare {bare_ms:.0f} ({ratio:.2f})"
+        for key, title in (("import", "import of Agent, Client and tool, CPU"), ("list", "perdure list, CPU")):
+            cells = [_format_known(form, results["starts"].get(name, {}).get(key, {})) for name in names]
+            lines.append([title, *cells])
     if "console" in results:
         lines += _console(results["console"]["perdure"])
     if "web" in results:
@@ -153,14 +160,13 @@ def _cell(mine: Mapping[str, Any], key: str, form: str, ratio: str | None) -> st
 def _history(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
     lengths = list(figures[names[0]]["bytes"])
     for length in lengths:
-        cells = [f"{figures[n]['bytes'][length] / 1000:.0f} kB, {figures[n]['events'][length]} events" for n in names]
+        cells = [_sized(figures[name], length) for name in names]
         yield [f"history of {length} iterations, {RESULT} B results", *cells]
     if lengths[-1] // 2 in lengths:
         title = f"bytes at {lengths[-1]} / bytes at {lengths[-1] // 2}"
-        grown = [growth(figures[name]) for name in names]
-        yield [title, *(f"{by:.2f} {_mark(by <= GROWTH)} ≤ {GROWTH}" for by in grown)]
+        yield [title, *(_grown(name, figures[name], lengths[-1]) for name in names)]
     yield [f"of 1.3 x messages + 3 kB an iteration, at {lengths[-1]}", *(_share(figures[name]) for name in names)]
-    replay = [f"{figures[name]['replay_ms']:.0f} ms" for name in names]
+    replay = [_format_known("{replay_ms:.0f} ms", figures[name]) for name in names]
     yield [f"replay of {lengths[-1]} iterations", *replay]
 
 
@@ -331,20 +337,27 @@ def _hooked(mine: Mapping[str, float]) -> str:
     return f"{mine['wall_ratio']:.2f} {_mark(mine['wall_ratio'] <= HOOKS)} ≤ {HOOKS}, {mine['cpu_ratio']:.2f}"
 
 
-def growth(mine: Mapping[str, Any]) -> float:
-    """Bytes of the longest history by those of the one half as long."""
-    longest = max(mine["bytes"])
-    return float(mine["bytes"][longest] / mine["bytes"][longest // 2])
+def _sized(mine: Mapping[str, Any], length: int) -> str:
+    if length not in mine["bytes"]:
+        return "ended by Temporal"
+    return f"{mine['bytes'][length] / 1000:.0f} kB, {mine['events'][length]} events"
+
+
+def _grown(name: str, mine: Mapping[str, Any], longest: int) -> str:
+    if longest not in mine["bytes"]:
+        return "-"
+    by = mine["bytes"][longest] / mine["bytes"][longest // 2]
+    return f"{by:.2f}" if CONTESTANTS[name].is_peer else f"{by:.2f} {_mark(by <= GROWTH)} ≤ {GROWTH}"
 
 
 def allowed(mine: Mapping[str, Any], length: int) -> float | None:
     """Bytes that a history of ``length`` iterations may have; None for a contestant without a transcript."""
-    messages = mine["message_bytes"][length]
+    messages = mine["message_bytes"].get(length)
     return None if messages is None else 1.3 * messages + 3000 * length
 
 
 def _share(mine: Mapping[str, Any]) -> str:
-    longest = max(mine["bytes"])
+    longest = max(mine["bytes"], default=0)
     most = allowed(mine, longest)
     if most is None:
         return "-"

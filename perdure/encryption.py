@@ -13,7 +13,6 @@ import json
 import os
 import re
 import secrets
-import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from typing import Any
 from temporalio.client import Client as TemporalClient
 
 from .embedded.home import current_home
-from .embedded.server import read_record
+from .embedded.record import read_record
 from .errors import AuthContextError, AuthContextUnavailableError, InvalidInputError, RuntimeSetupError
 from .types.interface import AUTH_REF_CHARS, AUTH_TOKEN_PREFIX
 
@@ -203,6 +202,8 @@ def _read_home_key() -> EncryptionKey | None:
 def _create_home_key() -> EncryptionKey:
     """Create this machine's key, readable by its owner only and complete from the first moment. If two programs do it
     at the same time, both use the first key."""
+    import tempfile
+
     home = current_home().create()
     # A temporary file has the mode 0600.
     with home.translate_errors(), tempfile.NamedTemporaryFile("w", dir=home.root, prefix=".key-") as fresh:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
@@ -289,15 +290,20 @@ def is_denied(error: RPCError) -> bool:
 
 
 async def describe_task_queue(
-    temporal: TemporalClient, task_queue: str, kind: TaskQueueType.ValueType, *, timeout: float | None = None
+    temporal: TemporalClient,
+    task_queue: str,
+    kind: TaskQueueType.ValueType,
+    *,
+    timeout: float | None = None,
+    stats: bool = False,
 ) -> DescribeTaskQueueResponse:
-    """Return the pollers of a task queue, and to which versions Temporal routes its tasks. Raises ``RPCError``."""
+    """Return the pollers of a task queue, to which versions Temporal routes its tasks, and with ``stats`` what waits in
+    it. Raises ``RPCError``."""
+    queue = TaskQueue(name=task_queue)
+    request = DescribeTaskQueueRequest(namespace=temporal.namespace, task_queue=queue, task_queue_type=kind)
+    request.report_stats = stats
     return await temporal.workflow_service.describe_task_queue(
-        DescribeTaskQueueRequest(
-            namespace=temporal.namespace, task_queue=TaskQueue(name=task_queue), task_queue_type=kind
-        ),
-        retry=timeout is None,
-        timeout=None if timeout is None else timedelta(seconds=timeout),
+        request, retry=timeout is None, timeout=None if timeout is None else timedelta(seconds=timeout)
     )
 
 
@@ -409,18 +415,20 @@ RETENTION = timedelta(days=3650)
 _RETENTION_MESSAGE = Duration(seconds=int(RETENTION.total_seconds()))
 
 
-async def read_cluster_id(address: str, *, seconds: float) -> str | None:
-    """Return the id of the Temporal cluster at ``address`` that serves its default namespace; None if there is none."""
+async def read_cluster_id(address: str, *, seconds: float, starting: bool = False) -> str | None:
+    """Return the id of the Temporal cluster at ``address``; None if none answers, or if it is ``starting`` and does not
+    serve its default namespace yet."""
     try:
         async with asyncio.timeout(seconds):
             service = await _connect_service(address)
             info = await service.workflow_service.get_cluster_info(GetClusterInfoRequest())
-            # The frontend answers before it can serve: it describes a namespace from the database, and serves it once
-            # that is in its own list, which on a busy machine was seconds later.
-            await service.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
-            await service.workflow_service.count_workflow_executions(
-                CountWorkflowExecutionsRequest(namespace="default")
-            )
+            if starting:
+                # The frontend answers before it can serve: it describes a namespace from the database, and serves it
+                # once that is in its own list, which on a busy machine was seconds later.
+                await service.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
+                await service.workflow_service.count_workflow_executions(
+                    CountWorkflowExecutionsRequest(namespace="default")
+                )
     except (TimeoutError, RuntimeError, RPCError):
         return None
     return info.cluster_id or None
@@ -520,7 +528,8 @@ class FailingTask:
     @property
     def way_out(self) -> str:
         """The way out, for an operator."""
-        reset = f"temporal workflow reset --workflow-id {self.run_id} --event-id {self.reset_to} --reason stuck"
+        named = f"--workflow-id {shlex.quote(self.run_id)} --event-id {self.reset_to}"
+        reset = f"temporal workflow reset {named} --reason stuck"
         reset_hint = f", or reset it to before the task that fails: {reset}" if self.reset_to else ""
         return f"Run workers of the version that began it{reset_hint}"
 

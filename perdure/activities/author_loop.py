@@ -201,7 +201,7 @@ class AuthorLoop:
     async def run(self, name: str, fn: Callable[..., Any], *args: Any, timeout: float | None = None) -> Any:
         """Call ``fn``, sync or async, on the author's side, and return its result.
 
-        ``timeout``: seconds that ``fn`` may take, counted from its first line, not from this call; then
+        ``timeout``: seconds that ``fn`` may take, without the time that an async one waits for its loop; then
         ``OverdueError`` is raised.
 
         Cancelling this cancels an async ``fn`` at its next ``await`` and waits for it, ``CANCEL_TIMEOUT`` seconds at
@@ -210,7 +210,7 @@ class AuthorLoop:
         that did not come from here, is raised as ``RuntimeError``.
         """
         if timeout is None:
-            return await self._call_function(name, fn, args, lambda: None)
+            return await self._call_function(name, fn, args, None)
         clock = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(None) as limit:
@@ -220,29 +220,22 @@ class AuthorLoop:
                         with suppress(RuntimeError):  # it has ended already
                             limit.reschedule(clock.time() + timeout)
 
-                def begun() -> None:
-                    with suppress(RuntimeError):  # the worker's loop is closed
-                        clock.call_soon_threadsafe(begin)
-
-                return await self._call_function(name, fn, args, begun)
+                return await self._call_function(name, fn, args, begin)
         except TimeoutError as error:
             if not limit.expired():  # the function's own
                 raise
             raise OverdueError(f"{name} did not return within {timeout:g} s") from error
 
     async def _call_function(
-        self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], begun: Callable[[], None]
+        self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], begin: Callable[[], None] | None
     ) -> Any:
-        """Call ``fn``; ``begun`` is called when it begins, in its thread."""
+        """Call ``fn``; ``begin`` is called, on this loop, when it begins."""
         if is_coroutine_function(fn):
-            return await self._run_on_loop(name, fn(*args), begun)
+            return await self._run_on_loop(name, fn(*args), begin)
         context = contextvars.copy_context()
-
-        def call() -> Any:
-            begun()
-            return context.run(_call_in_thread, fn, args)
-
-        job = self._pool.submit(call)
+        if begin is not None:  # not from the thread, which would wake this loop for it: the pool calls at once
+            begin()
+        job = self._pool.submit(lambda: context.run(_call_in_thread, fn, args))
         try:
             result = await asyncio.wrap_future(job.future)
         except asyncio.CancelledError:
@@ -250,7 +243,7 @@ class AuthorLoop:
             self._check_lost_threads(name)
             raise
         if inspect.isawaitable(result):  # a sync function that returns a coroutine: partial, lambda, decorator
-            return await self._run_on_loop(name, _await_value(result), begun)
+            return await self._run_on_loop(name, _await_value(result), begin)
         return result
 
     def _check_lost_threads(self, name: str) -> None:
@@ -280,20 +273,24 @@ class AuthorLoop:
                     f"{pool.lost_count} abandoned functions still run in threads of this worker; one is {name}",
                 )
 
-    async def _run_on_loop(self, name: str, coroutine: Coroutine[Any, Any, Any], begun: Callable[[], None]) -> Any:
-        loop = self._loop
+    async def _run_on_loop(
+        self, name: str, coroutine: Coroutine[Any, Any, Any], begin: Callable[[], None] | None
+    ) -> Any:
+        loop, caller = self._loop, asyncio.get_running_loop()
         ended: Future[Any] = Future()
         tasks: list[asyncio.Task[Any]] = []
 
-        def begin() -> None:
-            begun()
+        def start_task() -> None:
+            if begin is not None:
+                with suppress(RuntimeError):  # the worker's loop is closed
+                    caller.call_soon_threadsafe(begin)
             _current_function.set(name)  # in the context of this callback, which the task and its own tasks inherit
             task = loop.create_task(_run_contained(coroutine))
             task.add_done_callback(lambda done: _copy_task_result(ended, done, coroutine))
             tasks.append(task)
 
         try:
-            loop.call_soon_threadsafe(begin)
+            loop.call_soon_threadsafe(start_task)
         except RuntimeError:  # closed: the worker has stopped
             coroutine.close()
             raise

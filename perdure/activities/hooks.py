@@ -13,7 +13,7 @@ from typing import Any
 
 from ..agent.agent import Agent
 from ..errors import AgentNotFoundError, DefinitionError, ParseError
-from ..hooks import Hook, HookArguments, HookEvent, HookSet, run_hooks, select_hooks
+from ..hooks import Hook, HookArguments, HookEvent, HookSet, list_hook_events, run_hooks, select_hooks
 from ..hooks.dispatch import (
     build_hook_error,
     build_return_type_error,
@@ -27,7 +27,7 @@ from ..loop.finish import REMINDER_ID
 from ..stages.stage import ConversationCall, ToolCall, build_error_output
 from ..tools import RunContext, SubagentTool
 from ..types.approvals import ApprovalTerms, hash_arguments
-from ..types.messages import Message, ToolResultPart, clean_text
+from ..types.messages import INLINE_BYTES, Message, ToolResultPart, clean_text
 from ..types.subagents import TellCall
 from ..types.tool_calls import (
     BeforeExternalCall,
@@ -38,7 +38,7 @@ from ..types.tool_calls import (
     RemoteCall,
     SubagentCall,
 )
-from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, FinalAnswer, ModelOutput, ToolOutput
+from ..types.wire import MODEL_ACTIVITY, FinalAnswer, ModelOutput, ToolOutput
 from .author_loop import AuthorLoop
 
 logger = logging.getLogger("perdure.worker")
@@ -62,9 +62,9 @@ class HookRunner:
 
     async def run_message_hooks(self, agent: Agent | None, call: ConversationCall, ctx: RunContext[Any]) -> None:
         """Let hooks change the users' messages in ``call.new_messages``. Raises ``HookError``, ``AbortError``."""
-        hooks = {event: self.find_hooks(event, agent) for event in MESSAGE_EVENTS}
-        if not any(hooks.values()):
+        if list_hook_events(self._worker, None if agent is None else agent.hooks).isdisjoint(MESSAGE_EVENTS):
             return
+        hooks = {event: self.find_hooks(event, agent) for event in MESSAGE_EVENTS}
         messages, users = list(call.new_messages), 0
         for index, message in enumerate(messages):
             if not _is_user_message(message):

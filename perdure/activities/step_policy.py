@@ -21,8 +21,8 @@ from ..hooks.step import Step, StepFacts
 from ..loop.children import format_child_run_id
 from ..loop.finish import REMINDER_ID
 from ..loop.payload_limits import OVERRIDE_BYTES
+from ..loop.requests import merge_overrides
 from ..loop.transcript import adopt_edited_messages, find_conversation_problem
-from ..loop.turns import merge_overrides
 from ..ports import Blob
 from ..ports.store import move_file_to_blob, move_text_to_blob
 from ..stages.stage import BranchConversation, ConversationCall, ModelReply

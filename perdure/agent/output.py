@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from typing_extensions import TypeVar
@@ -22,9 +22,11 @@ from ..tools.signature import dump_arguments
 from ..types.interface import FINISH_TOOL
 from ..types.messages import clean_text
 from ..types.plain_json import find_json_flaw
-from ..types.wire import FinalAnswer
 from .validation import validate_list
 from .xml import build_template, parse_filled_template
+
+if TYPE_CHECKING:
+    from ..types.wire import FinalAnswer
 
 TEMPLATE_ROOT = "finish"
 """Root element of the XML in which a model may write its answer instead of calling the tool."""
@@ -104,6 +106,8 @@ class OutputType:
 
     def build_finish(self, value: Any) -> FinalAnswer:
         """Build the answer of a turn from ``value``. Raises ``OutputError`` if it cannot be JSON."""
+        from ..types.wire import FinalAnswer  # here: no client builds one
+
         if self.is_text:
             return FinalAnswer(content=clean_text(value), called=True)
         try:

@@ -12,7 +12,6 @@ from typing_extensions import TypedDict
 from ..errors import DefinitionError
 from ..hooks import Hook
 from ..hooks.hook import evaluate_signature
-from ..loop.compaction import BYTES_PER_TOKEN
 from ..ports import ModelRef, Toolset, ToolSpec
 from ..ports.toolset import ON_CHANGE_VALUES
 from ..providers.pricing import has_price
@@ -26,7 +25,7 @@ from ..tools.context_type import (
     resolve_parameter_hint,
     takes_context,
 )
-from ..types.compaction import Compaction, CompactionSettings, build_compaction_settings
+from ..types.compaction import BYTES_PER_TOKEN, Compaction, CompactionSettings, build_compaction_settings
 from ..types.interface import FinishProtocol, OnLimit, Versioning
 from ..types.limits import DEFAULT_ITERATIONS, Limits, check_whole_number
 from ..types.messages import NAME_PATTERN

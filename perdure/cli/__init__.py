@@ -1,6 +1,7 @@
-"""The command ``perdure``; a new command is added to the list below.
+"""The command ``perdure``; a new command is added to the table below.
 
-Until it is called, the module of a command imports only typer and the standard library, so ``--help`` is quick.
+The module of a command is imported when the command is called, or when the help lists all. Until then it imports only
+typer and the standard library.
 """
 
 from __future__ import annotations
@@ -10,39 +11,97 @@ import errno
 import logging
 import os
 import sys
-from typing import Annotated
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command, get_group
 
 from ..errors import PerdureError
 from ..terminal import OUTPUT_NAME, LogFormatter, print_line
-from . import (
-    approvals,
-    chat,
-    demo,
-    dev,
-    doctor,
-    events,
-    fork,
-    list_runs,
-    replay,
-    run,
-    schedule,
-    schema,
-    serve,
-    server,
-    show,
-    steer,
-    store,
-    token,
-    webhook,
-    worker,
-)
 from .options import Commands
 from .output import INTERRUPTED, print_error, print_unexpected_error
 
+_COMMANDS = {
+    "demo": "demo.demo",
+    "run": "run.run",
+    "chat": "chat.chat",
+    "dev": "dev.dev",
+    "worker": "worker.worker",
+    "serve": "serve.serve",
+    "console": "serve.console",
+    "list": "list_runs.list_runs",
+    "show": "show.show",
+    "events": "events.events",
+    "send": "steer.send",
+    "wait": "run.wait",
+    "inject": "steer.inject",
+    "interrupt": "steer.interrupt",
+    "cancel": "steer.cancel",
+    "close": "steer.close",
+    "terminate": "steer.terminate",
+    "delete": "steer.delete",
+    "pause": "steer.pause",
+    "resume": "steer.resume",
+    "fork": "fork.fork",
+    "diff": "fork.diff",
+    "approvals": "approvals.approvals",
+    "approve": "approvals.approve",
+    "deny": "approvals.deny",
+    "revoke": "approvals.revoke",
+    "answer": "approvals.answer",
+    "replay": "replay.replay",
+    "schema": "schema.schema",
+    "env": "server.env",
+    "doctor": "doctor.doctor",
+    "schedule": "schedule.app",
+    "server": "server.app",
+    "store": "store.app",
+    "token": "token.app",
+    "webhook": "webhook.app",
+}
+"""Module and function of each command, or the ``Commands`` of a group, in the order of the help."""
+
+
+class _CommandTable(Mapping[str, Any]):
+    """Typer's commands by their names, each built when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._built: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._built:
+            module, _, attribute = _COMMANDS[name].partition(".")
+            self._built[name] = _build_command(name, getattr(import_module(f".{module}", __name__), attribute))
+        return self._built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_COMMANDS)
+
+    def __len__(self) -> int:
+        return len(_COMMANDS)
+
+
+def _build_command(name: str, source: Commands | Callable[..., None]) -> Any:
+    if isinstance(source, Commands):
+        group = get_group(source)
+        group.name = name
+        return group
+    single = Commands(add_completion=False)
+    single.add(source, name=name)
+    return get_command(single)
+
+
+class _LazyGroup(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings | {"commands": _CommandTable()})
+
+
 app = Commands(
     name="perdure",
+    cls=_LazyGroup,
     help="Durable agents: runs that survive crashes, deploys and month-long waits.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -73,20 +132,6 @@ def _read_global_options(
     ] = False,
 ) -> None:
     """Durable agents: runs that survive crashes, deploys and month-long waits."""
-
-
-app.add(demo.demo, run.run, chat.chat, dev.dev, worker.worker, serve.serve, serve.console)
-app.add(list_runs.list_runs, name="list")
-app.add(show.show, events.events, steer.send, run.wait, steer.inject, steer.interrupt, steer.cancel, steer.close)
-app.add(steer.terminate, steer.delete, steer.pause, steer.resume, fork.fork, fork.diff)
-app.add(approvals.approvals, approvals.approve, approvals.deny, approvals.revoke, approvals.answer)
-app.add(replay.replay, schema.schema)
-app.add_typer(schedule.app, name="schedule")
-app.add_typer(server.app, name="server")
-app.add_typer(store.app, name="store")
-app.add_typer(token.app, name="token")
-app.add_typer(webhook.app, name="webhook")
-app.add(server.env, doctor.doctor)
 
 
 def main() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
+import gc
 import logging
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -66,9 +67,15 @@ async def open_client(
 
     The embedded server's store is used also if its address was given (``eval "$(perdure env)"``).
     """
+    is_first = "perdure.client.client" not in sys.modules
+    if is_first:  # what is imported is no garbage, and the search for it is a tenth of the time
+        gc.disable()
     from .. import config
     from ..client.client import Client
 
+    if is_first:
+        gc.freeze()
+        gc.enable()
     # A command reports what they warn of (no worker, an unanswered query) itself: as the run's activity or as an error.
     if not warnings:
         logging.getLogger("perdure.client").setLevel(logging.ERROR)
@@ -103,6 +110,7 @@ def _quiet_sdk() -> None:
 
 def call_client(server: ServerOptions, act: Callable[[Client], Awaitable[T]], *, task_queue: str | None = None) -> T:
     """The result of ``act``, which is called with a client of its own."""
+    import asyncio  # here: a command's --help does without
 
     async def connect_and_act() -> T:
         async with open_client(server, task_queue=task_queue) as client:
@@ -133,10 +141,13 @@ def get_server_address(client: Client) -> str:
 
 async def find_ui_url(client: Client, id: str | None = None) -> str | None:
     """URL of the Temporal UI, or of run ``id`` in it; None if the server is not the embedded one."""
-    from ..embedded.server import find_running_server
+    from ..embedded.home import current_home
+    from ..embedded.record import find_running_server, read_record
 
-    info = await find_running_server()
+    info = read_record(current_home())
     if info is None or get_server_address(client).replace("localhost", "127.0.0.1") != info.address:
+        return None
+    if await find_running_server() is None:
         return None
     if id is None:
         return info.ui_url

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import contextlib
 import functools
 import inspect
@@ -51,6 +50,8 @@ def _complete(incomplete: str, words: list[str]) -> list[str]:
 
 
 def _list_completion_runs(ctx: typer.Context) -> list[RunSummary]:
+    import asyncio
+
     # Imported before the time is counted: that may take a second on a slow machine, and only answers have a deadline.
     from ..client.client import Client  # noqa: F401
     from ..store.sqlite import SqliteStore  # noqa: F401

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -298,6 +297,8 @@ def print_unexpected_error(error: BaseException) -> int:
 
     Without a place for the file the traceback is printed.
     """
+    import tempfile
+
     lines = "".join(traceback.format_exception(error))
     try:
         descriptor, path = tempfile.mkstemp(prefix="perdure-", suffix=".txt")

@@ -13,7 +13,6 @@ import typer
 
 from ..errors import LIST_HINT, InvalidInputError
 from ..terminal import print_line, print_text
-from ..types.interface import WORKFLOW_TYPE
 from .connection import ServerOptions, call_client, find_run
 from .output import OutputOptions
 
@@ -103,6 +102,7 @@ def _replay_open_runs(
 ) -> ReplayReport:
     from .. import config
     from ..activities import Agents
+    from ..types.interface import WORKFLOW_TYPE
     from ..worker.agent_folder import AgentFolder
     from ..worker.replay import build_open_query, replay_open_runs
     from .agent_loader import load_agent_module

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError, RuntimeSetupError
-from ..event_loop import run_event_loop
 from ..terminal import print_line
 from .connection import StoreOptions, open_client
 from .options import AgentsOption, TaskQueueOption
@@ -103,6 +102,8 @@ def console(
 def _run_service(
     server: ServeOptions, file: str | None, agents: Path | None, task_queue: str | None, *, api: bool
 ) -> None:
+    from ..event_loop import run_event_loop
+
     try:
         from ..web.app import WebOptions
         from ..web.origins import is_loopback_name

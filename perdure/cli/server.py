@@ -16,7 +16,7 @@ from .options import Commands
 from .output import OutputOptions
 
 if TYPE_CHECKING:
-    from ..embedded.server import ServerInfo
+    from ..embedded.record import ServerInfo
 
 
 def env(server: ServerOptions, output: OutputOptions) -> None:
@@ -58,7 +58,7 @@ def stop(output: OutputOptions) -> None:
 
 def status(output: OutputOptions) -> None:
     """Show the server; exit code 4 if it does not run."""
-    from ..embedded.server import find_running_server
+    from ..embedded.record import find_running_server
 
     info = asyncio.run(find_running_server())
     if info is None:

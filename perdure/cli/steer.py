@@ -252,7 +252,7 @@ def resume(
 
 def parse_limits(options: list[str] | None) -> dict[str, Any]:
     """The values of ``--limit``, as ``Run.resume`` takes them. Raises ``InvalidInputError``."""
-    from ..loop.lifecycle import parse_run_limits
+    from ..loop.requests import parse_run_limits
 
     limits: dict[str, Any] = {}
     for option in options or ():

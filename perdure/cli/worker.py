@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..event_loop import run_event_loop
 from ..terminal import LogFormatter, print_line
 from .connection import ServerOptions, StoreOptions, get_server_address, mask_password, open_client
 from .options import AgentsOption, TaskQueueOption
@@ -84,6 +83,7 @@ def worker(
 ) -> None:
     """Serve the agents of a Python file or module until SIGTERM or Ctrl-C; a second signal ends at once."""
     from .. import config
+    from ..event_loop import run_event_loop
     from .agent_loader import load_agent_module
 
     end_at_sigterm()

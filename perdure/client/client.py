@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import json
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -22,19 +21,11 @@ from typing_extensions import Unpack
 from .. import config
 from ..embedded.address import connect, resolve_target
 from ..encryption import AuthMapping, seal_auth
-from ..errors import InvalidInputError, StoreError, TranscriptUnavailableError
-from ..ports import Commit, MemoryWrite, Store
+from ..errors import InvalidInputError, TranscriptUnavailableError
+from ..ports import Store
 from ..store import Chain, open_store
 from ..store.cache import ByteLRU
 from ..temporal_service import build_schedule_action, start_run_workflow
-from ..tools.context import ContextT
-from ..tools.memory import (
-    DEFAULT_LIST_LIMIT,
-    build_memory_delete,
-    build_memory_write,
-    check_memory_list,
-    check_memory_name,
-)
 from ..types.approvals import PendingKind
 from ..types.client_tools import ClientTool
 from ..types.interface import FIRST_MESSAGE_MEMO, Mode, OutputT, Override
@@ -43,8 +34,6 @@ from .audit import audit_steering
 from .inbox import PendingCall, list_pending_calls
 from .message_content import STORE_HINT
 from .messages import deliver_message
-from .pages import RunPage, WaitPage, list_run_page, list_wait_page
-from .retention import Deletion, GarbageReport, collect_garbage, delete_run
 from .run import Run
 from .schedules import (
     Overlap,
@@ -70,60 +59,22 @@ from .start import (
     get_agent_name,
     hash_first_message,
 )
-from .tokens import ApiTokens
 from .turn import Turn
 from .visibility import RunSummary, create_store, list_runs
-from .webhooks import Webhooks
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
+    from ..tools.context import ContextT
+
+    # What only services and operators use is imported when it is called: each program imports this module.
+    from .memory import KeptMemory
+    from .pages import RunPage, WaitPage
+    from .retention import Deletion, GarbageReport
+    from .tokens import ApiTokens
+    from .webhooks import Webhooks
 
 KNOWN_ENDS_BYTES = 8 * 1024 * 1024
 """Budget of :attr:`Client.known_ends`: some ten thousand ends."""
-
-# ---
-# ``client.memory``: the memory that conversations share, for programs other than tools.
-
-
-class KeptMemory:
-    """:class:`perdure.tools.SharedMemory` for clients: every write is committed when the method returns."""
-
-    def __init__(self, store: Callable[..., Awaitable[Store]]) -> None:
-        """``store`` is ``Client.store``."""
-        self._store = store
-
-    async def get(self, namespace: str, key: str, default: Any = None) -> Any:
-        """Return the value, or ``default`` if there is none. Raises ``InvalidInputError``, ``StoreError``."""
-        check_memory_name("namespace", namespace)
-        check_memory_name("key", key)
-        body = await (await self._open_existing_store()).recall(namespace, key)
-        return default if body is None else json.loads(body)
-
-    async def put(self, namespace: str, key: str, value: Any) -> None:
-        """Write ``value``. Raises ``InvalidInputError`` for a value that is not plain JSON or too large;
-        ``StoreError``."""
-        await self._write(build_memory_write(namespace, key, value))
-
-    async def delete(self, namespace: str, key: str) -> None:
-        """Delete the value, if there is one. Raises ``InvalidInputError``, ``StoreError``."""
-        await self._write(build_memory_delete(namespace, key))
-
-    async def list(self, namespace: str, prefix: str = "", *, limit: int = DEFAULT_LIST_LIMIT) -> dict[str, Any]:
-        """Return the first ``limit`` values whose key begins with ``prefix``, by key, in the order of the keys."""
-        check_memory_list(namespace, prefix, limit)
-        rows = await (await self._open_existing_store()).recall_all(namespace, prefix, limit=limit)
-        return {key: json.loads(body) for key, body in rows.items()}
-
-    async def _write(self, write: MemoryWrite) -> None:
-        await (await self._store(create=True)).commit(Commit(memory=[write]))
-
-    async def _open_existing_store(self) -> Store:
-        """Open the store; raise ``StoreError`` if it does not exist, because a missing value would look like one never
-        written."""
-        store = await self._store()
-        if not store.store_id:
-            raise StoreError(f"there is no store at {store.place} yet", hint="Start a worker: it creates the store.")
-        return store
 
 
 class Client:
@@ -474,6 +425,8 @@ class Client:
         Open runs come first, then closed ones, each the newest first, then those that Temporal no longer has. A run
         that changes meanwhile may come twice. Raises ``InvalidInputError``, also for a cursor of other filters.
         """
+        from .pages import list_run_page
+
         return await list_run_page(
             self, agent=agent, status=status, tenant=tenant, user=user, roots=roots,
             started_from=started_from, started_before=started_before, limit=limit, cursor=cursor,
@@ -494,6 +447,8 @@ class Client:
         Temporal is asked for the runs of the page, whose calls may be decided already. Raises ``InvalidInputError``,
         ``TranscriptUnavailableError`` without a store.
         """
+        from .pages import list_wait_page
+
         return await list_wait_page(self, agent=agent, kind=kind, by_expiry=by_expiry, limit=limit, cursor=cursor)
 
     async def delete(self, id: str, *, lost: bool = False, by: str | None = None) -> Deletion:
@@ -504,6 +459,8 @@ class Client:
         ``lost``: also a run without a recorded end that Temporal does not know any more. Raises ``RunOpenError``,
         ``RunNotFoundError``; ``InvalidInputError`` for a subagent's run; ``StoreMismatchError``, ``StoreError``.
         """
+        from .retention import delete_run
+
         return await delete_run(self, id, lost=lost, by=by)
 
     async def collect_garbage(
@@ -517,6 +474,8 @@ class Client:
         more, for instance after they were terminated. Raises ``InvalidInputError``, also for a namespace of Temporal
         that does not have the runs of this store; ``StoreError``, ``ServerUnreachableError``.
         """
+        from .retention import collect_garbage
+
         return await collect_garbage(self, older_than=older_than, dry_run=dry_run, batch=batch, lost=lost)
 
     async def approvals(self, *, agent: str | None = None) -> Sequence[PendingCall]:
@@ -566,16 +525,22 @@ class Client:
     @property
     def memory(self) -> KeptMemory:
         """The memory that conversations share (``ctx.memory``), read and written at once. Needs the store."""
+        from .memory import KeptMemory
+
         return KeptMemory(self.store)
 
     @property
     def tokens(self) -> ApiTokens:
         """The API tokens of the HTTP service. Needs the store."""
+        from .tokens import ApiTokens
+
         return ApiTokens(self)
 
     @property
     def webhooks(self) -> Webhooks:
         """The webhooks that runs' events are delivered to. Needs the store."""
+        from .webhooks import Webhooks
+
         return Webhooks(self)
 
     async def close(self) -> None:

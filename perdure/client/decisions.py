@@ -16,8 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from ..errors import InvalidInputError, PerdureError, RunClosedError
-from ..loop.approvals import build_late_error, find_repeated, read_answer, read_decision
-from ..loop.questions import as_text, hash_answer
+from ..loop.requests import as_text, build_late_error, find_repeated, hash_answer, read_answer, read_decision
 from ..temporal_service import build_unreachable_error
 from ..types.approvals import ApprovalDecision, DecidedApproval, PendingApproval, StandingApproval, hash_arguments
 from ..types.events import ApprovalDecided, ApprovalRequested, Event, QuestionAnswered, QuestionAsked, ToolCompleted

@@ -16,8 +16,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from ..config import get_shared_task_queue
 from ..encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, RunExistsError, RunNotFoundError
-from ..loop.lifecycle import parse_start
-from ..loop.turns import merge_overrides
+from ..loop.requests import merge_overrides, parse_start
 from ..ports import Commit, Store
 from ..store import Chain
 from ..store.transcripts import ForkPoint, find_fork_point

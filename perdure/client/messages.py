@@ -36,8 +36,7 @@ from ..errors import (
     RunNotFoundError,
     TranscriptCorruptedError,
 )
-from ..loop.lifecycle import parse_start
-from ..loop.turns import merge_overrides
+from ..loop.requests import merge_overrides, parse_start
 from ..ports import timestamp
 from ..temporal_service import (
     TASK_TIMEOUT,
@@ -60,7 +59,6 @@ from ..types.interface import (
     check_run_labels,
 )
 from ..types.messages import MessageInput
-from ..types.wire import MODEL_ACTIVITY
 from .audit import audit_steering
 from .follow import CATCH_UP_SECONDS
 from .handles import RunHandle
@@ -336,6 +334,8 @@ async def _is_first_message_recorded(
 
     Others prove nothing: a pause before the first call, a summary of the history, a step that waits for its branches.
     """
+    from ..types.wire import MODEL_ACTIVITY
+
     has_content = not isinstance(message, dict) or any(message.get(name) is not None for name in ("content", "input"))
     scheduled: dict[int, str] = {}  # the calls that were given messages: when, by the id of their event
     with run.temporal_errors():

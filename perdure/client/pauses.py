@@ -12,7 +12,7 @@ from typing import Any
 from temporalio.client import WorkflowExecutionDescription
 
 from ..errors import InvalidInputError, PerdureError, RunClosedError, RunNotFoundError, RunStuckError
-from ..loop.lifecycle import parse_pause_request, parse_run_limits
+from ..loop.requests import parse_pause_request, parse_run_limits
 from ..temporal_service import build_closed_error, find_failing_task
 from ..types.interface import Status
 from .audit import audit_steering

@@ -19,7 +19,7 @@ from ..temporal_service import describe_task_queue, find_failing_task
 from .handles import ClientHandle
 from .visibility import read_deployment_version
 
-_MAX_POLLER_AGE = timedelta(seconds=70)
+MAX_POLLER_AGE = timedelta(seconds=70)
 """Longest time between two polls of a worker, and a little more."""
 
 
@@ -75,7 +75,7 @@ async def has_poller(client: ClientHandle, run: WorkflowExecutionDescription, *,
     A run that is pinned goes to workers of its version, others to those of the current or ramping one; without these,
     to workers without a version.
     """
-    since = max(run.start_time, datetime.now(UTC) - _MAX_POLLER_AGE) if lately else run.start_time
+    since = max(run.start_time, datetime.now(UTC) - MAX_POLLER_AGE) if lately else run.start_time
     described = await _describe_queue(client, run.task_queue)
     return bool(_list_polling_versions(described, since) & _list_versions_of_run(run, described))
 
@@ -86,7 +86,7 @@ async def build_no_worker_error(
     """Build the error for a run for which :func:`has_poller` has found no worker for that many seconds."""
     queue, described = run.task_queue, await _describe_queue(client, run.task_queue)
     wanted = _list_versions_of_run(run, described)
-    others = sorted(_list_polling_versions(described, datetime.now(UTC) - _MAX_POLLER_AGE) - wanted)
+    others = sorted(_list_polling_versions(described, datetime.now(UTC) - MAX_POLLER_AGE) - wanted)
     if not others:
         return NoWorkerError(
             f"no worker has polled task queue {queue!r} for {seconds:g} s",
@@ -108,7 +108,7 @@ async def build_no_worker_error(
 async def is_queue_polled(client: ClientHandle, task_queue: str) -> bool:
     """Whether a worker has polled the task queue within the last poll interval."""
     described = await _describe_queue(client, task_queue)
-    return bool(_list_polling_versions(described, datetime.now(UTC) - _MAX_POLLER_AGE))
+    return bool(_list_polling_versions(described, datetime.now(UTC) - MAX_POLLER_AGE))
 
 
 async def _describe_queue(client: ClientHandle, task_queue: str) -> DescribeTaskQueueResponse:
@@ -123,7 +123,7 @@ def _list_polling_versions(described: DescribeTaskQueueResponse, since: datetime
     pollers = [poller for poller in described.pollers if poller.last_access_time.ToDatetime(UTC) >= since]
     versioned = WorkerVersioningMode.WORKER_VERSIONING_MODE_VERSIONED
     return {
-        _format_version(options) if (options := poller.deployment_options).worker_versioning_mode == versioned else ""
+        format_version(options) if (options := poller.deployment_options).worker_versioning_mode == versioned else ""
         for poller in pollers
     }
 
@@ -134,14 +134,15 @@ def _list_versions_of_run(run: WorkflowExecutionDescription, described: Describe
     if status.get("version_pinned"):
         return {status["version"]}
     ramping = [info.ramping_deployment_version] if info.ramping_version_percentage > 0 else []
-    return {_format_version(version) for version in (info.current_deployment_version, *ramping)}
+    return {format_version(version) for version in (info.current_deployment_version, *ramping)}
 
 
 def _describe_versions(versions: Iterable[str]) -> str:
     return " or ".join(f"of version {version}" if version else "without a version" for version in sorted(versions))
 
 
-def _format_version(version: WorkerDeploymentVersion | WorkerDeploymentOptions) -> str:
+def format_version(version: WorkerDeploymentVersion | WorkerDeploymentOptions) -> str:
+    """Return ``NAME.BUILD_ID``; "" for no version."""
     return f"{version.deployment_name}.{version.build_id}" if version.build_id else ""
 
 

@@ -20,7 +20,6 @@ from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError as NoAnsw
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from .. import toolsets
 from ..encryption import AuthMapping, seal_auth
 from ..errors import (
     InvalidInputError,
@@ -41,7 +40,6 @@ from ..temporal_service import (
     build_unreachable_error,
     translate_rpc_error,
 )
-from ..toolsets import Artifact
 from ..types.approvals import DecidedApproval, StandingApproval
 from ..types.client_tools import ClientTool
 from ..types.events import Event
@@ -69,6 +67,7 @@ from .visibility import (
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
+    from ..toolsets import Artifact
     from .client import Client
 
 logger = logging.getLogger("perdure.client")
@@ -186,13 +185,17 @@ class Run(StreamReader[OutputT]):
     async def artifacts(self) -> list[Artifact]:
         """List the artifacts that the agent has written with the toolset ``Artifacts``: the last version of each, by
         name."""
-        return await toolsets.list_artifacts(self.client.memory, self.id)
+        from ..toolsets import list_artifacts
+
+        return await list_artifacts(self.client.memory, self.id)
 
     async def artifact(self, name: str, version: int | None = None) -> str:
         """Return the text of an artifact, by default of its last version. Raises ``InvalidInputError`` for an unknown
         one."""
-        artifact = await toolsets.find_artifact(self.client.memory, self.id, name, version)
-        return await toolsets.read_artifact_text(self.client.memory, self.id, artifact)
+        from ..toolsets import find_artifact, read_artifact_text
+
+        artifact = await find_artifact(self.client.memory, self.id, name, version)
+        return await read_artifact_text(self.client.memory, self.id, artifact)
 
     def check_store(self, store_id: str | None, store: Store) -> None:
         """Raise ``StoreMismatchError`` if ``store_id``, that of the run's store, is not that of ``store``."""

@@ -14,16 +14,14 @@ from typing_extensions import TypedDict
 
 from ..encryption import AuthMapping
 from ..errors import InvalidInputError, PerdureError, RunExistsError, RunNotFoundError, TranscriptCorruptedError
-from ..loop.lifecycle import parse_start
 from ..loop.payload_limits import RUN_ID_BYTES
+from ..loop.requests import parse_start
 from ..loop.transcript import list_open_calls
 from ..ports import Commit
 from ..store import Chain
-from ..tools.context_type import validate_plain_context
 from ..types.client_tools import ClientTool, build_client_tools_error, parse_client_tools
 from ..types.interface import FIRST_MESSAGE_MEMO, LABELS, Mode, Override, Response
 from ..types.messages import Dataclass, File, Message, MessageInput, clean_text, find_file_flaw, iter_file_parts
-from ..types.session_form import from_session
 from .handles import ClientHandle
 from .message_content import build_user_message, hold_blobs
 from .run import Run
@@ -244,6 +242,8 @@ def encode_start_context(agent: str | Agent[Any, Any], context: Any) -> dict[str
         return agent.check_context(context) or None
     if not context:
         return None
+    from ..tools.context_type import validate_plain_context
+
     plain = context.model_dump(mode="json") if hasattr(context, "model_dump") else context
     return validate_plain_context(get_agent_name(agent), plain)
 
@@ -318,6 +318,8 @@ def _parse_history_messages(history: Sequence[Message] | Sequence[Mapping[str, A
         return messages
     mappings = [entry for entry in entries if isinstance(entry, Mapping)]
     if len(mappings) == len(entries):
+        from ..types.session_form import from_session
+
         return from_session(mappings)
     others = [type(entry).__name__ for entry in entries if not isinstance(entry, Message | Mapping)]
     raise InvalidInputError(

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol
 
 from typing_extensions import TypeVar
 
-from ..agent.output import OutputType
 from ..errors import ParseError
-from ..loop.finish import extract_partial_answer
 from ..types.events import Event, ModelCompleted, ModelDelta, ModelRetracted, ModelStarted
 from ..types.interface import FINISH_TOOL, FinishProtocol, OutputT, Response, parse_output
 from .tasks import background_task
+
+if TYPE_CHECKING:
+    from ..agent.output import OutputType
 
 # ---
 # The text of streamed replies, from events to pieces of text for display.
@@ -119,6 +120,8 @@ def build_output_form(run_id: str, agent: Any, output: Any) -> OutputForm:
     finish = getattr(agent, "finish", None)
     if output is None:
         return OutputForm(getattr(agent, "output_type", None), finish)
+    from ..agent.output import OutputType  # here: most clients have no agent's code
+
     owner = f"agent {agent!r}" if isinstance(agent, str) else f"run {run_id!r}"
     return OutputForm(OutputType(owner, output), finish)
 
@@ -153,6 +156,8 @@ class LiveOutput:
             return self._take_plain(event.partial)
         if not written_text or (isinstance(event, ModelCompleted) and event.calls):  # with calls it is not the answer
             return []
+        from ..loop.finish import extract_partial_answer  # here: it needs the state of a run
+
         return self._take_plain(extract_partial_answer(self._protocol, self._text.text))
 
     def take_value(self, value: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 from temporalio.api.common.v1 import WorkflowExecution as ExecutionMessage
 from temporalio.api.workflowservice.v1 import (
     DescribeWorkflowExecutionRequest,
@@ -46,7 +46,7 @@ from .handles import ClientHandle, RunHandle
 
 logger = logging.getLogger("perdure.client")
 
-_PENDING_ADAPTER = TypeAdapter(tuple[PendingApproval, ...])
+_PENDING_ADAPTER = TypeAdapter(tuple[PendingApproval, ...], config=ConfigDict(defer_build=True))
 MAY_WAIT_FILTER = f"({PENDING_ATTRIBUTE} > 0 OR {PENDING_ATTRIBUTE} IS NULL)"
 """Runs that may have pending calls. A run without the attribute is included and must be asked: it may have begun to
 wait a moment ago, or none of its workers can set the attribute."""

@@ -61,7 +61,7 @@ def build_fields(schema: Mapping[str, Any] | None, values: Mapping[str, Any], gr
     fields = [
         _build_field(
             name,
-            _resolve(schema, properties.get(name)),
+            resolve_reference(schema, properties.get(name)),
             values.get(name),
             is_given=name in values,
             is_required=isinstance(required, list) and name in required,
@@ -86,14 +86,14 @@ def build_answer_fields(schema: Mapping[str, Any] | None) -> list[Field]:
     """Build the fields of an answer: one for each property of an object, otherwise one alone."""
     if schema is not None and schema.get("type") == "object" and isinstance(schema.get("properties"), Mapping):
         return build_fields(schema, {})
-    resolved = _resolve(schema, schema) if schema is not None else {"type": "string"}
+    resolved = resolve_reference(schema, schema) if schema is not None else {"type": "string"}
     answer = _build_field(ANSWER, resolved, None, is_given=False, is_required=True)
     if answer.kind == "text":
         answer = replace(answer, kind="long")
     return [answer]
 
 
-def _resolve(root: Mapping[str, Any] | None, schema: Any) -> Mapping[str, Any]:
+def resolve_reference(root: Mapping[str, Any] | None, schema: Any) -> Mapping[str, Any]:
     """Return the schema that ``$ref`` in ``schema`` names, at most ten deep; {} for what is none."""
     for _ in range(10):
         ref = schema.get("$ref") if isinstance(schema, Mapping) else None

@@ -14,7 +14,7 @@ from temporalio.service import RPCError, TLSConfig
 
 from ..errors import RuntimeSetupError, ServerUnreachableError
 from .home import Home, current_home
-from .server import ServerInfo, ensure_server, find_running_server, read_record
+from .record import ServerInfo, find_running_server, read_record
 
 CONNECT_SECONDS = 5.0
 """Seconds after which a server without an answer counts as unreachable."""
@@ -78,7 +78,12 @@ async def resolve_target(
             _describe_origin(address, named_profile),
             embedded=_find_embedded_server(config["target_host"], home),
         )
-    server = await ensure_server(home) if start else await find_running_server(home)
+    if start:
+        from .server import ensure_server
+
+        server: ServerInfo | None = await ensure_server(home)
+    else:
+        server = await find_running_server(home)
     if server is None:
         raise ServerUnreachableError(
             "no Temporal server is configured and no embedded server runs",

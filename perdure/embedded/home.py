@@ -6,7 +6,6 @@ import asyncio
 import errno
 import fcntl
 import os
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -108,6 +107,8 @@ class Home:
         Raises:
             RuntimeSetupError: it could not be written.
         """
+        import tempfile
+
         with self.translate_errors(), tempfile.NamedTemporaryFile(dir=self.root, prefix=".probe-") as probe:
             probe.write(bytes(_PROBE_BYTES))
             probe.flush()

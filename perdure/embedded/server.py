@@ -11,18 +11,15 @@ import sqlite3
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field, TypeAdapter
 
 from .. import temporal_service
 from ..errors import RuntimeSetupError, ServerStartError
 from .binary import Binary, ensure_binary
-from .home import Home, current_home, hold_lock, open_private, take_lock, try_lock
+from .home import Home, current_home, hold_lock, take_lock, try_lock
 from .process import is_alive, read_start_token, spawn_detached, terminate_process
+from .record import PROBE_SECONDS, ServerInfo, find_running_server, read_record, write_record
 
 # ---
 # The dev server's database file: checks before a start, and errors of a failed start.
@@ -103,54 +100,6 @@ def build_start_error(home: Home, output: str) -> ServerStartError:
 
 
 # ---
-# server.json: the dev server that was started last.
-
-
-@dataclass(frozen=True)
-class ServerInfo:
-    """An embedded dev server."""
-
-    pid: Annotated[int, Field(gt=0)]
-    address: str
-    """host:port of the gRPC frontend, for ``Client.connect``."""
-    ui_address: str
-    """host:port of the Temporal UI."""
-    version: str
-    """Version of the Temporal server."""
-    started_at: str
-    """Time of its start, ISO 8601, UTC."""
-    start_token: str
-    """Identifies its process among later ones with the same pid."""
-    instance_id: str | None
-    """The cluster id that its RPC returns, which identifies its database. None until it has answered."""
-
-    @property
-    def ui_url(self) -> str:
-        """URL of the Temporal UI."""
-        return f"http://{self.ui_address}"
-
-
-_record_adapter = TypeAdapter(ServerInfo)
-
-
-def read_record(home: Home) -> ServerInfo | None:
-    """Read the last record; None if there is no valid one."""
-    try:
-        return _record_adapter.validate_json(home.server_file.read_bytes(), strict=True)
-    except (OSError, ValueError):
-        return None
-
-
-def write_record(home: Home, record: ServerInfo) -> None:
-    """Replace the record atomically: a reader sees the old one or the new one."""
-    new_file = home.server_file.with_suffix(".json.new")  # one name is enough: writers hold the server lock
-    with home.translate_errors():
-        with open(new_file, "w", opener=open_private) as file:
-            file.write(json.dumps(asdict(record), indent=2) + "\n")
-        new_file.replace(home.server_file)
-
-
-# ---
 # Starting a dev server process, until it can be used.
 
 
@@ -168,7 +117,6 @@ DYNAMIC_CONFIG = (
 
 _READY_SECONDS = 30.0
 _START_LOCK_SECONDS = 60.0
-_PROBE_SECONDS = 2.0
 _READY_POLL_SECONDS = 0.05
 _START_ATTEMPTS = 3
 _LOG_MAX_BYTES = 10 * 1024 * 1024
@@ -236,7 +184,7 @@ async def wait_until_ready(record: ServerInfo) -> str | None:
     """Return the cluster id with which a starting server answers; None if it ends first, or does not answer."""
     deadline = asyncio.get_running_loop().time() + _READY_SECONDS
     while asyncio.get_running_loop().time() < deadline and is_alive(record.pid, record.start_token):
-        answered = await temporal_service.read_cluster_id(record.address, seconds=_PROBE_SECONDS)
+        answered = await temporal_service.read_cluster_id(record.address, seconds=PROBE_SECONDS, starting=True)
         # If it is still alive, it is the process that has the port, not another program.
         if answered is not None and is_alive(record.pid, record.start_token):
             return answered
@@ -327,15 +275,6 @@ def _read_log_tail(home: Home, start_of_run: int) -> str:
 _LOCK_SECONDS = 120.0
 _RELEASE_SECONDS = 10.0
 _LOCK_PURPOSE = "starting or stopping the Temporal dev server"
-
-
-async def find_running_server(home: Home | None = None) -> ServerInfo | None:
-    """Find the running embedded server; None if none answers (or it is still starting)."""
-    record = read_record(home or current_home())
-    if record is None or record.instance_id is None or not is_alive(record.pid, record.start_token):
-        return None
-    answered = await temporal_service.read_cluster_id(record.address, seconds=_PROBE_SECONDS)
-    return record if answered == record.instance_id else None
 
 
 async def ensure_server(home: Home | None = None) -> ServerInfo:

@@ -5,7 +5,7 @@ reads what they return, :mod:`.step` and :mod:`.branch` are what a step policy g
 """
 
 from .dispatch import AuthorRunner, HookArguments, ReturnHandler, run_hooks
-from .hook import EVENTS, Hook, HookEvent, HookSet, Veto, hook, select_hooks, validate_hooks
+from .hook import EVENTS, Hook, HookEvent, HookSet, Veto, hook, list_hook_events, select_hooks, validate_hooks
 from .step import Step
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Step",
     "Veto",
     "hook",
+    "list_hook_events",
     "run_hooks",
     "select_hooks",
     "validate_hooks",

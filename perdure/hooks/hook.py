@@ -295,6 +295,15 @@ class HookSet:
         return f"<{type(self).__name__} of {hooks or 'none'}>"
 
 
+def list_hook_events(*sets: HookSet | None) -> set[HookEvent]:
+    """Return the events that have hooks in ``sets``."""
+    return {hook.event for hooks in sets if hooks is not None for hook in hooks.all}
+
+
 def select_hooks(event: HookEvent, *sets: HookSet | None) -> tuple[Hook, ...]:
     """Return the hooks of ``event`` in all ``sets``, in their order."""
-    return tuple(hook for hooks in sets if hooks for hook in hooks.on(event))
+    selected: tuple[Hook, ...] = ()
+    for hooks in sets:  # most sets are empty, and this is asked twenty times in an iteration
+        if hooks is not None and hooks.all:
+            selected += hooks.on(event)
+    return selected

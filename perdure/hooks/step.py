@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, overload
 
 from ..errors import AbortError, DefinitionError
+from ..loop.requests import merge_overrides
 from ..loop.transcript import trim_messages
-from ..loop.turns import merge_overrides
 from ..types.messages import Content, Message, ToolCallPart, ToolResultPart, Usage
 from .branch import Branch
 

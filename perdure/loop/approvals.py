@@ -8,20 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
-from ..errors import (
-    ApprovalDecidedError,
-    ApprovalExpiredError,
-    InvalidInputError,
-    NotWaitingYetError,
-    PerdureError,
-    RunClosedError,
-)
+from ..errors import ApprovalExpiredError, InvalidInputError, NotWaitingYetError, PerdureError, RunClosedError
 from ..types.approvals import (
-    CHANGED_ARGUMENTS_BYTES,
     MAX_STANDING_APPROVALS,
     ApprovalDecision,
     ApprovalOutcome,
@@ -35,29 +25,17 @@ from ..types.approvals import (
     hash_name,
 )
 from ..types.messages import clean_text
-from ..types.plain_json import measure_json
 from ..types.state import RunState, ToolCallState
 from ..types.tool_calls import ActivityCall, CallAnswer
-from ..types.validation_errors import describe_validation_error
 from . import questions
 from .apply import collect_results
 from .decide import CallModel, decide
 from .external_calls import needs_before_activity
 from .limits import uncount_tool_call
-from .questions import check_value, hash_answer, take_answer
+from .questions import check_value, take_answer
+from .requests import DECISION_OUTCOMES, build_late_error, find_repeated, parse_request, read_answer, read_decision
 from .results import build_error_result
 from .waits import PendingWait, list_requesters, mark_reminder_due, pending_waits, remember
-
-Model = TypeVar("Model", bound=BaseModel)
-
-
-def _parse(model: type[Model], raw: Any, whole: str, hint: str | None) -> Model:
-    """Parse ``raw`` as ``model``. Raises ``InvalidInputError`` with the first problem; ``whole`` names ``raw``."""
-    try:
-        return model.model_validate(raw)
-    except ValidationError as error:
-        raise InvalidInputError(describe_validation_error(error, whole), hint=hint) from None
-
 
 # ---
 # Standing approvals: an approver has approved every call of a tool in this conversation.
@@ -83,7 +61,7 @@ def check_revocation(state: RunState | None, raw: Any) -> Revocation:
 
     With ``state`` None (the input is not read yet) only ``raw`` is checked.
     """
-    revocation = _parse(Revocation, raw, "the revocation", REVOCATION_HINT)
+    revocation = parse_request(Revocation, raw, "the revocation", REVOCATION_HINT)
     if state is not None and not any(approval.tool == revocation.tool for approval in state.standing):
         known = "; ".join(map(str, state.standing))
         raise InvalidInputError(
@@ -176,31 +154,8 @@ def list_pending_approvals(state: RunState) -> list[PendingApproval]:
 # Decisions and answers.
 
 
-DECISION = 'Send {"call_id": "<id>", "hash": "<as status has it>", "decision": "approve" or "deny", "by": "<name>"}.'
-ANSWER = 'Send {"call_id": "<id>", "value": <JSON>, "by": "<name>"}, or "error" in the place of "value".'
-_OUTCOMES: dict[str, DecisionState] = {"approve": "approved", "deny": "denied"}
 _ARGUMENT_OWNERS = {"remote": "those of a remote tool", "callback": "those of a callback"}
 _SEND = "To answer that, send its `hash`, as `status` shows it."
-
-
-def read_decision(raw: Any, hint: str | None = DECISION) -> ApprovalDecision:
-    """Parse the argument of ``decide_approval``. Raises ``InvalidInputError`` if it is valid for no call at all."""
-    decision = _parse(ApprovalDecision, raw, "the decision", hint)
-    if decision.always and decision.decision == "deny":
-        raise InvalidInputError("always: only an approval can stand", hint="A rule of the agent denies every call.")
-    if decision.arguments is not None:
-        if decision.decision == "deny":
-            raise InvalidInputError("arguments: a call that is denied has none", hint="Leave them out.")
-        if (size := measure_json(decision.arguments)) > CHANGED_ARGUMENTS_BYTES:
-            raise InvalidInputError(
-                f"arguments: they have {size:,} bytes as JSON and may have {CHANGED_ARGUMENTS_BYTES:,}"
-            )
-    return decision
-
-
-def read_answer(raw: Any, hint: str | None = ANSWER) -> CallAnswer:
-    """Parse the argument of ``answer_call``. Raises ``InvalidInputError``."""
-    return _parse(CallAnswer, raw, "the answer", hint)
 
 
 def check_approval(state: RunState | None, raw: Any, now: datetime) -> None:
@@ -244,40 +199,6 @@ def _resolve(state: RunState, update: ApprovalDecision | CallAnswer, now: dateti
         decided = _take_decision(state, found.pending, update, now)
     update_approval_waits(state, now)
     return decided
-
-
-def find_repeated(decided: Sequence[DecidedApproval], update: ApprovalDecision | CallAnswer) -> DecidedApproval | None:
-    """Return the latest record in ``decided`` (the latest last) that ``update`` repeats; None if there is none."""
-    return next((past for past in reversed(decided) if _is_repeated(update, past)), None)
-
-
-def _is_repeated(update: ApprovalDecision | CallAnswer, past: DecidedApproval) -> bool:
-    """Whether ``update`` repeats the decision or answer recorded in ``past``, from the same sender."""
-    by = hash_name(update.by)
-    if (past.call_id, hash_name(past.by)) != (update.call_id, by):
-        return False
-    if isinstance(update, CallAnswer):
-        return (past.state, past.hash) == ("answered", hash_answer(update))
-    comment = clean_text(update.comment) if update.comment else None
-    always = update.always and not past.standing  # under a standing approval, `always` came with another call
-    if by is None or (_OUTCOMES[update.decision], comment, always) != (past.state, past.comment, past.always):
-        return False
-    if update.arguments is not None:
-        return hash_arguments(past.call_id, past.name, update.arguments) == past.hash
-    return not past.changed and update.hash in (None, past.hash)
-
-
-def build_late_error(
-    decided: Sequence[DecidedApproval], update: ApprovalDecision | CallAnswer, hint: str | None = None
-) -> PerdureError | None:
-    """Build the error for a decision or answer that comes too late, which names who decided first; None if the call is
-    undecided. A call that was approved may still be answered."""
-    past = next((past for past in reversed(decided) if past.call_id == update.call_id), None)
-    if past is None or (isinstance(update, CallAnswer) and past.state == "approved"):
-        return None
-    if past.state == "expired":
-        return ApprovalExpiredError(f"call {past.call_id!r} has {past}")
-    return ApprovalDecidedError(f"call {past.call_id!r} is already {past}", hint=hint)
 
 
 def _check(state: RunState, update: ApprovalDecision | CallAnswer, now: datetime) -> PendingWait | DecidedApproval:
@@ -342,7 +263,7 @@ def _take_decision(
     if changed is not None and (digest := hash_arguments(call.id, call.name, changed)) == terms.hash:
         changed = None  # unchanged; compared by hash, since 1 == True and 3 == 3.0
     outcome = ApprovalOutcome(
-        state=_OUTCOMES[decision.decision],
+        state=DECISION_OUTCOMES[decision.decision],
         by=clean_text(decision.by) if decision.by else None,
         at=now.isoformat(),
         comment=clean_text(decision.comment) if decision.comment else None,

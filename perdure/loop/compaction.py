@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..types.compaction import CompactionSettings, Window
+from ..types.compaction import BYTES_PER_TOKEN, CompactionSettings, Window
 from ..types.interface import FINISH_TOOL
 from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from ..types.state import CompactionState, RunState
@@ -25,6 +25,7 @@ from ..types.wire import ModelOutput
 from .children import apply_reopening
 from .finish import REMINDER_ID
 from .limits import add_usage
+from .transcript import SUMMARY_ID
 
 # ---
 # When to compact: before the next model call, after a reply or a refused call that reports a long conversation.
@@ -34,8 +35,6 @@ MAX_SUMMARIES = 3
 """Compactions before one model call; each keeps fewer of the last messages than the one before."""
 MAX_WINDOW_HALVINGS = 6
 """How often a window is halved."""
-SUMMARY_ID = "perdure:summary"
-"""Message id of a summary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +93,6 @@ def describe_shortening(state: RunState) -> str:
     if compaction.tighter:
         tried.append(f"its window was halved {_format_times(compaction.tighter)}")
     return " (" + " and ".join(tried) + ")" if tried else ""
-
-
-def find_tail_start(messages: Sequence[Message], keep: int) -> int:
-    """Return the index of the first of the last ``keep`` messages, or an earlier one that keeps calls and results
-    together; calls at the end, whose results are still to come, are kept too."""
-    begin = max(0, len(messages) - keep)
-    if begin == len(messages) and messages and messages[-1].tool_calls:
-        begin -= 1
-    while begin and begin < len(messages) and messages[begin].role == "tool":
-        begin -= 1
-    return begin
 
 
 def find_turn_task(messages: Sequence[Message], iteration: int) -> range:
@@ -248,8 +236,6 @@ def _clear_result_part(part: ToolResultPart) -> ToolResultPart:
 # Token estimates, for messages that no provider has counted yet.
 
 
-BYTES_PER_TOKEN = 4
-"""Bytes of UTF-8 text that count as one token."""
 _OVERHEAD_TOKENS = 4  # tokens of the structure around a message or a part
 _FILE_TOKENS = 1600  # tokens of a picture, about as much as the APIs count for one of full size
 

@@ -5,30 +5,18 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from pydantic import ValidationError
-
 from ..errors import InvalidInputError
-from ..types.interface import OperatorPause, PauseRequest, Start, UserMessage
-from ..types.limits import Bounds, RunLimits
+from ..types.interface import OperatorPause
+from ..types.limits import Bounds
 from ..types.messages import NAME_CHARS, clean_text, copy_shared
-from ..types.plain_json import measure_json
 from ..types.state import Pause, RequestedPause, RunState, TurnAnswer, read_state
-from ..types.validation_errors import describe_validation_error
 from ..types.wire import TurnFailure
 from .apply import carry_results, drop_reminder, end_turn_at_limit
 from .children import drop_branches, list_running_branches
 from .external_calls import describe_withheld_result
 from .limits import build_limit_failure, find_exceeded_limit, release_held_calls, uncount_tool_call
-from .messages import (
-    accept_message,
-    convert_message_input,
-    find_message_problem,
-    find_override_problem,
-    open_turn,
-    receive_message,
-    record_refusal,
-)
-from .payload_limits import CONTEXT_BYTES
+from .messages import accept_message, open_turn, receive_message, record_refusal
+from .requests import build_start_message, parse_pause_request, parse_run_limits, parse_start
 from .results import build_error_result
 from .turns import is_turn_answered, record_unanswered_messages
 from .waits import get_callback_approval, is_waiting_for_approval
@@ -69,16 +57,6 @@ def end_turn_at_budget(state: RunState) -> None:
     turn.answer = last.model_copy(update={"finish_reason": "limit"})
     state.carry += state.inbox
     state.inbox = []
-
-
-def parse_run_limits(raw: Any) -> RunLimits:
-    """Parse limits that a client sent. Raises ``InvalidInputError`` that names the wrong field."""
-    try:
-        return RunLimits.model_validate(raw)
-    except ValidationError as error:
-        names = ", ".join(("max_iterations", *RunLimits.model_fields))
-        problem = describe_validation_error(error, "limits", prefix="limits")
-        raise InvalidInputError(problem, hint=f"There are: {names}.") from None
 
 
 def _merge_higher_bounds(current: Bounds | None, raised: dict[str, Any]) -> Bounds | None:
@@ -195,16 +173,6 @@ def request_pause(state: RunState, raw: Any, now: datetime) -> None:
     state.requested_pause = RequestedPause(asked=OperatorPause(by=by, reason=reason, at=now.isoformat()))
 
 
-def parse_pause_request(raw: Any) -> PauseRequest:
-    """Parse a client's request to pause a run; None, or an empty text, is one without fields. Raises
-    ``InvalidInputError``."""
-    try:
-        return PauseRequest.model_validate({} if raw in (None, "") else raw)
-    except ValidationError as error:
-        hint = 'Send {"by": "<name>", "reason": "<text>"}, or nothing.'
-        raise InvalidInputError(describe_validation_error(error, "pause"), hint=hint) from None
-
-
 def resume_run(state: RunState, raw: Any = None, now: datetime | None = None) -> None:
     """Resume a paused run, whatever it is paused for: the cause is gone, or limits are raised with
     ``{"limits": {"cost_usd": 5}, "by": …}``.
@@ -286,7 +254,7 @@ def create_run_state(raw: Any, context_id: str, scope: str, parent_id: str | Non
         head=start.history,
     )
     if start.message is not None:
-        message = _build_start_message(start.message)
+        message = build_start_message(start.message)
         state.resend = start.resume and message.content is None  # reopened by ``Run.resume``
         accept_message(state, message)
     return state
@@ -296,36 +264,3 @@ def build_continuation_input(state: RunState, run_id: str) -> dict[str, Any]:
     """Build the input of the execution that continues from ``state`` of ``run_id``; read back by
     :func:`read_continued_state`."""
     return {STATE_KEY: state.model_dump(mode="json", exclude_none=True), CONTINUED_RUN_KEY: run_id}
-
-
-def parse_start(raw: Any) -> Start:
-    """Parse the input of a run. Raises ``InvalidInputError`` that names the wrong field and what is expected."""
-    expected = 'Start it with {"agent": "<name>", "message": "<text>"}.'
-    if not isinstance(raw, dict):
-        raise InvalidInputError(f"the input must be one JSON object, not {type(raw).__name__}", hint=expected)
-    try:
-        start = Start.model_validate(raw)
-    except ValidationError as error:
-        problems = describe_validation_error(error, "input", max_problems=10, content=True)
-        raise InvalidInputError(f"the input does not fit: {problems[:1000]}", hint=expected) from None
-    _check_start_sizes(start)
-    return start
-
-
-def _check_start_sizes(start: Start) -> None:
-    """Refuse a start that is too large: input may be three times as large on its way out, and a run that cannot be
-    continued as new must not begin."""
-    if (size := measure_json(start.context)) > CONTEXT_BYTES:
-        raise InvalidInputError(
-            f"the context has {size:,} bytes as JSON; it may have {CONTEXT_BYTES:,}",
-            hint="Every step of the run is sent all of it: keep large data elsewhere, and give a tool its key.",
-        )
-    problem = find_override_problem(start.override)
-    if problem is None and start.message is not None:
-        problem = find_message_problem(_build_start_message(start.message))
-    if problem is not None:
-        raise InvalidInputError(problem)
-
-
-def _build_start_message(message: str | UserMessage) -> UserMessage:
-    return UserMessage(content=message) if isinstance(message, str) else convert_message_input(message)

@@ -197,9 +197,10 @@ def uncount_tool_call(state: RunState, pending: ToolCallState) -> None:
 
 def release_held_calls(state: RunState) -> None:
     """Let held calls begin, as many as the limits now allow."""
-    room = count_calls_left(state)
-    for pending in state.calls:
-        if pending.held and pending.result is None and (room is None or room > 0):
+    held = [pending for pending in state.calls if pending.held and pending.result is None]
+    room = count_calls_left(state) if held else 0
+    for pending in held:
+        if room is None or room > 0:
             pending.held, pending.released = False, True
             state.tool_calls += 1
             room = None if room is None else room - 1

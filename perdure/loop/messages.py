@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from pydantic import ValidationError
 
 from ..errors import InvalidInputError, RunClosedError
 from ..types.approvals import hash_name
-from ..types.client_tools import INLINE_CLIENT_TOOLS_BYTES, find_client_tools_problem
-from ..types.interface import MAX_SENDERS, Override, Start, UserMessage, check_run_labels
-from ..types.messages import BlobRef, ContentPart, FilePart, TextPart, clean_text, copy_shared, find_file_flaw
+from ..types.interface import MAX_SENDERS, Start, UserMessage, check_run_labels
+from ..types.messages import BlobRef, ContentPart, TextPart, clean_text, copy_shared
 from ..types.plain_json import measure_json
 from ..types.state import MAX_NAMED_TURNS, MAX_SEEN_IDS, RunState, TurnState
-from ..types.validation_errors import describe_validation_error
 from ..types.wire import NewItem, NewMessage
-from .payload_limits import (
-    INBOX_BYTES,
-    MESSAGE_BYTES,
-    MESSAGE_ID_BYTES,
-    MESSAGE_IDS_BYTES,
-    OVERRIDE_BYTES,
-    measure_model,
-)
+from .payload_limits import INBOX_BYTES, MESSAGE_IDS_BYTES, measure_model
+from .requests import MessageContent, parse_message
 from .turns import remember_turn
 from .waits import list_requesters
 
@@ -54,40 +43,8 @@ def take_message_auth(state: RunState, new: Sequence[NewItem]) -> tuple[NewItem,
     return tuple(stripped)
 
 
-def redact_message(raw: Any) -> str:
-    """Format a refused message for an error text, without its auth context, which may have been sent in the clear."""
-    has_auth = isinstance(raw, Mapping) and raw.get("auth_context") is not None
-    try:
-        return str({**raw, "auth_context": "…"} if has_auth else raw)
-    except (RecursionError, ValueError):  # nested thousands of times, or with an integer of thousands of digits
-        return f"a {type(raw).__name__}"
-
-
 # ---
 # Content of a message: text, or parts, each a text or a file.
-
-
-MessageContent = str | BlobRef | tuple[ContentPart, ...]
-
-
-def find_content_problem(content: MessageContent | None) -> str | None:
-    """Return why ``content`` cannot be given to a model; None if it can."""
-    if content is None or isinstance(content, str | BlobRef):
-        return None
-    if not content:
-        return "content: a list of parts has at least one"
-    for index, part in enumerate(content):
-        if problem := find_file_flaw(part) if isinstance(part, FilePart) else _find_text_problem(part):
-            return f"content.{index}: {problem}"
-    return None
-
-
-def _find_text_problem(part: TextPart) -> str | None:
-    if (part.blob is None) == (part.text == ""):
-        return "a text has exactly one of text and blob"
-    if part.provider is not None or part.opaque is not None:
-        return "opaque: provider data belongs in a provider's replies, not in a message"
-    return None
 
 
 def clean_content(content: MessageContent) -> MessageContent:
@@ -102,14 +59,6 @@ def _clean_content_part(part: ContentPart) -> ContentPart:
         return part.model_copy(update={"text": clean_text(part.text)})
     name = clean_text(part.name) if part.name else None
     return part.model_copy(update={"media_type": part.media_type.lower(), "name": name})
-
-
-def convert_message_input(message: UserMessage) -> UserMessage:
-    """Return ``message`` in the form that a run keeps: an ``input`` becomes its JSON as the content."""
-    if message.input is None:
-        return message
-    text = json.dumps(message.input, ensure_ascii=False)
-    return message.model_copy(update={"content": text, "input": None, "typed": True})
 
 
 def has_stored_content(content: MessageContent | None) -> bool:
@@ -174,45 +123,6 @@ def check_message(state: RunState | None, raw: Any) -> UserMessage:
     _check_message_sender(state, message)
     _check_inbox_room(state, message)
     return message
-
-
-def parse_message(raw: Any) -> UserMessage:
-    """Parse a message: a string, or an object. Raises ``InvalidInputError`` that names what is wrong."""
-    try:
-        message = UserMessage(content=raw) if isinstance(raw, str) else UserMessage.model_validate(raw)
-        message = convert_message_input(message)
-        problem = find_message_problem(message)
-    except ValidationError as error:
-        problem = describe_validation_error(error, "message", content=True)
-    if problem is not None:
-        raise InvalidInputError(f"{problem}: {redact_message(raw)[:80]}")
-    return message
-
-
-def find_message_problem(message: UserMessage) -> str | None:
-    """Return why ``message`` cannot be accepted (its sizes, override, client tools or content); None if it can."""
-    for name in ("id", "task_id", "by"):
-        if (size := measure_json(getattr(message, name))) > MESSAGE_ID_BYTES:
-            return f"{name}: it has {size:,} bytes as JSON and may have {MESSAGE_ID_BYTES:,}"
-    if (
-        problem := find_override_problem(message.override)
-        or find_client_tools_problem(message.client_tools, INLINE_CLIENT_TOOLS_BYTES)
-        or find_content_problem(message.content)
-    ):
-        return problem
-    if (size := measure_model(message)) <= MESSAGE_BYTES:
-        return None
-    return (
-        f"message: it has {size:,} bytes as JSON and may have {MESSAGE_BYTES:,}; "
-        "send it with perdure's client, which puts a long one into the store"
-    )
-
-
-def find_override_problem(override: Override | None) -> str | None:
-    """Return why ``override`` is too large to be given to every model call; None if it is not."""
-    if override is None or (size := measure_model(override)) <= OVERRIDE_BYTES:
-        return None
-    return f"override: it has {size:,} bytes as JSON and may have {OVERRIDE_BYTES:,}; put the rest into a message"
 
 
 def _check_message_store(state: RunState, message: UserMessage) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from datetime import datetime
 from typing import Any
 
@@ -25,6 +23,7 @@ from ..types.tool_calls import (
 from ..types.wire import OUTPUT_BYTES, REMOTE_BYTES
 from .apply import collect_results
 from .external_calls import set_clearance, set_external_result
+from .requests import as_text, hash_answer
 from .results import build_error_result, build_result, can_fit_result
 from .waits import PendingWait, get_callback_approval, pending_waits, remember
 
@@ -87,17 +86,6 @@ def take_answer(state: RunState, pending: ToolCallState, answer: CallAnswer, now
         )
         set_external_result(pending, result, "ToolError" if is_error else "")
     return remember(state, pending, state="answered", at=at, by=by, comment=error, hash=hash_answer(answer))
-
-
-def hash_answer(answer: CallAnswer) -> str:
-    """Hash value, error and blob of an answer, without its sender: 32 hexadecimal digits."""
-    hashed = answer.model_dump(mode="json", include={"value", "error", "blob"})
-    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def as_text(value: Any) -> str:
-    """Format the value of a callback's answer as the model gets it: a string as it is, else its JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def check_value(state: RunState, wait: PendingWait, answer: CallAnswer) -> None:

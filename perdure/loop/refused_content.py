@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from ..errors import BadRequestError, ContentFilterError, ProviderError
 from ..types.messages import FilePart, Message, Part, TextPart, ToolResultPart, Withheld, clean_text
-from .compaction import SUMMARY_ID
 from .finish import REMINDER_ID
+from .transcript import SUMMARY_ID
 
 MAX_WITHHOLD_TRIES = 8
 """How many times one model call is retried with content withheld. Refused requests cost nothing but time."""

@@ -11,10 +11,12 @@ from typing import Any
 
 from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, clean_text
 from ..types.plain_json import find_json_flaw, parse_json
-from .compaction import find_tail_start
 
 _PORTABLE_CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
 """Ids that every wire format accepts unchanged."""
+
+SUMMARY_ID = "perdure:summary"
+"""Message id of a summary."""
 
 
 @dataclass(slots=True)
@@ -266,3 +268,14 @@ def trim_messages(messages: Sequence[Message], keep: int) -> list[Message]:
     first = next((index for index, message in enumerate(messages) if message.role == "user"), start)
     opening = [messages[first]] if first < start else []
     return [*opening, *messages[start:]]
+
+
+def find_tail_start(messages: Sequence[Message], keep: int) -> int:
+    """Return the index of the first of the last ``keep`` messages, or an earlier one that keeps calls and results
+    together; calls at the end, whose results are still to come, are kept too."""
+    begin = max(0, len(messages) - keep)
+    if begin == len(messages) and messages and messages[-1].tool_calls:
+        begin -= 1
+    while begin and begin < len(messages) and messages[begin].role == "tool":
+        begin -= 1
+    return begin

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..types.interface import LastingOverrides, TurnStatus
 from ..types.messages import NAME_CHARS
 from ..types.state import RunState, TurnState
 from ..types.wire import NewMessage
 from .finish import REMINDER_ID, build_response
 from .payload_limits import PAST_TURNS, PAST_TURNS_BYTES, select_latest_rows
-
-OverrideFields = dict[str, Any]
-"""Plain JSON of a ``StepOverride``, without the fields that it does not change."""
-
-_MERGED_FIELDS = ("settings", "provider_options", "limits")
-"""Fields that are merged key by key."""
+from .requests import OverrideFields, merge_overrides
 
 
 def get_effective_overrides(state: RunState) -> OverrideFields | None:
     """Return the overrides of the run with the turn's over them; None if there are none."""
     return merge_overrides(state.overrides or {}, (state.turn.overrides if state.turn else None) or {}) or None
-
-
-def merge_overrides(base: OverrideFields, override: OverrideFields) -> OverrideFields:
-    """Merge ``override`` over ``base``: settings, provider options and limits by key, tools by name."""
-    merged = {**base, **override}
-    for name in _MERGED_FIELDS:
-        if isinstance(base.get(name), dict) and isinstance(override.get(name), dict):
-            merged[name] = {**base[name], **override[name]}
-            if name == "limits":
-                turn, turn_override = base[name].get("turn") or {}, override[name].get("turn") or {}
-                merged[name]["turn"] = {**turn, **turn_override}
-    for name, other in (("add_tools", "remove_tools"), ("remove_tools", "add_tools")):
-        if name in base:
-            reverted = override.get(other) or ()
-            tools = [tool for tool in base[name] if tool not in reverted]
-            merged[name] = list(dict.fromkeys([*tools, *(override.get(name) or ())]))
-    return {name: value for name, value in merged.items() if value or name not in ("add_tools", "remove_tools")}
 
 
 def keep_overrides(state: RunState, kept: LastingOverrides) -> None:

@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from typing import Literal, Protocol, TypeVar
 
 from ..types.events import Event, Span
-from ..types.messages import BlobRef, Data, File, FilePart, Message, decode_file_data
+from ..types.messages import BlobRef, Data, File, FilePart, Message, decode_file_data, is_large_text
 from ..types.subagents import Lineage, PathStep
-from ..types.wire import is_large_text
 from .retention import Retention
 from .surfaces import Surfaces, WriteOptions
 
@@ -310,6 +309,74 @@ class UsageRow:
     """When the outcome was recorded; set by the store."""
 
 
+UsageKey = Literal["day", "agent", "model", "tenant", "run"]
+"""What rows of usage are summed by. ``day`` of UTC: the first 10 characters of ``created_at``. ``model``: provider and
+model, ``openai:gpt-5``. ``run``: the root run."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageFilter:
+    """Which rows of usage. None and "" are all."""
+
+    since: str = ""
+    """Recorded at this time (:func:`timestamp`) or later."""
+    until: str = ""
+    """Recorded before this time."""
+    agent: str | None = None
+    model: str | None = None
+    """As in :data:`UsageKey`."""
+    tenant: str | None = None
+    """"" for rows without one."""
+    tenants: Sequence[str] | None = None
+    """Only rows of these tenants, of these ``agents``, and of these ``sessions`` and the runs below them."""
+    agents: Sequence[str] | None = None
+    sessions: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSum:
+    """The sums of some rows of usage."""
+
+    key: str | None
+    """What they have in common, by :data:`UsageKey`; None for rows without a tenant, and for a total."""
+    calls: int = 0
+    """Model calls, that is rows."""
+    errors: int = 0
+    """Those of them that are not ``completed``."""
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    """Part of the input."""
+    output_tokens: int = 0
+    cost_usd: float | None = None
+    """Of the calls whose price is known; None if there are none."""
+    unpriced_calls: int = 0
+    """Calls whose price is unknown."""
+    milliseconds: int = 0
+    """Of all calls, one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSums:
+    """Sums by a key: the first ones in their order, and the total of all."""
+
+    sums: Sequence[UsageSum]
+    total: UsageSum
+    count: int
+    """Number of keys."""
+
+
+def sort_sums(key: UsageKey, sums: Sequence[UsageSum]) -> list[UsageSum]:
+    """Sort sums: by cost, then by tokens, the most first; days the newest first."""
+    if key == "day":
+        return sorted(sums, key=lambda one: one.key or "", reverse=True)
+
+    def get_rank(one: UsageSum) -> tuple[bool, float, int, str]:
+        cost, tokens = one.cost_usd, one.input_tokens + one.output_tokens
+        return cost is None, -(cost or 0), -tokens, one.key or ""
+
+    return sorted(sums, key=get_rank)
+
+
 @dataclass(frozen=True, slots=True)
 class AgentRow:
     """The definition of an agent, as workers have served it: what can be shown without its code."""
@@ -486,6 +553,10 @@ class UsageLog(Protocol):
         self, *, tenant: str | None = None, agent: str | None = None, since: str = "", limit: int = 1000
     ) -> list[UsageRow]:
         """List rows, the newest first. ``since``: only those recorded then or later (:func:`timestamp`)."""
+
+    async def sum_usage(self, key: UsageKey, filter: UsageFilter, *, limit: int = 100) -> UsageSums:
+        """Sum rows by ``key``, in the order of cost, then of tokens, the most first; days the newest first. At most
+        ``limit`` sums; ``total`` has all rows of ``filter``."""
 
 
 class AgentRegistry(Protocol):

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
-from urllib.request import getproxies_environment
 from weakref import WeakKeyDictionary
 
 from ..errors import AuthenticationError, DefinitionError, ProviderError, RuntimeSetupError
@@ -245,6 +244,8 @@ class Endpoint(ABC, Generic[ClientT]):
 
     def _list_secrets(self, request: ModelRequest) -> Iterator[str | bytes]:
         """The secrets besides the request's key; also the keys that the variables have by now."""
+        from urllib.request import getproxies_environment  # here: it loads an HTTP client, in no other program
+
         for name in (*self._api_key_envs, *self.secret_envs):
             for line in os.environ.get(name, "").splitlines():
                 yield line

@@ -16,7 +16,6 @@ import re
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 from ..errors import (
@@ -80,6 +79,8 @@ def _parse_retry_after(text: str) -> float | None:
     numbers = [_convert_to_wait(parse_duration(piece)) for piece in text.split(",")]
     if None not in numbers:
         return max(filter(None, numbers), default=0.0)
+    from email.utils import parsedate_to_datetime  # here: few replies have a date, and it loads ten modules
+
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     except (TypeError, ValueError, ArithmeticError, LookupError):  # a year, a zone or a field out of range

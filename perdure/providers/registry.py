@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -193,6 +192,8 @@ def _resolve_provider_name(name: str) -> str:
         return name
     if name in PROVIDER_ALIASES:
         return PROVIDER_ALIASES[name]
+    import difflib
+
     close = difflib.get_close_matches(name, list_providers(), 1)
     hint = f"Did you mean {close[0]!r}?" if close else "register_provider(name, provider) makes one known."
     raise DefinitionError(f"Unknown provider {name!r}. Known providers: {', '.join(list_providers())}.", hint=hint)

@@ -16,18 +16,10 @@ from dataclasses import dataclass, replace
 from ..agent.agent import Agent
 from ..agent.validation import validate_models
 from ..errors import ContextLengthError
-from ..loop.compaction import BYTES_PER_TOKEN as BYTES_OF_TOKEN
-from ..loop.compaction import (
-    SUMMARY_ID,
-    ConversationView,
-    estimate_message_tokens,
-    estimate_tokens,
-    find_tail_start,
-    find_turn_task,
-    truncate_text,
-)
+from ..loop.compaction import ConversationView, estimate_message_tokens, estimate_tokens, find_turn_task, truncate_text
+from ..loop.transcript import SUMMARY_ID, find_tail_start
 from ..ports import Cache, ModelRequest
-from ..types.compaction import CompactionSettings, Summarise
+from ..types.compaction import BYTES_PER_TOKEN, CompactionSettings, Summarise
 from ..types.interface import FINISH_TOOL
 from ..types.messages import (
     FilePart,
@@ -315,7 +307,7 @@ class ConversationViewCache:
 
 def estimate_message_bytes(message: Message) -> int:
     """Estimate the bytes that ``message`` takes in memory."""
-    return 500 + BYTES_OF_TOKEN * estimate_message_tokens(message)
+    return 500 + BYTES_PER_TOKEN * estimate_message_tokens(message)
 
 
 def _drop_system_messages(messages: Sequence[Message]) -> list[Message]:

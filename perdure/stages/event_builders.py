@@ -42,7 +42,7 @@ from ..types.events import (
 )
 from ..types.interface import FINISH_TOOL, OperatorPause, Response
 from ..types.limits import LimitUse
-from ..types.messages import FilePart, TextPart, copy_shared
+from ..types.messages import INLINE_BYTES, FilePart, TextPart, copy_shared
 from ..types.plain_json import measure_json
 from ..types.tool_calls import (
     ActivityCall,
@@ -58,7 +58,6 @@ from ..types.tool_calls import (
     SubagentCall,
 )
 from ..types.wire import (
-    INLINE_BYTES,
     MODEL_ACTIVITY,
     TOOL_ACTIVITY_PREFIX,
     ModelInput,

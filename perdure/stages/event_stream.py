@@ -33,8 +33,8 @@ from ..ports import (
 )
 from ..types.events import ErrorEvent, MessageInjected, ModelDelta, ToolProgress, encode_event_body
 from ..types.interface import FINISH_TOOL
-from ..types.messages import FilePart, Message, clean_text
-from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, ToolOutput, is_large_text
+from ..types.messages import INLINE_BYTES, FilePart, Message, clean_text, is_large_text
+from ..types.wire import MODEL_ACTIVITY, ToolOutput
 from .event_builders import (
     build_closing_events,
     build_event_fields,

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from ..agent.agent import Agent
 from ..errors import StoreError
-from ..hooks import HookEvent, HookSet, select_hooks
+from ..hooks import HookEvent, HookSet, list_hook_events
 from ..ports import Commit, MemoryWrite, ModelRequest
 from ..types.messages import Data, Message, Usage
 from ..types.wire import ModelOutput
@@ -102,10 +102,10 @@ class ReplyCacheStage:
 
     def _can_cache_reply(self, agent: Agent) -> bool:
         """Whether the author's code reads replies, and may fail or be slow, and no hook may change them."""
-        sets = self._worker_hooks, agent.hooks
-        if select_hooks(REPLY_CHANGING_HOOK, *sets):
+        events = list_hook_events(self._worker_hooks, agent.hooks)
+        if REPLY_CHANGING_HOOK in events:
             return False
-        return bool(agent.output_validators) or any(select_hooks(event, *sets) for event in REPLY_READING_HOOKS)
+        return bool(agent.output_validators) or not events.isdisjoint(REPLY_READING_HOOKS)
 
     async def _save_reply(self, write: MemoryWrite) -> None:
         """Write the reply. A ``StoreError`` is only logged: the store may be back when the outcome is recorded."""

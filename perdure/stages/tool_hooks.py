@@ -12,7 +12,17 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..agent.agent import Agent
-from ..hooks import AuthorRunner, Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks, select_hooks
+from ..hooks import (
+    AuthorRunner,
+    Hook,
+    HookArguments,
+    HookEvent,
+    HookSet,
+    Veto,
+    list_hook_events,
+    run_hooks,
+    select_hooks,
+)
 from ..hooks.dispatch import is_same_json, read_hook_arguments, run_observing_hooks
 from ..hooks.hook import TOOL_HOOK_EVENTS
 from ..ports import Blob
@@ -62,9 +72,9 @@ class ToolHookStage:
         agent = self._find_agent(call.input.agent)
         tool = self._find_tool(call.input.agent, call.input.name)
         sets = self._worker_hooks, agent.hooks, None if tool is None else tool.hooks
-        hooks = {event: select_hooks(event, *sets) for event in TOOL_HOOK_EVENTS}
-        if not any(hooks.values()):
+        if list_hook_events(*sets).isdisjoint(TOOL_HOOK_EVENTS):
             return await next(call)
+        hooks = {event: select_hooks(event, *sets) for event in TOOL_HOOK_EVENTS}
         context = self._build_context(call, call.hook_writes)
         try:
             return await _ToolCallHooks(self._run_author_code, agent, context, hooks).run_call(call, next)

@@ -23,6 +23,7 @@ from ..ports import Blob, Commit, Journal, Node, RunRow, Runs, TranscriptChain, 
 from ..ports.store import add_blob, move_file_to_blob, move_text_to_blob
 from ..types.interface import Response, check_run_labels, parse_output
 from ..types.messages import (
+    INLINE_BYTES,
     NAME_CHARS,
     BlobRef,
     ContentPart,
@@ -33,12 +34,12 @@ from ..types.messages import (
     Usage,
     Withheld,
     clean_text,
+    is_large_text,
 )
 from ..types.plain_json import measure_json
 from ..types.subagents import BranchOutcome, TellCall
 from ..types.tool_calls import AnsweredCall, Call, CallbackCall, RefusedCall, RemoteCall, SubagentCall
 from ..types.wire import (
-    INLINE_BYTES,
     OUTPUT_BYTES,
     REMOTE_BYTES,
     CallFacts,
@@ -48,7 +49,6 @@ from ..types.wire import (
     NewMessage,
     NewResult,
     ToolOutput,
-    is_large_text,
 )
 from .journal_keys import parse_outcome
 from .stage import BranchConversation, ConversationCall, ModelCall, ModelReply, NextConversation, share_fields

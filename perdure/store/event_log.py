@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..ports import EventBatch, EventRow, NewEvent
@@ -116,17 +116,15 @@ class _Feed:
     path: str | None
     """The paths to it (:class:`PathHistory`)."""
     today: str = ""
-    """The day of the batch; not a column."""
+    """The day of the batch; not a column, nor are the next two."""
+    stream: str = field(init=False)
+    """The conversation that assigns the numbers."""
+    child: str | None = field(init=False)
+    """The id of the run, if it is in another run's stream."""
 
-    @property
-    def stream(self) -> str:
-        """The conversation that assigns the numbers."""
-        return self.root or self.context_id
-
-    @property
-    def child(self) -> str | None:
-        """The id of the run, if it is in another run's stream."""
-        return None if self.root is None else self.context_id
+    def __post_init__(self) -> None:
+        self.stream = self.root or self.context_id
+        self.child = None if self.root is None else self.context_id
 
     @property
     def state(self) -> dict[str, object]:
@@ -176,9 +174,10 @@ def append_batch(
             database.run(insert, **row, type=new.event.type, created_at=now, **lease)
         if key is not None and new.event.type != "model.delta":
             known_keys.add(key)
-    if feed.state != old_state:
-        database.run(UPDATE_FEED, context_id=feed.context_id, seq=own_seq if feed.root else feed.seq, **feed.state)
-    if feed.seq != old_seq and (feed.root or feed.state == old_state):
+    state = feed.state
+    if state != old_state:
+        database.run(UPDATE_FEED, context_id=feed.context_id, seq=own_seq if feed.root else feed.seq, **state)
+    if feed.seq != old_seq and (feed.root or state == old_state):
         database.run(UPDATE_FEED_SEQ, context_id=feed.stream, seq=feed.seq)
     return True
 
@@ -209,6 +208,8 @@ def _read_known_keys(database: Database, feed: _Feed, batch: EventBatch) -> set[
     keys = [
         key for new in batch.events if new.event.type in looked_up and (key := feed.qualify_key(new.key)) is not None
     ]
+    if not keys:
+        return set()
     return {key for (key,) in run_for_keys(database, SELECT_EVENT_KEYS, keys, stream=feed.stream)}
 
 

@@ -96,7 +96,8 @@ def find_references(commit: Commit) -> list[Reference]:
 
 def get_context_id(commit: Commit) -> str | None:
     """Return the run that ``commit`` belongs to."""
-    return next((part.context_id for part in (commit.events, commit.run, commit.turn) if part is not None), None)
+    part = commit.events or commit.run or commit.turn
+    return None if part is None else part.context_id
 
 
 RENEW_BLOBS = "UPDATE blobs SET used_on = :today WHERE hash IN (:keys) AND used_on < :before"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
@@ -212,10 +212,7 @@ def write_commit(database: Database, commit: Commit, now: str, options: WriteOpt
         if database.run(RECORD_OUTCOME, **entry, **new_entry).rowcount == 0:
             return read_outcomes(database, [outcome.key])[outcome.key]
     if commit.run is not None:
-        row = asdict(replace(commit.run, created_at=now, updated_at=now))
-        del row["root"]
-        row["user_id"] = row.pop("user")
-        database.run(UPSERT_RUN, **row, key_id=key_id)
+        _write_run(database, commit.run, now, key_id)
     if commit.turn is not None:
         _write_turn(database, commit.turn, now, key_id)
     if commit.memory:
@@ -227,6 +224,13 @@ def write_commit(database: Database, commit: Commit, now: str, options: WriteOpt
         row = dict(zip(TABLES["usage"], (*values, outcome.key, now), strict=True))
         database.run(INSERT_USAGE, **row)
     return outcome.body if outcome is not None else None
+
+
+def _write_run(database: Database, run: RunRow, now: str, key_id: str | None) -> None:
+    names = {"context_id": run.context_id, "agent": run.agent, "scope": run.scope, "asked_at": run.asked_at}
+    row = {"head": run.head, "status": run.status, "iterations": run.iterations, "result": run.result}
+    labels = {"tenant": run.tenant, "user_id": run.user}
+    database.run(UPSERT_RUN, **names, **row, **labels, created_at=now, updated_at=now, key_id=key_id)
 
 
 def _write_turn(database: Database, turn: TurnRow, now: str, key_id: str | None) -> None:
@@ -346,31 +350,16 @@ class ListTables:
 
 
 # ---
-# Operations on the usage of model calls, and on the definitions of agents.
+# Writes of the usage of model calls (its reads: usage.py), and operations on the definitions of agents.
 
 
 read_usage_values = attrgetter(*(field.name for field in fields(UsageRow) if field.name not in ("key", "created_at")))
 """Returns the values of a :class:`UsageRow` in the order of the columns, without those that the store sets."""
 INSERT_USAGE = build_insert("usage")
-SELECT_USAGE = f"""
-    SELECT {", ".join(TABLES["usage"])} FROM usage WHERE created_at >= :since {{filters}}
-    ORDER BY created_at DESC, key LIMIT :limit"""  # noqa: S608  # names of the schema
 UPSERT_AGENT = build_insert("agents", "(hash) DO UPDATE SET seen_at = excluded.seen_at")
 SELECT_AGENTS = """
     SELECT hash, name, body, created_at, seen_at FROM agents WHERE name = coalesce(:name, name)
     ORDER BY name, seen_at DESC, hash"""
-
-
-def read_usage(database: Database, filters: Mapping[str, str | None], since: str, limit: int) -> list[UsageRow]:
-    """Return rows of the usage, the newest first. ``filters``: values of columns, None for any."""
-    rows = database.run(build_usage_select(filters), **filters, since=since, limit=limit)
-    return [UsageRow(*row) for row in rows]
-
-
-def build_usage_select(filters: Mapping[str, str | None]) -> str:
-    """Build the statement that reads the usage with those values, the newest first."""
-    conditions = [f"AND {name} = :{name}" for name, value in filters.items() if value is not None]
-    return SELECT_USAGE.format(filters=" ".join(conditions))
 
 
 def write_agents(database: Database, agents: Sequence[AgentRow], now: str) -> None:

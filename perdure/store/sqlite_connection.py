@@ -421,20 +421,16 @@ class StoreThread:
         self._thread = threading.Thread(target=self._run_thread, name=name, daemon=True)
         self._thread.start()
 
-    async def run(self, work: Callable[[SqliteDatabase], T]) -> T:
-        """Run ``work`` and return its result. Raises its exception, or ``StoreError`` after :meth:`close`."""
-        result: T = await self._hand_over(work)
-        return result
-
     async def close(self) -> None:
         """Finish the work that was handed over, close the session, and end the thread."""
         if not self._closed:
-            await self._hand_over(None)
+            await self.run(None)
             self._thread.join()  # it has nothing left to do
 
-    def _hand_over(self, work: DatabaseWork | None) -> asyncio.Future[Any]:
-        """Queue ``work``, or the end."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    def run(self, work: Callable[[SqliteDatabase], T] | None) -> asyncio.Future[T]:
+        """Queue ``work``, or with None the end. The future gets its result or exception. Raises ``StoreError`` after
+        :meth:`close`."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         with self._lock:  # otherwise work could be queued after the end
             if self._closed:
                 raise StoreError(CLOSED, hint=CLOSED_HINT)

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from ..errors import InvalidInputError
-from ..loop.compaction import SUMMARY_ID
+from ..loop.transcript import SUMMARY_ID
 from ..ports import Node, Transcripts
 from ..types.messages import Message, ToolResultPart, encode_canonical, parse_messages
 from .chain import Chain, decode_node

@@ -236,6 +236,7 @@ class Execution(Host):
         self._closed = asyncio.Event()
         self._outside = contextvars.copy_context()
         with use_host(self):
+            self._inside = contextvars.copy_context()
             self._task = self._loop.create_task(self._run_workflow())
 
     # --- requests of clients
@@ -361,13 +362,12 @@ class Execution(Host):
 
     def _schedule_check(self) -> None:
         """Check the conditions now and in the next turns of the loop, in which consequences of the event happen."""
-        self._loop.call_soon(self._check_conditions, _SETTLING_LOOP_TURNS)
+        self._loop.call_soon(self._check_conditions, _SETTLING_LOOP_TURNS, context=self._inside)
 
     def _check_conditions(self, turns: int) -> None:
-        with use_host(self):  # a condition may use the host too
-            for condition, met in self._conditions:
-                if not met.done() and condition():
-                    met.set_result(None)
+        for condition, met in self._conditions:
+            if not met.done() and condition():
+                met.set_result(None)
         if turns and self._conditions:
             self._loop.call_soon(self._check_conditions, turns - 1)
 

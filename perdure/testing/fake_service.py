@@ -311,6 +311,11 @@ class InProcessService(ServiceClient):
         newest = sorted(self._list_executions(), key=lambda execution: execution.started.at, reverse=True)
         return api.ListWorkflowExecutionsResponse(executions=[build_execution_info(execution) for execution in newest])
 
+    async def _on_count_workflow_executions(self, req: api.CountWorkflowExecutionsRequest) -> Any:
+        """Count the open executions; the query is ignored."""
+        count = sum(execution.ended is None for execution in self._list_executions())
+        return api.CountWorkflowExecutionsResponse(count=count)
+
     async def _on_list_schedules(self, _: api.ListSchedulesRequest) -> Any:
         """Return none: schedules need a real server."""
         return api.ListSchedulesResponse()
@@ -322,7 +327,7 @@ class InProcessService(ServiceClient):
         )
 
     async def _on_describe_task_queue(self, req: api.DescribeTaskQueueRequest) -> Any:
-        poller = PollerInfo()
+        poller = PollerInfo(identity="this process")
         poller.last_access_time.FromDatetime(datetime.now(UTC))
         return api.DescribeTaskQueueResponse(pollers=[poller])
 

@@ -10,7 +10,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args, get_type_hints
 
-from pydantic import AliasChoices, AliasPath, BaseModel, RootModel, SecretBytes, SecretStr
+from pydantic import AliasChoices, AliasPath, BaseModel, SecretBytes, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
@@ -212,8 +212,9 @@ def to_plain_data(value: Any) -> Any:
             return value
         case SecretStr() | SecretBytes():
             return to_plain_data(value.get_secret_value())
-        case RootModel():
-            return to_plain_data(value.root)
+        case BaseModel() if value.__pydantic_root_model__:
+            [(_, root)] = value
+            return to_plain_data(root)
         case BaseModel():
             names = {name: _get_json_field_name(value, name) for name, _ in value}
             named = NamedFields({names[name]: to_plain_data(item) for name, item in value})

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter
 from types import CodeType, NoneType, SimpleNamespace, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from docstring_parser import Docstring, DocstringStyle, ParseError, parse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import to_json
@@ -25,6 +24,9 @@ from ..types.messages import clean_text
 from ..types.validation_errors import get_first_problem
 from .context import RunContext, ToolContext
 from .json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
+
+if TYPE_CHECKING:
+    from docstring_parser import Docstring
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +165,6 @@ def _collect_docstrings(fn: Any) -> list[str]:
     return [doc for doc in docs if doc]
 
 
-# Not the parser's own guess: its fourth style, epydoc, takes any line that begins with "@" for markup.
-_DOCSTRING_STYLES = (DocstringStyle.GOOGLE, DocstringStyle.NUMPYDOC, DocstringStyle.REST)
-
-
 def _read_docstrings(fn: Any, names: Collection[str]) -> tuple[str, dict[str, str]]:
     """Read the text of a callable, and the text of each parameter in ``names`` that has one."""
     text, parameter_texts = "", dict[str, str]()
@@ -179,8 +177,11 @@ def _read_docstrings(fn: Any, names: Collection[str]) -> tuple[str, dict[str, st
 
 def _parse_docstring(doc: str, names: Collection[str]) -> tuple[str, dict[str, str]]:
     """Read ``doc`` (already dedented) in the style that describes most of the parameters ``names``."""
+    from docstring_parser import DocstringStyle, ParseError, parse  # here: a client defines no tools
+
     readings: list[tuple[Docstring, dict[str, str]]] = []
-    for style in _DOCSTRING_STYLES:
+    # Not the parser's own guess: its fourth style, epydoc, takes any line that begins with "@" for markup.
+    for style in (DocstringStyle.GOOGLE, DocstringStyle.NUMPYDOC, DocstringStyle.REST):
         with suppress(ParseError):  # text that only looks like this style
             reading = parse(doc, style)
             readings.append((reading, _get_parameter_texts(reading, names)))

@@ -58,7 +58,7 @@ ClientTools = Annotated[
 ]
 """The client tools of a message, a turn or a model call: a reference to the store, or the tools themselves."""
 
-_tools_adapter = TypeAdapter(tuple[ClientTool, ...])
+_tools_adapter = TypeAdapter(tuple[ClientTool, ...], config=ConfigDict(defer_build=True))
 
 
 def parse_client_tools(raw: Any) -> tuple[ClientTool, ...]:

@@ -11,6 +11,9 @@ from pydantic import Field, field_validator
 from ..errors import DefinitionError
 from .limits import Amount, Count, Definition
 
+BYTES_PER_TOKEN = 4
+"""Bytes of UTF-8 text that count as one token."""
+
 
 class Compaction(Definition):
     """``Agent(compaction=Compaction.window(tokens=100_000))``: one way to keep a conversation short, or a list of

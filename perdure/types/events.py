@@ -24,11 +24,11 @@ import json
 import operator
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from .approvals import DecisionState, OnExpiry
 from .limits import LimitName, LimitScope
-from .messages import BlobRef, Data, FilePart, FinishReason, Usage
+from .messages import NO_USAGE, BlobRef, Data, FilePart, FinishReason, Usage
 from .plain_json import is_none
 from .subagents import PathStep
 
@@ -215,7 +215,7 @@ class ModelCompleted(EventBase):
     blob: BlobRef | None = None
     calls: tuple[CallSaid, ...] = ()
     finish_reason: FinishReason = "stop"
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     cost_usd: float | None = None
     head: str | None = None
     """The transcript node that ends with the reply."""
@@ -353,7 +353,7 @@ class TurnEvent(EventBase):
     blob: BlobRef | None = None
     finish_reason: str | None = None
     iterations: int = 0
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     """Tokens of the turn; ``cost_usd`` is their cost."""
     cost_usd: float | None = None
     unanswered: tuple[str, ...] = ()
@@ -437,7 +437,7 @@ class ConversationCompacted(EventBase):
     warning: str | None = Field(default=None, exclude_if=is_none)
     """Why the next summary is due soon: what stays is longer than the agent's ``summarise(at=…)``. Once in a run."""
     model: str = ""
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     """Tokens of the summary; ``cost_usd`` is its cost."""
     cost_usd: float | None = None
 
@@ -498,7 +498,7 @@ Event = Annotated[
     Field(discriminator="type"),
 ]
 
-event_adapter: TypeAdapter[Event] = TypeAdapter(Event)
+event_adapter: TypeAdapter[Event] = TypeAdapter(Event, config=ConfigDict(defer_build=True))
 """Validates an event of any type."""
 _ENVELOPE_FIELDS = {"context_id", "task_id", "path", "seq", "type", "replaces", "retracts", "partial"}
 """Fields that the store keeps in columns, or that are computed."""

@@ -20,6 +20,7 @@ from .limits import Bounds, Count, LimitUse, RunLimits, Seconds
 from .messages import (
     CALL_ID_CHARS,
     NAME_CHARS,
+    NO_USAGE,
     RUN_ID_CHARS,
     BlobRef,
     ContentPart,
@@ -339,7 +340,7 @@ class Response(Data, Generic[OutputT]):
     """``content`` is the JSON of ``output``."""
     iterations: int = 0
     """Model calls of the turn."""
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     """Tokens of the turn."""
     calls: int = 0
     """Paid model calls."""
@@ -436,7 +437,7 @@ class Status(Data):
     turn: int = 0
     head: str | None = None
     store_id: str | None = None
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     cost_usd: float | None = None
     limits: tuple[LimitUse, ...] = ()
     """Limits of the run and its turn, and how much is used."""

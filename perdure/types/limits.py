@@ -121,7 +121,7 @@ class LimitUse(Data):
 class TurnLimits(BaseModel):
     """Limits of one turn in a request. Fields that are left out stay unchanged."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     iterations: Count | None = None
     tokens: Count | None = None
@@ -156,7 +156,7 @@ class RunLimits(TurnLimits):
 class Definition(BaseModel):
     """Base of an author's settings: a wrong one raises ``DefinitionError``, which names the field."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
     @model_validator(mode="wrap")
     @classmethod

@@ -28,15 +28,23 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 class Data(BaseModel):
-    """Base of all stored and sent data: unknown fields of a newer version are ignored, not refused."""
+    """Base of all stored and sent data: unknown fields of a newer version are ignored, not refused.
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    With ``defer_build`` pydantic builds the schema of a model, or of an adapter, at its first use: a program uses few
+    of them, and starts sooner. :mod:`perdure.workflows` builds all.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
 
 def copy_shared(source: BaseModel, target: type[BaseModel], **changes: Any) -> dict[str, Any]:
     """Return the fields that ``source`` and ``target`` both have, with the values of ``source``, and ``changes``."""
-    shared = target.model_fields.keys() & type(source).model_fields.keys() - changes.keys()
-    return {name: getattr(source, name) for name in target.model_fields if name in shared} | changes
+    return {name: getattr(source, name) for name in _list_shared_fields(type(source), target)} | changes
+
+
+@cache
+def _list_shared_fields(source: type[BaseModel], target: type[BaseModel]) -> tuple[str, ...]:
+    return tuple(name for name in target.model_fields if name in source.model_fields)
 
 
 class BlobRef(Data):
@@ -176,6 +184,9 @@ class Usage(Data):
         return Usage(**{name: tokens - getattr(other, name) for name, tokens in self})
 
 
+NO_USAGE = Usage.model_construct()
+"""Default of a field, made without validation: an import builds no schema."""
+
 FinishReason = Literal["stop", "tool_calls", "length", "refusal", "content_filter", "veto", "other"]
 """Why a reply ended. ``veto``: a hook answered in the model's place."""
 
@@ -256,12 +267,12 @@ class Message(Data):
     @property
     def tool_calls(self) -> tuple[ToolCallPart, ...]:
         """The tool calls of the message."""
-        return tuple(part for part in self.parts if isinstance(part, ToolCallPart))
+        return tuple([part for part in self.parts if isinstance(part, ToolCallPart)])
 
     @property
     def tool_results(self) -> tuple[ToolResultPart, ...]:
         """The tool results of the message."""
-        return tuple(part for part in self.parts if isinstance(part, ToolResultPart))
+        return tuple([part for part in self.parts if isinstance(part, ToolResultPart)])
 
     def wire(self, format: str) -> bytes | None:
         """Return the message's encoding in a wire format, if :meth:`remember_wire` stored one: a transcript is encoded
@@ -281,7 +292,7 @@ class Message(Data):
         return copy
 
 
-_messages_adapter: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
+_messages_adapter: TypeAdapter[list[Message]] = TypeAdapter(list[Message], config=ConfigDict(defer_build=True))
 
 
 def encode_canonical(messages: Sequence[Message]) -> bytes:
@@ -327,6 +338,15 @@ def clean_text(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+INLINE_BYTES = 32 * 1024
+"""Text up to this size is part of history; larger text is a blob in the store and a reference in history."""
+
+
+def is_large_text(text: str) -> bool:
+    """Whether ``text`` has more than ``INLINE_BYTES`` as UTF-8: then a blob has it, and history a reference."""
+    return len(text) * 4 > INLINE_BYTES and len(text.encode()) > INLINE_BYTES
 
 
 def clean_json_text(text: str) -> str:

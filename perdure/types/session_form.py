@@ -20,7 +20,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ..errors import InvalidInputError
 from .messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
@@ -41,7 +41,7 @@ _JOINED_ROLES = ("assistant", "tool")
 _MESSAGE_FIELDS = ("id", "by", "model", "finish_reason", "usage", "cost_usd")
 _FIELD_NAMES = {"tool_call": {"input": "arguments"}, "tool_result": {"id": "call_id", "output": "content"}}
 """Names of fields of parts that differ in this form."""
-_part_adapter: TypeAdapter[Part] = TypeAdapter(Part)
+_part_adapter: TypeAdapter[Part] = TypeAdapter(Part, config=ConfigDict(defer_build=True))
 
 
 def to_session(messages: Iterable[Message]) -> list[dict[str, Any]]:

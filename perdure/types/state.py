@@ -16,7 +16,7 @@ from .approvals import ApprovalOutcome, DecidedApproval, RevokedApproval, Standi
 from .client_tools import ClientTools
 from .interface import Mode, OperatorPause, Parent, TurnStatus
 from .limits import Bounds, LimitUse
-from .messages import BlobRef, FinishReason, Usage
+from .messages import NO_USAGE, BlobRef, FinishReason, Usage
 from .plain_json import is_none
 from .schema_version import SCHEMA_VERSION, check_schema_version
 from .subagents import BackgroundRun, BranchOutcome, BranchRequest
@@ -35,7 +35,7 @@ MAX_NAMED_TURNS = 1000
 class StatePart(BaseModel):
     """Mutable part of the state."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
 
 class ToolCallState(StatePart):
@@ -148,7 +148,7 @@ class TurnState(StatePart):
     """Changes of the agent for the turn, an ``Override``."""
     client_tools: ClientTools | None = Field(default=None, exclude_if=is_none)
     """Tools that the turn's client has declared, for its further model calls."""
-    usage_before: Usage = Usage()
+    usage_before: Usage = NO_USAGE
     """Usage of the run when the turn opened; the next three likewise."""
     cost_before: float | None = None
     worked_before: float = 0.0
@@ -238,12 +238,12 @@ class RunState(StatePart):
     named: list[str] = Field(default=[], exclude_if=operator.not_)
     """Hashes of the ids of turns that senders named, the latest last."""
     refused: list[str] = []
-    limits: AgentLimits = AgentLimits()
+    limits: AgentLimits = AgentLimits.model_construct()
     compaction: CompactionState | None = None
     branching: BranchingStep | None = None
     pinned: BlobRef | None = None
     """The pinned list of the tools of the agent's toolsets."""
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     cost_usd: float | None = None
     largest: Bounds | None = None
     """Tokens and cost of the largest model call so far."""

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from .limits import Bounds
-from .messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS, BlobRef, Data, Usage
+from .messages import CALL_ID_CHARS, NAME_CHARS, NO_USAGE, RUN_ID_CHARS, BlobRef, Data, Usage
 
 DEFAULT_BACKGROUND_RUNS = 10
 """Most subagents in background at a time, by default."""
@@ -45,7 +45,7 @@ class TellCall(Data):
 class RunUsage(Data):
     """Usage of a run, including all its own subagents."""
 
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     cost_usd: float | None = None
     tool_calls: int = 0
 
@@ -63,13 +63,13 @@ class ChildEnding(Data):
     blob: BlobRef | None = None
     error: str | None = Field(default=None, max_length=CHILD_ERROR_CHARS)
     """``Type: message`` of a run that failed or was cancelled."""
-    used: RunUsage = RunUsage()
+    used: RunUsage = RunUsage.model_construct()
 
 
 class BackgroundRun(BaseModel):
     """A subagent in background, in the state of its parent."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     handle: str
     """Its name for the model: ``b1``."""
@@ -84,7 +84,7 @@ class BackgroundRun(BaseModel):
     text: str | None = None
     """Its answer, or why there is none; None if it is in ``blob``, or was dropped."""
     blob: BlobRef | None = None
-    used: RunUsage = RunUsage()
+    used: RunUsage = RunUsage.model_construct()
     """Usage that is already counted for the parent."""
     collected: bool = False
     stopped: bool = False

@@ -36,7 +36,7 @@ class Clearance(Data):
 
     arguments: dict[str, Any] | None = None
     """Its arguments, if hooks have changed them."""
-    around: ExternalCallHooks = ExternalCallHooks()
+    around: ExternalCallHooks = ExternalCallHooks.model_construct()
     """The hooks of the worker that checked the call."""
 
 
@@ -123,7 +123,7 @@ class CallbackCall(Data):
     """The model's result after expiry."""
     declared: bool = Field(default=False, exclude_if=operator.not_)
     """The turn's client has declared the tool: the worker does not know it, and approval rules do not apply."""
-    around: ExternalCallHooks = ExternalCallHooks()
+    around: ExternalCallHooks = ExternalCallHooks.model_construct()
 
 
 class CallAnswer(Data):
@@ -209,7 +209,7 @@ class RemoteCall(Data):
     idempotent: bool = False
     retries: int | None = None
     """How often it may run again if its outcome is unknown; None means no limit."""
-    around: ExternalCallHooks = ExternalCallHooks()
+    around: ExternalCallHooks = ExternalCallHooks.model_construct()
 
 
 class SubagentCall(Data):
@@ -280,7 +280,7 @@ class PinnedTool(Data):
         return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
 
 
-_pinned_tools_adapter = TypeAdapter(tuple[PinnedTool, ...])
+_pinned_tools_adapter = TypeAdapter(tuple[PinnedTool, ...], config=ConfigDict(defer_build=True))
 
 
 def encode_pinned_tools(tools: Sequence[PinnedTool]) -> bytes:

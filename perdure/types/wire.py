@@ -15,7 +15,7 @@ from .approvals import ApprovalOutcome, Reminder, RevokedApproval
 from .client_tools import ClientTools
 from .interface import FinishProtocol, LastingOverrides, Mode, OnLimit, OperatorPause, parse_output
 from .limits import DEFAULT_ITERATIONS, Bounds, LimitUse
-from .messages import BlobRef, ContentPart, Data, FilePart, FinishReason, Usage
+from .messages import NO_USAGE, BlobRef, ContentPart, Data, FilePart, FinishReason, Usage
 from .plain_json import is_none
 from .schema_version import schema_version_field
 from .subagents import BranchOutcome, BranchRequest, Lineage
@@ -24,8 +24,6 @@ from .tool_calls import Call, Clearance, ExternalCallPhase, Question, ToolAnswer
 MODEL_ACTIVITY = "perdure.model"
 TOOL_ACTIVITY_PREFIX = "tool."
 """Prefix of a tool call's activity type; the tool's name follows."""
-INLINE_BYTES = 32 * 1024
-"""Text up to this size is part of history; larger text is a blob in the store and a reference in history."""
 REMOTE_BYTES = 256 * 1024
 """Most bytes of a remote tool's arguments, and of its result: both are sent as a whole."""
 OUTPUT_BYTES = 512 * 1024
@@ -147,7 +145,7 @@ class ModelInput(CallFacts):
     user: str | None = Field(default=None, exclude_if=is_none)
     resend: bool = Field(default=False, exclude_if=operator.not_)
     """Content that was withheld because a model's API refused it is sent once more."""
-    used: Usage = Usage()
+    used: Usage = NO_USAGE
     """Tokens of the turn before this call, and ``cost_usd`` their cost: the store records what a turn used."""
     cost_usd: float | None = None
     limit: LimitUse | None = None
@@ -187,11 +185,6 @@ class FinalAnswer(Data):
     def output(self) -> Any:
         """The answer as a value: plain JSON of the output type, or the text."""
         return parse_output(self.content) if self.typed else self.content
-
-
-def is_large_text(text: str) -> bool:
-    """Whether ``text`` has more than ``INLINE_BYTES`` as UTF-8: then a blob has it, and history a reference."""
-    return len(text) * 4 > INLINE_BYTES and len(text.encode()) > INLINE_BYTES
 
 
 class AgentLimits(Data):
@@ -246,7 +239,7 @@ class ModelOutput(Data):
     """Message to the model about an invalid reply, if no call has it as its result."""
     failed: TurnFailure | None = None
     finish_reason: FinishReason = "stop"
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     cost_usd: float | None = None
     model: str = ""
     pinned: BlobRef | None = None
@@ -257,7 +250,7 @@ class ModelOutput(Data):
     """Changes of the step policy from now on."""
     branches: tuple[BranchRequest, ...] = Field(default=(), exclude_if=operator.not_)
     """The step policy waits for them: no model was called, nothing is recorded, and the same step is tried again."""
-    limits: AgentLimits = AgentLimits()
+    limits: AgentLimits = AgentLimits.model_construct()
     indexed: tuple[str, ...] | None = None
     """Search attributes of the namespace (:data:`.interface.SEARCH_ATTRIBUTES`): reported with the first reply of a
     turn and with one that asks for approval, by the worker that returns it. Not part of the recorded outcome."""

@@ -31,7 +31,7 @@ from ..agent.definition import build_agent_row
 from ..client.visibility import create_store
 from ..encryption import KeyRing
 from ..errors import DefinitionError, RuntimeSetupError, StoreError
-from ..hooks import Hook, HookSet, select_hooks, validate_hooks
+from ..hooks import Hook, HookSet, list_hook_events, validate_hooks
 from ..hooks.hook import evaluate_signature
 from ..ports import AgentRow, ModelRef, Provider, Store
 from ..ports.test_seams import find_fake_model
@@ -487,7 +487,7 @@ class Engine:
         worker."""
         served = self.agents.find(agent)
         hooks = None if served is None else served.hooks
-        return any(select_hooks(event, self.hooks, hooks) for event in MESSAGE_EVENTS)
+        return not list_hook_events(self.hooks, hooks).isdisjoint(MESSAGE_EVENTS)
 
     def _is_engine_activity(self, fn: Callable[..., Any]) -> bool:
         return getattr(fn, "__self__", None) in (self.model, self.tool)

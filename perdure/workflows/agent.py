@@ -53,11 +53,11 @@ class AgentWorkflow(WorkflowHandlers):
     async def run(self, raw: Any = None, *more: Any) -> dict[str, Any]:
         """Drive the conversation to its end; the result is a ``Response`` without its messages."""
         state = self._open_run(raw, *more)
-        with ensure_commands(state) as self._progress, sync_visibility(state, lambda: self._step):
+        with ensure_commands(state) as self._progress, sync_visibility(state, lambda: self._step, self._guard):
             return await self._run_steps(state)
 
     async def _run_steps(self, state: RunState) -> dict[str, Any]:
-        tasks = StepTasks(lambda: state.interrupt is not None, self._guard)
+        tasks = StepTasks(state, self._guard)
         children = BackgroundChildren(state, self._guard)
         while True:
             if tasks.is_cancelling() and not state.cancelled:

@@ -7,7 +7,7 @@ change that failed, and makes it when the run is resumed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pydantic import BaseModel
@@ -31,6 +31,8 @@ class Guard:
 
     def __init__(self) -> None:
         self._change_count = 0
+        self._version = 0
+        """Counts every change of the state, also those that were made without the guard."""
 
     def change_or_raise(self, state: RunState, what: str, change: Callable[[], T], *refusals: type[Exception]) -> T:
         """Call ``change``, which may alter ``state``, and return its result. ``what`` names the change in errors.
@@ -39,6 +41,7 @@ class Guard:
         then as it was before.
         """
         self._change_count += 1
+        self._version += 1
         mark = f"perdure-fault-{self._change_count}"
         before, failed_then = Savepoint(state), has_marker(mark)
         try:
@@ -74,14 +77,39 @@ class Guard:
             pause_run(state, reason, get_host().now().isoformat(), fault=True)
             return None
 
+    def note_change(self) -> None:
+        """Record that the state was changed without the guard, so that waits look at it again."""
+        self._version += 1
 
-def is_condition_met(condition: Callable[[], bool]) -> bool:
-    """Whether ``condition`` holds, for a condition that Temporal evaluates repeatedly; False if it raises."""
-    try:
-        return condition()
-    except Exception:
-        get_logger().exception("a condition of the workflow failed")
-        return False
+    def once_per_change(self, condition: Callable[[], bool]) -> Callable[[], bool]:
+        """Return a condition for one wait that evaluates ``condition``, which depends on the state alone, only after a
+        change of the state; False if it raises.
+
+        A host evaluates the conditions of all waits again and again, ten times in an iteration.
+        """
+        evaluated = -1
+
+        def is_met() -> bool:
+            nonlocal evaluated
+            if evaluated == self._version:
+                return False
+            evaluated = self._version
+            try:
+                return condition()
+            except Exception:
+                get_logger().exception("a condition of the workflow failed")
+                return False
+
+        return is_met
+
+
+@cache
+def _find_mutable_kind(kind: type[object]) -> type | None:
+    """Return what a value of the type ``kind`` is saved as: a list, a dict or a model; None for one that does not
+    change. Remembered: a state has a hundred values, and ``isinstance`` of a pydantic class is slow."""
+    if issubclass(kind, MUTABLE_TYPES):
+        return BaseModel
+    return next((container for container in (list, dict) if issubclass(kind, container)), None)
 
 
 class Savepoint:
@@ -92,17 +120,18 @@ class Savepoint:
         self._save_fields(state)
 
     def _save_fields(self, part: BaseModel) -> None:
-        fields = dict(part.__dict__)
+        fields: dict[str, Any] = dict(part.__dict__)
         self._fields.append((part, fields))
         for name, value in fields.items():
-            if isinstance(value, list):
+            kind = _find_mutable_kind(value.__class__)
+            if kind is list:
                 fields[name] = list(value)
-                if value and isinstance(value[0], MUTABLE_TYPES):  # the items of a list are of one kind
+                if value and _find_mutable_kind(value[0].__class__) is BaseModel:  # the items of a list are of one kind
                     for item in value:
                         self._save_fields(item)
-            elif isinstance(value, dict):
+            elif kind is dict:
                 fields[name] = dict(value)
-            elif isinstance(value, MUTABLE_TYPES):
+            elif kind is BaseModel:
                 self._save_fields(value)
 
     def restore(self) -> None:

@@ -173,12 +173,12 @@ def get_host() -> Host:
 
 def is_hosted() -> bool:
     """Whether a host of tests, not Temporal, runs the workflow."""
-    return get_host() is not _TEMPORAL
+    return _current_host.get() is not _TEMPORAL
 
 
 def is_replaying() -> bool:
     """Whether the workflow is being replayed from history."""
-    return not is_hosted() and workflow.unsafe.is_replaying()
+    return _current_host.get() is _TEMPORAL and workflow.unsafe.is_replaying()
 
 
 def has_marker(mark: str) -> bool:

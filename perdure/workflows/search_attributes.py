@@ -13,24 +13,25 @@ from ..loop.decide import NextStep
 from ..loop.status import build_label_attributes, build_waiting_key, build_waiting_memo, list_changed_search_attributes
 from ..types.interface import AGENT_ATTRIBUTE, WAITING_MEMO
 from ..types.state import RunState
-from .guard import is_condition_met
+from .guard import Guard
 from .host import get_host
 
 
 @contextmanager
-def sync_visibility(state: RunState, step: Callable[[], NextStep | None]) -> Iterator[None]:
-    """Within the block, update search attributes and memo whenever their values for ``state`` have changed.
+def sync_visibility(state: RunState, step: Callable[[], NextStep | None], guard: Guard) -> Iterator[None]:
+    """Within the block, update search attributes and memo whenever their values for ``state`` have changed. Each
+    ``step`` is decided on by a change through ``guard``.
 
     Runs in parallel with the steps: a call may begin to wait while others run, and be decided on meanwhile.
     """
-    task = asyncio.create_task(_run_visibility_sync(state, step))
+    task = asyncio.create_task(_run_visibility_sync(state, step, guard))
     try:
         yield
     finally:
         task.cancel()
 
 
-async def _run_visibility_sync(state: RunState, step: Callable[[], NextStep | None]) -> None:
+async def _run_visibility_sync(state: RunState, step: Callable[[], NextStep | None], guard: Guard) -> None:
     def changed_attributes() -> dict[str, str | int]:
         return list_changed_search_attributes(state, step(), get_host().search_attributes()) if state.indexed else {}
 
@@ -45,7 +46,7 @@ async def _run_visibility_sync(state: RunState, step: Callable[[], NextStep | No
         return waits() not in (None, written_key) or bool(changed_attributes())
 
     while True:
-        await get_host().wait_condition(lambda: is_condition_met(has_news))
+        await get_host().wait_condition(guard.once_per_change(has_news))
         # Both change in one workflow task: a client that sees the number of waits also sees the waits.
         if (key := waits()) is not None:
             written_key = key

@@ -13,7 +13,7 @@ from ..loop.lifecycle import PAUSING_ERRORS, pause_run
 from ..types.schema_version import check_schema_version
 from ..types.state import RunState
 from .activity_options import ActivityFailure, engine_options, is_cancelled_activity, read_activity_failure
-from .guard import Guard, is_condition_met
+from .guard import Guard
 from .host import get_host
 
 
@@ -21,7 +21,7 @@ class TaskSource(Protocol):
     """Work that may become possible while other work is under way."""
 
     def has_more(self) -> bool:
-        """Whether there is more work to start. Evaluated repeatedly; must change nothing."""
+        """Whether there is more work to start. Evaluated after each change of the state; must change nothing."""
         ...
 
     def start_more(self) -> list[Coroutine[Any, Any, None]]:
@@ -34,12 +34,12 @@ class TaskSource(Protocol):
 
 
 class StepTasks:
-    """Runs the work of steps. Created in the workflow's main task. ``interrupted``: whether the turn is interrupted."""
+    """Runs the work of the steps of ``state``. Created in the workflow's main task."""
 
-    def __init__(self, interrupted: Callable[[], bool], guard: Guard) -> None:
+    def __init__(self, state: RunState, guard: Guard) -> None:
         self.guard = guard
         self._main_task = asyncio.current_task()
-        self._is_interrupted = interrupted
+        self._state = state
 
     def is_cancelling(self) -> bool:
         """Whether the run was cancelled. Nothing uncancels the main task, so this stays true."""
@@ -47,7 +47,7 @@ class StepTasks:
 
     def is_stopping(self) -> bool:
         """Whether the run is cancelled or interrupted, so that an activity that ends cancelled was cancelled by it."""
-        return self.is_cancelling() or self._is_interrupted()
+        return self.is_cancelling() or self._state.interrupt is not None
 
     async def run_activity(
         self,
@@ -78,6 +78,7 @@ class StepTasks:
                 return
             if failure.type in PAUSING_ERRORS:
                 pause_run(state, str(failure), get_host().now().isoformat())
+                self.guard.note_change()
                 return
             self.guard.change_or_pause(state, f"the failure of {what}", apply_failure, failure)
         else:
@@ -91,26 +92,28 @@ class StepTasks:
         awaited directly, a result that arrives together with the cancellation would be lost, and ``gather`` would not
         wait for the others.
         """
-        tasks = [asyncio.create_task(coroutine) for coroutine in work]
+        tasks, state = [asyncio.create_task(coroutine) for coroutine in work], self._state
 
-        def is_over() -> bool:
-            return self._is_interrupted() or all(task.done() for task in tasks)
-
-        async def wait() -> None:
-            with suppress(TimeoutError):
-                await get_host().wait_condition(
-                    lambda: is_over() or (source is not None and is_condition_met(source.has_more)),
-                    timeout=source.seconds_to_next_check() if source is not None else None,
-                )
+        def is_over() -> bool:  # evaluated again and again: without a frame for each task
+            return state.interrupt is not None or all(map(asyncio.Task.done, tasks))
 
         with suppress(asyncio.CancelledError):
-            await wait()
-            while source is not None and not is_over():
-                tasks += [asyncio.create_task(coroutine) for coroutine in source.start_more()]
-                await wait()
-        stopped = [] if all(task.done() for task in tasks) else await _wait_for_tasks(tasks, stop=True)
+            if source is None:
+                await get_host().wait_condition(is_over)
+            else:
+                await self._wait_for_more(is_over, source)
+                while not is_over():
+                    tasks += [asyncio.create_task(coroutine) for coroutine in source.start_more()]
+                    await self._wait_for_more(is_over, source)
+        stopped = [] if all(map(asyncio.Task.done, tasks)) else await _wait_for_tasks(tasks, stop=True)
         for task in tasks:
             _raise_task_error(task, stopped)
+
+    async def _wait_for_more(self, is_over: Callable[[], bool], source: TaskSource) -> None:
+        """Wait until the work is over, or ``source`` has more."""
+        has_more = self.guard.once_per_change(source.has_more)
+        with suppress(TimeoutError):
+            await get_host().wait_condition(lambda: is_over() or has_more(), timeout=source.seconds_to_next_check())
 
     async def run_to_end(self, work: Coroutine[Any, Any, None], *, stop: bool) -> None:
         """Run ``work`` to its end, also through an interrupt. A cancellation of the run is passed on if ``stop``."""

@@ -224,6 +224,7 @@ async def _run_reminder_activity(state: RunState, batch: ReminderBatch, task: di
             get_logger().warning("the reminder of waiting calls of run %s failed: %s", state.context_id, failure)
         elif not tasks.is_stopping():
             apply_abort(state, failure.message)
+            tasks.guard.note_change()
 
 
 async def record_ending(state: RunState, step: RecordClosing, tasks: StepTasks) -> None:
@@ -301,6 +302,7 @@ class _ToolCallSource:
             await run_tool_call(self._state, pending, self._tasks, self._children)
         finally:
             self._running_ops.discard(pending.op)
+            self._tasks.guard.note_change()
 
     def has_more(self) -> bool:
         """Whether a call may begin, a reminder is due, or the next expiry has changed."""

@@ -16,6 +16,7 @@ import pytest
 from perdure import Agent, Approval, Client, File, Limits, ToolContext, tool
 from perdure.client.run import Run
 from perdure.testing import ScriptedProvider, call
+from perdure.worker.engine import record_agents
 from tests.console.test_access import wait_for_waits
 from tests.console.test_hostile import TEXT
 from tests.console.test_run import PNG, script
@@ -23,6 +24,7 @@ from tests.support import npm
 from tests.support.chromium import PICTURES, Chromium, Window, chromium
 from tests.support.engine import Engine
 from tests.support.pages import console
+from tests.support.records import record_samples
 from tests.support.wait import eventually
 from tests.support.web import make_caller
 
@@ -136,6 +138,7 @@ async def start_all(client: Client) -> dict[str, Run[Any]]:
             agent, text, mode="session", tenant="acme", user=user, by=user or "web", id=f"{agent}-1041"
         )
     await wait_for_waits(client, 4)
+    await record_agents(await client.store(), build_agents())  # as a worker does when it starts
     return runs
 
 
@@ -362,12 +365,14 @@ async def test_hostile_texts_do_nothing_in_a_browser(engine: Engine) -> None:
         """Pay."""
         return TEXT
 
-    agent = Agent("agent", script([TEXT, call("pay", note=TEXT)], TEXT), tools=[pay])
+    agent = Agent(
+        "agent", script([TEXT, call("pay", note=TEXT)], TEXT), tools=[pay], description=TEXT, instructions=TEXT
+    )
     async with office(engine, agent, what="hostile texts in a browser") as (client, at):
         run = await client.start("agent", TEXT, by="<b>eve</b>", user='"><i>user', mode="session")
         await wait_for_waits(client)
         [wait] = (await client.list_waits()).waits
-        for path in ("/inbox", f"/inbox/{run.id}/{wait.call_id}", f"/runs/{run.id}"):
+        for path in ("/inbox", f"/inbox/{run.id}/{wait.call_id}", f"/runs/{run.id}", "/agents", "/agents/agent"):
             window = await at.open(path)
             await window.page.wait_for_load_state("networkidle") if "/runs/" not in path else None
             await window.page.get_by_text("alert(1)").first.wait_for(state="attached")
@@ -387,8 +392,13 @@ async def list_pages(client: Client, runs: dict[str, Run[Any]]) -> dict[str, str
         "run": f"/runs/{runs['support'].id}",
         "run-standing": f"/runs/{runs['clerk'].id}",
         "runs": "/runs",
+        "agents": "/agents",
+        "agent": "/agents/support",
+        "schedules-empty": "/schedules",
+        "workers": "/workers",
         "login": "/login",
         "error": "/nothing",
+        **await record_samples(client),
     }
 
 
@@ -411,23 +421,25 @@ async def test_pages_fit_a_phone(engine: Engine) -> None:
 @pytest.mark.node
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_pages_have_no_violations_of_wcag(engine: Engine, scheme: Literal["light", "dark"]) -> None:
-    source = (npm.packages(AXE, "accessibility of the console") / "axe-core" / "axe.min.js").read_text()
     async with office(engine, *build_agents(), what="accessibility of the console") as (client, at):
         runs, violations = await start_all(client), {}
         for name, path in (await list_pages(client, runs)).items():
-            window = await at.open(path, color_scheme=scheme)
-            await look_at_everything(window)
-            await window.page.evaluate(source)
-            options = (
-                "{resultTypes: ['violations'], runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'wcag22aa', 'best-practice']}"
-            )
-            found = await window.page.evaluate(f"axe.run({options})")
-            told = [
-                f"{one['id']}: {one['help']}: {[node['html'][:160] for node in one['nodes'][:3]]}"
-                for one in found["violations"]
-            ]
+            told = await find_violations(await at.open(path, color_scheme=scheme))
             violations |= {name: told} if told else {}
         assert violations == {}
+
+
+async def find_violations(window: Window) -> list[str]:
+    """What axe finds wrong with a page. Needs npm."""
+    source = (npm.packages(AXE, "accessibility of the console") / "axe-core" / "axe.min.js").read_text()
+    await look_at_everything(window)
+    await window.page.evaluate(source)
+    options = "{resultTypes: ['violations'], runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'wcag22aa', 'best-practice']}"
+    found = await window.page.evaluate(f"axe.run({options})")
+    return [
+        f"{one['id']}: {one['help']}: {[node['html'][:160] for node in one['nodes'][:3]]}"
+        for one in found["violations"]
+    ]
 
 
 async def look_at_everything(window: Window) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from perdure import Agent
 from perdure.testing import ScriptedProvider
-from perdure.types.wire import INLINE_BYTES
+from perdure.types.messages import INLINE_BYTES
 from tests.support.engine import Engine
 
 

@@ -15,7 +15,7 @@ from temporalio.client import WorkflowUpdateFailedError
 
 from perdure import Agent, Client, Run, RunContext, Step, ToolContext, Toolset, hook, tool
 from perdure.embedded.home import current_home
-from perdure.embedded.server import ServerInfo, write_record
+from perdure.embedded.record import ServerInfo, write_record
 from perdure.encryption import KEYS_VARIABLE
 from perdure.errors import AbortError, AuthContextError, AuthContextUnavailableError
 from perdure.ports.toolset import ListedTool

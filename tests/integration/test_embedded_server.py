@@ -22,14 +22,8 @@ from perdure.embedded.address import connect, resolve_target
 from perdure.embedded.binary import ensure_binary
 from perdure.embedded.home import Home
 from perdure.embedded.process import is_alive, read_start_token
-from perdure.embedded.server import (
-    ServerInfo,
-    ensure_server,
-    find_running_server,
-    read_record,
-    stop_server,
-    write_record,
-)
+from perdure.embedded.record import ServerInfo, find_running_server, read_record, write_record
+from perdure.embedded.server import ensure_server, stop_server
 from perdure.errors import RuntimeSetupError, ServerStartError
 from perdure.temporal_service import RETENTION, find_search_attributes
 from perdure.types.interface import SEARCH_ATTRIBUTES

@@ -6,6 +6,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from perdure.store import open_store
 
@@ -58,9 +61,77 @@ def test_checking_and_making_the_providers_load_no_sdk() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_prompt_toolkit_is_loaded_by_a_chat_alone() -> None:
-    code = "import sys, perdure.cli; print([name for name in ('prompt_toolkit', 'temporalio') if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+PROGRAM = "from perdure import Agent, Client, tool"
+NOT_FOR_A_PROGRAM = (
+    *("temporalio.worker", "temporalio.contrib", "temporalio.testing", "httpx", "httpx2", "aiohttp", "http.client"),
+    *("sqlite3", "starlette", "jinja2", "typer", "rich", "yaml", "importlib.metadata", "email", "docstring_parser"),
+    *("perdure.workflows", "perdure.worker", "perdure.activities", "perdure.stages", "perdure.embedded.server"),
+    *("perdure.client.pages", "perdure.client.retention", "perdure.client.tokens", "perdure.client.webhooks"),
+    *("perdure.types.state", "perdure.types.wire", "perdure.loop.decide"),
+)
+NOT_FOR_A_CLIENT = ("perdure.agent", "perdure.providers", "perdure.tools", "perdure.hooks")
+
+
+def run_python(code: str) -> Any:
+    """Run ``code`` in a new interpreter, and return what it prints as JSON."""
+    return json.loads(subprocess.check_output([sys.executable, "-c", code], text=True))
+
+
+@pytest.mark.parametrize(
+    ("code", "without", "most"),
+    [
+        (PROGRAM, NOT_FOR_A_PROGRAM, 94),
+        ("from perdure import Client", (*NOT_FOR_A_PROGRAM, *NOT_FOR_A_CLIENT), 64),
+    ],
+    ids=["program", "client"],
+)
+def test_a_program_loads_what_it_uses(code: str, without: tuple[str, ...], most: int) -> None:
+    """More modules make each start slower: ``most`` is raised on purpose only. `make bench` has the seconds."""
+    loaded = run_python(f"{code}; import sys, json; print(json.dumps(list(sys.modules)))")
+    assert [name for name in without if name in loaded] == []
+    assert sum(name.partition(".")[0] == "perdure" for name in loaded) <= most
+
+
+LIST_BUILT_MODELS = """
+import json, pydantic
+models = [pydantic.BaseModel]
+for model in models:
+    models += model.__subclasses__()
+ours = [model for model in models if model.__module__.startswith("perdure.")]
+print(json.dumps([len(ours), sum(model.__pydantic_complete__ for model in ours)]))
+"""
+
+
+def test_schemas_are_built_by_workers_alone() -> None:
+    _, built = run_python(PROGRAM + LIST_BUILT_MODELS)
+    assert built == 0
+    models, built = run_python("import perdure.workflows" + LIST_BUILT_MODELS)
+    assert models == built > 80
+
+
+def test_a_command_loads_its_own_module() -> None:
+    code = (
+        "import sys, json, perdure.cli\n"
+        "at_first = [name for name in ('prompt_toolkit', 'temporalio', 'pydantic', 'asyncio') if name in sys.modules]\n"
+        "perdure.cli.app(['list', '--help'], standalone_mode=False)\n"
+        "print(json.dumps([at_first, [name for name in sys.modules if name.startswith('perdure.')]]))"
+    )
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True)
+    at_first, loaded = json.loads(printed.splitlines()[-1])
+    assert at_first == []
+    shared = {"cli", "cli.connection", "cli.options", "cli.output", "errors", "terminal"}
+    assert set(loaded) == {f"perdure.{name}" for name in {*shared, "cli.list_runs"}}
+
+
+def test_the_help_of_all_commands_loads_no_client() -> None:
+    code = (
+        "import sys, json, perdure.cli\n"
+        "perdure.cli.app(['--help'], standalone_mode=False)\n"
+        "heavy = ('prompt_toolkit', 'temporalio', 'pydantic')\n"
+        "print(json.dumps([name for name in heavy if name in sys.modules]))"
+    )
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert json.loads(printed.splitlines()[-1]) == []
 
 
 IMPORTS = """

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from temporalio.client import Client as TemporalClient
 
 from perdure.embedded.home import Home
-from perdure.embedded.server import ServerInfo, write_record
+from perdure.embedded.record import ServerInfo, write_record
 from perdure.encryption import AUTH_BYTES, KEY_BYTES, KEYS_VARIABLE, EncryptionKey, KeyRing, seal_auth
 from perdure.errors import AuthContextError, AuthContextUnavailableError, InvalidInputError, RuntimeSetupError
 from perdure.tools.context import AuthContext

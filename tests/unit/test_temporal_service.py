@@ -36,5 +36,9 @@ async def test_a_frontend_that_does_not_serve_its_namespace_is_not_ready(monkeyp
         return SimpleNamespace(workflow_service=frontend)
 
     monkeypatch.setattr(temporal_service, "_connect_service", connect)
-    found = [await temporal_service.read_cluster_id("localhost:1", seconds=5) for _ in range(3)]
+    found = [await temporal_service.read_cluster_id("localhost:1", seconds=5, starting=True) for _ in range(3)]
     assert found == [None, None, "c1"]
+    frontend.unready = 1
+    assert await temporal_service.read_cluster_id("localhost:1", seconds=5) == "c1", (
+        "it has served: who it is is enough"
+    )

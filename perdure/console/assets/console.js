@@ -47,6 +47,7 @@ export function parseHTML(text) {
   return template.content;
 }
 
+document.querySelector(".bar nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 updateTimes();
 setInterval(updateTimes, 1000);
 // Edits of arguments that are not sent yet hide what would decide on the call without them.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perdure.embedded.home import Home, current_home
-from perdure.embedded.server import ServerInfo, write_record
+from perdure.embedded.record import ServerInfo, write_record
 from perdure.errors import RuntimeSetupError
 
 

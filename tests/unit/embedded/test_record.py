@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import pytest
 
 from perdure.embedded.home import Home, hold_lock, try_lock
 from perdure.embedded.process import is_alive, read_start_token, terminate_process
-from perdure.embedded.server import ServerInfo, find_running_server, read_record, stop_server, write_record
+from perdure.embedded.record import ServerInfo, find_running_server, read_record, write_record
+from perdure.embedded.server import stop_server
 from perdure.errors import RuntimeSetupError
 
 INFO = ServerInfo(
@@ -33,7 +35,24 @@ def test_a_record_is_read_as_written(home: Home) -> None:
         assert read_record(home) == record
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"pid": 1}', "\x00\xff", "null"])
+COMPLETE = json.dumps(dataclasses.asdict(INFO))
+
+
+def test_fields_of_a_newer_version_are_ignored(home: Home) -> None:
+    home.create().server_file.write_text(COMPLETE.replace("{", '{"new": 1, '))
+    assert read_record(home) == INFO
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", "{}", '{"pid": 1}', "\x00\xff", "null", "[" * 100_000),
+        *(COMPLETE.replace("1234", pid) for pid in ("0", "-1", "true", '"1234"', "1e3", "null")),
+        *(COMPLETE.replace('"cluster"', instance_id) for instance_id in ("7", "[]")),
+        COMPLETE.replace('"127.0.0.1:7233"', "null"),
+    ],
+    ids=lambda content: content[:30],
+)
 async def test_a_damaged_record_is_none(home: Home, content: str) -> None:
     home.create().server_file.write_text(content)
     assert read_record(home) is None

@@ -9,7 +9,8 @@ import pytest
 from perdure.errors import InvalidInputError
 from perdure.loop.decide import CallModel, decide
 from perdure.loop.lifecycle import create_run_state
-from perdure.loop.messages import accept_message, parse_message, take_message_auth
+from perdure.loop.messages import accept_message, take_message_auth
+from perdure.loop.requests import parse_message
 from perdure.stages.journal_keys import build_model_key
 from perdure.types.state import RunState
 from perdure.types.wire import ModelInput, NewMessage

@@ -10,11 +10,9 @@ from perdure.loop.apply import apply_model
 from perdure.loop.compaction import (
     MAX_SUMMARIES,
     MAX_WINDOW_HALVINGS,
-    SUMMARY_ID,
     CompactConversation,
     apply_compaction,
     describe_shortening,
-    find_tail_start,
     find_turn_task,
     try_shorten_conversation,
 )
@@ -29,6 +27,7 @@ from perdure.loop.lifecycle import (
 )
 from perdure.loop.messages import accept_message
 from perdure.loop.status import build_status
+from perdure.loop.transcript import SUMMARY_ID, find_tail_start
 from perdure.types.interface import FINISH_TOOL
 from perdure.types.messages import Message, ToolCallPart, ToolResultPart, Usage
 from perdure.types.state import RunState, read_state

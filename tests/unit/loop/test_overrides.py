@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.loop.turns import get_effective_overrides, keep_overrides, merge_overrides
+from perdure.loop.requests import merge_overrides
+from perdure.loop.turns import get_effective_overrides, keep_overrides
 from perdure.types.interface import LastingOverrides
 from perdure.types.state import RunState, TurnState
 

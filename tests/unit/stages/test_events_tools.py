@@ -15,8 +15,9 @@ from perdure.stages.inline_tools import InlineStage
 from perdure.stages.stage import ModelCall, ToolCall
 from perdure.testing.store import MemoryStore
 from perdure.types.events import ErrorEvent, ToolCompleted, ToolProgress, ToolStarted
+from perdure.types.messages import INLINE_BYTES
 from perdure.types.tool_calls import ActivityCall, Call, Question
-from perdure.types.wire import INLINE_BYTES, NewResult, ToolOutput
+from perdure.types.wire import NewResult, ToolOutput
 from tests.unit.stages.build import Inner, compose, inline, model_call, reply, tool_call
 from tests.unit.stages.event_fixtures import ASKED_AT, NEXT, Model, Stages, events, shown, until
 

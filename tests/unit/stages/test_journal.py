@@ -16,7 +16,8 @@ from perdure.stages.journal import JournalStage
 from perdure.stages.journal_keys import build_model_key
 from perdure.store.cache import CachedJournal
 from perdure.testing.store import MemoryStore
-from perdure.types.wire import INLINE_BYTES, ToolOutput
+from perdure.types.messages import INLINE_BYTES
+from perdure.types.wire import ToolOutput
 from tests.unit.stages.build import Inner, model_call, reply, tool_call
 
 LOCKED = StoreError("the store is locked", hint="Close the program that holds it.")

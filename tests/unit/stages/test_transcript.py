@@ -17,9 +17,9 @@ from perdure.stages.transcript import TranscriptStage
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
 from perdure.types.interface import Response
-from perdure.types.messages import BlobRef, Message, ToolCallPart, Usage
+from perdure.types.messages import INLINE_BYTES, BlobRef, Message, ToolCallPart, Usage
 from perdure.types.tool_calls import Call, RefusedCall
-from perdure.types.wire import INLINE_BYTES, FinalAnswer, ModelOutput, NewMessage, NewResult, RunEnding, ToolOutput
+from perdure.types.wire import FinalAnswer, ModelOutput, NewMessage, NewResult, RunEnding, ToolOutput
 from tests.unit.loop.build import model, opened
 from tests.unit.stages.build import Inner, compose, model_call, reply, tool_call
 

@@ -14,8 +14,8 @@ from perdure.stages.stage import ModelReply
 from perdure.stages.transcript import TranscriptStage
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
-from perdure.types.messages import BlobRef, FilePart, Message, TextPart, iter_file_parts
-from perdure.types.wire import INLINE_BYTES, ModelOutput, NewMessage, NewResult, RunEnding, ToolOutput
+from perdure.types.messages import INLINE_BYTES, BlobRef, FilePart, Message, TextPart, iter_file_parts
+from perdure.types.wire import ModelOutput, NewMessage, NewResult, RunEnding, ToolOutput
 from tests.unit.stages.build import Inner, compose, model_call, reply, tool_call
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))

@@ -16,6 +16,7 @@ from perdure.store.cache import CacheBudget
 from perdure.store.chain import Chain, hash_node
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import (
+    INLINE_BYTES,
     BlobRef,
     Message,
     TextPart,
@@ -24,7 +25,6 @@ from perdure.types.messages import (
     ToolResultPart,
     encode_canonical,
 )
-from perdure.types.wire import INLINE_BYTES
 
 texts = st.one_of(
     st.text(st.characters(exclude_categories=("Cs",)), max_size=20),

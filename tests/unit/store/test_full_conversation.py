@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.loop.compaction import SUMMARY_ID
+from perdure.loop.transcript import SUMMARY_ID
 from perdure.ports import Commit
 from perdure.store import Chain
 from perdure.store.transcripts import load_full_conversation

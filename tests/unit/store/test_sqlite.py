@@ -385,7 +385,7 @@ async def test_a_cancelled_commit_is_written(store: SqliteStore):
         reached.set()
         gate.wait(60)
 
-    held = asyncio.create_task(store._threads.writer.run(hold))
+    held = store._threads.writer.run(hold)
     await asyncio.to_thread(reached.wait, 60)
     commits = [asyncio.create_task(store.commit(outcome(f"k{i}"))) for i in range(3)]
     await asyncio.sleep(0)  # each hands its work over

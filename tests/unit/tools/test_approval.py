@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import AliasChoices, BaseModel, Field, SecretStr
+from pydantic import AliasChoices, BaseModel, Field, RootModel, SecretStr
 from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
@@ -102,6 +102,10 @@ class Chosen(BaseModel):
     role: str = Field("", validation_alias=AliasChoices("r", "Role"))
 
 
+class Rooted(BaseModel):
+    root: int
+
+
 class Camel(BaseModel, alias_generator=to_camel):
     is_admin: bool = False
 
@@ -126,6 +130,8 @@ VALUES: list[tuple[Any, Any, tuple[Any, ...]]] = [
     (date, date(2026, 1, 2), ("2026-01-02", "2026-01-02T00:00:00", 1767312000)),
     (SecretStr, "x*", ("xyz",)),
     (list[int], 500, ([1, "500"], ["5_00"])),
+    (RootModel[int], 500, (500, "5_00")),
+    (Rooted, {"root": 5}, ({"root": "5"},)),
     (Item, {"price": 5}, ({"price": "5.0"}, {"price": 5})),
     *[(Order, {name: "ana"}, ({"item": {"price": 1}, "for": "ana"},)) for name in ("for", "to")],
     *[(Chosen, {name: "admin"}, ({"r": "admin"}, {"Role": "admin"})) for name in ("role", "r", "Role")],

@@ -111,6 +111,27 @@ def test_a_state_of_a_newer_engine_fails_the_task() -> None:
         Guard().change_or_pause(opened(), "it", newer)
 
 
+def test_a_condition_is_evaluated_once_for_each_change_and_one_that_raises_does_not_hold() -> None:
+    state, guard, looked = opened(), Guard(), 0
+
+    def is_closed() -> bool:
+        nonlocal looked
+        looked += 1
+        if state.refused:
+            raise ValueError("a fault")
+        return state.closed
+
+    is_met = guard.once_per_change(is_closed)
+    assert (is_met(), is_met(), looked) == (False, False, 1)
+    guard.change_or_pause(state, "it", lambda state: state.refused.append("x"))
+    assert (is_met(), is_met(), looked) == (False, False, 2), "the fault is logged once"
+    state.refused.clear()
+    state.closed = True
+    guard.note_change()
+    assert (is_met(), looked) == (True, 3)
+    assert guard.once_per_change(is_closed)(), "a new wait looks at the state as it is"
+
+
 @pytest.mark.parametrize("ending", [cancel_run, lambda state: fail_run(state, "X", "y")], ids=["cancelled", "failed"])
 def test_an_ending_that_fails_waits_too_and_is_not_tried_again_and_again(ending: Any) -> None:
     state = opened()

@@ -12,6 +12,7 @@ import pytest
 from perdure.workflows.guard import Guard
 from perdure.workflows.host import Host, use_host
 from perdure.workflows.step_tasks import StepTasks
+from tests.unit.loop.build import opened
 
 
 class Ticking:
@@ -36,10 +37,10 @@ async def waits_twice(arrived: asyncio.Event) -> None:
 @pytest.mark.parametrize("turns", range(12))
 @pytest.mark.parametrize("how", ["cancelled", "interrupted"])
 async def test_work_that_is_stopped_between_two_waits_does_not_end_the_run(turns: int, how: str) -> None:
-    arrived, interrupted, said = asyncio.Event(), asyncio.Event(), []
+    arrived, state, said = asyncio.Event(), opened(), []
 
     async def drive() -> None:
-        work = StepTasks(interrupted.is_set, Guard())
+        work = StepTasks(state, Guard())
         await work.run_all([waits_twice(arrived)])
         said.append(work.is_stopping())
 
@@ -53,7 +54,7 @@ async def test_work_that_is_stopped_between_two_waits_does_not_end_the_run(turns
         if how == "cancelled":
             run.cancel()
         else:
-            interrupted.set()
+            state.interrupt = "go on"
         await run
     assert said in ([True], [False]), "the run goes on, to close its transcript"
 
@@ -66,7 +67,7 @@ async def test_an_ending_that_is_stopped_between_two_waits_does_not_end_the_run(
         await never.wait()
 
     async def drive() -> bool:
-        work = StepTasks(lambda: False, Guard())
+        work = StepTasks(opened(), Guard())
         await work.run_to_end(ending(), stop=True)
         return work.is_cancelling()
 
@@ -82,7 +83,7 @@ async def test_what_cancels_itself_is_not_taken_for_stopped() -> None:
         raise asyncio.CancelledError("by itself")
 
     async def drive() -> None:
-        await StepTasks(lambda: False, Guard()).run_all([gone()])
+        await StepTasks(opened(), Guard()).run_all([gone()])
 
     with use_host(cast(Host, Ticking())), pytest.raises(asyncio.CancelledError):
         await asyncio.create_task(drive())

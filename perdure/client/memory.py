@@ -1,0 +1,61 @@
+"""``client.memory``: the memory that conversations share, for programs other than tools.
+
+Apart because it needs the code of tools, which most clients do without: their import is cheaper.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ..errors import StoreError
+from ..ports import Commit, MemoryWrite, Store
+from ..tools.memory import (
+    DEFAULT_LIST_LIMIT,
+    build_memory_delete,
+    build_memory_write,
+    check_memory_list,
+    check_memory_name,
+)
+
+
+class KeptMemory:
+    """:class:`perdure.tools.SharedMemory` for clients: every write is committed when the method returns."""
+
+    def __init__(self, store: Callable[..., Awaitable[Store]]) -> None:
+        """``store`` is ``Client.store``."""
+        self._store = store
+
+    async def get(self, namespace: str, key: str, default: Any = None) -> Any:
+        """Return the value, or ``default`` if there is none. Raises ``InvalidInputError``, ``StoreError``."""
+        check_memory_name("namespace", namespace)
+        check_memory_name("key", key)
+        body = await (await self._open_existing_store()).recall(namespace, key)
+        return default if body is None else json.loads(body)
+
+    async def put(self, namespace: str, key: str, value: Any) -> None:
+        """Write ``value``. Raises ``InvalidInputError`` for a value that is not plain JSON or too large;
+        ``StoreError``."""
+        await self._write(build_memory_write(namespace, key, value))
+
+    async def delete(self, namespace: str, key: str) -> None:
+        """Delete the value, if there is one. Raises ``InvalidInputError``, ``StoreError``."""
+        await self._write(build_memory_delete(namespace, key))
+
+    async def list(self, namespace: str, prefix: str = "", *, limit: int = DEFAULT_LIST_LIMIT) -> dict[str, Any]:
+        """Return the first ``limit`` values whose key begins with ``prefix``, by key, in the order of the keys."""
+        check_memory_list(namespace, prefix, limit)
+        rows = await (await self._open_existing_store()).recall_all(namespace, prefix, limit=limit)
+        return {key: json.loads(body) for key, body in rows.items()}
+
+    async def _write(self, write: MemoryWrite) -> None:
+        await (await self._store(create=True)).commit(Commit(memory=[write]))
+
+    async def _open_existing_store(self) -> Store:
+        """Open the store; raise ``StoreError`` if it does not exist, because a missing value would look like one never
+        written."""
+        store = await self._store()
+        if not store.store_id:
+            raise StoreError(f"there is no store at {store.place} yet", hint="Start a worker: it creates the store.")
+        return store
