@@ -498,6 +498,9 @@ class Runs(Protocol):
     async def get_run(self, context_id: str) -> RunRow | None:
         """Return one row, or None."""
 
+    async def get_runs(self, context_ids: Sequence[str]) -> dict[str, RunRow]:
+        """Return the rows of those runs that have one, without ``result``."""
+
     async def list_runs(
         self,
         *,
