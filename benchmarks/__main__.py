@@ -23,6 +23,7 @@ from benchmarks.database import database, scaling
 from benchmarks.events import events, following, replies, streaming
 from benchmarks.hooks import hooks
 from benchmarks.lab import open_lab
+from benchmarks.lengths import lengths
 from benchmarks.measures import QUICK, Figures, Scale, chosen, concurrent, histories, recovery, single
 from benchmarks.output import keep_clean
 from benchmarks.parked import parked
@@ -39,6 +40,7 @@ MEASURES = {
     "events": events,
     "streaming": streaming,
     "replies": replies,
+    "lengths": lengths,
     "hooks": hooks,
     "database": database,
     "scaling": scaling,

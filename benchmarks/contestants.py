@@ -52,8 +52,8 @@ def _floor_worker(client: TemporalClient, task_queue: str, _: str) -> TemporalWo
     return TemporalWorker(
         client,
         task_queue=task_queue,
-        workflows=[floor.Floor1, floor.Floor2, floor.FloorReply, Floor2Sandboxed],
-        activities=[activities.model, activities.work, activities.model_and_work, activities.reply],
+        workflows=[floor.Floor1, floor.Floor2, floor.FloorReply, floor.FloorLong, Floor2Sandboxed],
+        activities=[activities.model, activities.work, activities.model_and_work, activities.post, activities.reply],
         **floor.WORKER_SETTINGS,
     )
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, AsyncStream, DefaultAioHttpClient
 from temporalio import activity, workflow
 from temporalio.common import RetryPolicy
 
@@ -62,6 +62,18 @@ class Floor1:
 
 
 @workflow.defn(sandboxed=False)
+class FloorLong:
+    """Two activities an iteration, of which one posts a whole conversation."""
+
+    @workflow.run
+    async def run(self, task: dict[str, Any]) -> None:
+        """``{"first", "last", "size"}``: lengths of the conversation."""
+        for said in range(task["first"], task["last"]):
+            asked = await workflow.execute_activity("post", [said, task["last"], task["size"]], **OPTIONS)
+            await workflow.execute_activity("work", asked, **OPTIONS)
+
+
+@workflow.defn(sandboxed=False)
 class FloorReply:
     """A reply that comes in pieces."""
 
@@ -83,6 +95,8 @@ class Activities:
     def __init__(self, model: str) -> None:
         self._model = model
         self._client = AsyncOpenAI(max_retries=0)
+        self._long_client = AsyncOpenAI(max_retries=0, http_client=DefaultAioHttpClient())
+        self._body, self._ends = b"", [0]
 
     @activity.defn
     async def model(self, order: str) -> str:
@@ -96,6 +110,38 @@ class Activities:
                 if call.type == "function":
                     return call.function.arguments
             return message.content or ""
+
+    @activity.defn
+    async def post(self, order: list[int]) -> str:
+        """The bytes that perdure posts, by the client that it has, and the reply streamed; they are prepared once."""
+        said, last, size = order
+        if len(self._ends) < last + 1:
+            self._prepare(last, size)
+        with _heartbeats():
+            stream = await self._long_client.post(
+                "/chat/completions",
+                cast_to=object,
+                content=self._body[: self._ends[said]] + b"]}",
+                options={"security": {"bearer_auth": True}},
+                stream=True,
+                stream_cls=AsyncStream[object],
+            )
+            async for _ in stream:
+                pass
+        return json.dumps({"size": size})
+
+    def _prepare(self, last: int, size: int) -> None:
+        head = {"model": self._model, "stream": True, "stream_options": {"include_usage": True}, "tools": [TOOL]}
+        order = {"role": "user", "content": f"until {last + 1} size {size}"}
+        body = bytearray(_encode({**head, "messages": [order]})[:-2])
+        self._ends = [len(body)]
+        for number in range(last):
+            function = {"name": "work", "arguments": _encode({"size": size}).decode()}
+            call = {"id": f"call_{number}", "type": "function", "function": function}
+            body += b"," + _encode({"role": "assistant", "content": None, "tool_calls": [call]})
+            body += b"," + _encode({"role": "tool", "tool_call_id": f"call_{number}", "content": "x" * size})
+            self._ends.append(len(body))
+        self._body = bytes(body)
 
     @activity.defn
     async def reply(self, order: str) -> str:
@@ -117,6 +163,25 @@ class Activities:
     async def model_and_work(self, order: str) -> str:
         """Both."""
         return work(await self.model(order))
+
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "work",
+        "description": "Do some work.",
+        "parameters": {
+            "properties": {"size": {"type": "integer", "description": "How many bytes to return."}},
+            "required": ["size"],
+            "type": "object",
+        },
+    },
+}
+"""The tool as perdure's request has it."""
+
+
+def _encode(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def work(arguments: str) -> str:

@@ -41,6 +41,8 @@ class Scale:
     """Iterations of each concurrent run."""
     run_rounds: int = 3
     histories: tuple[int, ...] = (10, 50, 100, 200)
+    lengths: tuple[int, ...] = (250, 3000)
+    """Of a session, where it is measured what an iteration costs by then."""
     kills: int = 3
     streams: int = 20
     """Replies that are streamed at once, where events are measured."""
@@ -102,6 +104,7 @@ QUICK = Scale(
     each=5,
     run_rounds=1,
     histories=(10, 20),
+    lengths=(70, 140),
     kills=1,
     stream_rounds=1,
     parked=100,

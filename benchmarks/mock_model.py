@@ -6,6 +6,8 @@ reply to a request with 3 assistant messages in its middle, for good; ``GET /see
 (``time.time()``) at which that request arrived, and ``GET /calls`` says how many requests there have been. ``wait
 300`` at the end delays each reply by 300 ms. Streams if the request says so; all events leave in one write.
 
+``GET /said`` has the number of assistant messages in the latest request.
+
 ``say 100 every 20`` is answered with 100 pieces of text, one every 20 ms. Each piece is the moment at which it left:
 ``time.monotonic_ns()``, a clock that all processes of a machine share.
 
@@ -31,6 +33,7 @@ _ASSISTANT = re.compile(rb'"role": ?"assistant"')
 _SHORT = 4096  # the order and the parameters stand in front, or the request is short
 
 _seen: dict[str, list[float]] = {}
+_latest = {"said": 0}
 
 
 class Model(asyncio.Protocol):
@@ -68,6 +71,9 @@ class Model(asyncio.Protocol):
         return len(self._data) >= self._end
 
     def _answer(self, line: bytes, body: bytes) -> None:
+        if line.startswith(b"GET /said"):
+            self._transport.write(_json(str(_latest["said"])))
+            return
         if line.startswith(b"GET /seen/"):
             name = line.split(b" ")[1].rpartition(b"/")[2].decode()
             self._transport.write(_json(json.dumps(_seen.get(name, []))))
@@ -84,7 +90,7 @@ class Model(asyncio.Protocol):
         if order is None or model is None:
             self._transport.write(_json('{"error": {"message": "no order"}}', b"400 Bad Request"))
             return
-        said = len(_ASSISTANT.findall(body))
+        _latest["said"] = said = len(_ASSISTANT.findall(body))
         size = int(order[2]) if said < int(order[1]) else None
         streamed = _STREAM.search(body, 0, _SHORT) is not None
         reply = (_stream if streamed else _whole)(model[1].decode(), said, size)

@@ -61,6 +61,7 @@ AIMS = (
     Aim("one run, CPU of Temporal's server, inline", "single", _read("perdure-inline", "server_ratio"), 0.6),
     Aim("many runs, iterations per second", "concurrent", _read("perdure", "rate_ratio"), 0.95, at_least=True),
     Aim("many runs, inline", "concurrent", _read("perdure-inline", "rate_ratio"), 1.35, at_least=True),
+    Aim("at 3,000 iterations, worker CPU", "lengths", _read("perdure", "3000", "cpu_ratio"), 1.15),
     Aim("streamed replies, worker CPU", "replies", _read("perdure", "cpu_ratio"), 0.65),
     Aim("SIGKILL to the next call, beyond the floor's", "recovery", _read_recovery("perdure"), 0.3, unit=" s"),
     Aim("import, by temporalio.client's, CPU", "starts", _read("perdure", "import", "ratio"), 1.6),
@@ -124,6 +125,8 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
         form = "{piece_us:.0f} µs ({cpu_ratio:.2f}), {wall_ratio:.2f}"
         cells = [_format_known(form, results["replies"].get(name, {})) for name in names]
         lines.append(["many replies, worker CPU of a piece; wall by the floor's", *cells])
+    if "lengths" in results:
+        lines += _lengths(results["lengths"], names)
     if "hooks" in results:
         lines += _hooks(results["hooks"], names, runs)
     if "database" in results:
@@ -187,6 +190,13 @@ def _streaming(figures: Figures, names: Sequence[str], runs: int) -> Iterable[li
 
 def _streamed(mine: Mapping[str, float]) -> str:
     return f"{mine['wall_ratio']:.2f} {_mark(mine['wall_ratio'] <= STREAMING)} ≤ {STREAMING}, {mine['cpu_ratio']:.2f}"
+
+
+def _lengths(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
+    form = "{cpu_ms:.1f} ms ({cpu_ratio:.2f}), {memory_kb} KB"
+    for length in next(iter(figures.values()), {}):
+        cells = [_format_known(form, figures.get(name, {}).get(length, {})) for name in names]
+        yield [f"at {length} iterations: worker CPU by that of a floor that posts as much, memory", *cells]
 
 
 def _hooks(figures: Figures, names: Sequence[str], runs: int) -> Iterable[list[str]]:

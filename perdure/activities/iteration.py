@@ -27,6 +27,7 @@ from ..tools.memory import MemoryWrites
 from ..types.interface import FINISH_TOOL
 from ..types.messages import FinishReason, Message, TextPart, ToolCallPart, Usage, clean_text
 from ..types.tool_calls import ActivityCall, Call, Disposition, RefusedCall
+from ..types.transcript import Transcript, drop_system_messages
 from ..types.wire import AgentLimits, FinalAnswer, ModelOutput, ToolOutput
 from .agents import Agents
 from .approvals import ApprovalGate
@@ -107,10 +108,10 @@ def add_answer_template(new_messages: Sequence[Message], template: str) -> list[
     return [*new_messages[:index], ctx, *new_messages[index + 1 :]]
 
 
-def _select_request_messages(call: ConversationCall) -> list[Message]:
+def _select_request_messages(call: ConversationCall) -> Transcript:
     """Return the conversation without system prompts, which a request has separately. Raises ``InvalidInputError`` if
     it is empty."""
-    messages = [message for message in (*call.prefix, *call.new_messages) if message.role != "system"]
+    messages = drop_system_messages(call.prefix, call.new_messages)
     if not messages:
         raise InvalidInputError(
             "there is nothing to answer: the conversation has no messages, and the turn has none",

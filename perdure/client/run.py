@@ -166,7 +166,7 @@ class Run(StreamReader[OutputT]):
         """
         store = await self.client.store()
         head = await self.read_head(store)
-        return await (load_full_conversation(store, head) if full else Chain(store).load(head))
+        return list(await (load_full_conversation(store, head) if full else Chain(store).load(head)))
 
     async def read_head(self, store: Store) -> str | None:
         """Return the conversation's current head; for one without messages of its own, the head that it was started

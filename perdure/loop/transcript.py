@@ -11,6 +11,7 @@ from typing import Any
 
 from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, clean_text
 from ..types.plain_json import find_json_flaw, parse_json
+from ..types.transcript import map_pieces
 
 _PORTABLE_CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
 """Ids that every wire format accepts unchanged."""
@@ -37,7 +38,9 @@ class CallIds:
     def __init__(self, messages: Sequence[Message], scope: str, op: int, *, edited: bool = False) -> None:
         """``messages`` are the conversation so far. ``edited``: messages were removed from it before this call."""
         self._messages = messages
-        self._taken: set[str] = set()
+        self._taken: list[frozenset[str]] = []
+        """The ids of earlier calls, of each piece of the conversation."""
+        self._created: set[str] = set()
         self._rewritten = edited
         self._seed = f"{scope}/{op}"
         self._created_count = 0
@@ -94,22 +97,29 @@ class CallIds:
 
     def _read_taken_ids(self) -> None:
         """Read the ids of earlier calls. Done on demand, as the conversation may be long."""
-        for message in self._messages:
-            if message.role == "assistant":
-                self._taken.update([part.id for part in message.parts if isinstance(part, ToolCallPart)])
-            elif message.replaces is not None:  # of a user or the system: a conversation begins with them
-                self._rewritten = True
+        for call_ids, rewritten in map_pieces(self._messages, "call ids", _read_call_ids):
+            self._taken.append(call_ids)
+            self._rewritten = self._rewritten or rewritten
         self._messages = ()
 
     def _create_id(self, provider_id: str) -> str:
         if self._messages:
             self._read_taken_ids()
         call_id = provider_id
-        if self._rewritten or not _PORTABLE_CALL_ID.fullmatch(call_id) or call_id in self._taken:
+        is_taken = call_id in self._created or any(call_id in taken for taken in self._taken)
+        if self._rewritten or is_taken or not _PORTABLE_CALL_ID.fullmatch(call_id):
             self._created_count += 1
             call_id = f"call_{hashlib.sha256(f'{self._seed}/{self._created_count}'.encode()).hexdigest()[:24]}"
-        self._taken.add(call_id)
+        self._created.add(call_id)
         return call_id
+
+
+def _read_call_ids(messages: Sequence[Message]) -> tuple[frozenset[str], bool]:
+    """Return the ids of the calls in ``messages``, and whether these replace others."""
+    replies = [message.parts for message in messages if message.role == "assistant"]
+    call_ids = frozenset([part.id for parts in replies for part in parts if isinstance(part, ToolCallPart)])
+    others = [message.replaces for message in messages if message.role != "assistant"]
+    return call_ids, any(others)
 
 
 def sanitize_parts(parts: Iterable[Part]) -> tuple[Part, ...]:

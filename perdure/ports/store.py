@@ -12,6 +12,7 @@ from typing import Literal, Protocol, TypeVar
 from ..types.events import Event, Span
 from ..types.messages import BlobRef, Data, File, FilePart, Message, decode_file_data, is_large_text
 from ..types.subagents import Lineage, PathStep
+from ..types.transcript import Transcript
 from .retention import Retention
 from .surfaces import Surfaces, WriteOptions
 
@@ -124,6 +125,10 @@ class EventLog(Protocol):
 
         If this raises, nothing was written, and the batch may be appended again.
         """
+
+    async def append_all(self, batches: Sequence[EventBatch]) -> list[bool | BaseException]:
+        """Append batches of several conversations, maybe in one transaction. For each of them what :meth:`append`
+        returns, or the exception that it raises."""
 
     async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
@@ -470,7 +475,7 @@ class Cache(Protocol[V]):
 class TranscriptChain(Protocol):
     """Transcripts as messages: loaded from nodes, verified and cached; split into nodes and blobs to be written."""
 
-    async def load(self, head: str | None) -> list[Message]:
+    async def load(self, head: str | None) -> Transcript:
         """Load the conversation up to ``head``, with the texts of blobs. Raises ``TranscriptCorruptedError``."""
 
     def extend(self, head: str | None, messages: Sequence[Message]) -> tuple[Node, list[Blob]]:
@@ -483,7 +488,7 @@ class TranscriptChain(Protocol):
         """Return the text of a blob. Raises ``TranscriptCorruptedError``."""
 
     async def load_files(
-        self, messages: Iterable[Message], known: Mapping[str, bytes] | None = None
+        self, messages: Sequence[Message], known: Mapping[str, bytes] | None = None
     ) -> dict[str, bytes]:
         """Return the bytes of every file in ``messages`` that is a blob, by its hash; ``known`` are about to be
         written.

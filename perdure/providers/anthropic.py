@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import SettingsError
@@ -83,17 +83,17 @@ class Anthropic(SDKEndpoint):
                     break
             yield reply.complete()
 
-    def _parse_event(self, name: str, data: str) -> Iterator[object]:
+    def _parse_event(self, name: str, data: str, endpoint: str) -> Sequence[object]:
         """Errors and pings are known by their names: their data may be anything."""
         if name == "error":
             try:
                 body = json.loads(data)
             except (ValueError, RecursionError):
                 body = None
-            raise build_stream_error(body, data, self.host, key_name=self.key_name)
+            raise build_stream_error(body, data, endpoint, key_name=self.key_name)
         # Without a name, what is not an object is not an event of the API. A broken one is: its text would be missing.
-        if name != "ping" and (name or data.lstrip().startswith("{")):
-            yield from super()._parse_event(name, data)
+        is_read = name != "ping" and (name or data.lstrip().startswith("{"))
+        return super()._parse_event(name, data, endpoint) if is_read else ()
 
     def _build_headers(self, encoded: EncodedRequest, key: str) -> dict[str, str]:
         """The headers of a request in addition to the SDK's."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, assert_never
 
@@ -22,6 +22,7 @@ from ..types.messages import (
     ToolCallPart,
     ToolResultPart,
 )
+from ..types.transcript import Piece, Segment, iter_pieces, map_pieces
 from .conversation import Conversation, WireObject, build_imported_file, drop_nulls, guess_image_type
 from .encoding import (
     MessageEncoder,
@@ -46,13 +47,17 @@ class AnthropicEncoder(MessageEncoder):
 
     call_id_pattern = re.compile(r"[a-zA-Z0-9_-]+")
 
+    @property
+    def key(self) -> str:
+        """The name under which messages and segments keep their encoding."""
+        return f"anthropic:{self.origin}"
+
     def encode_message(self, message: Message) -> bytes:
         """The message's blocks as JSON objects, joined by commas; empty if nothing of it can be sent.
 
         Raises ``BadRequestError`` for content that was not loaded.
         """
-        key = f"anthropic:{self.origin}"
-        fragment = message.wire(key)
+        fragment = message.wire(self.key)
         if fragment is None:
             if message.role == "assistant":
                 blocks = [block for part in message.parts for block in self._encode_assistant_part(part)]
@@ -62,7 +67,7 @@ class AnthropicEncoder(MessageEncoder):
             if any(map(_has_inline_bytes, message.parts)):
                 # A file's base64 would stay in memory as long as the message; encoding it again is quick.
                 return b",".join(map(encode_json, blocks))
-            fragment = join_fragments(message, key, blocks)
+            fragment = join_fragments(message, self.key, blocks)
         return fragment
 
     def _encode_assistant_part(self, part: Part) -> Iterator[Block]:
@@ -154,7 +159,30 @@ def _has_inline_bytes(part: Part) -> bool:
             return False
 
 
-def make_call_ids_unique(messages: Iterable[Message]) -> Iterator[Message]:
+def _have_inline_bytes(messages: Sequence[Message]) -> bool:
+    return any(_has_inline_bytes(part) for message in messages for part in message.parts)
+
+
+def iter_unique_pieces(messages: Sequence[Message]) -> Iterator[Piece]:
+    """The pieces of ``messages``, with every call under an id that no call before it has. A segment with files is given
+    as messages, whose base64 is not kept."""
+    call_ids, count_of_calls = set[str](), 0
+    for listed in map_pieces(messages, "listed call ids", _list_call_ids):
+        call_ids.update(listed)
+        count_of_calls += len(listed)
+    if len(call_ids) < count_of_calls:
+        yield list(_make_call_ids_unique(messages))
+        return
+    for piece in iter_pieces(messages):
+        has_files = isinstance(piece, Segment) and piece.compute("inline bytes", _have_inline_bytes)
+        yield piece.messages if isinstance(piece, Segment) and has_files else piece
+
+
+def _list_call_ids(messages: Sequence[Message]) -> list[str]:
+    return [call.id for message in messages if message.role == "assistant" for call in message.tool_calls]
+
+
+def _make_call_ids_unique(messages: Iterable[Message]) -> Iterator[Message]:
     """``messages`` with every call under an id that no call before it has.
 
     The API requires that of the whole conversation. The engine's ids are unique; those of an import need not be.

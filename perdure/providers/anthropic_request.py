@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ..ports import ModelRequest, ToolSpec
 from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart
-from .anthropic_messages import AnthropicEncoder, Block, make_call_ids_unique
-from .encoding import CONTINUE_TEXT, encode_json, encode_tool_name, get_own_opaque
+from .anthropic_messages import AnthropicEncoder, Block, iter_unique_pieces
+from .encoding import CONTINUE_TEXT, build_body, encode_json, encode_tool_name, get_own_opaque
 
 # ---
 # What a Claude model's API takes, by the model's name. Other names are taken for current models.
@@ -188,8 +189,12 @@ class _RoleGroup:
     role: str
     results: list[bytes] = field(default_factory=list)
     other_blocks: list[bytes] = field(default_factory=list)
+    closed: bytes = b""
+    """Several groups of both roles as JSON, which take no more messages and no breakpoint; the role is then ""."""
 
     def encode(self, mark: bytes = b"") -> bytes:
+        if self.closed:
+            return self.closed
         content = b",".join((*self.results, *self.other_blocks))
         if mark:
             content = content[:-1] + mark + b"}"  # the last block is an object
@@ -226,11 +231,14 @@ def encode_request(request: ModelRequest, *, origin: str, paused: Sequence[Part]
         block = {"type": "text", "text": request.system}
         head["system"] = [mark | block if breakpoint_count > 2 else block]
     groups = _group_by_role(request, origin, thinking, paused)
-    users = [index for index, group in enumerate(groups) if group.role == "user"]
-    marked = users[-min(2, breakpoint_count) :] if breakpoint_count else []
+    marked = _find_marked_groups(groups, breakpoint_count)
+    if marked is None:  # many messages of one role: without segments, no group is closed
+        groups = _group_by_role(replace(request, messages=[*request.messages]), origin, thinking, paused)
+        marked = _find_marked_groups(groups, breakpoint_count) or []
     encoded_mark = b"," + encode_json(mark)[1:-1]
-    messages = b",".join(group.encode(encoded_mark if index in marked else b"") for index, group in enumerate(groups))
-    body = b"".join((encode_json(head)[:-1], b',"messages":[', messages, b"]}"))
+    body = build_body(
+        head, "messages", (group.encode(encoded_mark if index in marked else b"") for index, group in enumerate(groups))
+    )
     headers = {}
     if any(key in head for key in SAMPLING_SETTINGS):
         headers["anthropic-version"] = SAMPLING_API_VERSION
@@ -248,28 +256,70 @@ def encode_tool(spec: ToolSpec) -> Block:
 def _group_by_role(
     request: ModelRequest, origin: str, thinking: ThinkingParameters, paused: Sequence[Part]
 ) -> list[_RoleGroup]:
-    groups: list[_RoleGroup] = []
     encoder = AnthropicEncoder(request, origin)
-
-    def add(role: str, fragment: bytes, *, is_result: bool = False) -> None:
-        if not fragment:
-            return
-        if not groups or groups[-1].role != role:
-            groups.append(_RoleGroup(role))
-        (groups[-1].results if is_result else groups[-1].other_blocks).append(fragment)
-
-    for message in make_call_ids_unique(request.messages):
-        role = "assistant" if message.role == "assistant" else "user"
-        add(role, encoder.encode_message(message), is_result=message.role == "tool")
+    groups: list[_RoleGroup] = []
+    pieces = iter_unique_pieces(request.messages)
+    for group in encoder.encode_pieces(pieces, encoder.key, partial(_group_messages, encoder), _close_groups):
+        _add_group(groups, group)
     if groups and groups[0].role == "assistant":
-        groups.insert(0, _RoleGroup("user", other_blocks=[_encode_prompt(_OPENING_TEXT)]))
+        groups.insert(0, _build_prompt_group(_OPENING_TEXT))
     if not groups or groups[-1].role == "assistant":
-        add("user", _encode_prompt(CONTINUE_TEXT))  # most models refuse to continue a reply of their own
+        _add_group(groups, _build_prompt_group(CONTINUE_TEXT))  # most models refuse to continue a reply of their own
     if request.tool_choice and not thinking.can_force_tool:
-        add("user", _encode_prompt(f"Now call the tool {request.tool_choice}, and write nothing else."))
-    if paused:
-        add("assistant", encoder.encode_message(Message(role="assistant", parts=tuple(paused))))
+        _add_group(groups, _build_prompt_group(f"Now call the tool {request.tool_choice}, and write nothing else."))
+    for group in _group_messages(encoder, [Message(role="assistant", parts=tuple(paused))] if paused else []):
+        _add_group(groups, group)
     return groups
+
+
+def _group_messages(encoder: AnthropicEncoder, messages: Sequence[Message]) -> list[_RoleGroup]:
+    """Each message that can be sent as a group of its own."""
+    groups: list[_RoleGroup] = []
+    for message in messages:
+        if fragment := encoder.encode_message(message):
+            if message.role == "tool":
+                groups.append(_RoleGroup("user", results=[fragment]))
+            else:
+                role = "assistant" if message.role == "assistant" else "user"
+                groups.append(_RoleGroup(role, other_blocks=[fragment]))
+    return groups
+
+
+def _add_group(groups: list[_RoleGroup], group: _RoleGroup) -> None:
+    """Add the blocks of ``group`` to the last of ``groups`` if that has its role, else to a new one."""
+    if group.closed or not groups or groups[-1].role != group.role:
+        groups.append(_RoleGroup(group.role, closed=group.closed))
+    groups[-1].results += group.results
+    groups[-1].other_blocks += group.other_blocks
+
+
+def _close_groups(message_groups: list[_RoleGroup]) -> list[_RoleGroup]:
+    """The groups of a segment: its first and its last, which its neighbours may continue, and all between as one."""
+    groups: list[_RoleGroup] = []
+    for group in message_groups:
+        _add_group(groups, group)
+    if len(groups) < 4:
+        return groups
+    closed = b",".join(group.encode() for group in groups[1:-1])
+    return [groups[0], _RoleGroup("", closed=closed), groups[-1]]
+
+
+def _find_marked_groups(groups: Sequence[_RoleGroup], breakpoint_count: int) -> list[int] | None:
+    """Find the places of the last user messages, which get a breakpoint; None if a closed group may have one of
+    them."""
+    marked: list[int] = []
+    for index in reversed(range(len(groups))):
+        if len(marked) == min(2, breakpoint_count):
+            break
+        if groups[index].closed:
+            return None
+        if groups[index].role == "user":
+            marked.append(index)
+    return marked
+
+
+def _build_prompt_group(text: str) -> _RoleGroup:
+    return _RoleGroup("user", other_blocks=[_encode_prompt(text)])
 
 
 def _encode_prompt(text: str) -> bytes:

@@ -9,8 +9,9 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar
 
 from ..errors import BadRequestError, MalformedReplyError
 from ..ports.model import ModelRequest
@@ -28,7 +29,10 @@ from ..types.messages import (
     ToolResultPart,
 )
 from ..types.plain_json import parse_json
+from ..types.transcript import Piece, Segment, map_pieces
 from .errors import describe_error
+
+T = TypeVar("T")
 
 _encode_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 _encode_sorted = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, sort_keys=True).encode
@@ -144,14 +148,41 @@ class MessageEncoder:
     def __init__(self, request: ModelRequest, origin: str) -> None:
         self.origin = origin
         self.files = request.files
-        self.provider_ids = {
-            call.id: call.provider_id
-            for message in request.messages
-            if message.role == "assistant"
-            for call in message.tool_calls
-            if call.provider_id is not None and call.provider == origin
-        }
+        self.messages = request.messages
+        self.preceding: Message | None = None
+        """The last message before the piece that is encoded."""
+
+    @cached_property
+    def provider_ids(self) -> dict[str, str]:
         """Ids that calls have at ``origin``, where these differ from ours."""
+        return {
+            call.id: call.provider_id
+            for calls in map_pieces(self.messages, "provider ids", _list_renamed_calls)
+            for call in calls
+            if call.provider_id is not None and call.provider == self.origin
+        }
+
+    def encode_pieces(
+        self,
+        pieces: Iterable[Piece],
+        key: str,
+        encode: Callable[[Sequence[Message]], list[T]],
+        merge: Callable[[list[T]], list[T]],
+    ) -> list[T]:
+        """Encode the pieces of a transcript in order. A segment is encoded once in its life: ``merge`` makes its
+        encodings few, which it keeps under ``key`` in the place of those that its messages and parts keep."""
+        encoded: list[T] = []
+        for piece in pieces:
+            if not isinstance(piece, Segment):
+                encoded += encode(piece)
+                self.preceding = piece[-1]
+                continue
+            if key not in piece.values:
+                piece.values[key] = merge(self.encode_pieces(piece.pieces, key, encode, merge))
+                piece.forget_pieces()
+            encoded += piece.values[key]
+            self.preceding = piece.messages[-1]
+        return encoded
 
     def encode_call_id(self, call_id: str) -> str:
         """The id as it is sent, the same for a call and its result."""
@@ -168,6 +199,27 @@ class MessageEncoder:
             for part in parts
             if isinstance(part, TextPart | FilePart)
         )
+
+
+def _list_renamed_calls(messages: Sequence[Message]) -> list[ToolCallPart]:
+    """List the calls that have another id at their provider."""
+    replies = [message.parts for message in messages if message.role == "assistant"]
+    calls = [part for parts in replies for part in parts if isinstance(part, ToolCallPart)]
+    return [call for call in calls if call.provider_id is not None]
+
+
+def merge_fragments(fragments: list[bytes]) -> list[bytes]:
+    """Join JSON values by commas; none of them is empty."""
+    return [b",".join(fragments)] if fragments else []
+
+
+def build_body(head: Mapping[str, Any], list_name: str, fragments: Iterable[bytes]) -> bytes:
+    """Build a request of ``head`` and, last, the list ``list_name`` of JSON values. Copies each of them once."""
+    values = list(fragments)
+    body = [b","] * (2 * len(values))
+    body[1::2] = values
+    body[:1] = [encode_json({**head, list_name: []})[:-2]]  # in the place of the first comma
+    return b"".join((*body, b"]}"))
 
 
 def join_fragments(message: Message, key: str, values: Iterable[object]) -> bytes:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -41,6 +42,52 @@ _KEY_PLACEHOLDERS = frozenset(
 """Keys that users give to a server that needs none. They are not secrets, and often part of the server's name."""
 CONNECT_TIMEOUT = 10.0
 """Seconds that opening a connection may take, whatever ``timeout`` allows the model."""
+
+
+class SilenceTimer:
+    """Limits each of many waits that follow each other, as for the pieces of a stream, with one timer for all of them.
+
+    ``with timer: await …`` raises ``TimeoutError`` when that takes more than ``seconds``. One wait at a time.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._deadline = math.inf
+        self._handle: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        self.has_expired = False
+
+    def __enter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        assert self._task is not None, "timers need a task, which they can cancel"
+        self._cancelling = self._task.cancelling()
+        self._deadline = loop.time() + self._seconds
+        if self._handle is None:
+            self._handle = loop.call_at(self._deadline, self._check, loop)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._deadline = math.inf
+        if self.has_expired and self._task is not None:
+            is_ours = self._task.uncancel() <= self._cancelling
+            if is_ours and kind is asyncio.CancelledError:
+                raise TimeoutError(f"nothing came for {self._seconds:g} s") from error
+
+    def close(self) -> None:
+        """Forget the timer."""
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._handle = None
+        if self._deadline == math.inf:
+            return  # the next wait sets it again
+        if self._deadline > loop.time():
+            self._handle = loop.call_at(self._deadline, self._check, loop)
+        elif self._task is not None:
+            self.has_expired = True
+            self._task.cancel()
 
 
 def is_host_of(host: str, domains: Iterable[str]) -> bool:

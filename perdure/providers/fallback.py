@@ -16,6 +16,7 @@ from ..errors import PerdureError, ProviderError, ProviderTimeoutError, RuntimeS
 from ..ports import Completed, ModelRef, ModelRequest, Provider, Restarted, StreamEvent
 from ..types.limits import RateLimit
 from ..types.messages import FinishReason, Part, Usage
+from .endpoint import SilenceTimer
 from .errors import describe_error, translate_transport_error, truncate_api_text
 from .reply import read_count
 
@@ -137,47 +138,42 @@ class ModelChain:
 
     async def _stream_model(self, model: ModelRef, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
         """The events of one model, which must end with ``Completed``."""
-        last: StreamEvent | None = None
+        event: StreamEvent | None = None
+        idle = SilenceTimer(self._idle)
         try:
-            async with aclosing(self._stream_provider(model, request)) as events:
-                async for event in events:
-                    last = event
-                    yield event
+            provider = self._find_provider(model)
+            throttle = self._throttles.get(model.provider)
+            async with throttle.acquire(self._report_wait) if throttle is not None else nullcontext():
+                events = provider.stream(replace(request, model=model.name))
+                try:
+                    while True:
+                        with idle:
+                            event = await anext(events)
+                        _check_event(model, event)
+                        if isinstance(event, Completed):
+                            event = _name_model(event, model)
+                        yield event
+                except StopAsyncIteration:
+                    pass
+                finally:
+                    idle.close()
+                    if (close := getattr(events, "aclose", None)) is not None:
+                        await close()
         except PerdureError:
             raise
         except Exception as error:
+            if idle.has_expired and isinstance(error, TimeoutError):  # not one of the provider's own
+                raise ProviderTimeoutError(f"the model sent nothing for {self._idle:g} s") from None
             logger.exception("the provider of %s raised an exception other than ProviderError", model)
-            raise _translate_unexpected_error(model, error, reply_started=last is not None) from None
-        if not isinstance(last, Completed):
+            raise _translate_unexpected_error(model, error, reply_started=event is not None) from None
+        if not isinstance(event, Completed):
             raise TruncatedStreamError(f"the stream of {model} ended before its reply was complete")
 
-    async def _stream_provider(self, model: ModelRef, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
-        provider = self._find_provider(model)
-        throttle = self._throttles.get(model.provider)
-        async with throttle.acquire(self._report_wait) if throttle is not None else nullcontext():
-            events = provider.stream(replace(request, model=model.name))
-            try:
-                while (event := await self._next_event(events)) is not None:
-                    _check_event(model, event)
-                    if isinstance(event, Completed):
-                        provider_name, name = event.provider or model.provider, event.model or model.name
-                        usage = Usage(**{kind: read_count(dict(event.usage), kind) for kind in Usage.model_fields})
-                        event = replace(event, provider=provider_name, model=name, usage=usage)
-                    yield event
-            finally:
-                if (close := getattr(events, "aclose", None)) is not None:
-                    await close()
 
-    async def _next_event(self, events: AsyncIterator[StreamEvent]) -> StreamEvent | None:
-        try:
-            async with asyncio.timeout(self._idle) as clock:
-                return await anext(events)
-        except StopAsyncIteration:
-            return None
-        except TimeoutError:
-            if not clock.expired():
-                raise  # the provider's own
-            raise ProviderTimeoutError(f"the model sent nothing for {self._idle:g} s") from None
+def _name_model(reply: Completed, model: ModelRef) -> Completed:
+    """``reply`` with the names of the provider and the model that gave it, and with a usage that can be counted."""
+    usage = Usage(**{kind: read_count(dict(reply.usage), kind) for kind in Usage.model_fields})
+    return replace(reply, provider=reply.provider or model.provider, model=reply.model or model.name, usage=usage)
 
 
 def _merge_model_errors(failed: Sequence[tuple[ModelRef, PerdureError]]) -> PerdureError:

@@ -21,7 +21,7 @@ from ..errors import (
 )
 from ..ports import ModelRequest, StreamEvent
 from .encoding import strip_parameters
-from .endpoint import CONNECT_TIMEOUT, Endpoint
+from .endpoint import CONNECT_TIMEOUT, Endpoint, SilenceTimer
 from .errors import build_status_error, describe_error, translate_transport_error
 from .google_reply import GoogleReply
 from .google_request import check_settings, encode_continuation, encode_request
@@ -109,7 +109,7 @@ class GoogleConnection:
     async def read_stream(self, answer: Any, endpoint: str) -> AsyncGenerator[object, None]:
         """The JSON values of the answer's stream. Raises ``MalformedReplyError`` for a web page, ``TimeoutError``
         after a silence, and what the SDK raises."""
-        response, segments = answer.response_stream, None
+        response, segments, silence = answer.response_stream, None, SilenceTimer(self._timeout)
         try:
             content_type = next((value for name, value in answer.headers.items() if name.lower() == "content-type"), "")
             if strip_parameters(content_type) == "text/html":
@@ -117,13 +117,13 @@ class GoogleConnection:
                 raise MalformedReplyError(f"{endpoint} answered with a web page", hint=hint)
             segments = answer.async_segments()
             while True:
-                # The SDK has only a limit for the whole reply.
-                async with asyncio.timeout(self._timeout):
+                with silence:  # the SDK has only a limit for the whole reply
                     item = await anext(segments, self)
                 if item is self:
                     return
                 yield item
         finally:
+            silence.close()
             if segments is not None:
                 await segments.aclose()
             # A caller that stops reading must close the connection, or the rest would be paid for.

@@ -6,18 +6,21 @@ the user, and of the results of one reply's calls, into one content.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, assert_never
 
 from ..errors import SettingsError
 from ..ports import ModelRequest, ToolSpec
 from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
+from ..types.transcript import iter_pieces
 from .encoding import (
     CONTINUE_TEXT,
     MessageEncoder,
+    build_body,
     build_moved_file_parts,
     encode_file_base64,
     encode_json,
@@ -261,12 +264,7 @@ def encode_request(request: ModelRequest, *, origin: str) -> bytes:
     if config := encode_generation_config(request.model, request.settings, options.pop("generationConfig", {})):
         head["generationConfig"] = config
     head |= options
-    contents = (
-        b'{"role":"%b","parts":[%b]}' % (b"model" if kind == "model" else b"user", b",".join(parts))
-        for kind, parts in GoogleEncoder(request, origin).encode_contents()
-    )
-    start = encode_json(head)[:-1]
-    return b"".join((start, b"," if head else b"", b'"contents":[', b",".join(contents), b"]}"))
+    return build_body(head, "contents", GoogleEncoder(request, origin).encode_contents())
 
 
 def encode_tool(spec: ToolSpec) -> dict[str, Any]:
@@ -282,12 +280,41 @@ def encode_continuation(body: bytes, token: str) -> bytes:
     return b"".join((body[:-1], b',"continuationToken":', encode_json(token), b"}"))
 
 
+Content = tuple[str, list[bytes]]
+"""Kind (``user``, ``model`` or ``results``) and encoded parts of a content; "" for contents that are encoded whole."""
+
+
+def _add_content(contents: list[Content], kind: str, parts: Iterable[bytes]) -> None:
+    """Add those of ``parts`` that are not empty to the last of ``contents`` if that is of their kind, else as a new
+    one."""
+    added = [*filter(None, parts)]
+    if added and kind and contents and contents[-1][0] == kind:
+        contents[-1][1].extend(added)
+    elif added:
+        contents.append((kind, added))
+
+
+def _close_contents(message_contents: list[Content]) -> list[Content]:
+    """The contents of a segment: its first and its last, which its neighbours may continue, and all between as one."""
+    contents: list[Content] = []
+    for kind, parts in message_contents:
+        _add_content(contents, kind, parts)
+    if len(contents) < 4:
+        return contents
+    closed = b",".join(itertools.starmap(_encode_content, contents[1:-1]))
+    return [contents[0], ("", [closed]), contents[-1]]
+
+
+def _encode_content(kind: str, parts: list[bytes]) -> bytes:
+    joined = b",".join(parts)
+    return b'{"role":"%b","parts":[%b]}' % (b"model" if kind == "model" else b"user", joined) if kind else joined
+
+
 class GoogleEncoder(MessageEncoder):
     """Encodes the messages of one request."""
 
     def __init__(self, request: ModelRequest, origin: str) -> None:
         super().__init__(request, origin)
-        self._messages = request.messages
         self._is_gemini_3 = parse_gemini_version(request.model) >= 3
         self._key = f"google:{origin}:{'3' if self._is_gemini_3 else '2'}"
 
@@ -295,34 +322,33 @@ class GoogleEncoder(MessageEncoder):
         """The id as it is sent: Gemini takes any."""
         return self.provider_ids.get(call_id, call_id)
 
-    def encode_contents(self) -> list[tuple[str, list[bytes]]]:
-        """The contents: kind (``user``, ``model`` or ``results``) and encoded parts of each."""
-        contents: list[tuple[str, list[bytes]]] = []
+    def encode_contents(self) -> Iterator[bytes]:
+        """The contents, in pieces of one or more JSON objects."""
+        contents: list[Content] = []
+        for kind, parts in self.encode_pieces(
+            iter_pieces(self.messages), self._key, self._encode_piece, _close_contents
+        ):
+            _add_content(contents, kind, parts)
+        if not contents or contents[-1][0] == "model":  # the last user message may be empty
+            _add_content(contents, "user", [encode_json({"text": CONTINUE_TEXT})])
+        return itertools.starmap(_encode_content, contents)
+
+    def _encode_piece(self, messages: Sequence[Message]) -> list[Content]:
+        """The contents of ``messages``, of which neighbours of one kind are to be joined."""
+        contents: list[Content] = []
         moved: list[bytes] = []  # files of results wait until all results of a reply are in one content
-
-        def add(kind: str, parts: bytes) -> None:
-            if parts and contents and contents[-1][0] == kind:
-                contents[-1][1].append(parts)
-            elif parts:
-                contents.append((kind, [parts]))
-
-        calling_message: Message | None = None
-        for message in self._messages:
+        calling_message = self.preceding
+        for message in messages:
             if message.role == "tool":
                 results, files = self._encode_results(message, calling_message)
-                add("results", results)
+                contents.append(("results", [results]))
                 moved.append(files)
                 continue
-            for files in moved:
-                add("user", files)
-            moved.clear()
+            contents.append(("user", moved))
+            moved = []
             calling_message = message
-            add("model" if message.role == "assistant" else "user", self._encode_message(message))
-        for files in moved:
-            add("user", files)
-        if not contents or contents[-1][0] == "model":  # the last user message may be empty
-            add("user", encode_json({"text": CONTINUE_TEXT}))
-        return contents
+            contents.append(("model" if message.role == "assistant" else "user", [self._encode_message(message)]))
+        return [*contents, ("user", moved)]
 
     def _encode_message(self, message: Message) -> bytes:
         """The parts of a user's or a model's message, joined by commas; empty if nothing of it can be sent."""

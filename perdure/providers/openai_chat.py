@@ -212,6 +212,16 @@ class ChatReply(StreamedReply):
 
     def _feed_choice(self, choice: Mapping[str, Any]) -> Iterator[StreamEvent]:
         delta = self._require_object(choice.get("delta") or choice.get("message") or {}, "a delta")
+        content = delta.get("content")
+        if content and isinstance(content, str) and len(delta) == 1:  # text and nothing else, as most pieces
+            if shown := self._text.add(content):
+                yield TextDelta(shown)
+        else:
+            yield from self._feed_delta(delta)
+        self._reason = read_string(choice.get("finish_reason")) or self._reason
+
+    def _feed_delta(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
+        """Text, thinking, a refusal and pieces of calls, or some of them."""
         if thinking := self._thinking.add(delta):
             yield ThinkingDelta(thinking)
         if (refusal := read_string(delta.get("refusal"))) and (shown := self._refusal.add(refusal)):
@@ -221,7 +231,6 @@ class ChatReply(StreamedReply):
         for entry in read_array(delta.get("tool_calls")):
             slot, arguments = self._calls.add(self._require_object(entry, "a tool call"))
             yield ToolCallDelta(slot.index, slot.id, slot.name, clean_text(arguments))
-        self._reason = read_string(choice.get("finish_reason")) or self._reason
 
     def _feed_content(self, content: object) -> Iterator[StreamEvent]:
         """Text, or a list of typed pieces, as some servers send it."""

@@ -11,8 +11,10 @@ from typing import Any, assert_never
 
 from ..ports import ModelRequest, ToolSpec
 from ..types.messages import ContentPart, FilePart, Message, Part, TextPart, ThinkingPart, ToolCallPart
+from ..types.transcript import iter_pieces
 from .encoding import (
     MessageEncoder,
+    build_body,
     build_data_url,
     build_moved_file_parts,
     encode_file_base64,
@@ -20,6 +22,7 @@ from .encoding import (
     encode_json_text,
     encode_tool_name,
     join_fragments,
+    merge_fragments,
     render_file_text,
     require_loaded_text,
     strip_parameters,
@@ -56,8 +59,7 @@ def encode_request(request: ModelRequest, *, origin: str, max_tokens_name: str) 
         if value is not None:
             head[max_tokens_name if name == "max_tokens" else name] = value
     head |= request.provider_options
-    messages = b",".join(ChatEncoder(request, origin).encode_messages())
-    return b"".join((encode_json(head)[:-1], b',"messages":[', messages, b"]}"))
+    return build_body(head, "messages", ChatEncoder(request, origin).encode_messages(request.system))
 
 
 def encode_tool(spec: ToolSpec) -> dict[str, Any]:
@@ -71,36 +73,37 @@ class ChatEncoder(MessageEncoder):
 
     max_call_id = 40  # OpenAI's limit
 
-    def __init__(self, request: ModelRequest, origin: str) -> None:
-        super().__init__(request, origin)
-        self._request = request
-
-    def encode_messages(self) -> Iterator[bytes]:
+    def encode_messages(self, system: str | None) -> list[bytes]:
         """The system prompt and the messages, in pieces of one or more JSON objects.
 
-        Results hold text alone; their files follow in a user message, after the results of all calls, which must not be
-        separated. Raises ``BadRequestError`` for content that was not loaded.
+        Raises ``BadRequestError`` for content that was not loaded.
         """
-        if self._request.system:
-            yield encode_json({"role": "system", "content": self._request.system})
+        prompt = [encode_json({"role": "system", "content": system})] if system else []
+        key = f"chat {self.origin}"
+        return prompt + self.encode_pieces(iter_pieces(self.messages), key, self._encode_piece, merge_fragments)
+
+    def _encode_piece(self, messages: Sequence[Message]) -> list[bytes]:
+        """Results hold text alone; their files follow in a user message, after the results of all calls, which must not
+        be separated."""
         files_key = f"{self.origin} files"
+        encoded: list[bytes] = []
         moved: list[bytes] = []
-        for message in self._request.messages:
+        for message in messages:
             if moved and message.role != "tool":
-                yield from moved
-                moved.clear()
+                encoded += moved
+                moved = []
             fragment = message.wire(self.origin)
             if fragment is None:
                 fragment = join_fragments(message, self.origin, self._encode_message(message))
             if fragment:
-                yield fragment
+                encoded.append(fragment)
             if message.role == "tool":
                 files = message.wire(files_key)
                 if files is None:
                     files = join_fragments(message, files_key, self._encode_moved_files(message))
                 if files:
                     moved.append(files)
-        yield from moved
+        return encoded + moved
 
     def _encode_message(self, message: Message) -> Iterator[dict[str, Any]]:
         match message.role:

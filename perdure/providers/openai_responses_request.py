@@ -22,16 +22,18 @@ from typing import Any, assert_never
 from ..ports import ModelRequest, ToolSpec
 from ..types import messages
 from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
+from ..types.transcript import iter_pieces
 from .encoding import (
     MessageEncoder,
+    build_body,
     build_data_url,
     clean_json_value,
-    encode_json,
     encode_json_text,
     encode_tool_name,
     get_own_opaque,
     join_fragments,
     keep_opaque,
+    merge_fragments,
     parse_arguments,
     render_file_text,
     require_loaded_text,
@@ -150,7 +152,6 @@ def encode_request(request: ModelRequest, *, origin: str, encrypted: bool = True
     ``encrypted``: ask for the reasoning, which then can be sent back.
     """
     encoder = ResponsesEncoder(request, origin)
-    fragments = filter(None, map(encoder.encode_message, request.messages))
     head: dict[str, Any] = {"model": request.model, "stream": True, "store": False}
     if encrypted:
         head["include"] = [ENCRYPTED_REASONING]
@@ -170,7 +171,7 @@ def encode_request(request: ModelRequest, *, origin: str, encrypted: bool = True
         head[key] = value
     if request.system:
         head["instructions"] = request.system
-    return b"".join((encode_json(head)[:-1], b',"input":[', b",".join(fragments), b"]}"))
+    return build_body(head, "input", encoder.encode_messages())
 
 
 def _encode_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,6 +199,14 @@ class ResponsesEncoder(MessageEncoder):
     def __init__(self, request: ModelRequest, origin: str) -> None:
         super().__init__(request, origin)
         self._model = request.model
+
+    def encode_messages(self) -> list[bytes]:
+        """The items of all messages as JSON objects, in pieces of one or more."""
+        key = f"{FRAGMENT_KEY} {self.origin} {self._model}"
+        return self.encode_pieces(iter_pieces(self.messages), key, self._encode_piece, merge_fragments)
+
+    def _encode_piece(self, messages: Sequence[Message]) -> list[bytes]:
+        return [*filter(None, map(self.encode_message, messages))]
 
     def encode_message(self, message: Message) -> bytes:
         """The message's items as JSON objects, joined by commas. Empty if nothing of it can be sent."""

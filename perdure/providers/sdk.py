@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar
@@ -25,7 +25,7 @@ from ..errors import (
 )
 from ..types.messages import Usage
 from .encoding import parse_reply_json, strip_parameters
-from .endpoint import CONNECT_TIMEOUT, Endpoint, EndpointCall
+from .endpoint import CONNECT_TIMEOUT, Endpoint, EndpointCall, SilenceTimer
 from .errors import (
     build_connection_error,
     build_status_error,
@@ -151,7 +151,8 @@ class SDKEndpoint(Endpoint[Any]):
             api_key=key,
             base_url=self.base_url,
             max_retries=0,
-            timeout=sdk.Timeout(self._timeout, connect=min(CONNECT_TIMEOUT, self._timeout)),
+            # How long a read may take is limited below: aiohttp sets a timer for each piece of a stream.
+            timeout=sdk.Timeout(self._timeout, connect=min(CONNECT_TIMEOUT, self._timeout), read=None),
             default_headers=self._headers,
             http_client=http_client,
         )
@@ -159,41 +160,52 @@ class SDKEndpoint(Endpoint[Any]):
     async def _post_request(self, call: EndpointCall[Any], path: str, headers: Mapping[str, str] | None = None) -> Any:
         """The SDK's stream of the answer, not read yet. Raises what the SDK raises."""
         stream_class = import_module(self.extra).AsyncStream[object]
-        return await call.client.post(
-            path,
-            cast_to=object,
-            content=call.body,
-            options=self.request_options | ({"headers": headers} if headers else {}),
-            stream=True,
-            stream_cls=stream_class,
-        )
+        async with asyncio.timeout(self._timeout):
+            return await call.client.post(
+                path,
+                cast_to=object,
+                content=call.body,
+                options=self.request_options | ({"headers": headers} if headers else {}),
+                stream=True,
+                stream_cls=stream_class,
+            )
 
     async def _read_stream(self, stream: Any) -> AsyncIterator[object]:
         """The JSON values of the stream; the one whole reply of a server that does not stream.
 
-        Raises ``MalformedReplyError`` for a web page, and for JSON that cannot be parsed.
+        Raises ``MalformedReplyError`` for a web page, and for JSON that cannot be parsed; ``TimeoutError`` after a
+        silence.
         """
         endpoint = self.host
         content_type = strip_parameters(stream.response.headers.get("content-type", ""))
         if content_type == "application/json":
-            yield parse_reply_json(await stream.response.aread(), endpoint)
+            async with asyncio.timeout(self._timeout):
+                body = await stream.response.aread()
+            yield parse_reply_json(body, endpoint)
             return
         if content_type == "text/html":
             hint = f"Check base_url. The vendor's own is {self.official_url}."
             raise MalformedReplyError(f"{endpoint} answered with a web page", hint=hint)
-        parser, body = EventStreamParser(), stream.response.aiter_bytes()
-        async for piece in body:
-            for name, data in parser.feed(piece):
-                if data.startswith("[DONE]"):
-                    await drain_stream(body)
+        parser, pieces, silence = EventStreamParser(), stream.response.aiter_bytes(), SilenceTimer(self._timeout)
+        try:
+            while True:
+                with silence:
+                    piece = await anext(pieces, None)
+                if piece is None:
                     return
-                for value in self._parse_event(name, data):
-                    yield value
+                for name, data in parser.feed(piece):
+                    if data.startswith("[DONE]"):
+                        await drain_stream(pieces)
+                        return
+                    for value in self._parse_event(name, data, endpoint):
+                        yield value
+        finally:
+            silence.close()
 
-    def _parse_event(self, name: str, data: str) -> Iterator[object]:
+    def _parse_event(self, name: str, data: str, endpoint: str) -> Sequence[object]:
         """The JSON value of a server-sent event; none if there is nothing to read."""
-        if data:  # some servers send events without data to keep the connection open
-            yield parse_reply_json(data, self.host)
+        # Some servers send events without data to keep the connection open.
+        return (parse_reply_json(data, endpoint),) if data else ()
 
 
 class OpenAIEndpoint(SDKEndpoint):

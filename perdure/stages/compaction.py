@@ -32,6 +32,7 @@ from ..types.messages import (
     Usage,
     clean_text,
 )
+from ..types.transcript import drop_system_messages
 from ..types.wire import CompactionResult, ModelOutput
 from .stage import ModelReply, NextRequest, RequestCall
 
@@ -215,7 +216,7 @@ class CompactionStage:
         if not settings.has_view:
             return None
         request = call.request
-        recorded = len(_drop_system_messages(call.prefix))
+        recorded = len(drop_system_messages(call.prefix))
         view = self._views.get_view(
             call.input.context_id, settings, call.input.tighter or 0, request.messages[:recorded]
         )
@@ -226,7 +227,7 @@ class CompactionStage:
     async def _rewrite_conversation(
         self, call: RequestCall, next: NextRequest, settings: CompactionSettings
     ) -> ModelReply:
-        messages, summarise = _drop_system_messages(call.prefix), settings.summarise
+        messages, summarise = drop_system_messages(call.prefix), settings.summarise
         if summarise is None:  # the agent's code has changed since the loop decided on it
             return ModelReply(ModelOutput(), None)
         task = find_turn_task(messages, call.input.iteration)
@@ -310,11 +311,6 @@ def estimate_message_bytes(message: Message) -> int:
     return 500 + BYTES_PER_TOKEN * estimate_message_tokens(message)
 
 
-def _drop_system_messages(messages: Sequence[Message]) -> list[Message]:
-    """Return ``messages`` without system prompts: a request has these separately."""
-    return [message for message in messages if message.role != "system"]
-
-
 def _has_unsummarised_message(old: Sequence[Message], task: Container[int]) -> bool:
     """Whether ``old`` has a message that is neither a summary already, nor among those that began the turn."""
     return any(message.replaces is None and index not in task for index, message in enumerate(old))
@@ -341,7 +337,7 @@ def _list_remaining_compactions(
     call: RequestCall, settings: CompactionSettings, view: ConversationView | None
 ) -> tuple[str, ...]:
     """List the ways in which the call may be shortened."""
-    messages, remaining = _drop_system_messages(call.prefix), []
+    messages, remaining = drop_system_messages(call.prefix), []
     task = find_turn_task(messages, call.input.iteration - 1)  # the reply of this iteration was not given
     if settings.summarise is not None and _has_unsummarised_message(messages[: find_tail_start(messages, 0)], task):
         remaining.append("summarise")
@@ -360,7 +356,7 @@ def _is_summary_due(call: RequestCall, summarise: Summarise, reply: Message) -> 
         tokens = estimate_tokens(call.request.messages) + estimate_message_tokens(reply)
     if tokens < summarise.at:
         return False
-    messages = [*_drop_system_messages(call.prefix), *_drop_system_messages(call.new_messages), reply]
+    messages = [*drop_system_messages(call.prefix), *drop_system_messages(call.new_messages), reply]
     is_answer = not reply.tool_calls or any(tool_call.name == FINISH_TOOL for tool_call in reply.tool_calls)
     task = range(0) if is_answer else find_turn_task(messages, call.input.iteration)  # the summary is the next turn's
     kept_start = find_tail_start(messages, summarise.keep_last)

@@ -2,7 +2,7 @@
 
 The feed of a model call:
 
-    start_model, emit ──► parts in order ──► every 25 ms: adjacent deltas as one ──► the store
+    start_model, emit ──► parts in order ──► every 20 ms: adjacent deltas as one ──► the store
                                └── queued at the end: deltas are dropped, the rest is written with the outcome
 
 A reply that is complete before the first write adds no write.
@@ -11,10 +11,10 @@ A reply that is complete before the first write adds no write.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from ..agent.agent import Agent
@@ -30,6 +30,7 @@ from ..ports import (
     ThinkingDelta,
     ToolCallDelta,
     build_batch_token,
+    timestamp,
 )
 from ..types.events import ErrorEvent, MessageInjected, ModelDelta, ToolProgress, encode_event_body
 from ..types.interface import FINISH_TOOL
@@ -45,6 +46,7 @@ from .event_builders import (
     build_reminder_events,
     build_reply_events,
 )
+from .event_writes import DELTA_INTERVAL, BatchWriter, WriteGroup, write_last_batch
 from .heartbeat import measure_agent_missing
 from .retries import decide_retry
 from .stage import ModelCall, ModelReply, NextModel, NextTool, ToolCall
@@ -100,109 +102,6 @@ def _update_injected_event(event: MessageInjected, message: Message) -> MessageI
 
 
 # ---
-# Writes events while a call runs: one batch at a time, at a bounded rate, without delaying the call.
-
-
-logger = logging.getLogger("perdure.worker")
-
-WRITE_RETRY_DELAY = 1.0
-"""Seconds until a write that failed is retried."""
-LAST_WRITE_TIMEOUT = 1.0
-"""Seconds that a failed call waits for its last events to be written."""
-
-_pending_writes: set[asyncio.Future[bool]] = set()
-"""Writes in progress. Holds references: an event loop may drop a task that nothing else references."""
-
-
-class BatchWriter:
-    """Writes the batches that ``take`` returns; None means nothing to write. A failed batch is retried unchanged."""
-
-    def __init__(self, store: EventLog, take: Callable[[], EventBatch | None], interval: float) -> None:
-        """``interval``: seconds from the end of one write to the next."""
-        self._store = store
-        self._take_batch = take
-        self._interval = interval
-        self._timer: asyncio.TimerHandle | None = None
-        self._due_at = 0.0
-        self._write_future: asyncio.Future[bool] | None = None
-        self._stopped = False
-        self.unwritten_batch: EventBatch | None = None
-        """The batch that was taken and is not known to be written."""
-        self.is_superseded = False
-        """Whether the store reported that another attempt has taken over."""
-
-    def schedule_write(self, delay: float) -> None:
-        """Start a write in at most ``delay`` seconds; while a write is in progress, after its interval."""
-        if self._stopped or self._write_future is not None:
-            return
-        loop = asyncio.get_running_loop()
-        due = loop.time() + delay
-        if self._timer is not None:
-            if self._due_at <= due:
-                return
-            self._timer.cancel()
-        self._timer, self._due_at = loop.call_at(due, self._start_write), due
-
-    def stop(self) -> None:
-        """Start no more writes."""
-        self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-
-    async def wait_for_write(self) -> None:
-        """Wait for the write in progress, ``LAST_WRITE_TIMEOUT`` seconds at most."""
-        if self._write_future is not None:
-            await asyncio.wait([self._write_future], timeout=LAST_WRITE_TIMEOUT)
-
-    def _start_write(self) -> None:
-        self._timer = None
-        batch = self.unwritten_batch or self._take_batch()
-        if batch is None or self._stopped:
-            return
-        self.unwritten_batch = batch
-        self._write_future = start_batch_write(self._store, batch)
-        self._write_future.add_done_callback(self._finish_write)
-
-    def _finish_write(self, writing: asyncio.Future[bool]) -> None:
-        self._write_future = None
-        delay = self._interval
-        if writing.cancelled():
-            self.stop()
-        elif error := writing.exception():
-            delay = WRITE_RETRY_DELAY
-            if not isinstance(error, StoreError):
-                self.stop()
-        else:
-            self.unwritten_batch = None
-            if not writing.result():
-                self.is_superseded = True
-                self.stop()
-        self.schedule_write(delay)
-
-
-def start_batch_write(store: EventLog, batch: EventBatch) -> asyncio.Future[bool]:
-    """Start writing ``batch``, also if the caller does not wait for it. A failure is only logged."""
-    writing = asyncio.ensure_future(store.append(batch))
-    _pending_writes.add(writing)
-    writing.add_done_callback(_finish_batch_write)
-    return writing
-
-
-def _finish_batch_write(writing: asyncio.Future[bool]) -> None:
-    _pending_writes.discard(writing)
-    if not writing.cancelled() and (error := writing.exception()) is not None:
-        # An error other than StoreError is a fault in the engine, so it is logged as a warning.
-        level = logging.DEBUG if isinstance(error, StoreError) else logging.WARNING
-        logger.log(level, "events could not be written: %s: %s", type(error).__name__, error)
-
-
-async def write_last_batch(store: EventLog, batch: EventBatch) -> None:
-    """Write ``batch`` for a call that has failed. Waits ``LAST_WRITE_TIMEOUT`` seconds at most; raises nothing."""
-    if batch.events:
-        await asyncio.wait([start_batch_write(store, batch)], timeout=LAST_WRITE_TIMEOUT)
-
-
-# ---
 # The failures stage: records a failed attempt, whichever inner stage failed.
 
 
@@ -240,8 +139,6 @@ class FailuresStage:
         await write_last_batch(self._store, build_event_batch(call, events, token, advances=advances))
 
 
-DELTA_INTERVAL = 0.025
-"""Seconds between two writes, and from the first delta to the first."""
 FIRST_WRITE_DELAY = 0.1
 """Seconds until the start of a call is written if nothing was streamed by then."""
 MAX_QUEUED_CHARS = 1024 * 1024
@@ -264,13 +161,14 @@ class ModelEventFeed:
     """Events of one attempt. Call all methods on the worker's event loop; only ``wait_for_write`` waits."""
 
     def __init__(
-        self, store: EventLog, call: ModelCall, *, stream: bool = True, answer_field: str | None = None
+        self, group: WriteGroup, call: ModelCall, *, stream: bool = True, answer_field: str | None = None
     ) -> None:
         """Without ``stream`` nothing is written before the outcome, and no deltas at all.
 
         ``answer_field``: the argument of the finish tool that the answer is wrapped in, if any (``OutputType.inside``).
         """
         self._call = call
+        self._delta_fields = {name: value for name, value in build_event_fields(call).items() if name != "at"}
         self._answer_field = answer_field
         self._writes_deltas = stream
         self._queue: list[NewEvent | _QueuedDelta] = list(call.pending_events)
@@ -281,7 +179,7 @@ class ModelEventFeed:
         self._models_started = 0
         self.has_streamed = False
         """Whether deltas may have been written."""
-        self._writer = BatchWriter(store, self._take_batch, DELTA_INTERVAL)
+        self._writer = BatchWriter(group, self._take_batch)
         if stream:
             self._writer.schedule_write(FIRST_WRITE_DELAY)
 
@@ -328,7 +226,7 @@ class ModelEventFeed:
             return
         last = self._queue[-1] if self._queue else None
         if not (isinstance(last, _QueuedDelta) and last.kind == kind and last.index == index):
-            last = _QueuedDelta(kind, index, build_event_fields(self._call)["at"])
+            last = _QueuedDelta(kind, index, timestamp(datetime.now(UTC)))
             self._queue.append(last)
         last.texts.append(text)
         self._queued_chars += len(text)
@@ -336,7 +234,7 @@ class ModelEventFeed:
             self._writes_deltas = False
             self._drop_deltas()
             return
-        self._writer.schedule_write(DELTA_INTERVAL)
+        self._writer.schedule_write(0.0 if self.has_streamed else DELTA_INTERVAL)
 
     def _handle_restart(self, event: Restarted) -> None:
         """Start the next model of a chain; what the one before has streamed does not count."""
@@ -374,7 +272,8 @@ class ModelEventFeed:
         self._offsets[place] = offset + len(text)
         call_id, name = self._tool_calls[delta.index] if delta.kind == "tool_call" else ("", "")
         event = ModelDelta(
-            **{**build_event_fields(self._call), "at": delta.at},
+            **self._delta_fields,
+            at=delta.at,
             iteration=self._call.input.iteration,
             kind=delta.kind,
             text=text,
@@ -398,13 +297,13 @@ PROGRESS_INTERVAL = 0.1
 class ProgressFeed:
     """Progress of one call. Create and stop it on the worker's event loop."""
 
-    def __init__(self, store: EventLog, call: ToolCall) -> None:
+    def __init__(self, group: WriteGroup, call: ToolCall) -> None:
         self._call = call
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._latest_event: NewEvent | None = None
         self._stopped = False
-        self._writer = BatchWriter(store, self._take_batch, PROGRESS_INTERVAL)
+        self._writer = BatchWriter(group, self._take_batch, PROGRESS_INTERVAL)
 
     def report_progress(self, message: str, data: Any) -> None:
         """Report progress from any thread. ``data`` is plain JSON. A report after the end of the call is dropped.
@@ -468,6 +367,7 @@ class EventsStage:
         find_agent: Callable[[str], Agent | None] = lambda _: None,
     ) -> None:
         self._store = store
+        self._group = WriteGroup(store)
         self._stopped_by_run = stopped_by_run
         self._stream = stream
         self._changed_by_hooks = changed_by_hooks
@@ -491,7 +391,7 @@ class EventsStage:
             return self._attach_events(call, reply, build_closing_events(call))
         agent = self._find_agent(call.input.agent)
         feed = ModelEventFeed(
-            self._store, call, stream=self._stream, answer_field=None if agent is None else agent.output_type.inside
+            self._group, call, stream=self._stream, answer_field=None if agent is None else agent.output_type.inside
         )
         call.report_model, call.emit = feed.start_model, feed.emit
         call.report_messages = lambda messages: feed.add_events(update_injected_events(injected, messages))
@@ -512,7 +412,7 @@ class EventsStage:
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Around a tool call that may act. The journal stage writes the events of its start and its end."""
-        progress = ProgressFeed(self._store, call)
+        progress = ProgressFeed(self._group, call)
         call.report_progress = progress.report_progress
         try:
             return await next(call)

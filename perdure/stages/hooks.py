@@ -17,6 +17,7 @@ from ..hooks import AuthorRunner, Hook, HookArguments, HookEvent, HookSet, Veto,
 from ..hooks.dispatch import build_hook_error, extract_file_blobs, read_hook_reply, read_hook_request
 from ..ports import ModelRequest
 from ..types.messages import Message, TextPart, Usage, clean_text
+from ..types.transcript import Transcript, iter_pieces
 from ..types.wire import ModelOutput
 from .stage import ModelReply, NextRequest, RequestCall
 
@@ -62,7 +63,7 @@ class HookStage:
         # Settings are the agent's own dictionaries: what a hook changes in them in place is for this call alone.
         # Messages become a tuple, because a change of the list in place would not be checked.
         settings, options = copy.deepcopy((call.request.settings, call.request.provider_options))
-        messages = tuple(call.request.messages)
+        messages = Transcript.join(iter_pieces(call.request.messages))
         show(replace(call.request, messages=messages, settings=settings, provider_options=options))
         veto = await run_hooks(self._run_author_code, hooks, given, take)
         call.request = given["request"]

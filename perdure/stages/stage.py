@@ -23,6 +23,7 @@ from ..tools.context import AuthContext
 from ..types.events import MessageInjected, StepTaken
 from ..types.messages import Message, Usage, Withheld
 from ..types.subagents import BranchOutcome
+from ..types.transcript import Transcript, iter_pieces
 from ..types.wire import ModelInput, ModelOutput, ToolInput, ToolOutput
 from .journal_keys import build_tool_key
 
@@ -117,7 +118,7 @@ class RequestCall(ConversationCall):
 
     def renew_call_ids(self) -> CallIds:
         """Begin the ids of a reply anew, and return them."""
-        said = [*self.prefix, *self.new_messages]
+        said = Transcript.join(iter_pieces(self.prefix, self.new_messages))
         self.call_ids = CallIds(said, self.input.scope, self.input.op, edited=self.edited)
         return self.call_ids
 

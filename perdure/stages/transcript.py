@@ -39,6 +39,7 @@ from ..types.messages import (
 from ..types.plain_json import measure_json
 from ..types.subagents import BranchOutcome, TellCall
 from ..types.tool_calls import AnsweredCall, Call, CallbackCall, RefusedCall, RemoteCall, SubagentCall
+from ..types.transcript import Transcript, find_last_system_message, iter_pieces
 from ..types.wire import (
     OUTPUT_BYTES,
     REMOTE_BYTES,
@@ -382,7 +383,7 @@ class TranscriptStage:
             head=head,
             prefix=prefix,
             new_messages=new_messages,
-            files=await self._chain.load_files([*prefix, *new_messages], known),
+            files=await self._chain.load_files(Transcript.join(iter_pieces(prefix, new_messages)), known),
             branches=await resolve_branch_outcomes(self._chain, task.branches),
         )
 
@@ -395,7 +396,7 @@ class TranscriptStage:
         blobs += node_blobs
         return node.hash
 
-    async def _load_preceding_messages(self, head: str | None, new_messages: list[Message]) -> list[Message]:
+    async def _load_preceding_messages(self, head: str | None, new_messages: list[Message]) -> Sequence[Message]:
         """Load the messages before ``new_messages``, in which an ending closes open calls; empty if unreadable."""
         try:
             return await self._chain.load(head) if new_messages else []
@@ -451,7 +452,7 @@ class TranscriptStage:
         """Return the system prompt as a message if it differs from the last one in the transcript."""
         if reply.system is None:
             return []
-        last = next((message for message in reversed(call.prefix) if message.role == "system"), None)
+        last = find_last_system_message(call.prefix)
         return [] if last is not None and last.text == reply.system else [Message.system(reply.system)]
 
 

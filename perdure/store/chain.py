@@ -27,6 +27,7 @@ from ..types.messages import (
     iter_file_parts,
     parse_messages,
 )
+from ..types.transcript import Piece, Transcript, map_pieces, merge_pieces
 from ..types.validation_errors import describe_validation_error
 from .cache import ByteLRU, CacheBudget
 from .objects import build_unset_error, decode_pointer
@@ -34,6 +35,8 @@ from .objects import build_unset_error, decode_pointer
 _MESSAGE_BYTES = 1500  # a decoded message besides its text, measured with tracemalloc
 _SLICE_BYTES = 256 * 1024  # decoded between two turns of the event loop: about 2 ms
 _MAX_KNOWN_ENDS = 256  # ends of cached chains that are passed to the store
+_MERGED_NODES = 16  # cached as one; as many at least stay single at a chain's end, where conversations fork
+_MERGED_BYTES = 8 * 1024 * 1024  # of the cache, at most
 
 _RESTORE_HINT = "Restore it from a backup and `resume` the run, or fork the run from a head that is intact."
 
@@ -49,30 +52,39 @@ def hash_node(parent: str | None, body: bytes) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _DecodedNode:
-    """A decoded node."""
+    """A decoded node, or several that follow each other, under the hash of the last one."""
 
     hash: str
     parent: str | None
-    messages: tuple[Message, ...]
+    """The parent of the first."""
+    pieces: Sequence[Piece]
+    size: int
+    """Bytes in the cache."""
+    level: int = 0
+    """How often it was merged."""
 
 
 class Chain:
     """Loads and extends transcripts by their heads. One per worker and store, used from one event loop.
 
-    ``cache`` bounds its decoded nodes and files.
+    ``cache`` bounds its decoded nodes and files; ``max_heads`` of how many conversations there are nodes.
     """
 
-    def __init__(self, transcripts: Transcripts, *, cache: CacheBudget | None = None) -> None:
+    def __init__(
+        self, transcripts: Transcripts, *, cache: CacheBudget | None = None, max_heads: int | None = None
+    ) -> None:
         self._transcripts = transcripts
+        self._max_heads = max_heads
         cache = cache or CacheBudget()
+        self._merged_bytes = min(_MERGED_BYTES, cache.bytes // 16)
         self._ends: dict[str, None] = {}
         """Cached nodes without a cached child, the latest last: where a load may stop."""
         self._files: ByteLRU[bytes] = ByteLRU(cache)
         self._decoded_nodes: ByteLRU[_DecodedNode] = ByteLRU(cache, lambda name: self._ends.pop(name, None))
 
-    async def load(self, head: str | None) -> list[Message]:
+    async def load(self, head: str | None) -> Transcript:
         """Load the conversation up to ``head``, with large texts from blobs. Empty without a head.
 
         Messages that were loaded or remembered before are the same objects again. Raises ``StoreError``, and
@@ -89,11 +101,46 @@ class Chain:
                 nodes.append(node)
                 name = node.parent
         nodes.reverse()
+        if len(nodes) >= 2 * _MERGED_NODES and not nodes[-2 * _MERGED_NODES].level:
+            nodes = self._merge_nodes(nodes)
         for node in nodes:  # the head is used last, so that a chain is evicted from its root
             self._decoded_nodes.get(node.hash)
         if head in self._ends:
             self._ends[head] = self._ends.pop(head)
-        return [message for node in nodes for message in node.messages]
+        return Transcript.join([piece for node in nodes for piece in node.pieces])
+
+    def _merge_nodes(self, nodes: Sequence[_DecodedNode]) -> list[_DecodedNode]:
+        """Merge all but the last of ``nodes``, a whole chain: a long conversation then has few, and what is computed of
+        their messages is kept with them. A load that ends within a merged node reads the store."""
+        merged: list[_DecodedNode] = []
+        group: list[_DecodedNode] = []
+        for node in nodes[:-_MERGED_NODES]:
+            is_full = len(group) == _MERGED_NODES or sum(each.size for each in (*group, node)) > self._merged_bytes
+            if group and (is_full or node.level):
+                self._add_merged(merged, self._merge_group(group))
+                group = []
+            (merged if node.level else group).append(node)
+        if len(group) == _MERGED_NODES:
+            self._add_merged(merged, self._merge_group(group))
+            group = []
+        return [*merged, *group, *nodes[-_MERGED_NODES:]]
+
+    def _add_merged(self, merged: list[_DecodedNode], node: _DecodedNode) -> None:
+        """Add ``node`` to ``merged``, as a counter carries its bits: the number of nodes grows with the logarithm of
+        the chain's length."""
+        while merged and merged[-1].level == node.level and merged[-1].size + node.size <= self._merged_bytes:
+            node = self._merge_group([merged.pop(), node])
+        merged.append(node)
+
+    def _merge_group(self, group: Sequence[_DecodedNode]) -> _DecodedNode:
+        pieces = merge_pieces(piece for node in group for piece in node.pieces)
+        size = sum(node.size for node in group)
+        first, last = group[0], group[-1]
+        merged = _DecodedNode(last.hash, first.parent, pieces, size, last.level + 1)
+        for node in group:
+            self._decoded_nodes.remove(node.hash)
+        self._decoded_nodes.put(merged.hash, merged, size)
+        return merged
 
     def extend(self, head: str | None, messages: Sequence[Message]) -> tuple[Node, list[Blob]]:
         """Build the node that appends ``messages`` to ``head``, and the blobs that it refers to. Writes nothing.
@@ -123,14 +170,14 @@ class Chain:
         next load resolves texts that are blobs, and returns files as references.
         """
         if not any(_iter_text_refs(messages)) and all(part.data is None for part in iter_file_parts(messages)):
-            self._cache_node(node, _DecodedNode(node.hash, node.parent, tuple(messages)))
+            self._cache_node(_build_decoded_node(node, tuple(messages)))
 
     async def resolve_blob(self, ref: BlobRef) -> str:
         """Return the text of ``ref``. Raises ``TranscriptCorruptedError`` if it is missing or altered."""
         return _decode_blob_text(ref, await self._transcripts.read_blobs([ref.hash]))
 
     async def load_files(
-        self, messages: Iterable[Message], known: Mapping[str, bytes] | None = None
+        self, messages: Sequence[Message], known: Mapping[str, bytes] | None = None
     ) -> dict[str, bytes]:
         """Return the bytes of every file in ``messages`` that is a blob, by its hash; ``known`` are about to be
         written.
@@ -140,7 +187,7 @@ class Chain:
         known = known or {}
         for name, content in known.items():
             self._files.put(name, content, len(content))
-        refs = {part.blob.hash: part.blob for part in iter_file_parts(messages) if part.blob is not None}
+        refs = {ref.hash: ref for found in map_pieces(messages, "files", _list_file_refs) for ref in found}
         files = {name: known[name] for name in refs if name in known}
         files |= {name: body for name in refs if (body := self._files.get(name)) is not None}
         missing = [name for name in refs if name not in files]
@@ -162,20 +209,30 @@ class Chain:
         blobs = await self._transcripts.read_blobs(list(refs)) if refs else {}
         for node, stored in zip(nodes, stored_messages, strict=True):
             messages = tuple(_resolve_message_texts(message, blobs) for message in stored)
-            decoded = self._decoded_nodes.get(node.hash) or _DecodedNode(node.hash, node.parent, messages)
+            decoded = self._decoded_nodes.get(node.hash) or _build_decoded_node(node, messages)
             read_nodes[node.hash] = decoded
-            self._cache_node(node, decoded)
+            self._cache_node(decoded)
             await yielder.yield_after(sum(ref.size for ref in _iter_text_refs(stored)))
         if head not in read_nodes:
             raise TranscriptCorruptedError(
                 f"node {head} of the transcript is missing from the store", hint=_RESTORE_HINT
             )
 
-    def _cache_node(self, node: Node, decoded: _DecodedNode) -> None:
+    def _cache_node(self, node: _DecodedNode) -> None:
         if node.parent is not None:
             self._ends.pop(node.parent, None)
         self._ends[node.hash] = None
-        self._decoded_nodes.put(node.hash, decoded, _estimate_node_bytes(node, decoded.messages))
+        self._decoded_nodes.put(node.hash, node, node.size)
+        if self._max_heads is not None and len(self._ends) > self._max_heads:
+            self._drop_chain(next(iter(self._ends)))
+
+    def _drop_chain(self, end: str) -> None:
+        """Drop the cached nodes of the conversation that ends there, also those that a fork of it shares."""
+        name: str | None = end
+        del self._ends[end]
+        while name is not None and (node := self._decoded_nodes.get(name)) is not None:
+            self._decoded_nodes.remove(name)
+            name = node.parent
 
 
 class _LoopYielder:
@@ -205,6 +262,14 @@ def decode_node(node: Node) -> list[Message]:
             f"node {node.hash} is intact, but not in a form that this perdure reads",
             hint="A newer perdure may have written it: run workers of that version.",
         ) from error
+
+
+def _build_decoded_node(node: Node, messages: tuple[Message, ...]) -> _DecodedNode:
+    return _DecodedNode(node.hash, node.parent, (messages,), _estimate_node_bytes(node, messages))
+
+
+def _list_file_refs(messages: Sequence[Message]) -> list[BlobRef]:
+    return [part.blob for part in iter_file_parts(messages) if part.blob is not None]
 
 
 def _iter_text_refs(messages: Iterable[Message]) -> Iterator[BlobRef]:

@@ -179,10 +179,10 @@ async def load_full_conversation(transcripts: Transcripts, head: str | None, *, 
     Raises ``StoreError``, and ``TranscriptCorruptedError`` for a missing or altered node or blob.
     """
     load = Chain(transcripts).load if texts else partial(load_stored, transcripts)
-    forms: list[tuple[list[Message], int]] = []
+    forms: list[tuple[Sequence[Message], int]] = []
     """The conversation's forms, the current one first, each with the number of messages in its first node."""
     while head is not None:
-        messages = await load(head)
+        messages: Sequence[Message] = await load(head)
         replaced = next((message.replaces for message in messages[:2] if message.replaces is not None), None)
         root_count = 0
         if replaced is not None and not replaced.kept:
@@ -195,7 +195,9 @@ async def load_full_conversation(transcripts: Transcripts, head: str | None, *, 
     return conversation
 
 
-def _merge_conversation_form(conversation: list[Message], messages: list[Message], root_count: int) -> list[Message]:
+def _merge_conversation_form(
+    conversation: list[Message], messages: Sequence[Message], root_count: int
+) -> list[Message]:
     """Return ``conversation`` with the new messages of its next form."""
     for index, marker in enumerate(messages[:2]):
         if marker.replaces is None:

@@ -285,6 +285,11 @@ class Message(Data):
         """Store the message's encoding in a wire format for the next call."""
         self._wire[format] = encoded
 
+    def forget_wire(self) -> None:
+        """Drop the encodings: they are part of a longer one now."""
+        if self._wire:
+            self._wire = {}
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """See pydantic. A copy drops the encodings: it may differ, and must not be sent as the original."""
         copy = super().model_copy(update=update, deep=deep)

@@ -92,7 +92,7 @@ async def test_a_chain_survives_the_store(database: Database):
         node, blobs = chain.extend(head, [message])
         await writer.commit(Commit(nodes=[node], blobs=blobs))
         head = node.hash
-    assert await Chain(await database.open()).load(head) == said
+    assert list(await Chain(await database.open()).load(head)) == said
 
 
 async def test_the_store_has_one_id(database: Database):

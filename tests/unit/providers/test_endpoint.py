@@ -12,7 +12,7 @@ import pytest
 from perdure.errors import AuthenticationError, DefinitionError, ProviderError, RuntimeSetupError
 from perdure.ports import ModelRequest
 from perdure.providers import Anthropic, Google, OpenAIChat, OpenAIResponses, get_provider, registry
-from perdure.providers.endpoint import Endpoint, build_missing_sdk_error, build_origin, is_host_of
+from perdure.providers.endpoint import Endpoint, SilenceTimer, build_missing_sdk_error, build_origin, is_host_of
 
 
 class Client:
@@ -206,3 +206,53 @@ def test_every_built_in_is_one(name: str, extra: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(registry, "find_spec", lambda _: None)
     with pytest.raises(RuntimeSetupError, match=rf"pip install 'perdure\[{extra}\]'"):
         get_provider(name)
+
+
+async def test_a_silence_ends_the_wait_in_which_it_comes_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, pieces = 1000.0, asyncio.Queue[int]()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+
+    async def feed() -> None:
+        nonlocal now
+        for number in range(4):
+            now += 40.0
+            pieces.put_nowait(number)
+            await asyncio.sleep(0)
+        now += 61.0
+
+    timer, waits = SilenceTimer(60.0), 0
+
+    async def listen() -> None:
+        nonlocal waits
+        while True:
+            with timer:
+                await pieces.get()
+            waits += 1
+
+    feeding = asyncio.create_task(feed())
+    with pytest.raises(TimeoutError, match="nothing came for 60 s"):
+        await listen()
+    timer.close()
+    await feeding
+    assert waits == 4, "together they took longer than each may"
+    assert timer.has_expired
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+
+
+async def test_a_wait_that_is_cancelled_is_no_silence() -> None:
+    timer, begun = SilenceTimer(60.0), asyncio.Event()
+
+    async def wait() -> None:
+        with timer:
+            begun.set()
+            await asyncio.Event().wait()
+
+    waiting = asyncio.create_task(wait())
+    await begun.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    timer.close()
+    assert not timer.has_expired

@@ -82,9 +82,9 @@ def test_what_was_extended_is_loaded(turns: list[list[Message]], remember: bool,
             if i == cached:
                 await chain.load(head)
         said = [message for turn in turns for message in turn]
-        assert await chain.load(head) == said
-        assert await Chain(store).load(head) == said
-        assert await Chain(store, cache=CacheBudget(4000)).load(head) == said
+        assert list(await chain.load(head)) == said
+        assert list(await Chain(store).load(head)) == said
+        assert list(await Chain(store, cache=CacheBudget(4000)).load(head)) == said
 
     asyncio.run(check())
 
@@ -135,7 +135,7 @@ async def test_a_message_with_a_reference_is_resolved_by_the_next_load():
     referring = Message(role="user", parts=(TextPart(blob=ref),))
     await store.commit(Commit(blobs=[blob]))
     node = await say(store, chain, None, referring, remember=True)
-    assert await chain.load(node.hash) == [Message.user("kept apart")]
+    assert list(await chain.load(node.hash)) == [Message.user("kept apart")]
     assert await chain.resolve_blob(ref) == "kept apart"
 
 
@@ -157,7 +157,7 @@ async def test_loads_at_once_agree():
     nodes = await talk(store, 300)
     chain = Chain(store)
     loads = await asyncio.gather(*[chain.load(nodes[i].hash) for i in (299, 299, 150, 299)])
-    assert loads[0] == loads[1] == [Message.user(str(i)) for i in range(300)]
+    assert list(loads[0]) == list(loads[1]) == [Message.user(str(i)) for i in range(300)]
     assert loads[2] == loads[0][:151]
 
 
@@ -171,8 +171,34 @@ async def test_a_small_cache_forgets_the_root_first():
     assert 0 < store.queries[1] < 20
 
 
+async def test_nodes_of_so_many_conversations_are_kept_and_no_more():
+    store = CountingStore()
+    chain = Chain(store, max_heads=3)
+    one = [(await say(store, chain, None, Message.user(f"hello {n}"), remember=True)) for n in range(4)]
+    two = [(await say(store, chain, node.hash, Message.user("again"), remember=True)) for node in one[1:]]
+    for node in two:
+        assert len(await chain.load(node.hash)) == 2
+    assert store.queries == [], "each conversation has one end, however long it is"
+    assert len(await chain.load(one[0].hash)) == 1
+    assert len(await chain.load(two[-1].hash)) == 2
+    assert store.queries == [1], "the first had left, and for it the next one that was not used longest leaves"
+    assert len(await chain.load(two[0].hash)) == 2
+    assert store.queries == [1, 2]
+
+
+async def test_a_fork_is_whole_when_the_conversation_it_shares_nodes_with_leaves():
+    store = CountingStore()
+    nodes = await talk(store, 5)
+    chain = Chain(store, max_heads=2)
+    fork = await say(store, chain, nodes[2].hash, Message.user("fork"))
+    await chain.load(nodes[-1].hash)
+    await chain.load(fork.hash)
+    await say(store, chain, None, Message.user("another"), remember=True)
+    assert [message.text for message in await chain.load(fork.hash)] == ["0", "1", "2", "fork"]
+
+
 async def test_no_head_no_messages():
-    assert await Chain(MemoryStore()).load(None) == []
+    assert list(await Chain(MemoryStore()).load(None)) == []
 
 
 async def test_an_altered_node_is_named():

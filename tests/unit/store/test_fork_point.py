@@ -54,10 +54,10 @@ async def forked(store: MemoryStore, head: str | None, at: int | None, **results
     place = await find_fork_point(store, head, at, results)
     chain = Chain(store)
     if not place.extra_messages:
-        return await chain.load(place.base_head)
+        return list(await chain.load(place.base_head))
     node, blobs = chain.extend(place.base_head, place.extra_messages)
     await store.commit(Commit(nodes=[node], blobs=blobs))
-    return await chain.load(node.hash)
+    return list(await chain.load(node.hash))
 
 
 @given(st.sets(st.integers(1, len(SAID) - 1)), st.integers(0, 4))
