@@ -519,8 +519,8 @@ class Runs(Protocol):
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[RunRow]:
-        """List rows, the newest first, without ``result``; with ``roots`` only those without a ``root``. Times are as of
-        ``created_at``, the first inclusive. ``after``: ``created_at`` and ``context_id`` of the last row before."""
+        """List rows, the newest first, without ``result``; with ``roots`` only those without a ``root``. Times are as
+        of ``created_at``, the first inclusive. ``after``: ``created_at`` and ``context_id`` of the last row before."""
 
 
 class Turns(Protocol):
