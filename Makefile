@@ -9,6 +9,7 @@ OBJECTS  := requirements/objects.txt
 BROWSER  := requirements/browser.txt
 DEPLOY   := requirements/deploy.txt
 FUZZ     := requirements/fuzz.txt
+PEERS_LOCK := requirements/peers.txt
 VENV     := .venv
 # Of a PYTHON that is named, .venv where that is its version or there is none; another version has a folder of its own.
 ifneq ($(origin PYTHON), undefined)
@@ -23,6 +24,7 @@ PY     := $(VENV)/bin/python
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 ARGS   ?=
+PEERS  ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Some images set it: each of the hundreds of processes that the tests start would compile perdure anew, for 0.25 s.
@@ -101,6 +103,13 @@ $(VENV)/.fuzz: $(FUZZ) $(VENV)/.lock
 	@$(VENV)/fuzz/bin/python -m pip install --quiet --require-hashes -r $(FUZZ)
 	@touch $@
 
+# An environment of its own: a peer of the bench needs another version of what the lock has.
+$(VENV)/.peers: $(PEERS_LOCK) $(VENV)/.lock
+	@echo "installing $(PEERS_LOCK) into $(VENV)/peers"
+	@$(PY) -m venv --clear $(VENV)/peers
+	@$(VENV)/peers/bin/python -m pip install --quiet --require-hashes -r $(PEERS_LOCK)
+	@touch $@
+
 # `make test test-all` runs no test twice: make makes a target once.
 test-all: test $(VENV)/.postgres $(VENV)/.objects $(VENV)/.browser $(VENV)/.deploy $(VENV)/.fuzz ## all of them: large sizes, chaos, benchmarks, Node, PostgreSQL, S3
 ifeq ($(strip $(ARGS)),)
@@ -149,7 +158,7 @@ pictures: setup ## draw docs/pictures, and record `perdure demo` for it
 	@$(PY) scripts/pictures.py
 	@$(PY) -m scripts.record_demo
 
-bench: setup $(VENV)/.postgres ## perdure against bare Temporal, as ratios, on SQLite and PostgreSQL
+bench: setup $(VENV)/.postgres $(if $(PEERS),$(VENV)/.peers) ## perdure against bare Temporal, as ratios; PEERS=1: other frameworks, too
 	@$(PY) -m benchmarks $(ARGS)
 
 lock: venv ## resolve requirements/*.txt anew (ARGS=--upgrade to raise versions)
@@ -168,6 +177,11 @@ lock: venv ## resolve requirements/*.txt anew (ARGS=--upgrade to raise versions)
 		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:deploy -o $(DEPLOY) $(ARGS)
 	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:fuzz -o $(FUZZ) $(ARGS)
+	@# The lock's versions, but for the one that a peer refuses.
+	sed -nE '/^websockets==/d; s/^([a-z0-9._-]+)(\[.*\])?(==[^ ;]+).*/\1\3/p' $(LOCK) > $(VENV)/peers-constraints.txt
+	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --group pyproject.toml:peers \
+		-c $(VENV)/peers-constraints.txt -o $(PEERS_LOCK) $(ARGS)
 
 clean: ## remove .venv, caches and build output
 	rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

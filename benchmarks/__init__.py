@@ -1,6 +1,6 @@
 """What perdure costs beside bare Temporal: ``python -m benchmarks`` (``make bench``).
 
-Seven contestants run the same conversation: N times a model call that asks for one tool call, and the tool; then a
+The contestants run the same conversation: N times a model call that asks for one tool call, and the tool; then a
 last model call. They share one dev server (as ``perdure.embedded`` starts it), one fake model (``mock_model.py``, a
 process of its own, which answers at once) and all options: timeouts, heartbeats, retry policy, worker settings,
 eager activities. Each has a worker process of its own, whose CPU time is what is reported. Rounds interleave the
@@ -17,5 +17,8 @@ perdure         An ``Agent`` on ``openai:`` with its tool as an activity: the wh
 perdure-inline  The same agent with ``@tool(inline=True)``.
 perdure-pg      The last two with their store on a PostgreSQL server of the bench's own, on loopback, which syncs every
 (and inline-pg) commit; where the packages of requirements/postgres.txt are installed (``make bench`` does).
+pydantic-ai     Other frameworks on Temporal, as their documentation writes an agent with a tool, with timeouts and
+openai-agents   heartbeats of their own (``benchmarks.peers``), where ``make bench PEERS=1`` has installed them: in the
+                measures single, concurrent, history and recovery.
 =============== ==================================================================================================
 """

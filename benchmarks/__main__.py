@@ -16,7 +16,7 @@ from typing import Any
 
 import benchmarks
 from benchmarks.console import console
-from benchmarks.contestants import CONTESTANTS, HOOKED
+from benchmarks.contestants import CONTESTANTS, HOOKED, is_installed
 from benchmarks.conversations import conversations
 from benchmarks.copies import copies
 from benchmarks.database import database, scaling
@@ -27,7 +27,7 @@ from benchmarks.lengths import lengths
 from benchmarks.measures import QUICK, Figures, Scale, chosen, concurrent, histories, recovery, single
 from benchmarks.output import keep_clean
 from benchmarks.parked import parked
-from benchmarks.postgres import is_installed
+from benchmarks.postgres import is_installed as is_postgres_installed
 from benchmarks.report import tables
 from benchmarks.starts import starts
 from benchmarks.web import web
@@ -67,12 +67,14 @@ async def measure(scale: Scale, only: Sequence[str]) -> dict[str, Figures]:
         who = [one for one in who if one.postgres] or [one for one in CONTESTANTS.values() if one.postgres]
     elif set(measures) <= {"events", "streaming", *APART}:
         who = following(who) or following(chosen([]))  # no floor has to be there
-    if not is_installed():
+    if not is_postgres_installed():
         if any(one.postgres for one in who):
             raise SystemExit("PostgreSQL and asyncpg are not installed: make bench installs requirements/postgres.txt")
         print("not measured: PostgreSQL, whose packages (requirements/postgres.txt) are not installed", file=sys.stderr)
+    if missing := [one.name for one in who if not is_installed(one)]:
+        raise SystemExit(f"{' and '.join(missing)}: not installed; make bench PEERS=1 installs requirements/peers.txt")
     results: dict[str, Figures] = {}
-    with_postgres = is_installed() and bool(set(measures) & {"parked", "conversations", "copies", "web"})
+    with_postgres = is_postgres_installed() and bool(set(measures) & {"parked", "conversations", "copies", "web"})
     async with open_lab([one.name for one in who], with_postgres=with_postgres) as lab:
         for name in measures:
             began = time.perf_counter()

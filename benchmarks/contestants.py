@@ -3,41 +3,48 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from temporalio.client import Client as TemporalClient
 from temporalio.worker import Worker as TemporalWorker
 
 from benchmarks import floor
+from benchmarks.floor import ACTIVITIES
 from benchmarks.floor_sandboxed import Floor2Sandboxed
+from benchmarks.postgres import is_installed as is_postgres_installed
 from perdure import Agent, Client, Worker, hook, tool
 from perdure.hooks import EVENTS
 from perdure.workflows import AgentWorkflow
 
 MODEL = "gpt-4o-mini"
 """A name that has a price, so that what pricing costs is in the figures."""
-ACTIVITIES_VARIABLE = "BENCH_ACTIVITIES"
-ACTIVITIES = int(os.environ.get(ACTIVITIES_VARIABLE, "100"))
-"""Activities at once, for every worker; fewer where it is measured how workers add up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """``serve(client, task_queue, store_url)`` is a worker; ``start(iterations, size, kill)`` the workflow's input."""
+    """``start(iterations, size, kill)`` is the workflow's input; ``serve(client, task_queue, store_url)`` a worker."""
 
     name: str
-    workflow: type
     workflow_name: str
-    serve: Callable[[TemporalClient, str, str], AbstractAsyncContextManager[Any]]
-    start: Callable[[int, int, str | None], dict[str, Any]]
+    start: Callable[[int, int, str | None], Any]
+    workflow: type | None = None
+    """None for a peer, as ``serve``: both are in its own environment (``benchmarks.peers``)."""
+    serve: Callable[[TemporalClient, str, str], AbstractAsyncContextManager[Any]] | None = None
     postgres: bool = False
     """Whether its store is PostgreSQL."""
     beside: str = ""
     """The contestant that differs from it in the store alone."""
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether it is another framework."""
+        return self.serve is None
 
 
 def _floor_worker(client: TemporalClient, task_queue: str, _: str) -> TemporalWorker:
@@ -46,19 +53,8 @@ def _floor_worker(client: TemporalClient, task_queue: str, _: str) -> TemporalWo
         client,
         task_queue=task_queue,
         workflows=[floor.Floor1, floor.Floor2, floor.FloorReply, floor.FloorLong, Floor2Sandboxed],
-        activities=[
-            activities.model,
-            activities.work,
-            activities.model_and_work,
-            activities.post,
-            activities.reply,
-        ],
-        max_concurrent_activities=ACTIVITIES,
-        # The rest as PerdurePlugin sets it.
-        max_heartbeat_throttle_interval=timedelta(milliseconds=500),
-        default_heartbeat_throttle_interval=timedelta(milliseconds=500),
-        sticky_queue_schedule_to_start_timeout=timedelta(seconds=2),
-        graceful_shutdown_timeout=timedelta(milliseconds=1),
+        activities=[activities.model, activities.work, activities.model_and_work, activities.post, activities.reply],
+        **floor.WORKER_SETTINGS,
     )
 
 
@@ -105,63 +101,53 @@ def _perdure_worker(
     )
 
 
-def _perdure_start(iterations: int, size: int, kill: str | None) -> dict[str, Any]:
+def build_order(iterations: int, size: int, kill: str | None) -> str:
+    """What the model is asked: a run's first message."""
     order = f"until {iterations} size {size}"
-    return {"agent": "bench", "message": f"{order} kill {kill} at 1" if kill else order}
+    return f"{order} kill {kill} at 1" if kill else order
+
+
+def _perdure_start(iterations: int, size: int, kill: str | None) -> dict[str, Any]:
+    return {"agent": "bench", "message": build_order(iterations, size, kill)}
+
+
+def _perdure(name: str, **options: bool) -> Contestant:
+    return Contestant(name, "AgentWorkflow", _perdure_start, AgentWorkflow, partial(_perdure_worker, **options))
 
 
 CONTESTANTS = {
     one.name: one
     for one in (
-        Contestant("floor2", floor.Floor2, "Floor2", _floor_worker, _floor_start),
-        Contestant("floor2-sandboxed", Floor2Sandboxed, "Floor2Sandboxed", _floor_worker, _floor_start),
-        Contestant("floor1", floor.Floor1, "Floor1", _floor_worker, _floor_start),
-        Contestant(
-            "perdure",
-            AgentWorkflow,
-            "AgentWorkflow",
-            _perdure_worker,
-            _perdure_start,
-        ),
-        Contestant(
-            "perdure-inline",
-            AgentWorkflow,
-            "AgentWorkflow",
-            lambda *given: _perdure_worker(*given, inline=True),
-            _perdure_start,
-        ),
+        Contestant("floor2", "Floor2", _floor_start, floor.Floor2, _floor_worker),
+        Contestant("floor2-sandboxed", "Floor2Sandboxed", _floor_start, Floor2Sandboxed, _floor_worker),
+        Contestant("floor1", "Floor1", _floor_start, floor.Floor1, _floor_worker),
+        _perdure("perdure"),
+        _perdure("perdure-inline", inline=True),
     )
 }
 CONTESTANTS |= {
     name: replace(CONTESTANTS[beside], name=name, postgres=True, beside=beside)
     for name, beside in (("perdure-pg", "perdure"), ("perdure-inline-pg", "perdure-inline"))
 }
+CONTESTANTS |= {
+    "pydantic-ai": Contestant("pydantic-ai", "PydanticAI", build_order),
+    "openai-agents": Contestant("openai-agents", "OpenAIAgents", build_order),
+}
 BASE = "floor2"
 """What ratios are to."""
-UNSTREAMED = Contestant(
-    "perdure-unstreamed",
-    AgentWorkflow,
-    "AgentWorkflow",
-    lambda *given: _perdure_worker(*given, stream=False),
-    _perdure_start,
-)
+UNSTREAMED = _perdure("perdure-unstreamed", stream=False)
 """What ``perdure`` is measured beside where the cost of streaming is; it is in no table of its own."""
 HOOKED = {
-    "perdure": Contestant(
-        "perdure-hooks",
-        AgentWorkflow,
-        "AgentWorkflow",
-        lambda *given: _perdure_worker(*given, hooked=True),
-        _perdure_start,
-    ),
-    "perdure-inline": Contestant(
-        "perdure-inline-hooks",
-        AgentWorkflow,
-        "AgentWorkflow",
-        lambda *given: _perdure_worker(*given, inline=True, hooked=True),
-        _perdure_start,
-    ),
+    "perdure": _perdure("perdure-hooks", hooked=True),
+    "perdure-inline": _perdure("perdure-inline-hooks", inline=True, hooked=True),
 }
 """What each is measured beside where the cost of hooks is."""
 SERVED = {one.name: one for one in (*CONTESTANTS.values(), UNSTREAMED, *HOOKED.values())}
 """All that a worker process can be of."""
+
+
+def is_installed(one: Contestant) -> bool:
+    """Whether what it needs is there, beside what every checkout has."""
+    if one.is_peer:
+        return Path(sys.prefix, ".peers").exists()  # the stamp: an environment without it is not complete
+    return not one.postgres or is_postgres_installed()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,6 +21,19 @@ OPTIONS: dict[str, Any] = {
     "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
     "cancellation_type": workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
 }
+
+ACTIVITIES_VARIABLE = "BENCH_ACTIVITIES"
+ACTIVITIES = int(os.environ.get(ACTIVITIES_VARIABLE, "100"))
+"""Activities at once, for every worker; fewer where it is measured how workers add up."""
+WORKER_SETTINGS: dict[str, Any] = {
+    "max_concurrent_activities": ACTIVITIES,
+    # The rest as PerdurePlugin sets it.
+    "max_heartbeat_throttle_interval": timedelta(milliseconds=500),
+    "default_heartbeat_throttle_interval": timedelta(milliseconds=500),
+    "sticky_queue_schedule_to_start_timeout": timedelta(seconds=2),
+    "graceful_shutdown_timeout": timedelta(milliseconds=1),
+}
+"""Of every worker that is not perdure's."""
 
 
 @workflow.defn(sandboxed=False)

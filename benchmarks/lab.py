@@ -19,7 +19,8 @@ from typing import Any
 
 from temporalio.client import Client, WorkflowHandle
 
-from benchmarks.contestants import ACTIVITIES_VARIABLE, CONTESTANTS, Contestant
+from benchmarks.contestants import CONTESTANTS, Contestant
+from benchmarks.floor import ACTIVITIES_VARIABLE
 from benchmarks.postgres import BenchPostgres, open_postgres
 from perdure.embedded.binary import ensure_binary
 from perdure.embedded.home import Home, current_home
@@ -107,14 +108,16 @@ class Lab:
         environment = {**os.environ, "OPENAI_BASE_URL": self.model_url, "OPENAI_API_KEY": "bench"}
         if activities is not None:
             environment[ACTIVITIES_VARIABLE] = str(activities)
+        if contestant.is_peer:
+            program, store = [str(Path(sys.prefix, "peers/bin/python")), "-m", "benchmarks.peers"], []
+        else:
+            program, store = [sys.executable, "-m", "benchmarks.worker"], [self.store_url(contestant)]
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "benchmarks.worker",
+            *program,
             contestant.name,
             self.address,
             queue or self.queue(contestant),
-            self.store_url(contestant),
+            *store,
             stdin=PIPE,
             stdout=PIPE,
             env=environment,
@@ -160,6 +163,10 @@ class Lab:
         """CPU seconds of the dev server so far."""
         fields = Path(f"/proc/{self.server_pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    async def count_calls(self) -> int:
+        """Model calls so far, of all contestants."""
+        return int(await self.get("/calls"))
 
     async def get(self, path: str) -> bytes:
         """Ask the fake model."""

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from temporalio.client import WorkflowHandle
+from temporalio.client import WorkflowFailureError, WorkflowHandle, WorkflowHistory
+from temporalio.exceptions import TerminatedError
 from temporalio.worker import Replayer
 
-from benchmarks.contestants import BASE, CONTESTANTS, Contestant
+from benchmarks.contestants import BASE, CONTESTANTS, Contestant, is_installed
 from benchmarks.lab import Lab
-from benchmarks.postgres import is_installed
 from perdure import Client
 from perdure.types.messages import encode_canonical
+from perdure.workflows import AgentWorkflow
 
 TINY = 64
 """Bytes of a tool result where time is measured."""
@@ -199,7 +200,11 @@ async def in_rounds(lab: Lab, who: Sequence[Contestant], rounds: int, *, runs: i
         turn = number % len(who)
         for one in (*who[turn:], *who[:turn]):  # nobody always comes first
             iterations = each if number >= 0 else min(each, 2)
+            calls = await lab.count_calls()
             cost = await take_cost(lab, one, partial(_run_many, lab, one, runs, iterations))
+            calls = await lab.count_calls() - calls
+            if calls < runs * (iterations + 1):
+                raise RuntimeError(f"{one.name}: {calls} model calls in {runs} runs of {iterations} iterations")
             if number >= 0:
                 measured[one.name].append(Cost(*(part / (runs * iterations) for part in cost)))
     return measured
@@ -232,7 +237,10 @@ async def _run_many(lab: Lab, one: Contestant, runs: int, iterations: int) -> No
 
 async def _run(lab: Lab, one: Contestant, iterations: int, size: int) -> WorkflowHandle[Any, Any]:
     handle = await lab.start(one, iterations, size)
-    await handle.result()
+    result = await handle.result()
+    text = result["content"] if isinstance(result, dict) else result
+    if text != "Done.":
+        raise RuntimeError(f"{one.name} ended with {result!r}")
     return handle
 
 
@@ -242,25 +250,36 @@ async def histories(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figure
     for one in who:
         mine: dict[str, Any] = {"bytes": {}, "events": {}, "message_bytes": {}}
         for iterations in scale.histories:
-            handle = await _run(lab, one, iterations, RESULT)
+            try:
+                handle = await _run(lab, one, iterations, RESULT)
+            except WorkflowFailureError as error:
+                if not one.is_peer or not isinstance(error.cause, TerminatedError):
+                    raise
+                break  # Temporal ends a run whose history is larger than 50 MB
             history = await handle.fetch_history()
             mine["bytes"][iterations] = sum(event.ByteSize() for event in history.events)
             mine["events"][iterations] = len(history.events)
             mine["message_bytes"][iterations] = await _message_bytes(lab, one, handle.id)
-        replayer = Replayer(workflows=[one.workflow])
-        times = []
-        for _ in range(3):
-            began = time.perf_counter()
-            await replayer.replay_workflow(history)
-            times.append(time.perf_counter() - began)
-        mine["replay_ms"] = min(times) * 1000
+        if one.workflow is not None:
+            mine["replay_ms"] = await _time_replay(one.workflow, history) * 1000
         figures[one.name] = mine
     return figures
 
 
+async def _time_replay(workflow: type, history: WorkflowHistory) -> float:
+    """Seconds; the best of three."""
+    replayer = Replayer(workflows=[workflow])
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        await replayer.replay_workflow(history)
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
 async def _message_bytes(lab: Lab, one: Contestant, run_id: str) -> int | None:
-    """Bytes of the transcript; a floor has none."""
-    if one.workflow_name.startswith("Floor"):
+    """Bytes of the transcript; neither a floor nor a peer has one beside the history."""
+    if one.workflow is not AgentWorkflow:
         return None
     client = Client(lab.client, store_url=lab.store_url(one))
     try:
@@ -273,7 +292,8 @@ async def recovery(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures
     """SIGKILL in the middle of a model call, a new worker started at once: seconds to the next model call."""
     figures: Figures = {}
     for one in who:
-        seconds = [await _kill(lab, one) for _ in range(scale.kills)]
+        # Of a peer once: by its defaults a lost worker is noticed after half a minute or a whole one.
+        seconds = [await _kill(lab, one) for _ in range(1 if one.is_peer else scale.kills)]
         figures[one.name] = {"seconds": median(seconds), "most": max(seconds)}
     return figures
 
@@ -306,7 +326,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def chosen(names: Sequence[str]) -> list[Contestant]:
-    """The contestants of those names, the base among them and first; none named: all whose store can be had."""
+    """The contestants of those names, the base among them and first; none named: all that are installed."""
     if not names:
-        names = [one.name for one in CONTESTANTS.values() if not one.postgres or is_installed()]
+        names = [one.name for one in CONTESTANTS.values() if is_installed(one)]
     return [one for one in CONTESTANTS.values() if one.name in names or one.name == BASE]

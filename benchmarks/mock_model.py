@@ -3,8 +3,8 @@
 The first user message is the order, ``until 50 size 64``: ask for the tool ``work`` (argument ``size``) while the
 request has fewer than 50 assistant messages, then answer with text. ``kill 7f3a at 3`` behind it stops the first
 reply to a request with 3 assistant messages in its middle, for good; ``GET /seen/7f3a`` then has the times
-(``time.time()``) at which that request arrived. ``wait 300`` at the end delays each reply by 300 ms. Streams if the
-request says so; all events leave in one write.
+(``time.time()``) at which that request arrived, and ``GET /calls`` says how many requests there have been. ``wait
+300`` at the end delays each reply by 300 ms. Streams if the request says so; all events leave in one write.
 
 ``GET /said`` has the number of assistant messages in the latest request.
 
@@ -22,7 +22,7 @@ import re
 import sys
 import time
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 _ORDER = re.compile(rb"until (\d+) size (\d+)(?: kill (\w+) at (\d+))?(?: wait (\d+))?")
 _SAY = re.compile(rb"say (\d+) every (\d+)")
@@ -38,6 +38,9 @@ _latest = {"said": 0}
 
 class Model(asyncio.Protocol):
     """One connection."""
+
+    calls: ClassVar[int] = 0
+    """Of all connections."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See base class."""
@@ -75,6 +78,10 @@ class Model(asyncio.Protocol):
             name = line.split(b" ")[1].rpartition(b"/")[2].decode()
             self._transport.write(_json(json.dumps(_seen.get(name, []))))
             return
+        if line.startswith(b"GET /calls"):
+            self._transport.write(_json(str(Model.calls)))
+            return
+        Model.calls += 1
         model = _MODEL.search(body, 0, _SHORT) or _MODEL.search(body)
         if model is not None and (say := _SAY.search(body, 0, _SHORT)):
             _Slow(self._transport, model[1].decode(), int(say[1]), int(say[2]) / 1000).begin()

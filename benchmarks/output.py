@@ -14,6 +14,12 @@ def keep_clean() -> None:
     Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter="ERROR"))))
 
 
+def answer_cpu() -> None:
+    """A worker's answer to every line of its input, until that ends: the CPU seconds of all its threads so far."""
+    for _ in sys.stdin:
+        print(time.process_time(), flush=True)
+
+
 class Progress:
     """Says on standard error how far something is, every 15 s: what takes minutes must not look stuck."""
 

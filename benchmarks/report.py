@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.contestants import BASE
+from benchmarks.contestants import BASE, CONTESTANTS
 from benchmarks.measures import RESULT, Figures
 
 
@@ -145,7 +145,7 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
             cells = [_format_known(form, results["starts"].get(name, {}).get(key, {})) for name in names]
             lines.append([title, *cells])
     if "console" in results:
-        lines += _console(results["console"]["perdure"])
+        lines += _console(results["console"]["perdure"], names)
     if "web" in results:
         lines += _web(results["web"], names)
     settings: Mapping[str, str] = next((mine["settings"] for mine in results.get("database", {}).values()), {})
@@ -163,14 +163,13 @@ def _cell(mine: Mapping[str, Any], key: str, form: str, ratio: str | None) -> st
 def _history(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
     lengths = list(figures[names[0]]["bytes"])
     for length in lengths:
-        cells = [f"{figures[n]['bytes'][length] / 1000:.0f} kB, {figures[n]['events'][length]} events" for n in names]
+        cells = [_sized(figures[name], length) for name in names]
         yield [f"history of {length} iterations, {RESULT} B results", *cells]
     if lengths[-1] // 2 in lengths:
         title = f"bytes at {lengths[-1]} / bytes at {lengths[-1] // 2}"
-        grown = [growth(figures[name]) for name in names]
-        yield [title, *(f"{by:.2f} {_mark(by <= GROWTH)} ≤ {GROWTH}" for by in grown)]
+        yield [title, *(_grown(name, figures[name], lengths[-1]) for name in names)]
     yield [f"of 1.3 x messages + 3 kB an iteration, at {lengths[-1]}", *(_share(figures[name]) for name in names)]
-    replay = [f"{figures[name]['replay_ms']:.0f} ms" for name in names]
+    replay = [_format_known("{replay_ms:.0f} ms", figures[name]) for name in names]
     yield [f"replay of {lengths[-1]} iterations", *replay]
 
 
@@ -261,16 +260,19 @@ def _web(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
     yield ["a turn, added by HTTP", *cells]
 
 
-def _console(mine: Mapping[str, Any]) -> Iterable[list[str]]:
-    yield [f"console at {mine['open']:,} open runs, {mine['waits']:,} waits", ""]
+def _console(mine: Mapping[str, Any], names: Sequence[str]) -> Iterable[list[str]]:
+    def build_line(title: str, text: str) -> list[str]:
+        return [title, *(text if name == "perdure" else "" for name in names)]
+
+    yield build_line(f"console at {mine['open']:,} open runs, {mine['waits']:,} waits", "")
     for name, page in mine["pages"].items():
         text = "{p50:.0f} ms (p95 {p95:.0f}), {cpu_ms:.0f} ms of CPU, {kb:.0f} kB".format(
             kb=page["bytes"] / 1000, **page
         )
-        yield [f"  {name}: server's time", text]
+        yield build_line(f"  {name}: server's time", text)
     for name, times in (mine["browser"] or {}).items():
         text = ", ".join(f"{key.replace('_', ' ')} {value:.0f} ms" for key, value in times.items())
-        yield [f"  {name}: in a browser", text]
+        yield build_line(f"  {name}: in a browser", text)
 
 
 def _web_cells(figures: Figures, names: Sequence[str], keys: Sequence[str], form: str) -> list[str]:
@@ -348,20 +350,27 @@ def _hooked(mine: Mapping[str, float]) -> str:
     return f"{mine['wall_ratio']:.2f} {_mark(mine['wall_ratio'] <= HOOKS)} ≤ {HOOKS}, {mine['cpu_ratio']:.2f}"
 
 
-def growth(mine: Mapping[str, Any]) -> float:
-    """Bytes of the longest history by those of the one half as long."""
-    longest = max(mine["bytes"])
-    return float(mine["bytes"][longest] / mine["bytes"][longest // 2])
+def _sized(mine: Mapping[str, Any], length: int) -> str:
+    if length not in mine["bytes"]:
+        return "ended by Temporal"
+    return f"{mine['bytes'][length] / 1000:.0f} kB, {mine['events'][length]} events"
+
+
+def _grown(name: str, mine: Mapping[str, Any], longest: int) -> str:
+    if longest not in mine["bytes"]:
+        return "-"
+    by = mine["bytes"][longest] / mine["bytes"][longest // 2]
+    return f"{by:.2f}" if CONTESTANTS[name].is_peer else f"{by:.2f} {_mark(by <= GROWTH)} ≤ {GROWTH}"
 
 
 def allowed(mine: Mapping[str, Any], length: int) -> float | None:
     """Bytes that a history of ``length`` iterations may have; None for a contestant without a transcript."""
-    messages = mine["message_bytes"][length]
+    messages = mine["message_bytes"].get(length)
     return None if messages is None else 1.3 * messages + 3000 * length
 
 
 def _share(mine: Mapping[str, Any]) -> str:
-    longest = max(mine["bytes"])
+    longest = max(mine["bytes"], default=0)
     most = allowed(mine, longest)
     if most is None:
         return "-"

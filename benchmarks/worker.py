@@ -8,26 +8,22 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 
 from temporalio.client import Client
 
 from benchmarks.contestants import SERVED
-from benchmarks.output import keep_clean
+from benchmarks.output import answer_cpu, keep_clean
 from perdure.event_loop import run_event_loop
 
 
 async def main(name: str, address: str, task_queue: str, store_url: str) -> None:
     """Serve until standard input ends."""
     client = await Client.connect(address)
-    async with SERVED[name].serve(client, task_queue, store_url):
+    serve = SERVED[name].serve
+    assert serve is not None, "a peer's worker is benchmarks.peers"
+    async with serve(client, task_queue, store_url):
         print("ready", flush=True)
-        await asyncio.to_thread(_answer)
-
-
-def _answer() -> None:
-    for _ in sys.stdin:
-        print(time.process_time(), flush=True)
+        await asyncio.to_thread(answer_cpu)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from ..loop.payload_limits import RUN_ID_BYTES
 from ..ports import Store
 from ..ports.store import format_utc_now
 from ..ports.surfaces import add_seconds
-from ..ports.webhooks import DeliveryRow, RowCursor, WebhookRow
+from ..ports.webhooks import DeliveryRow, DeliveryState, RowCursor, WebhookRow
 from ..temporal_service import translate_rpc_error
 from ..types.interface import WEBHOOK_WORKFLOW_TYPE
 from ..types.limits import parse_seconds
@@ -320,11 +320,29 @@ class Webhooks:
             if not await (await self._open_store()).delete_webhook(_check_id(id)):
                 raise _build_missing_error(id)
 
-    async def deliveries(self, id: str, *, after: str | None = None, limit: int = 100) -> DeliveryPage:
-        """List the attempts of the last 30 days to deliver to the subscription, the newest first."""
+    async def deliveries(
+        self,
+        id: str,
+        *,
+        message_id: str | None = None,
+        latest: bool = False,
+        state: DeliveryState | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> DeliveryPage:
+        """List the attempts of the last 30 days to deliver to the subscription, the newest first; with ``latest`` only
+        the last one of each message (``webhook-id``), which says what became of it."""
         store = await self._open_store()
         await self._read(id)
-        rows = await store.list_deliveries(id, after=_decode_cursor(after), limit=_check_limit(limit))
+        _check_filter("message_id", message_id, NAME_CHARS)
+        rows = await store.list_deliveries(
+            id,
+            message_id=message_id,
+            latest=latest,
+            state=state,
+            after=_decode_cursor(after),
+            limit=_check_limit(limit),
+        )
         return DeliveryPage(tuple(rows), _encode_cursor(rows, limit))
 
     async def get_delivery(self, delivery_id: str) -> DeliveryRow:

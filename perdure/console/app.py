@@ -14,7 +14,7 @@ from ..errors import PerdureError
 from ..web.app import CONSOLE_PREFIX
 from ..web.operations import ApiRouter, Web
 from ..web.problems import NotFoundError, UnauthorizedError, build_problem, build_unexpected_problem
-from . import agents, chat, compare, inbox, run, runs, schedules, workers
+from . import agents, audit, chat, compare, costs, inbox, run, runs, schedules, webhooks, workers
 from .access import (
     FORM_COOKIE,
     LOGIN_COOKIE,
@@ -111,12 +111,8 @@ def console_routes(web: Web, prefix: str = CONSOLE_PREFIX) -> Sequence[BaseRoute
     inside its middleware (:func:`perdure.web.app.build_middleware`)."""
     access = ConsoleAccess(web)
     first = PageRoute("GET", "/", _go_to_inbox, "first")
-    pages = [
-        page.build_route(web, access)
-        for page in (first, *inbox.PAGES, *runs.PAGES, *run.PAGES, *chat.PAGES, *compare.PAGES)
-    ]
-    for module in (agents, schedules, workers):
-        pages += [page.build_route(web, access) for page in module.PAGES]
+    modules = (inbox, runs, run, chat, compare, agents, schedules, workers, webhooks, audit, costs)
+    pages = [page.build_route(web, access) for page in (first, *(page for module in modules for page in module.PAGES))]
     unknown = PageRoute("GET", "/{rest:path}", _refuse_unknown, "unknown").build_route(web, access)
     assets = Route("/assets/{version}/{name}", _send_asset, methods=["GET"], name="assets")
     routes = [_build_login_route(access), _build_logout_route(access), assets, *pages, unknown]

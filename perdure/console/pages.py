@@ -108,6 +108,7 @@ def build_templates() -> Environment:
         "value": texts.format_value,
         "summary": texts.summarize_arguments,
         "time": texts.render_time,
+        "utc": texts.render_utc,
         "markdown": texts.render_markdown,
         "plain": texts.render_plain,
         "raw_text": texts.keep_text,

@@ -253,6 +253,17 @@ def render_time(moment: str | datetime | None, *, style: str = "ago") -> Markup:
     )  # fmt: skip
 
 
+def render_utc(moment: str | None) -> Markup:
+    """Return a ``<time>`` with day and time of UTC, which stay as they are."""
+    at = parse_time(moment)
+    if at is None:
+        return Markup()
+    utc = at.astimezone(UTC)
+    return Markup('<time datetime="{}">{} <span class="clock">{}</span></time>').format(
+        utc.isoformat(timespec="milliseconds"), f"{utc:%d %b %Y}", f"{utc:%H:%M:%S}"
+    )
+
+
 def _describe_distance(at: datetime, style: str) -> str:
     seconds = (datetime.now(UTC) - at).total_seconds()
     if style == "for":

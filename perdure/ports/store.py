@@ -314,6 +314,74 @@ class UsageRow:
     """When the outcome was recorded; set by the store."""
 
 
+UsageKey = Literal["day", "agent", "model", "tenant", "run"]
+"""What rows of usage are summed by. ``day`` of UTC: the first 10 characters of ``created_at``. ``model``: provider and
+model, ``openai:gpt-5``. ``run``: the root run."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageFilter:
+    """Which rows of usage. None and "" are all."""
+
+    since: str = ""
+    """Recorded at this time (:func:`timestamp`) or later."""
+    until: str = ""
+    """Recorded before this time."""
+    agent: str | None = None
+    model: str | None = None
+    """As in :data:`UsageKey`."""
+    tenant: str | None = None
+    """"" for rows without one."""
+    tenants: Sequence[str] | None = None
+    """Only rows of these tenants, of these ``agents``, and of these ``sessions`` and the runs below them."""
+    agents: Sequence[str] | None = None
+    sessions: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSum:
+    """The sums of some rows of usage."""
+
+    key: str | None
+    """What they have in common, by :data:`UsageKey`; None for rows without a tenant, and for a total."""
+    calls: int = 0
+    """Model calls, that is rows."""
+    errors: int = 0
+    """Those of them that are not ``completed``."""
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    """Part of the input."""
+    output_tokens: int = 0
+    cost_usd: float | None = None
+    """Of the calls whose price is known; None if there are none."""
+    unpriced_calls: int = 0
+    """Calls whose price is unknown."""
+    milliseconds: int = 0
+    """Of all calls, one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSums:
+    """Sums by a key: the first ones in their order, and the total of all."""
+
+    sums: Sequence[UsageSum]
+    total: UsageSum
+    count: int
+    """Number of keys."""
+
+
+def sort_sums(key: UsageKey, sums: Sequence[UsageSum]) -> list[UsageSum]:
+    """Sort sums: by cost, then by tokens, the most first; days the newest first."""
+    if key == "day":
+        return sorted(sums, key=lambda one: one.key or "", reverse=True)
+
+    def get_rank(one: UsageSum) -> tuple[bool, float, int, str]:
+        cost, tokens = one.cost_usd, one.input_tokens + one.output_tokens
+        return cost is None, -(cost or 0), -tokens, one.key or ""
+
+    return sorted(sums, key=get_rank)
+
+
 @dataclass(frozen=True, slots=True)
 class AgentRow:
     """The definition of an agent, as workers have served it: what can be shown without its code."""
@@ -435,6 +503,9 @@ class Runs(Protocol):
     async def get_run(self, context_id: str) -> RunRow | None:
         """Return one row, or None."""
 
+    async def get_runs(self, context_ids: Sequence[str]) -> dict[str, RunRow]:
+        """Return the rows of those runs that have one, without ``result``."""
+
     async def list_runs(
         self,
         *,
@@ -448,9 +519,8 @@ class Runs(Protocol):
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[RunRow]:
-        """List rows, the newest first, without ``result``; with ``roots`` only those without a ``root``.
-        ``created_from`` and ``created_before``: times as of ``created_at``, the first one inclusive. ``after``:
-        ``created_at`` and ``context_id`` of the last row of the page before."""
+        """List rows, the newest first, without ``result``; with ``roots`` only those without a ``root``. Times are as
+        of ``created_at``, the first inclusive. ``after``: ``created_at`` and ``context_id`` of the last row before."""
 
 
 class Turns(Protocol):
@@ -490,6 +560,10 @@ class UsageLog(Protocol):
         self, *, tenant: str | None = None, agent: str | None = None, since: str = "", limit: int = 1000
     ) -> list[UsageRow]:
         """List rows, the newest first. ``since``: only those recorded then or later (:func:`timestamp`)."""
+
+    async def sum_usage(self, key: UsageKey, filter: UsageFilter, *, limit: int = 100) -> UsageSums:
+        """Sum rows by ``key``, in the order of cost, then of tokens, the most first; days the newest first. At most
+        ``limit`` sums; ``total`` has all rows of ``filter``."""
 
 
 class AgentRegistry(Protocol):

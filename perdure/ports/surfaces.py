@@ -27,7 +27,7 @@ from ..types.events import (
 from ..types.messages import RUN_ID_CHARS, clean_text
 from ..types.subagents import Lineage
 from .tokens import Tokens
-from .webhooks import WEBHOOK_EVENT_TYPES, WEBHOOK_TARGET, Webhooks
+from .webhooks import WEBHOOK_EVENT_TYPES, WEBHOOK_TARGET, RowCursor, Webhooks
 
 # ---
 # Waits: the calls of all runs that wait for a person or a client.
@@ -298,9 +298,24 @@ class Audit(Protocol):
         """Record the request; again with ``refused``, how it ended."""
 
     async def list_audit(
-        self, *, subject: str | None = None, since: str = "", after: AuditRow | None = None, limit: int = 100
+        self,
+        *,
+        subject: str | None = None,
+        by: str | None = None,
+        verb: str | None = None,
+        since: str = "",
+        until: str = "",
+        refused: bool = False,
+        tenants: Sequence[str] | None = None,
+        after: RowCursor | None = None,
+        limit: int = 100,
     ) -> list[AuditRow]:
-        """List requests from the time ``since`` on, the newest first, and the page after the row ``after``."""
+        """List requests from the time ``since`` on and before ``until``, the newest first. ``after``: ``at`` and ``id``
+        of the last row of the page before.
+
+        ``verb`` is one verb, or with ``*`` at its end the beginning of some (``schedule.*``). ``tenants`` leaves out
+        what concerns runs of other tenants, and runs without one; a row whose subject is no run of the store stays.
+        """
 
 
 # ---

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple, Protocol
 
 Verb = Literal["read", "send", "decide", "operate", "admin"]
 """``read``: see runs and their contents. ``send``: start sessions, send messages, interrupt, answer questions and
-callbacks, fork. ``decide``: approve and deny. ``operate``: cancel, pause, resume, close, raise limits, schedules.
-``admin``: tokens, webhooks."""
+callbacks, fork. ``decide``: approve and deny. ``operate``: cancel, pause, resume, close, raise limits, schedules; see
+the audit trail. ``admin``: tokens, webhooks."""
 Role = Literal["viewer", "sender", "approver", "operator", "admin"]
 
 ROLES: Mapping[Role, frozenset[Verb]] = {

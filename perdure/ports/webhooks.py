@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 WEBHOOK_TARGET = "perdure.webhooks"
 """Target of the outbox rows that workers deliver. ``PERDURE_OUTBOX`` cannot name it: its rows are conditional."""
@@ -43,6 +43,10 @@ class WebhookRow:
     """Of the last change of anything but ``failing_since``."""
 
 
+DeliveryState = Literal["delivered", "retrying", "failed"]
+"""What an attempt has left: ``retrying`` if another one is due, ``failed`` if none is."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeliveryRow:
     """An attempt to deliver an event."""
@@ -71,6 +75,13 @@ class DeliveryRow:
     next_at: str | None
     """When the next attempt is due; None for the last one."""
     created_at: str
+
+    @property
+    def state(self) -> DeliveryState:
+        """What the attempt has left."""
+        if self.outcome == "succeeded":
+            return "delivered"
+        return "failed" if self.next_at is None else "retrying"
 
 
 RowCursor = tuple[str, str]
@@ -113,9 +124,16 @@ class Webhooks(Protocol):
         """Return one attempt."""
 
     async def list_deliveries(
-        self, webhook_id: str, *, after: RowCursor | None = None, limit: int = 100
+        self,
+        webhook_id: str,
+        *,
+        message_id: str | None = None,
+        latest: bool = False,
+        state: DeliveryState | None = None,
+        after: RowCursor | None = None,
+        limit: int = 100,
     ) -> list[DeliveryRow]:
-        """List the attempts of a subscription, the newest first."""
+        """List the attempts of a subscription, the newest first; with ``latest`` only the last one of each message."""
 
     async def delete_old_deliveries(self, before: str, limit: int = 1000) -> int:
         """Delete attempts from before that time; return how many."""

@@ -49,11 +49,18 @@ class ByteLRU(Generic[V]):
     """A cache of values by key, each with its size, within a budget of its own (``budget`` bytes) or a shared one.
 
     A value that alone exceeds the budget is not kept, and evicts nothing. ``on_evict`` is called with the key of a
-    value that is evicted or not kept. Not thread-safe.
+    value that is evicted or not kept. Of more than ``most`` values the one that was put first goes. Not thread-safe.
     """
 
-    def __init__(self, budget: int | CacheBudget, on_evict: Callable[[str], object] = lambda _: None) -> None:
+    def __init__(
+        self,
+        budget: int | CacheBudget,
+        on_evict: Callable[[str], object] = lambda _: None,
+        *,
+        most: int | None = None,
+    ) -> None:
         self.budget = CacheBudget(budget) if isinstance(budget, int) else budget
+        self._most = most
         self._entries: dict[str, _Entry] = {}
         self._on_evict = on_evict
 
@@ -69,6 +76,13 @@ class ByteLRU(Generic[V]):
         value: V = entry.value
         return value
 
+    def mark_used(self, keys: Sequence[str]) -> None:
+        """Mark the values of ``keys`` that are kept as the most recently used, the last one above all."""
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self.budget.order.move_to_end(id(entry))
+
     def put(self, key: str, value: V, size: int) -> None:
         """Keep ``value`` (``size`` bytes, without its key and the cache's own objects) as the most recently used."""
         self.remove(key)
@@ -81,6 +95,10 @@ class ByteLRU(Generic[V]):
         budget.order[id(entry)] = entry
         budget.used += entry.size
         budget.shrink()
+        if self._most is not None and len(self._entries) > self._most:
+            first = next(iter(self._entries))
+            self.remove(first)
+            self._on_evict(first)
 
     def remove(self, key: str) -> None:
         """Drop the value, if there is one. That is not reported as an eviction."""
@@ -104,9 +122,9 @@ class CachedJournal:
     is then restored must be read again.
     """
 
-    def __init__(self, journal: Journal, *, cache: CacheBudget | None = None) -> None:
+    def __init__(self, journal: Journal, *, cache: CacheBudget | None = None, max_outcomes: int | None = None) -> None:
         self._journal = journal
-        self._outcomes: ByteLRU[bytes] = ByteLRU(cache or CacheBudget())
+        self._outcomes: ByteLRU[bytes] = ByteLRU(cache or CacheBudget(), most=max_outcomes)
 
     async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
         """Return the recorded outcomes among ``keys``."""

@@ -69,11 +69,14 @@ class _DecodedNode:
 class Chain:
     """Loads and extends transcripts by their heads. One per worker and store, used from one event loop.
 
-    ``cache`` bounds its decoded nodes and files.
+    ``cache`` bounds its decoded nodes and files; ``max_heads`` of how many conversations there are nodes.
     """
 
-    def __init__(self, transcripts: Transcripts, *, cache: CacheBudget | None = None) -> None:
+    def __init__(
+        self, transcripts: Transcripts, *, cache: CacheBudget | None = None, max_heads: int | None = None
+    ) -> None:
         self._transcripts = transcripts
+        self._max_heads = max_heads
         cache = cache or CacheBudget()
         self._merged_bytes = min(_MERGED_BYTES, cache.bytes // 16)
         self._ends: dict[str, None] = {}
@@ -100,8 +103,8 @@ class Chain:
         nodes.reverse()
         if len(nodes) >= 2 * _MERGED_NODES and not nodes[-2 * _MERGED_NODES].level:
             nodes = self._merge_nodes(nodes)
-        for node in nodes:  # the head is used last, so that a chain is evicted from its root
-            self._decoded_nodes.get(node.hash)
+        # The head is used last, so that a chain is evicted from its root.
+        self._decoded_nodes.mark_used([node.hash for node in nodes])
         if head in self._ends:
             self._ends[head] = self._ends.pop(head)
         return Transcript.join([piece for node in nodes for piece in node.pieces])
@@ -220,6 +223,16 @@ class Chain:
             self._ends.pop(node.parent, None)
         self._ends[node.hash] = None
         self._decoded_nodes.put(node.hash, node, node.size)
+        if self._max_heads is not None and len(self._ends) > self._max_heads:
+            self._drop_chain(next(iter(self._ends)))
+
+    def _drop_chain(self, end: str) -> None:
+        """Drop the cached nodes of the conversation that ends there, also those that a fork of it shares."""
+        name: str | None = end
+        del self._ends[end]
+        while name is not None and (node := self._decoded_nodes.get(name)) is not None:
+            self._decoded_nodes.remove(name)
+            name = node.parent
 
 
 class _LoopYielder:

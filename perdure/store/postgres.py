@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import asyncpg
 
 from ..errors import MemoryChangedError, StoreError
-from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow, UsageRow
+from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
 from ..ports.store import format_utc_now
 from ..ports.surfaces import WriteOptions, find_wait_changes
 from ..types.events import Event, ModelRetracted, build_worker_lost_retraction, decode_event, encode_event_body
@@ -485,14 +485,6 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         """See :class:`perdure.ports.Runs`."""
         rows = await self._fetch(sql.SELECT_RUN, context_id=context_id)
         return RunRow(*map(unescape_value, rows[0])) if rows else None
-
-    async def list_usage(
-        self, *, tenant: str | None = None, agent: str | None = None, since: str = "", limit: int = 1000
-    ) -> list[UsageRow]:
-        """See :class:`perdure.ports.store.UsageLog`."""
-        filters = {"tenant": tenant, "agent": agent}
-        rows = await self._fetch(sql.build_usage_select(filters), **filters, since=since, limit=limit)
-        return [UsageRow(*map(unescape_value, row)) for row in rows]
 
     async def list_agents(self, name: str | None = None) -> list[AgentRow]:
         """See :class:`perdure.ports.store.AgentRegistry`."""

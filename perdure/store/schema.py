@@ -102,6 +102,13 @@ def run_for_keys(database: Database, sql: str, keys: Iterable[str], **values: An
         yield from database.run(statement, **key_values, **values)
 
 
+def build_in(column: str, name: str, values: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Build the condition that ``column`` has one of ``values``, and its parameters: ``name`` with a number."""
+    named = {f"{name}{index}": value for index, value in enumerate(values)}
+    listed = ", ".join(f":{key}" for key in named)
+    return (f"{column} IN ({listed})" if named else "false"), named
+
+
 def build_insert(table: str, on_conflict: str = "DO NOTHING") -> str:
     """Build the INSERT of a whole row, its columns as parameters."""
     columns = TABLES[table]

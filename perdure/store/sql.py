@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any
@@ -137,6 +137,7 @@ SELECT_RUNS = """
         feeds.root, tenant, user_id
     FROM runs LEFT JOIN feeds ON feeds.context_id = runs.context_id"""
 SELECT_RUN = f"{SELECT_RUNS.format(result='result')} WHERE runs.context_id = :context_id"
+SELECT_RUNS_BY_ID = f"{SELECT_RUNS.format(result='NULL')} WHERE runs.context_id IN (:keys)"
 NEWEST_RUNS_FIRST = "ORDER BY created_at DESC, runs.context_id DESC LIMIT :limit"
 SELECT_TURN = """
     SELECT status, head, result, asked_at FROM turns WHERE context_id = :context_id AND task_id = :task_id"""
@@ -304,6 +305,14 @@ class ListTables:
     async def _select_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
         """Return the rows of a statement that reads."""
 
+    async def get_runs(self, context_ids: Sequence[str]) -> dict[str, RunRow]:
+        """See :class:`perdure.ports.Runs`."""
+        unique, found = list(dict.fromkeys(context_ids)), dict[str, RunRow]()
+        for start in range(0, len(unique), MAX_KEYS):
+            statement, keys = bind_keys(SELECT_RUNS_BY_ID, unique[start : start + MAX_KEYS])
+            found |= {row[0]: RunRow(*row) for row in await self._select_rows(statement, **keys)}
+        return found
+
     async def list_runs(
         self,
         *,
@@ -350,31 +359,16 @@ class ListTables:
 
 
 # ---
-# Operations on the usage of model calls, and on the definitions of agents.
+# Writes of the usage of model calls (its reads: usage.py), and operations on the definitions of agents.
 
 
 read_usage_values = attrgetter(*(field.name for field in fields(UsageRow) if field.name not in ("key", "created_at")))
 """Returns the values of a :class:`UsageRow` in the order of the columns, without those that the store sets."""
 INSERT_USAGE = build_insert("usage")
-SELECT_USAGE = f"""
-    SELECT {", ".join(TABLES["usage"])} FROM usage WHERE created_at >= :since {{filters}}
-    ORDER BY created_at DESC, key LIMIT :limit"""  # noqa: S608  # names of the schema
 UPSERT_AGENT = build_insert("agents", "(hash) DO UPDATE SET seen_at = excluded.seen_at")
 SELECT_AGENTS = """
     SELECT hash, name, body, created_at, seen_at FROM agents WHERE name = coalesce(:name, name)
     ORDER BY name, seen_at DESC, hash"""
-
-
-def read_usage(database: Database, filters: Mapping[str, str | None], since: str, limit: int) -> list[UsageRow]:
-    """Return rows of the usage, the newest first. ``filters``: values of columns, None for any."""
-    rows = database.run(build_usage_select(filters), **filters, since=since, limit=limit)
-    return [UsageRow(*row) for row in rows]
-
-
-def build_usage_select(filters: Mapping[str, str | None]) -> str:
-    """Build the statement that reads the usage with those values, the newest first."""
-    conditions = [f"AND {name} = :{name}" for name, value in filters.items() if value is not None]
-    return SELECT_USAGE.format(filters=" ".join(conditions))
 
 
 def write_agents(database: Database, agents: Sequence[AgentRow], now: str) -> None:

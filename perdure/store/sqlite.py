@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import StoreError, StoreLocationError, StoreVersionError
-from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow, UsageRow
+from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
 from ..ports.store import format_utc_now
 from ..ports.surfaces import WriteOptions
 from . import event_log, migrations, retention, sql
@@ -209,12 +209,6 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
     async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
         """See :class:`perdure.ports.SharedMemory`."""
         return await self._run_read(sql.recall_all, namespace, prefix, limit)
-
-    async def list_usage(
-        self, *, tenant: str | None = None, agent: str | None = None, since: str = "", limit: int = 1000
-    ) -> list[UsageRow]:
-        """See :class:`perdure.ports.store.UsageLog`."""
-        return await self._run_read(sql.read_usage, {"tenant": tenant, "agent": agent}, since, limit)
 
     async def record_agents(self, agents: Sequence[AgentRow]) -> None:
         """See :class:`perdure.ports.store.AgentRegistry`."""

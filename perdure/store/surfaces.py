@@ -24,9 +24,11 @@ from ..ports.surfaces import (
     check_idempotency_key,
     cut_audit_row,
 )
+from ..ports.webhooks import RowCursor
 from ..types.approvals import PendingKind
-from .schema import MAX_KEYS, TABLES, as_bytes, bind_keys, build_insert
+from .schema import MAX_KEYS, TABLES, as_bytes, bind_keys, build_in, build_insert
 from .tokens import TokenTables
+from .usage import UsageTables
 from .webhooks import WebhookTables
 
 SELECT_WAITS = """
@@ -66,6 +68,9 @@ INSERT_AUDIT = build_insert("audit", "(id) DO UPDATE SET refused = excluded.refu
 SELECT_AUDIT = (
     f"SELECT {', '.join(TABLES['audit'])} FROM audit WHERE {{conditions}} ORDER BY at DESC, id DESC LIMIT :limit"  # noqa: S608  # constants
 )
+# Not a join: rows are read in the order of their index until the page is full, and each is looked up by its key.
+OTHERS_RUN = """
+    NOT EXISTS (SELECT 1 FROM runs WHERE context_id = audit.subject AND NOT coalesce({own}, false))"""
 # A key is free when its time is over, or its request counts as lost; it is the owner's own if an answer was lost.
 CLAIM_IDEMPOTENCY = build_insert(
     "idempotency",
@@ -108,7 +113,7 @@ def group_by_key(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, int]]:
     return counts
 
 
-class SurfaceTables(TokenTables, WebhookTables):
+class SurfaceTables(TokenTables, WebhookTables, UsageTables):
     """The methods of :class:`perdure.ports.surfaces.Surfaces`, for a store in a database."""
 
     skip_locked = ""
@@ -213,16 +218,40 @@ class SurfaceTables(TokenTables, WebhookTables):
         await self._change_rows(INSERT_AUDIT, **asdict(cut_audit_row(row)))
 
     async def list_audit(
-        self, *, subject: str | None = None, since: str = "", after: AuditRow | None = None, limit: int = 100
+        self,
+        *,
+        subject: str | None = None,
+        by: str | None = None,
+        verb: str | None = None,
+        since: str = "",
+        until: str = "",
+        refused: bool = False,
+        tenants: Sequence[str] | None = None,
+        after: RowCursor | None = None,
+        limit: int = 100,
     ) -> list[AuditRow]:
         """See :class:`perdure.ports.surfaces.Audit`."""
-        conditions, values = ["at >= :since"], {"since": since, "limit": limit}
-        if subject is not None:
-            conditions.append("subject = :subject")
-            values["subject"] = subject
+        conditions, values = ["at >= :since"], dict[str, Any](since=since, limit=limit)
+        prefix = verb[:-1] if verb is not None and verb.endswith("*") else None
+        for condition, name, value in (
+            ("subject = :subject", "subject", subject),
+            ("by = :by", "by", by),
+            ("verb = :verb", "verb", verb if prefix is None else None),
+            (f"substr(verb, 1, {len(prefix or '')}) = :prefix", "prefix", prefix),
+            ("at < :until", "until", until or None),
+        ):
+            if value is not None:
+                conditions.append(condition)
+                values[name] = value
+        if refused:
+            conditions.append("refused IS NOT NULL")
+        if tenants is not None:
+            own, names = build_in("tenant", "tenant", tenants)
+            conditions.append(OTHERS_RUN.format(own=own))
+            values |= names
         if after is not None:
             conditions.append("(at, id) < (:last_at, :last_id)")
-            values |= {"last_at": after.at, "last_id": after.id}
+            values |= {"last_at": after[0], "last_id": after[1]}
         rows = await self._select_rows(SELECT_AUDIT.format(conditions=" AND ".join(conditions)), **values)
         return [AuditRow(*row) for row in rows]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ..ports.webhooks import DeliveryRow, RowCursor, WebhookRow
+from ..ports.webhooks import DeliveryRow, DeliveryState, RowCursor, WebhookRow
 from .schema import TABLES, build_insert
 
 WEBHOOK_COLUMNS, DELIVERY_COLUMNS = ", ".join(TABLES["webhooks"]), ", ".join(TABLES["webhook_deliveries"])
@@ -29,8 +29,18 @@ SELECT_FAILING = "SELECT failing_since FROM webhooks WHERE id = :id"
 INSERT_DELIVERY = build_insert("webhook_deliveries")
 SELECT_DELIVERY = f"SELECT {DELIVERY_COLUMNS} FROM webhook_deliveries WHERE id = :id"  # noqa: S608  # names of the schema
 SELECT_DELIVERIES = f"""
-    SELECT {DELIVERY_COLUMNS} FROM webhook_deliveries WHERE webhook_id = :webhook_id {{behind}}
+    SELECT {DELIVERY_COLUMNS} FROM webhook_deliveries WHERE {{conditions}}
     ORDER BY created_at DESC, id DESC LIMIT :limit"""  # noqa: S608  # names of the schema
+IS_LATEST = """
+    NOT EXISTS (
+        SELECT 1 FROM webhook_deliveries AS later WHERE later.message_id = webhook_deliveries.message_id
+            AND (later.created_at, later.id) > (webhook_deliveries.created_at, webhook_deliveries.id)
+    )"""
+IN_STATE: dict[DeliveryState, str] = {
+    "delivered": "outcome = 'succeeded'",
+    "retrying": "outcome <> 'succeeded' AND next_at IS NOT NULL",
+    "failed": "outcome <> 'succeeded' AND next_at IS NULL",
+}
 DELETE_OLD_DELIVERIES = """
     DELETE FROM webhook_deliveries
     WHERE id IN (SELECT id FROM webhook_deliveries WHERE created_at < :before ORDER BY created_at LIMIT :limit)
@@ -108,14 +118,26 @@ class WebhookTables:
         return DeliveryRow(*rows[0]) if rows else None
 
     async def list_deliveries(
-        self, webhook_id: str, *, after: RowCursor | None = None, limit: int = 100
+        self,
+        webhook_id: str,
+        *,
+        message_id: str | None = None,
+        latest: bool = False,
+        state: DeliveryState | None = None,
+        after: RowCursor | None = None,
+        limit: int = 100,
     ) -> list[DeliveryRow]:
         """See :class:`perdure.ports.webhooks.Webhooks`."""
-        behind, values = "", dict[str, Any](webhook_id=webhook_id, limit=limit)
+        conditions, values = ["webhook_id = :webhook_id"], dict[str, Any](webhook_id=webhook_id, limit=limit)
+        conditions += [IS_LATEST] if latest else []
+        conditions += [IN_STATE[state]] if state is not None else []
+        if message_id is not None:
+            conditions.append("message_id = :message_id")
+            values["message_id"] = message_id
         if after is not None:
-            behind = "AND (created_at, id) < (:last_at, :last_id)"
+            conditions.append("(created_at, id) < (:last_at, :last_id)")
             values |= {"last_at": after[0], "last_id": after[1]}
-        rows = await self._select_rows(SELECT_DELIVERIES.format(behind=behind), **values)
+        rows = await self._select_rows(SELECT_DELIVERIES.format(conditions=" AND ".join(conditions)), **values)
         return [DeliveryRow(*row) for row in rows]
 
     async def delete_old_deliveries(self, before: str, limit: int = 1000) -> int:

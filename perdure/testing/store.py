@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from ..errors import MemoryChangedError, StoreError, TranscriptCorruptedError
-from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, NewEvent, Node, RunRow, TurnRow, UsageRow, timestamp
+from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, NewEvent, Node, RunRow, TurnRow, timestamp
 from ..ports.retention import Collectable, OldRun, RunTree
 from ..ports.store import build_spans
 from ..ports.surfaces import find_wait_changes
@@ -298,7 +298,6 @@ class MemoryStore(_MemoryRetention):
         self.memory: dict[tuple[str, str], bytes] = {}
         self.commits: list[Commit] = []
         self.feeds: dict[str, MemoryFeed] = {}
-        self.all_usage: dict[str, UsageRow] = {}
         self.all_agents: dict[str, AgentRow] = {}
         self._waiting: set[tuple[str, int, asyncio.Future[int]]] = set()
         """Conversation, number after which an event is awaited, and the future to resolve, on any event loop."""
@@ -462,18 +461,6 @@ class MemoryStore(_MemoryRetention):
         self._raise_failure()
         keys = sorted(key for space, key in self.memory if space == namespace and key.startswith(prefix))
         return {key: self.memory[namespace, key] for key in keys[:limit]}
-
-    async def list_usage(
-        self, *, tenant: str | None = None, agent: str | None = None, since: str = "", limit: int = 1000
-    ) -> list[UsageRow]:
-        """Rows, the newest first, recorded at ``since`` or later."""
-        self._raise_failure()
-        rows = [
-            row
-            for _, row in sorted(self.all_usage.items())
-            if tenant in (None, row.tenant) and agent in (None, row.agent) and row.created_at >= since
-        ]
-        return sorted(rows, key=lambda row: row.created_at, reverse=True)[:limit]
 
     async def record_agents(self, agents: Sequence[AgentRow]) -> None:
         """Record the definitions, or that they were seen."""

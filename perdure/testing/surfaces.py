@@ -23,9 +23,10 @@ from ..ports.surfaces import (
     check_idempotency_key,
     cut_audit_row,
 )
-from ..ports.webhooks import WEBHOOK_TARGET
+from ..ports.webhooks import WEBHOOK_TARGET, RowCursor
 from ..types.approvals import PendingKind
 from .tokens import MemoryTokens
+from .usage import MemoryUsage
 from .webhooks import MemoryWebhooks
 
 
@@ -40,10 +41,11 @@ class IdempotencyEntry:
     answer: bytes | None = None
 
 
-class MemorySurfaces(MemoryTokens, MemoryWebhooks):
+class MemorySurfaces(MemoryTokens, MemoryWebhooks, MemoryUsage):
     """The methods of :class:`perdure.ports.surfaces.Surfaces`. A test may access everything."""
 
     _now: Callable[[], str]
+    all_runs: dict[str, RunRow]
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,13 +184,36 @@ class MemorySurfaces(MemoryTokens, MemoryWebhooks):
         self.audit[row.id] = cut_audit_row(row if earlier is None else replace(earlier, refused=row.refused))
 
     async def list_audit(
-        self, *, subject: str | None = None, since: str = "", after: AuditRow | None = None, limit: int = 100
+        self,
+        *,
+        subject: str | None = None,
+        by: str | None = None,
+        verb: str | None = None,
+        since: str = "",
+        until: str = "",
+        refused: bool = False,
+        tenants: Sequence[str] | None = None,
+        after: RowCursor | None = None,
+        limit: int = 100,
     ) -> list[AuditRow]:
         """List requests, the newest first."""
         self._raise_failure()
-        rows = [row for row in self.audit.values() if subject in (None, row.subject) and row.at >= since]
-        newest = sorted(rows, key=lambda row: (row.at, row.id), reverse=True)
-        return [row for row in newest if after is None or (row.at, row.id) < (after.at, after.id)][:limit]
+
+        def is_listed(row: AuditRow) -> bool:
+            run = self.all_runs.get(row.subject)
+            return (
+                subject in (None, row.subject)
+                and by in (None, row.by)
+                and (verb in (None, row.verb) or (verb.endswith("*") and row.verb.startswith(verb[:-1])))
+                and since <= row.at
+                and (not until or row.at < until)
+                and (not refused or row.refused is not None)
+                and (tenants is None or run is None or run.tenant in tenants)
+                and (after is None or (row.at, row.id) < after)
+            )
+
+        rows = [row for row in self.audit.values() if is_listed(row)]
+        return sorted(rows, key=lambda row: (row.at, row.id), reverse=True)[:limit]
 
     async def claim_idempotency(
         self, key: str, request_hash: str, owner: str, *, lease_seconds: float, keep_seconds: float
@@ -249,6 +274,12 @@ class MemoryLists:
 
     @abstractmethod
     def _find_root(self, context_id: str) -> str | None: ...
+
+    async def get_runs(self, context_ids: Sequence[str]) -> dict[str, RunRow]:
+        """The rows of those runs that have one, without ``result``."""
+        self._raise_failure()
+        rows = {name: self.all_runs[name] for name in context_ids if name in self.all_runs}
+        return {name: replace(row, result=None, root=self._find_root(name)) for name, row in rows.items()}
 
     async def list_runs(
         self,

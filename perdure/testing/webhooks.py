@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ports.surfaces import OutboxRow
-from ..ports.webhooks import DeliveryRow, RowCursor, WebhookRow
+from ..ports.webhooks import DeliveryRow, DeliveryState, RowCursor, WebhookRow
 
 
 class MemoryWebhooks:
@@ -16,6 +16,7 @@ class MemoryWebhooks:
     outbox: dict[tuple[str, int, str], tuple[OutboxRow, str, str]]
 
     def __init__(self) -> None:
+        super().__init__()
         self.webhooks: dict[str, WebhookRow] = {}
         self.deliveries: dict[str, DeliveryRow] = {}
 
@@ -95,13 +96,28 @@ class MemoryWebhooks:
         return self.deliveries.get(id)
 
     async def list_deliveries(
-        self, webhook_id: str, *, after: RowCursor | None = None, limit: int = 100
+        self,
+        webhook_id: str,
+        *,
+        message_id: str | None = None,
+        latest: bool = False,
+        state: DeliveryState | None = None,
+        after: RowCursor | None = None,
+        limit: int = 100,
     ) -> list[DeliveryRow]:
         """List the attempts of a subscription, the newest first."""
         self._raise_failure()
         rows = [row for row in self.deliveries.values() if row.webhook_id == webhook_id]
         newest = sorted(rows, key=lambda row: (row.created_at, row.id), reverse=True)
-        return [row for row in newest if after is None or (row.created_at, row.id) < after][:limit]
+        last = {row.message_id: row.id for row in reversed(newest)}
+        return [
+            row
+            for row in newest
+            if message_id in (None, row.message_id)
+            and (not latest or last[row.message_id] == row.id)
+            and state in (None, row.state)
+            and (after is None or (row.created_at, row.id) < after)
+        ][:limit]
 
     async def delete_old_deliveries(self, before: str, limit: int = 1000) -> int:
         """Delete attempts from before that time."""

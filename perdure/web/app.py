@@ -36,6 +36,7 @@ from .openapi import build_openapi_operation
 from .operations import BODY_SECONDS, ApiRouter, Operation, Web, decode_path, list_routes
 from .origins import CrossOrigin, ForwardedHeaders, HostCheck, SecurityHeaders
 from .problems import problem_response
+from .records import OPERATIONS as RECORDS
 from .schedules import OPERATIONS as SCHEDULES
 from .sessions import OPERATIONS as SESSIONS
 from .webhooks import OPERATIONS as WEBHOOKS
@@ -49,7 +50,7 @@ MAX_REFUSED_FORM_BYTES = 256 * 1024 * 1024
 """Bytes above these of a form that the console still takes, to refuse it with a page: a browser sends all of a form
 before it reads the answer, and shows an error of its own where the connection is closed meanwhile."""
 Protocol = Literal["agui", "vercel", "openai", "mcp"]
-_OPERATIONS: Sequence[Operation] = (*SESSIONS, *LISTS, *APPROVALS, *FILES, *FORKS, *SCHEDULES, *WEBHOOKS)
+_OPERATIONS: Sequence[Operation] = (*SESSIONS, *LISTS, *APPROVALS, *FILES, *FORKS, *SCHEDULES, *WEBHOOKS, *RECORDS)
 OPERATIONS: Sequence[Operation] = (*_OPERATIONS, build_openapi_operation(_OPERATIONS))
 """Every operation of the native API."""
 _READY_SECONDS = 1.0

@@ -61,7 +61,7 @@ class Resource:
     """What a request is about. Without an ``id`` it is about no one thing, as a list is: each row is asked for besides.
     Of a session, ``tenant`` and ``user`` are None if it has none."""
 
-    kind: Literal["session", "agent", "approval", "schedule", "webhook", "file"]
+    kind: Literal["session", "agent", "approval", "schedule", "webhook", "file", "token", "audit", "usage"]
     id: str | None = None
     """Of an approval and a file the id of their session."""
     agent: str | None = None

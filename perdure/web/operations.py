@@ -265,7 +265,7 @@ class Operation:
     answer: Any = None
     """Type of the answer's JSON; None for none, or for a response of its own."""
     status: int = 200
-    kind: Literal["session", "agent", "approval", "schedule", "webhook", "file"] = "session"
+    kind: Literal["session", "agent", "approval", "schedule", "webhook", "file", "audit", "usage"] = "session"
     is_public: bool = False
     """Answers anyone."""
     body_type: str = "application/json"

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from ..client.webhooks import DEFAULT_EVENTS, Webhook
 from ..errors import WebhookNotFoundError
-from ..ports.webhooks import DeliveryRow
+from ..ports.webhooks import DeliveryRow, DeliveryState
 from ..types.messages import NAME_CHARS, RUN_ID_CHARS
 from .auth import Resource, get_list_scope
 from .operations import Call, Handler, Input, Method, Operation
@@ -61,6 +61,16 @@ class PageQuery(Input):
     limit: int = Field(default=50, ge=1, le=100)
 
 
+class DeliveriesQuery(PageQuery):
+    """Which attempts."""
+
+    message_id: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
+    """Only those of one ``webhook-id``."""
+    latest: bool = False
+    """Only the last one of each ``webhook-id``, which says what became of it."""
+    state: DeliveryState | None = None
+
+
 class WebhookAnswer(BaseModel):
     """A subscription. ``secret`` is only in the answers that make one."""
 
@@ -96,6 +106,9 @@ class Delivery(BaseModel):
     context_id: str
     attempt: int
     outcome: str
+    """``succeeded``, ``failed``, ``gone`` (status 410) or ``stopped`` (not sent: the subscription was disabled)."""
+    state: DeliveryState
+    """``retrying`` if another attempt is due at ``next_at``, ``failed`` if none is."""
     status: int | None = None
     error: str | None = None
     answer: str | None = None
@@ -122,8 +135,7 @@ def _show(webhook: Webhook) -> WebhookAnswer:
 
 
 def _show_delivery(row: DeliveryRow) -> Delivery:
-    fields: dict[str, Any] = dataclasses.asdict(row)
-    return Delivery.model_validate({name: fields[name] for name in Delivery.model_fields})
+    return Delivery.model_validate({name: getattr(row, name) for name in Delivery.model_fields})
 
 
 def _build_resource(webhook: Webhook) -> Resource:
@@ -159,7 +171,7 @@ async def create_webhook(call: Call) -> WebhookAnswer:
         tenant = tenant or session.tenant
     if not await call.may("admin", Resource("webhook", "new", body.agent, tenant)):
         error = ForbiddenError(f"{call.by!r:.200} may not subscribe to the events of all tenants or agents")
-        await call.record_refusal("create_webhook", body.url[:200], error)
+        await call.record_refusal("create_webhook", body.url[:200].partition("?")[0], error)
         raise error
     fields = body.model_dump() | {"tenant": tenant}
     webhook = await call.client.webhooks.create(fields.pop("url"), **fields, by=call.by)
@@ -209,8 +221,8 @@ async def test_webhook(call: Call) -> Sent:
 
 async def list_deliveries(call: Call) -> DeliveryList:
     """List the attempts of the last 30 days to deliver to a subscription, the newest first."""
-    query, webhook = cast(PageQuery, call.query), await _find(call, "list_deliveries")
-    page = await call.client.webhooks.deliveries(webhook.id, after=query.after, limit=query.limit)
+    query, webhook = cast(DeliveriesQuery, call.query), await _find(call, "list_deliveries")
+    page = await call.client.webhooks.deliveries(webhook.id, **query.model_dump())
     return DeliveryList(data=tuple(map(_show_delivery, page.deliveries)), cursor=page.cursor)
 
 
@@ -244,7 +256,7 @@ OPERATIONS = [
     _declare("DELETE", _ONE, delete_webhook, status=204),
     _declare("POST", f"{_ONE}/rotate", rotate_webhook, body=Rotation, answer=WebhookAnswer, has_secret=True),
     _declare("POST", f"{_ONE}/test", test_webhook, body=Empty, answer=Sent, status=202),
-    _declare("GET", f"{_ONE}/deliveries", list_deliveries, query=PageQuery, answer=DeliveryList),
+    _declare("GET", f"{_ONE}/deliveries", list_deliveries, query=DeliveriesQuery, answer=DeliveryList),
     _declare(
         "POST", f"{_ONE}/deliveries/{{delivery:segment}}/resend", resend_delivery, body=Empty, answer=Sent, status=202
     ),

@@ -67,6 +67,9 @@ from .webhooks import WebhookActivity, dispatch_webhooks
 
 logger = logging.getLogger("perdure.worker")
 
+MAX_CACHED_RUNS = 1000
+"""Workflows that a worker keeps by default, as Temporal's SDK has it."""
+
 
 class SearchAttributeCheck:
     """Finds the namespace's search attributes, at every reply that reports them (``stages.indexed``). Registering them
@@ -330,6 +333,7 @@ class Engine:
     ) -> None:
         self._dispatches_webhooks = webhooks
         self._cache = CacheBudget(check_cache_size(cache))
+        self.max_cached_runs = MAX_CACHED_RUNS  # whose transcripts and outcomes are kept
         self._stream = stream
         self.hooks = HookSet(validate_hooks("worker", hooks))
         hook_agents = (agent for hook in self.hooks for agent in hook.agents if isinstance(agent, Agent))
@@ -423,7 +427,10 @@ class Engine:
     def _build_stages(self) -> Stages:
         """Build the stages. A tool call passes the same ones in an activity of its own and inline."""
         store, store_id, author, agents, hooks = self.store, self.store.store_id, self.author, self.agents, self.hooks
-        chain, outcomes = Chain(store, cache=self._cache), CachedJournal(store, cache=self._cache)
+        # Beyond the runs that the worker keeps, what it keeps of them does not grow: a run that comes back is replayed,
+        # beside which the read of its transcript is small. Subagents and parallel calls have their share.
+        chain = Chain(store, cache=self._cache, max_heads=2 * self.max_cached_runs)
+        outcomes = CachedJournal(store, cache=self._cache, max_outcomes=16 * self.max_cached_runs)
         tracing = TracingStage()
         failures = FailuresStage(store)
         prepare = PrepareStage(chain, store_id, agents.get, self._authorise)

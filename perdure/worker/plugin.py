@@ -44,7 +44,7 @@ from ..types.limits import RateLimit
 from ..types.state import RunState
 from ..workflows import AgentWorkflow, VersionedAgentWorkflow, VersionedWebhookWorkflow, WebhookWorkflow
 from ..workflows.host import OBSERVE_STATE
-from .engine import Engine, Lifespan
+from .engine import MAX_CACHED_RUNS, Engine, Lifespan
 from .health import WorkflowTasks
 from .versioning import ChooseBehavior, build_behavior_choice
 
@@ -116,6 +116,8 @@ logger = logging.getLogger("perdure.worker")
 
 HEARTBEAT_THROTTLE = timedelta(milliseconds=500)
 """Shortest time between two heartbeats: a cancellation arrives with the answer to one."""
+MIN_CACHED_RUNS = 50
+"""Runs whose transcripts the worker keeps, also with fewer cached workflows: calls of so many may be under way."""
 STICKY_QUEUE_TIMEOUT = timedelta(seconds=2)
 """How long a workflow task waits for the worker that has the run cached, before another may take it."""
 DRAIN_MARGIN = timedelta(seconds=30)
@@ -187,6 +189,7 @@ class PerdurePlugin(SimplePlugin):
             # The SDK fills its defaults in before plugins see them, so a default cannot be told from a choice of it.
             if config.get(name) in (None, sdk_default):
                 config[name] = ours  # type: ignore[literal-required]  # the names above are keys of the TypedDict
+        self.engine.max_cached_runs = max(config.get("max_cached_workflows", MAX_CACHED_RUNS), MIN_CACHED_RUNS)
         if not config.get("use_worker_versioning") and config.get("deployment_config") is None:
             # The SDK's default hashes the bytecode of all loaded modules, which takes 0.2 s of CPU, and a second
             # where Python keeps no bytecode.

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.postgres import is_installed
+from benchmarks.__main__ import measure as run_measures
+from benchmarks.contestants import CONTESTANTS as KNOWN
+from benchmarks.contestants import is_installed
+from benchmarks.measures import Scale
 from perdure.embedded.binary import ensure_binary
 
 pytestmark = pytest.mark.server
@@ -22,8 +25,10 @@ TINY = (
     "--quick --iterations 3 --rounds 1 --runs 3 --each 2 --histories 6,12 --kills 1 --streams 3 --pieces 4 "
     "--speakers 4 --many-streams 5 --workers 1,2 --slots 2 --model-ms 20 --long-model-ms 40"
 )
-ON_POSTGRES = ["perdure-pg", "perdure-inline-pg"] if is_installed() else []
-CONTESTANTS = ["floor2", "floor2-sandboxed", "floor1", "perdure", "perdure-inline", *ON_POSTGRES]
+ON_POSTGRES = [one.name for one in KNOWN.values() if one.postgres and is_installed(one)]
+PEERS = [one.name for one in KNOWN.values() if one.is_peer and is_installed(one)]
+OURS = ["perdure", "perdure-inline", *ON_POSTGRES]
+CONTESTANTS = ["floor2", "floor2-sandboxed", "floor1", *OURS, *PEERS]
 ROWS = [
     "one run, wall per iteration",
     "one run, worker CPU per iteration",
@@ -106,6 +111,29 @@ def test_conversations_and_copies_on_postgresql(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not PEERS, reason="make bench PEERS=1 installs requirements/peers.txt")
+def test_peers_call_model_and_tool_in_activities(tmp_path: Path) -> None:
+    few = "--quick --iterations 3 --rounds 1 --runs 3 --each 2 --histories 3,6"
+    measures = ["single", "concurrent", "history"]
+    only = " ".join(f"--only {name}" for name in [*measures, *PEERS, "perdure"])
+    results = measure(f"{only} {few}", tmp_path)["results"]
+    assert list(results) == measures
+    for name in ("pydantic-ai", "openai-agents"):
+        assert min(results["single"][name]["wall_ms"], results["concurrent"][name]["iterations_s"]) > 0
+        history, ours = results["history"][name], results["history"]["perdure"]
+        # The bench itself counts model calls; an iteration more are two activities more, as with perdure.
+        assert history["events"]["6"] - history["events"]["3"] >= ours["events"]["6"] - ours["events"]["3"]
+        assert history["bytes"]["6"] - history["bytes"]["3"] > 3 * 4096, "the tool's results are in the history"
+
+
+@pytest.mark.slow
+def test_a_peer_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(SystemExit, match="pydantic-ai: not installed; make bench PEERS=1"):
+        asyncio.run(run_measures(Scale(), ["single", "pydantic-ai"]))
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1000)
 def test_every_measure(tmp_path: Path) -> None:
     measured = measure(TINY, tmp_path)
@@ -128,10 +156,11 @@ def test_every_measure(tmp_path: Path) -> None:
     for name, figures in results.items():
         assert list(figures) == only.get(name, CONTESTANTS)
     for name in CONTESTANTS:
-        _assert_linear(measured, name, 6)
         assert results["recovery"][name]["seconds"] > 0, "a killed worker costs time"
-    for name in CONTESTANTS[3:]:
+    for name in OURS:
         _assert_bounded(measured, name, 6)
+    for name in set(CONTESTANTS) - set(PEERS):  # of a peer the history has the whole conversation with each call
+        _assert_linear(measured, name, 6)
     for events in results["events"].values():
         pieces = {streams: mine["pieces"] for streams, mine in events.items()}
         assert pieces == {"1": 4, "3": 12, "5": 20}, "each piece of a reply reaches each follower"

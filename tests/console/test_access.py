@@ -84,7 +84,7 @@ async def test_a_login_leads_nowhere_else(engine: Engine, target: str) -> None:
 async def test_pages_have_strict_headers_and_nothing_inline(engine: Engine) -> None:
     async with pay_service(engine) as (opened, run, _):
         browser = opened.browse()
-        for path in ("/inbox", "/runs", f"/runs/{run.id}", "/nothing", "/login"):
+        for path in ("/inbox", "/runs", f"/runs/{run.id}", "/audit", "/costs", "/webhooks", "/nothing", "/login"):
             page = await browser.open(path)
             headers = browser.response.headers
             policy = headers["content-security-policy"]

@@ -24,6 +24,7 @@ from tests.support import npm
 from tests.support.chromium import PICTURES, Chromium, Window, chromium
 from tests.support.engine import Engine
 from tests.support.pages import console
+from tests.support.records import record_samples
 from tests.support.wait import eventually
 from tests.support.web import make_caller
 
@@ -397,6 +398,7 @@ async def list_pages(client: Client, runs: dict[str, Run[Any]]) -> dict[str, str
         "workers": "/workers",
         "login": "/login",
         "error": "/nothing",
+        **await record_samples(client),
     }
 
 

@@ -36,6 +36,7 @@ class Html(HTMLParser):
         super().__init__()
         self.text = ""
         """What it shows, blanks as they are."""
+        self.parts: list[str] = []
         self.tags: list[tuple[str, dict[str, str]]] = []
         self.forms: list[HtmlForm] = []
         self._form: HtmlForm | None = None
@@ -79,9 +80,18 @@ class Html(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
+        self.parts += data.split()
         if self._textarea is not None and self._form is not None:
             name, before = self._form.fields[-1]
             self._form.fields[-1] = (name, before + (data.removeprefix("\n") if not before else data))
+
+    def squeeze(self) -> str:
+        """What it shows on one line, with a blank between its parts."""
+        return " ".join(self.parts)
+
+    def list_links(self) -> list[str]:
+        """Where its links lead to."""
+        return [given["href"] for tag, given in self.tags if tag == "a" and "href" in given]
 
     def find_boxes(self, form_id: str) -> list[tuple[str, str]]:
         """Name and value of the boxes that belong to a form."""

@@ -413,8 +413,35 @@ async def test_the_audit_trail_is_the_newest_first_in_pages(store: Store):
         await store.record_audit(row)
     assert await store.list_audit() == rows[::-1]
     assert await store.list_audit(limit=2) == [rows[3], rows[2]]
-    assert await store.list_audit(after=rows[2]) == [rows[1], rows[0]]
+    assert await store.list_audit(after=(T2, "3")) == [rows[1], rows[0]]
     assert await store.list_audit(subject="c", since=T2) == [rows[3], rows[1]]
+
+
+async def test_the_audit_trail_is_filtered(store: Store):
+    rows = [
+        audit("1", subject="acme-1"),
+        replace(audit("2", T2, subject="none-1"), by="bob"),
+        replace(audit("3", T2, subject="daily"), verb="schedule.pause"),
+        replace(audit("4", T3, subject="acme-1", refused="RunClosedError: it is"), verb="schedule%"),
+    ]
+    for row in rows:
+        await store.record_audit(row)
+    for name, tenant in [("acme-1", "acme"), ("none-1", None), ("other-1", "other")]:
+        await store.commit(Commit(run=RunRow(name, "support", "s", None, "running", tenant=tenant)))
+
+    async def ids(**filters: object) -> str:
+        return "".join(row.id for row in await store.list_audit(**filters))  # type: ignore[arg-type]
+
+    assert await ids(by="bob") == "2"
+    assert await ids(by="bo") == ""
+    assert (await ids(verb="approve"), await ids(verb="schedule.*"), await ids(verb="sch*")) == ("21", "3", "43")
+    assert (await ids(verb="schedule%*"), await ids(verb="*")) == ("4", "4321")
+    assert await ids(refused=True) == "4"
+    assert (await ids(since=T2, until=T3), await ids(until=T2)) == ("32", "1")
+    assert await ids(tenants=["acme"]) == "431", "a schedule is no run of the store: whose it is, is not known here"
+    assert await ids(tenants=["other", "x'"]) == "3"
+    assert await ids(tenants=[]) == "3"
+    assert await ids(tenants=["acme"], subject="acme-1", by="ada", verb="a*", until=T3, after=(T3, "4")) == "1"
 
 
 async def test_the_trail_of_a_run_with_a_long_id_is_found(store: Store):

@@ -10,6 +10,7 @@ import pytest
 
 from perdure.errors import MemoryChangedError
 from perdure.ports import AgentRow, Commit, MemoryWrite, Outcome, RunRow, Store, UsageRow
+from perdure.ports.store import UsageFilter, UsageKey, UsageSum, UsageSums
 
 from .conftest import Database
 
@@ -127,6 +128,72 @@ async def test_usage_is_listed_by_tenant_agent_and_time(store: Store):
     assert await keys(agent="a", tenant="acme") == ["1"]
     assert await keys(since=rows[1].created_at) == ["3", "2"]
     assert await keys(agent="nobody") == []
+
+
+async def pay_all(store: Store) -> None:
+    for key, agent, model, tenant, context_id, fields in [
+        ("1", "a", "big", "acme", "r1", {"cost_usd": 0.5, "input_tokens": 2**40, "milliseconds": 2**40}),
+        ("2", "a", "big", "acme", "r1/x", {"cost_usd": 0.25, "root": "r1", "cached_tokens": 7, "status": "failed"}),
+        ("3", "b", "big", None, "r2", {"input_tokens": 9, "status": "rejected"}),
+        ("4", "b", "small", "x'", "r10", {"cost_usd": 0.0, "output_tokens": 3}),
+        ("5", "c", "small", None, "r3", {"output_tokens": 99}),
+    ]:
+        await pay(store, key, usage(context_id, agent=agent, model=model, tenant=tenant, **fields))
+
+
+async def test_usage_is_summed_by_each_key(store: Store):
+    await pay_all(store)
+    total = UsageSum(None, 5, 2, 2**40 + 9, 7, 102, 0.75, 2, 2**40)
+    by_agent = await store.sum_usage("agent", UsageFilter())
+    assert by_agent.total == total
+    assert by_agent.count == 3
+    assert by_agent.sums == [
+        UsageSum("a", 2, 1, 2**40, 7, 0, 0.75, 0, 2**40),
+        UsageSum("b", 2, 1, 9, 0, 3, 0.0, 1, 0),
+        UsageSum("c", 1, 0, 0, 0, 99, None, 1, 0),
+    ], "an unknown price is none, not 0, and comes last"
+    cut = await store.sum_usage("agent", UsageFilter(), limit=1)
+    assert ([one.key for one in cut.sums], cut.total, cut.count) == (["a"], total, 3)
+
+    async def keys(key: UsageKey) -> list[str | None]:
+        return [one.key for one in (await store.sum_usage(key, UsageFilter())).sums]
+
+    assert await keys("model") == ["openai:big", "openai:small"]
+    assert await keys("tenant") == ["acme", "x'", None]
+    assert await keys("run") == ["r1", "r10", "r3", "r2"], "a run counts with those below it; then by tokens"
+    assert await keys("day") == ["2026-01-01"]
+
+
+async def test_usage_is_summed_of_what_a_filter_has(store: Store):
+    await pay_all(store)
+    times = [row.created_at for row in reversed(await store.list_usage())]
+
+    async def count(**filters: object) -> str:
+        sums = await store.sum_usage("run", UsageFilter(**filters))  # type: ignore[arg-type]
+        assert sum(one.calls for one in sums.sums) == sums.total.calls
+        return " ".join(sorted(str(one.key) for one in sums.sums))
+
+    assert (await count(agent="a"), await count(model="openai:small")) == ("r1", "r10 r3")
+    assert await count(model="small") == ""
+    assert (await count(tenant="acme"), await count(tenant=""), await count(tenant="x'")) == ("r1", "r2 r3", "r10")
+    assert (await count(since=times[3]), await count(until=times[2])) == ("r10 r3", "r1")
+    assert (await count(tenants=["acme", "x'"]), await count(tenants=[])) == ("r1 r10", "")
+    assert (await count(agents=["a", "c"]), await count(agents=[])) == ("r1 r3", "")
+    assert (await count(sessions=["r1"]), await count(sessions=["r1/x", "r2"]), await count(sessions=[])) == (
+        *("r1", "r1 r2", ""),
+    )
+    assert (await store.sum_usage("run", UsageFilter(sessions=["r1"]))).total.calls == 2, "r10 is not below r1"
+    day = await store.sum_usage("day", UsageFilter(), limit=1)
+    assert (day.sums[0].calls, day.count) == (5, 1)
+    nothing = await store.sum_usage("day", UsageFilter(agent="nobody"))
+    assert (nothing.sums, nothing.total, nothing.count) == ([], UsageSum(None), 0)
+
+
+async def test_a_store_that_is_not_made_yet_has_used_nothing(database: Database):
+    store = database.make()
+    database.opened.append(store)
+    await store.open(create=False)
+    assert await store.sum_usage("agent", UsageFilter()) == UsageSums([], UsageSum(None), 0)
 
 
 async def test_two_workers_that_record_one_outcome_leave_one_row(database: Database):

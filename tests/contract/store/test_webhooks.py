@@ -90,6 +90,33 @@ async def test_the_log_is_listed_newest_first_and_does_not_grow_for_ever(store: 
     assert await store.list_deliveries("w1") == [rows[3]]
 
 
+async def test_what_became_of_each_message(store: Store):
+    """The last attempt of a message says so; one before it that was to be repeated does not."""
+    done = replace(DELIVERY, outcome="succeeded", next_at=None)
+    rows = [
+        replace(DELIVERY, id="a1", message_id="a"),
+        replace(done, id="a2", message_id="a", created_at=T2),
+        replace(DELIVERY, id="b1", message_id="b", created_at=T2),
+        replace(DELIVERY, id="c1", message_id="c", outcome="gone", next_at=None, created_at=T2),
+        replace(done, id="d1", message_id="d", created_at=T3),
+        replace(DELIVERY, id="d2", message_id="d", outcome="stopped", next_at=None, created_at=T3),
+    ]
+    for row in [*rows, replace(done, id="z", message_id="z", webhook_id="w2")]:
+        await store.record_delivery(row)
+
+    async def ids(**filters: object) -> list[str]:
+        return [row.id for row in await store.list_deliveries("w1", **filters)]  # type: ignore[arg-type]
+
+    assert await ids(latest=True) == ["d2", "c1", "b1", "a2"]
+    assert await ids(latest=True, state="delivered") == ["a2"]
+    assert await ids(latest=True, state="retrying") == ["b1"]
+    assert await ids(latest=True, state="failed") == ["d2", "c1"]
+    assert await ids(state="delivered") == ["d1", "a2"]
+    assert await ids(message_id="a") == ["a2", "a1"]
+    assert await ids(latest=True, after=(T2, "c1"), limit=1) == ["b1"]
+    assert [row.state for row in rows] == ["retrying", "delivered", "retrying", "failed", "delivered", "failed"]
+
+
 async def test_events_get_rows_only_while_a_subscription_is_enabled(store: Store):
     await store.append(batch(RunEvent(state="started")))
     assert (await take(store), await store.find_outbox_targets([WEBHOOK_TARGET])) == ([], set())

@@ -109,6 +109,17 @@ def test_the_least_recently_used_leave():
     assert (cache.budget.used, len(cache.budget.order)) == (0, 0)
 
 
+async def test_so_many_outcomes_are_kept_and_the_first_leaves():
+    store = CountingStore()
+    journal = CachedJournal(store, max_outcomes=2)
+    for name in "abc":
+        await journal.commit(Commit(outcome=Outcome(name, "tool", b"1")))
+    await journal.find_outcomes(["b", "c"])
+    assert store.asked == []
+    await journal.find_outcomes(["a"])
+    assert store.asked == [["a"]]
+
+
 def test_caches_of_one_budget_take_room_from_each_other():
     budget = CacheBudget(4 * (100 + ENTRY_BYTES))
     one: ByteLRU[str] = ByteLRU(budget)

@@ -171,6 +171,32 @@ async def test_a_small_cache_forgets_the_root_first():
     assert 0 < store.queries[1] < 20
 
 
+async def test_nodes_of_so_many_conversations_are_kept_and_no_more():
+    store = CountingStore()
+    chain = Chain(store, max_heads=3)
+    one = [(await say(store, chain, None, Message.user(f"hello {n}"), remember=True)) for n in range(4)]
+    two = [(await say(store, chain, node.hash, Message.user("again"), remember=True)) for node in one[1:]]
+    for node in two:
+        assert len(await chain.load(node.hash)) == 2
+    assert store.queries == [], "each conversation has one end, however long it is"
+    assert len(await chain.load(one[0].hash)) == 1
+    assert len(await chain.load(two[-1].hash)) == 2
+    assert store.queries == [1], "the first had left, and for it the next one that was not used longest leaves"
+    assert len(await chain.load(two[0].hash)) == 2
+    assert store.queries == [1, 2]
+
+
+async def test_a_fork_is_whole_when_the_conversation_it_shares_nodes_with_leaves():
+    store = CountingStore()
+    nodes = await talk(store, 5)
+    chain = Chain(store, max_heads=2)
+    fork = await say(store, chain, nodes[2].hash, Message.user("fork"))
+    await chain.load(nodes[-1].hash)
+    await chain.load(fork.hash)
+    await say(store, chain, None, Message.user("another"), remember=True)
+    assert [message.text for message in await chain.load(fork.hash)] == ["0", "1", "2", "fork"]
+
+
 async def test_no_head_no_messages():
     assert list(await Chain(MemoryStore()).load(None)) == []
 

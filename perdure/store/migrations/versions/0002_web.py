@@ -94,6 +94,7 @@ def _create_webhooks() -> None:
         sa.Column("created_at", TEXT, nullable=False),
     )
     op.create_index("webhook_deliveries_webhook_id", "webhook_deliveries", ["webhook_id", "created_at", "id"])
+    op.create_index("webhook_deliveries_message_id", "webhook_deliveries", ["message_id"])
     op.create_index("webhook_deliveries_created_at", "webhook_deliveries", ["created_at"])
 
 

@@ -1,0 +1,312 @@
+"""Records that people look through: the audit trail, and what model calls have used.
+
+An :class:`~.auth.Authorizer` is asked about the subject of each row of the trail. Sums have no rows to ask about: they
+are those of the tenants, agents and sessions of the caller, if it may ``read`` a resource of the kind ``usage``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, cast
+
+from pydantic import BaseModel, Field
+
+from ..client.pages import decode_cursor, encode_cursor, gather_bounded
+from ..errors import InvalidInputError, PerdureError
+from ..ports.store import UsageFilter, UsageKey, UsageSum, timestamp
+from ..ports.surfaces import AuditRow
+from ..types.messages import NAME_CHARS, RUN_ID_CHARS, clean_text
+from .auth import Resource, RoleAuthorizer, Verb, get_list_scope
+from .lists import PageQuery
+from .operations import Call, Input, Operation
+
+TAG = "records"
+MAX_SUMS = 400
+"""Most sums of one answer: the days of a year."""
+USAGE_DAYS = 30
+"""Days that sums of usage are of, where no time is given."""
+_MAX_READS = 10
+"""Reads for one page of the audit trail: one of which most rows are left out ends before it is full."""
+
+
+def format_instant(at: datetime | None, name: str) -> str:
+    """Format a time of a query for the store, "" for None; one without an offset is UTC. Raises
+    ``InvalidInputError``."""
+    if at is None:
+        return ""
+    try:
+        return timestamp(at if at.tzinfo is not None else at.replace(tzinfo=UTC))
+    except OverflowError:
+        raise InvalidInputError(f"{name}: there is no such time in UTC") from None
+
+
+# ---
+# The audit trail.
+
+
+SubjectKind = Literal["session", "schedule", "webhook", "token"]
+
+
+class AuditQuery(PageQuery):
+    """Which requests."""
+
+    by: str | None = Field(default=None, min_length=1, max_length=500)
+    """Who asked for it."""
+    verb: str | None = Field(default=None, min_length=1, max_length=100)
+    """``approve``, or with ``*`` at the end what verbs begin with: ``schedule.*``."""
+    subject: str | None = Field(default=None, min_length=1, max_length=RUN_ID_CHARS)
+    """Id of the session, schedule or webhook."""
+    tenant: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
+    """The tenant of the subject."""
+    since: datetime | None = None
+    """At this time or later; without an offset it is UTC."""
+    until: datetime | None = None
+    """Before this time."""
+    refused: bool = False
+    """Only requests that were refused."""
+
+
+class AuditEntry(BaseModel):
+    """A request that steers something, as :class:`perdure.ports.surfaces.AuditRow`."""
+
+    id: str
+    at: str
+    """ISO 8601, UTC."""
+    by: str
+    auth: str
+    """How that is known: ``token:<id>``, ``proxy``, ``dev``, ``os-user``, ``given``."""
+    origin: str
+    """Address of the caller, or host and process."""
+    kind: SubjectKind
+    """What the subject is."""
+    subject: str
+    verb: str
+    call_id: str | None = None
+    agent: str | None = None
+    tenant: str | None = None
+    user: str | None = None
+    """Agent, tenant and user of the subject, where they are known."""
+    detail: str | None = None
+    refused: str | None = None
+    """The error that it was refused with."""
+
+
+class AuditList(BaseModel):
+    """A page of requests, the newest first. ``cursor`` begins the next page, and is missing at the end; a page may have
+    fewer rows than ``limit`` before the end."""
+
+    data: list[AuditEntry]
+    cursor: str | None = None
+
+
+async def list_audit(call: Call) -> AuditList:
+    """List who has steered sessions, schedules, webhooks and tokens, the newest first."""
+    query = cast(AuditQuery, call.query)
+    filters: dict[str, Any] = {
+        "subject": query.subject,
+        "by": query.by,
+        "verb": query.verb,
+        "since": format_instant(query.since, "since"),
+        "until": format_instant(query.until, "until"),
+        "refused": query.refused,
+    }
+    checked = {name: value for name, value in filters.items() if isinstance(value, str)}
+    _check_texts(checked | {"tenant": query.tenant or ""})
+    names = filters | {"tenant": query.tenant}
+    after = None if query.cursor is None else decode_cursor("audit", names, query.cursor, 2)
+    subjects = _Subjects(call, query.tenant)
+    store, entries = await call.client.store(), list[AuditEntry]()
+    for _ in range(_MAX_READS):
+        rows = await store.list_audit(
+            **filters,
+            tenants=subjects.tenants,
+            after=None if after is None else (after[0], after[1]),
+            limit=query.limit + 1,
+        )
+        for row, entry in zip(rows, await subjects.build_entries(rows), strict=True):
+            if len(entries) == query.limit:  # and there is another row
+                return AuditList(data=entries, cursor=encode_cursor("audit", names, cast(Sequence[str], after)))
+            entries += [entry] if entry is not None else []
+            after = [row.at, row.id]
+        if len(rows) <= query.limit:
+            return AuditList(data=entries)
+    return AuditList(data=entries, cursor=encode_cursor("audit", names, cast(Sequence[str], after)))
+
+
+def _check_texts(texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
+        if clean_text(text) != text:
+            raise InvalidInputError(f"{name}: {text!r:.60} has characters that no text of the store has")
+
+
+@dataclass
+class _Subjects:
+    """Finds out what rows of the audit trail are about, and which of them the caller may see."""
+
+    call: Call
+    tenant: str | None
+    """The tenant that is asked for."""
+
+    @property
+    def tenants(self) -> Sequence[str] | None:
+        """The tenants whose runs the store need list."""
+        own = get_list_scope(self.call.caller).tenants
+        if self.tenant is None:
+            return own
+        return [self.tenant] if own is None or self.tenant in own else []
+
+    async def build_entries(self, rows: Sequence[AuditRow]) -> list[AuditEntry | None]:
+        """Build the entries of ``rows``; None for one that is not the caller's."""
+        named = [(find_kind(row.verb), row.subject) for row in rows]
+        subjects = list(dict.fromkeys(named))
+        found = dict(zip(subjects, await gather_bounded(lambda one: self._find(*one), subjects), strict=True))
+        resources = [(subject, found[subject]) for subject in named]
+        return [
+            None if resource is None else _build_entry(row, kind, resource)
+            for row, ((kind, _), resource) in zip(rows, resources, strict=True)
+        ]
+
+    async def _find(self, kind: SubjectKind, id: str) -> Resource | None:
+        """Return the subject with its labels, where they are known; None for one that the caller may not see."""
+        resource = Resource(kind, id)
+        try:
+            match kind:
+                case "session":
+                    row = await (await self.call.client.store()).get_run(id)
+                    if row is not None:
+                        resource = Resource(kind, id, row.agent, row.tenant, row.user)
+                    elif self._needs_labels():
+                        resource = await self.call.web.find_session(id)
+                case "schedule" if self._needs_labels():
+                    resource = await self.call.web.find_schedule(id)
+                case "webhook":
+                    webhook = await self.call.client.webhooks.get(id)
+                    resource = Resource(kind, id, webhook.agent, webhook.tenant)
+        except PerdureError:  # deleted, or Temporal does not answer: whose it is, is unknown
+            pass
+        if self.tenant is not None and resource.tenant != self.tenant:
+            return None
+        verb: Verb = "operate" if kind in ("session", "schedule") else "admin"
+        return resource if await self.call.may(verb, resource) else None
+
+    def _needs_labels(self) -> bool:
+        """Whether labels that Temporal alone knows decide: who may see everything reads the trail without Temporal."""
+        scope = get_list_scope(self.call.caller)
+        is_limited = (scope.tenants, scope.agents, scope.sessions) != (None, None, None)
+        return is_limited or self.tenant is not None or not isinstance(self.call.web.authorizer, RoleAuthorizer)
+
+
+def find_kind(verb: str) -> SubjectKind:
+    """Return what the subject of an audit row with ``verb`` is. A refused request has the name of its operation."""
+    if verb.startswith("token."):
+        return "token"
+    if "webhook" in verb or verb.endswith(("_delivery", "_deliveries")):
+        return "webhook"
+    return "schedule" if "schedule" in verb else "session"
+
+
+def _build_entry(row: AuditRow, kind: SubjectKind, resource: Resource) -> AuditEntry:
+    return AuditEntry(**asdict(row), kind=kind, agent=resource.agent, tenant=resource.tenant, user=resource.user)
+
+
+# ---
+# Usage.
+
+
+class UsageQuery(Input):
+    """Which model calls, and what they are summed by."""
+
+    group: UsageKey = "day"
+    """``day`` (of UTC), ``agent``, ``model``, ``tenant`` or ``run`` (with its subagents)."""
+    agent: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
+    model: str | None = Field(default=None, min_length=1, max_length=2 * NAME_CHARS)
+    """Provider and model: ``openai:gpt-5``."""
+    tenant: str | None = Field(default=None, max_length=NAME_CHARS)
+    """Empty for calls without a tenant."""
+    since: datetime | None = None
+    """Recorded at this time or later; without an offset it is UTC. By default 30 days ago."""
+    until: datetime | None = None
+    """Recorded before this time."""
+    limit: int = Field(default=100, ge=1, le=MAX_SUMS)
+
+
+class UsageTotals(BaseModel):
+    """Sums of model calls, as :class:`perdure.ports.store.UsageSum`."""
+
+    key: str | None = None
+    """Missing for calls without a tenant, and in ``total``."""
+    calls: int
+    errors: int
+    """Answers that did not fit the output type, and replies that ended their run. Requests that were tried again are
+    part of their call."""
+    input_tokens: int
+    cached_tokens: int
+    """Part of the input."""
+    output_tokens: int
+    cost_usd: float | None = None
+    """Of the calls whose price is known; missing if there are none."""
+    unpriced_calls: int
+    """Calls whose price is unknown."""
+    milliseconds: int
+    """Of all calls, one after the other: from the first request to the last reply of each."""
+
+
+class UsageList(BaseModel):
+    """Sums in the order of cost, the most first; days the newest first."""
+
+    group: UsageKey
+    since: str
+    """ISO 8601, UTC."""
+    until: str | None = None
+    data: list[UsageTotals]
+    total: UsageTotals
+    """Of all calls, also those of keys that ``data`` has no room for."""
+    count: int
+    """Number of keys."""
+
+
+async def sum_usage(call: Call) -> UsageList:
+    """Sum tokens, money, time and errors of model calls by day, agent, model, tenant or run."""
+    query = cast(UsageQuery, call.query)
+    since, until = _read_range(query.since, query.until)
+    _check_texts({"agent": query.agent or "", "model": query.model or "", "tenant": query.tenant or ""})
+    scope = get_list_scope(call.caller)
+    wanted = UsageFilter(
+        *(since, until, query.agent, query.model, query.tenant),
+        tenants=scope.tenants,
+        agents=scope.agents,
+        sessions=scope.sessions,
+    )
+    sums = await (await call.client.store()).sum_usage(query.group, wanted, limit=query.limit)
+    return UsageList(
+        group=query.group,
+        since=since,
+        until=until or None,
+        data=[_build_totals(one) for one in sums.sums],
+        total=_build_totals(sums.total),
+        count=sums.count,
+    )
+
+
+def _read_range(since: datetime | None, until: datetime | None) -> tuple[str, str]:
+    """Return the times of a query for the store; without a beginning the last days before its end."""
+    if since is not None:
+        return format_instant(since, "since"), format_instant(until, "until")
+    try:
+        since = (until or datetime.now(UTC)) - timedelta(days=USAGE_DAYS)
+    except OverflowError:
+        since = until
+    return format_instant(since, "since"), format_instant(until, "until")
+
+
+def _build_totals(one: UsageSum) -> UsageTotals:
+    fields: dict[str, Any] = {name: getattr(one, name) for name in UsageTotals.model_fields}
+    return UsageTotals(**fields)
+
+
+OPERATIONS = [
+    Operation("GET", "/audit", list_audit, "operate", query=AuditQuery, answer=AuditList, kind="audit", tag=TAG),
+    Operation("GET", "/usage", sum_usage, "read", query=UsageQuery, answer=UsageList, kind="usage", tag=TAG),
+]
