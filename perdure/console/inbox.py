@@ -18,7 +18,6 @@ from urllib.parse import quote
 
 from starlette.responses import JSONResponse, Response
 
-from ..client.pages import gather_bounded
 from ..client.visibility import read_pending_memo
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..ports import RunRow, WaitRow
@@ -128,8 +127,7 @@ async def _list_visible_waits(page: Page, query: ApprovalsQuery) -> tuple[list[t
     return whether there are no more."""
     store = await page.call.client.store()
     rows = await store.list_waits(agent=query.agent, kind=query.kind, by_expiry=query.by_expiry, limit=_KEYS)
-    runs = await gather_bounded(store.get_run, dict.fromkeys(row.context_id for row in rows))
-    known = {run.context_id: run for run in runs if run is not None}
+    known = await store.get_runs([row.context_id for row in rows])
     pairs = [(row, known[row.context_id]) for row in rows if row.context_id in known]
     visible = [
         (row, run)

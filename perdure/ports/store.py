@@ -503,6 +503,9 @@ class Runs(Protocol):
     async def get_run(self, context_id: str) -> RunRow | None:
         """Return one row, or None."""
 
+    async def get_runs(self, context_ids: Sequence[str]) -> dict[str, RunRow]:
+        """Return the rows of those runs that have one, without ``result``."""
+
     async def list_runs(
         self,
         *,
@@ -516,9 +519,8 @@ class Runs(Protocol):
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[RunRow]:
-        """List rows, the newest first, without ``result``; with ``roots`` only those without a ``root``.
-        ``created_from`` and ``created_before``: times as of ``created_at``, the first one inclusive. ``after``:
-        ``created_at`` and ``context_id`` of the last row of the page before."""
+        """List rows, the newest first, without ``result``; with ``roots`` only those without a ``root``. Times are as
+        of ``created_at``, the first inclusive. ``after``: ``created_at`` and ``context_id`` of the last row before."""
 
 
 class Turns(Protocol):

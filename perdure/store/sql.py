@@ -137,6 +137,7 @@ SELECT_RUNS = """
         feeds.root, tenant, user_id
     FROM runs LEFT JOIN feeds ON feeds.context_id = runs.context_id"""
 SELECT_RUN = f"{SELECT_RUNS.format(result='result')} WHERE runs.context_id = :context_id"
+SELECT_RUNS_BY_ID = f"{SELECT_RUNS.format(result='NULL')} WHERE runs.context_id IN (:keys)"
 NEWEST_RUNS_FIRST = "ORDER BY created_at DESC, runs.context_id DESC LIMIT :limit"
 SELECT_TURN = """
     SELECT status, head, result, asked_at FROM turns WHERE context_id = :context_id AND task_id = :task_id"""
@@ -303,6 +304,14 @@ class ListTables:
     @abstractmethod
     async def _select_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
         """Return the rows of a statement that reads."""
+
+    async def get_runs(self, context_ids: Sequence[str]) -> dict[str, RunRow]:
+        """See :class:`perdure.ports.Runs`."""
+        unique, found = list(dict.fromkeys(context_ids)), dict[str, RunRow]()
+        for start in range(0, len(unique), MAX_KEYS):
+            statement, keys = bind_keys(SELECT_RUNS_BY_ID, unique[start : start + MAX_KEYS])
+            found |= {row[0]: RunRow(*row) for row in await self._select_rows(statement, **keys)}
+        return found
 
     async def list_runs(
         self,

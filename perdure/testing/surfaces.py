@@ -275,6 +275,12 @@ class MemoryLists:
     @abstractmethod
     def _find_root(self, context_id: str) -> str | None: ...
 
+    async def get_runs(self, context_ids: Sequence[str]) -> dict[str, RunRow]:
+        """The rows of those runs that have one, without ``result``."""
+        self._raise_failure()
+        rows = {name: self.all_runs[name] for name in context_ids if name in self.all_runs}
+        return {name: replace(row, result=None, root=self._find_root(name)) for name, row in rows.items()}
+
     async def list_runs(
         self,
         *,

@@ -131,11 +131,12 @@ async def test_the_address_is_the_filter(engine: Engine) -> None:
 @pytest.mark.slow
 @pytest.mark.server
 async def test_the_next_page_is_of_the_same_period(engine: Engine) -> None:
-    async with served(engine, Agent("worker", ScriptedProvider(lambda _: "hello"))) as (client, opened):
+    name = f"worker-{engine.task_queue}"
+    async with served(engine, Agent(name, ScriptedProvider(lambda _: "hello"))) as (client, opened):
         for number in range(52):
-            await client.start("worker", None, mode="session", id=f"worker-{number}")
+            await client.start(name, None, mode="session", id=f"{name}-{number}")
         browser = opened.browse()
-        await eventually(lambda: _lists(browser, "/runs?started=24h", 50))
+        await eventually(lambda: _lists(browser, f"/runs?agent={name}&started=24h", 50))
         [more] = [given["href"] for _, given in browser.page.tags if "cursor=" in given.get("href", "")]
         assert await _lists(browser, more.removeprefix("/console"), 2), browser.page.text
 

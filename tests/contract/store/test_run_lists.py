@@ -80,3 +80,14 @@ async def test_runs_of_a_period(store: Store) -> None:
     assert await ids(created_from=times["3"], created_before=times["3"]) == []
     page = await store.list_runs(created_from=times["1"], after=(times["3"], "3"), limit=1)
     assert [row.context_id for row in page] == ["2"]
+
+
+async def test_the_rows_of_some_runs(store: Store) -> None:
+    await add_run(store, "a", asked_at=T1)
+    await add_run(store, "a/1", asked_at=T2)
+    found = await store.get_runs(["a/1", "a", "unknown", "a", *(f"n{number}" for number in range(600))])
+    assert {name: (row.context_id, row.root, row.asked_at) for name, row in found.items()} == {
+        "a": ("a", None, T1),
+        "a/1": ("a/1", "a", T2),
+    }
+    assert await store.get_runs([]) == {}
