@@ -145,7 +145,7 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
             cells = [_format_known(form, results["starts"].get(name, {}).get(key, {})) for name in names]
             lines.append([title, *cells])
     if "console" in results:
-        lines += _console(results["console"]["perdure"])
+        lines += _console(results["console"]["perdure"], names)
     if "web" in results:
         lines += _web(results["web"], names)
     settings: Mapping[str, str] = next((mine["settings"] for mine in results.get("database", {}).values()), {})
@@ -260,16 +260,19 @@ def _web(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
     yield ["a turn, added by HTTP", *cells]
 
 
-def _console(mine: Mapping[str, Any]) -> Iterable[list[str]]:
-    yield [f"console at {mine['open']:,} open runs, {mine['waits']:,} waits", ""]
+def _console(mine: Mapping[str, Any], names: Sequence[str]) -> Iterable[list[str]]:
+    def build_line(title: str, text: str) -> list[str]:
+        return [title, *(text if name == "perdure" else "" for name in names)]
+
+    yield build_line(f"console at {mine['open']:,} open runs, {mine['waits']:,} waits", "")
     for name, page in mine["pages"].items():
         text = "{p50:.0f} ms (p95 {p95:.0f}), {cpu_ms:.0f} ms of CPU, {kb:.0f} kB".format(
             kb=page["bytes"] / 1000, **page
         )
-        yield [f"  {name}: server's time", text]
+        yield build_line(f"  {name}: server's time", text)
     for name, times in (mine["browser"] or {}).items():
         text = ", ".join(f"{key.replace('_', ' ')} {value:.0f} ms" for key, value in times.items())
-        yield [f"  {name}: in a browser", text]
+        yield build_line(f"  {name}: in a browser", text)
 
 
 def _web_cells(figures: Figures, names: Sequence[str], keys: Sequence[str], form: str) -> list[str]:

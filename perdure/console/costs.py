@@ -303,6 +303,7 @@ async def show_cost_runs(page: Page) -> Response:
     if listed.count > len(rows):
         rows.append(Row(f"{listed.count - len(rows):,} others", _subtract(listed.total, listed.data), ""))
     labels = {name: text for name, text in filters.items() if name in ("agent", "tenant")}
+    labels["started"] = f"{get_start(period.first).isoformat()}/{get_end(period.last).isoformat()}"
     return page.render(
         "costs_runs.html",
         filters=filters,

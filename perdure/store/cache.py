@@ -76,6 +76,13 @@ class ByteLRU(Generic[V]):
         value: V = entry.value
         return value
 
+    def mark_used(self, keys: Sequence[str]) -> None:
+        """Mark the values of ``keys`` that are kept as the most recently used, the last one above all."""
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self.budget.order.move_to_end(id(entry))
+
     def put(self, key: str, value: V, size: int) -> None:
         """Keep ``value`` (``size`` bytes, without its key and the cache's own objects) as the most recently used."""
         self.remove(key)

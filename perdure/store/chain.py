@@ -103,8 +103,8 @@ class Chain:
         nodes.reverse()
         if len(nodes) >= 2 * _MERGED_NODES and not nodes[-2 * _MERGED_NODES].level:
             nodes = self._merge_nodes(nodes)
-        for node in nodes:  # the head is used last, so that a chain is evicted from its root
-            self._decoded_nodes.get(node.hash)
+        # The head is used last, so that a chain is evicted from its root.
+        self._decoded_nodes.mark_used([node.hash for node in nodes])
         if head in self._ends:
             self._ends[head] = self._ends.pop(head)
         return Transcript.join([piece for node in nodes for piece in node.pieces])

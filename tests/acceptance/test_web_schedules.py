@@ -33,7 +33,11 @@ async def create(http: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
 
 
 async def test_a_schedule_by_http(engine: Engine) -> None:
-    async with engine.served(answering()) as client, serve(client, ACME) as service, service.connect("acme") as http:
+    async with (
+        engine.served(answering()) as client,
+        serve(client, ACME, OTHER) as service,
+        service.connect("acme") as http,
+    ):
         name = f"{engine.task_queue}/daily"
         made = await create(http, id=name, cron="0 7 * * 1-5", timezone="Europe/Lisbon", user="u1", paused=True)
         assert (made["agent"], made["tenant"], made["user"], made["paused"]) == ("echo", "acme", "u1", True)
@@ -63,6 +67,11 @@ async def test_a_schedule_by_http(engine: Engine) -> None:
         assert (await client.run(runs[0]["id"]).result()).content == "heard: ho"
         session = (await http.get(f"/sessions/{runs[0]['id'].replace('/', '%2F')}")).json()
         assert (session["tenant"], session["user"]) == ("acme", "u1")
+        trail = (await http.get("/audit", params={"subject": name, "verb": "schedule.*"})).json()["data"]
+        assert {(row["kind"], row["tenant"], row["user"]) for row in trail} == {("schedule", "acme", "u1")}
+        async with service.connect("other") as other:
+            hidden = (await other.get("/audit", params={"subject": name})).json()
+        assert hidden == {"data": []}, "whose schedule it is, Temporal knows"
         assert (await http.delete(path)).status_code == 204
         assert (await http.get(path)).status_code == 404
         rows = await (await client.store()).list_audit(subject=name)

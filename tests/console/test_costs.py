@@ -119,7 +119,11 @@ async def test_behind_each_bar_are_its_runs(engine: Engine) -> None:
         assert "run-1 $2.00" in page.squeeze(), "with its subagents"
         assert "run-2" not in page.text
         assert "/console/runs/run-1" in page.list_links()
-        assert "/console/runs?tenant=acme" in page.list_links()
+        [link] = [link for link in page.list_links() if link.startswith("/console/runs?")]
+        assert "tenant=acme" in link
+        assert f"started={count_back(29)}" in link
+        await browser.open(link.removeprefix("/console"))
+        assert browser.response.status_code == 200
         page = await browser.open("/costs?no_tenant=1")
         [link] = [link for link in page.list_links() if "agent=writer" in link and "/costs/runs" in link]
         assert "no_tenant=1" in link

@@ -48,5 +48,5 @@ def test_sdks_of_adapters_are_protected() -> None:
     graph: Any = grimp.build_graph("perdure", include_external_packages=True, cache_dir=None)
     protected = {name for contract in PROTECTED for name in contract["protected_modules"]}
     engine_may = {"typer", "prompt_toolkit", "temporalio", "mcp", "rich", "starlette", "uvicorn", "sse_starlette"}
-    engine_may |= {"jinja2", "markupsafe", "markdown_it"}
+    engine_may |= {"jinja2", "markupsafe", "markdown_it", "uvloop"}
     assert (outside_systems() - engine_may) & set(graph.modules) <= protected

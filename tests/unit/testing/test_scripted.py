@@ -313,7 +313,7 @@ async def test_what_needs_a_real_server_says_so() -> None:
     agent = an_agent()
     async with scripted(agent, []) as script:
         with pytest.raises(RPCError, match='scripted\\(…, engine="temporal"\\)'):
-            await script.client.temporal.count_workflows()
+            await script.client.temporal.get_schedule_handle("x").describe()
         with pytest.raises(RPCError, match="only AgentWorkflow"):
             await script.client.temporal.start_workflow("Other", id="x", task_queue="x")
 
