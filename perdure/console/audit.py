@@ -95,6 +95,8 @@ async def show_audit(page: Page) -> Response:
         filters=filters,
         query=urlencode(filters),
         verbs=VERBS,
+        today=datetime.now(UTC).date(),
+        yesterday=datetime.now(UTC).date() - timedelta(days=1),
         max_rows=MAX_EXPORT_ROWS,
         count=count,
     )

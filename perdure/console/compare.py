@@ -106,6 +106,8 @@ class Side:
     id: str
     resource: Resource
     state: str
+    is_idle: bool
+    """Whether it waits for nothing but a message."""
     started: str | None
     seconds: float | None
     """From the first to the last thing that was recorded of it."""
@@ -126,8 +128,10 @@ async def _read_side(page: Page, id: str) -> Side:
     stored, _ = await TranscriptPages().read(store, id, head, after=-1, limit=_MOST_MESSAGES)
     messages = [message for message in stored if message.role != "system"]
     state = row.status if row is not None else "running"
+    known = (await store.list_run_waits([id], limit=1))[id]
+    is_idle = state == "waiting" and not known.waits and not known.is_at_work
     started, ended = (row.created_at, row.updated_at) if row is not None else (None, None)
-    return Side(id, resource, state, started, measure(started, ended), messages)
+    return Side(id, resource, state, is_idle, started, measure(started, ended), messages)
 
 
 # ---

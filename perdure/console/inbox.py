@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from starlette.responses import JSONResponse, Response
 
+from ..client.pages import gather_bounded
 from ..client.visibility import read_pending_memo
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..ports import RunRow, WaitRow
@@ -72,7 +73,9 @@ class Row:
     fields: Sequence[Field] = ()
     """Of an answer that the row has a form for."""
     others: int = 0
-    """Other calls that wait for the same user."""
+    """Other calls of the same user that wait."""
+    defaults: Sequence[Field] = ()
+    """Arguments that an approval does not give, and that the tool has a value for."""
 
 
 def build_key(session: str, call_id: str, hash: str) -> str:
@@ -80,7 +83,7 @@ def build_key(session: str, call_id: str, hash: str) -> str:
     return hashlib.sha256(json.dumps([session, call_id, hash]).encode()).hexdigest()[:20]
 
 
-async def _build_row(page: Page, wait: InboxCall, others: int) -> Row:
+async def _build_row(page: Page, wait: InboxCall, others: int, schema: Mapping[str, Any] | None) -> Row:
     resource = Resource("session", wait.session, wait.agent, wait.tenant, wait.user)
     is_approval = wait.kind == "approval"
     may = await page.call.may("decide" if is_approval else "send", resource)
@@ -97,7 +100,13 @@ async def _build_row(page: Page, wait: InboxCall, others: int) -> Row:
         is_selectable=may and is_approval and not wait.is_cut and not wait.separate,
         fields=fields if len(fields) <= 4 else (),
         others=others,
+        defaults=[] if schema is None or wait.arguments is None else _list_defaults(schema, wait.arguments),
     )
+
+
+def _list_defaults(schema: Mapping[str, Any], given: Mapping[str, Any]) -> list[Field]:
+    fields = build_fields(schema, given)
+    return [known for known in fields if known.name not in given and known.default not in ("", "null")]
 
 
 def _count_lines(text: str) -> int:
@@ -116,10 +125,30 @@ async def _list_rows(page: Page) -> tuple[list[Row], str | None]:
     has_users = any(wait.user for wait in listed.data)
     known = (await _list_visible_waits(page, ApprovalsQuery()))[0] if has_users else []
     counts = Counter((run.tenant, run.user) for _, run in known)
+    schemas = await _find_schemas(
+        page.call, [wait for wait in listed.data if wait.kind == "approval" and not wait.is_cut]
+    )
     return [
-        await _build_row(page, wait, max(counts[wait.tenant, wait.user] - 1, 0) if wait.user else 0)
+        await _build_row(
+            page,
+            wait,
+            max(counts[wait.tenant, wait.user] - 1, 0) if wait.user else 0,
+            schemas.get((wait.agent, wait.tool)),
+        )
         for wait in listed.data
     ], listed.cursor
+
+
+async def _find_schemas(call: Call, waits: Sequence[InboxCall]) -> dict[tuple[str, str], Mapping[str, Any] | None]:
+    """Return the schemas of the tools of ``waits``, by agent and tool."""
+    agents = list(dict.fromkeys(wait.agent for wait in waits))
+    found = await gather_bounded(lambda name: read_visible_agents(call, name), agents)
+    definitions = {name: json.loads(rows[0].body) for known in found for name, rows in known.items()}
+    return {
+        (wait.agent, wait.tool): _pick_schema(definitions[wait.agent], wait.tool)
+        for wait in waits
+        if wait.agent in definitions
+    }
 
 
 async def _list_visible_waits(page: Page, query: ApprovalsQuery) -> tuple[list[tuple[WaitRow, RunRow]], bool]:
@@ -418,7 +447,7 @@ async def has_started(page: Page) -> bool:
 
 
 async def _list_others(page: Page, resource: Resource, call_id: str) -> list[WaitRow]:
-    """List the other calls that wait for the same user."""
+    """List the other calls of the same user that wait."""
     if not resource.user:
         return []
     rows, _ = await _list_visible_waits(page, ApprovalsQuery())
@@ -459,7 +488,11 @@ async def find_tool_schema(call: Call, agent: str, tool: str) -> Mapping[str, An
     """Return the schema of a tool's arguments, by the newest definition of the agent that a worker has recorded; None
     if there is none that the caller may see."""
     rows = (await read_visible_agents(call)).get(agent)
-    tools = json.loads(rows[0].body).get("tools", ()) if rows else ()
+    return _pick_schema(json.loads(rows[0].body), tool) if rows else None
+
+
+def _pick_schema(definition: Mapping[str, Any], tool: str) -> Mapping[str, Any] | None:
+    tools = definition.get("tools", ())
     schema = next((known.get("parameters") for known in tools if known.get("name") == tool), None)
     return schema if isinstance(schema, Mapping) else None
 

@@ -317,7 +317,7 @@ async def test_an_approval_is_decided_where_it_happens(engine: Engine) -> None:
         [wait] = (await at.client.list_waits()).waits
         assert dict(form.fields)["hash"] == wait.hash
         assert "Approves this call, the others of pay that wait in this conversation, and every later one" in page.text
-        assert "a message is read after it, Stop closes the call" in page.text
+        assert "a message is read after it, Stop denies the call" in page.text
         await browser.send(form, ("decision", "approve"))
         assert browser.response.url.path == f"/console{path}", "it leads back"
         page = await at.shows(browser, path, "All paid")
@@ -375,7 +375,9 @@ async def test_who_asked_may_not_approve_what_needs_a_second_person(engine: Engi
     async with room(engine) as at:
         ada, bob = at.console.browse(), at.console.browse("bob")
         path = await at.start(ada, "dropper")
-        page = await at.shows(ada, path, "Approve drop?", "not by the requester", "You started this conversation")
+        page = await at.shows(
+            ada, path, "Approve drop?", "the requester may not approve", "You started this conversation"
+        )
         await ada.send(
             next(form for form in page.forms if ("decision", "approve") in form.buttons), ("decision", "approve")
         )

@@ -147,6 +147,15 @@ async def test_an_outcome_in_place_for_the_script(engine: Engine) -> None:
         assert "<html" not in gone
 
 
+async def test_a_row_names_the_arguments_that_take_their_defaults(engine: Engine) -> None:
+    async with desk(engine) as at:
+        await at.start("payer")
+        await at.start("dropper")
+        page = await at.console.browse().open("/inbox")
+        assert 'Not given, so by default: size = "S", urgent = false' in page.text
+        assert page.text.count("by default") == 1, "a call without such arguments says nothing"
+
+
 async def test_other_calls_of_a_user_are_named(engine: Engine) -> None:
     async with desk(engine) as at:
         [first] = await at.start("payer", tenant="acme", user="weber")
@@ -154,10 +163,10 @@ async def test_other_calls_of_a_user_are_named(engine: Engine) -> None:
         await at.start("payer", tenant="other", user="weber")
         browser = at.console.browse()
         page = await browser.open("/inbox")
-        assert page.text.count("1 other call waits for weber") == 2, "another tenant's user is another person"
+        assert page.text.count("1 other waiting call of user weber") == 2, "another tenant's user is another person"
         [(_, call_id, _)] = await list_calls(first)
         page = await browser.open(f"/inbox/{first.id}/{call_id}")
-        assert "Also waits for user weber" in page.text
+        assert "Other waiting call of user weber" in page.text
         [(_, other_id, _)] = await list_calls(second)
         links = [given["href"].partition("?")[0] for tag, given in page.tags if tag == "a" and "href" in given]
         assert f"/console/inbox/{second.id}/{other_id}" in links

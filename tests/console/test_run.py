@@ -323,7 +323,7 @@ async def test_what_waits_is_pinned_also_what_waits_in_a_subagent(engine: Engine
         page = await browser.open(links[0].removeprefix("/console"))
         assert "Approve pay?" in page.text
         text, links = read_pinned(await browser.open(f"/runs/{above.id}"))
-        assert text.startswith("Waits for approval: pay in payer · expires in 44 min Decide pay")
+        assert text.startswith("Waits for approval: pay in payer · deadline in 44 min Decide pay")
         assert [quote(f"{above.id}/", safe="") in link for link in links] == [True, True]
         assert "Approve pay?" in (await browser.open(links[1].removeprefix("/console"))).text
         page = await opened.browse("eve").open(f"/runs/{own.id}")

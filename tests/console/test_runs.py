@@ -60,10 +60,10 @@ async def test_each_row_says_what_its_run_waits_for(engine: Engine) -> None:
 
         await eventually(are_shown)
         rows = await read_rows(browser)
-        assert rows["run-payer"].startswith("waiting approval: refund +1 · expires in 44 min")
+        assert rows["run-payer"].startswith("waiting approval: refund +1 · deadline in 44 min")
         assert rows["run-tailor"] == "waiting answer: ask_size"
         assert rows["run-talker"] == "waiting for a message"
-        assert rows["run-desk"].startswith("running approval: refund in payer +1 · expires in")
+        assert rows["run-desk"].startswith("running approval: refund in payer +1 · deadline in")
         [wait] = [wait for wait in (await client.list_waits()).waits if wait.tool == "ask_size"]
         address = f"/console/inbox/run-tailor/{quote(wait.call_id, safe='')}?hash={wait.hash}"
         assert address in {given.get("href") for _, given in browser.page.tags}
