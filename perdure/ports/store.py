@@ -126,10 +126,6 @@ class EventLog(Protocol):
         If this raises, nothing was written, and the batch may be appended again.
         """
 
-    async def append_all(self, batches: Sequence[EventBatch]) -> list[bool | BaseException]:
-        """Append batches of several conversations, maybe in one transaction. For each of them what :meth:`append`
-        returns, or the exception that it raises."""
-
     async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
     ) -> list[EventRow]:

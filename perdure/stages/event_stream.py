@@ -2,7 +2,7 @@
 
 The feed of a model call:
 
-    start_model, emit ──► parts in order ──► every 20 ms: adjacent deltas as one ──► the store
+    start_model, emit ──► parts in order ──► every 25 ms: adjacent deltas as one ──► the store
                                └── queued at the end: deltas are dropped, the rest is written with the outcome
 
 A reply that is complete before the first write adds no write.
@@ -11,6 +11,7 @@ A reply that is complete before the first write adds no write.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,7 +47,6 @@ from .event_builders import (
     build_reminder_events,
     build_reply_events,
 )
-from .event_writes import DELTA_INTERVAL, BatchWriter, WriteGroup, write_last_batch
 from .heartbeat import measure_agent_missing
 from .retries import decide_retry
 from .stage import ModelCall, ModelReply, NextModel, NextTool, ToolCall
@@ -102,6 +102,109 @@ def _update_injected_event(event: MessageInjected, message: Message) -> MessageI
 
 
 # ---
+# Writes events while a call runs: one batch at a time, at a bounded rate, without delaying the call.
+
+
+logger = logging.getLogger("perdure.worker")
+
+WRITE_RETRY_DELAY = 1.0
+"""Seconds until a write that failed is retried."""
+LAST_WRITE_TIMEOUT = 1.0
+"""Seconds that a failed call waits for its last events to be written."""
+
+_pending_writes: set[asyncio.Future[bool]] = set()
+"""Writes in progress. Holds references: an event loop may drop a task that nothing else references."""
+
+
+class BatchWriter:
+    """Writes the batches that ``take`` returns; None means nothing to write. A failed batch is retried unchanged."""
+
+    def __init__(self, store: EventLog, take: Callable[[], EventBatch | None], interval: float) -> None:
+        """``interval``: seconds from the end of one write to the next."""
+        self._store = store
+        self._take_batch = take
+        self._interval = interval
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_at = 0.0
+        self._write_future: asyncio.Future[bool] | None = None
+        self._stopped = False
+        self.unwritten_batch: EventBatch | None = None
+        """The batch that was taken and is not known to be written."""
+        self.is_superseded = False
+        """Whether the store reported that another attempt has taken over."""
+
+    def schedule_write(self, delay: float) -> None:
+        """Start a write in at most ``delay`` seconds; while a write is in progress, after its interval."""
+        if self._stopped or self._write_future is not None:
+            return
+        loop = asyncio.get_running_loop()
+        due = loop.time() + delay
+        if self._timer is not None:
+            if self._due_at <= due:
+                return
+            self._timer.cancel()
+        self._timer, self._due_at = loop.call_at(due, self._start_write), due
+
+    def stop(self) -> None:
+        """Start no more writes."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def wait_for_write(self) -> None:
+        """Wait for the write in progress, ``LAST_WRITE_TIMEOUT`` seconds at most."""
+        if self._write_future is not None:
+            await asyncio.wait([self._write_future], timeout=LAST_WRITE_TIMEOUT)
+
+    def _start_write(self) -> None:
+        self._timer = None
+        batch = self.unwritten_batch or self._take_batch()
+        if batch is None or self._stopped:
+            return
+        self.unwritten_batch = batch
+        self._write_future = start_batch_write(self._store, batch)
+        self._write_future.add_done_callback(self._finish_write)
+
+    def _finish_write(self, writing: asyncio.Future[bool]) -> None:
+        self._write_future = None
+        delay = self._interval
+        if writing.cancelled():
+            self.stop()
+        elif error := writing.exception():
+            delay = WRITE_RETRY_DELAY
+            if not isinstance(error, StoreError):
+                self.stop()
+        else:
+            self.unwritten_batch = None
+            if not writing.result():
+                self.is_superseded = True
+                self.stop()
+        self.schedule_write(delay)
+
+
+def start_batch_write(store: EventLog, batch: EventBatch) -> asyncio.Future[bool]:
+    """Start writing ``batch``, also if the caller does not wait for it. A failure is only logged."""
+    writing = asyncio.ensure_future(store.append(batch))
+    _pending_writes.add(writing)
+    writing.add_done_callback(_finish_batch_write)
+    return writing
+
+
+def _finish_batch_write(writing: asyncio.Future[bool]) -> None:
+    _pending_writes.discard(writing)
+    if not writing.cancelled() and (error := writing.exception()) is not None:
+        # An error other than StoreError is a fault in the engine, so it is logged as a warning.
+        level = logging.DEBUG if isinstance(error, StoreError) else logging.WARNING
+        logger.log(level, "events could not be written: %s: %s", type(error).__name__, error)
+
+
+async def write_last_batch(store: EventLog, batch: EventBatch) -> None:
+    """Write ``batch`` for a call that has failed. Waits ``LAST_WRITE_TIMEOUT`` seconds at most; raises nothing."""
+    if batch.events:
+        await asyncio.wait([start_batch_write(store, batch)], timeout=LAST_WRITE_TIMEOUT)
+
+
+# ---
 # The failures stage: records a failed attempt, whichever inner stage failed.
 
 
@@ -139,6 +242,8 @@ class FailuresStage:
         await write_last_batch(self._store, build_event_batch(call, events, token, advances=advances))
 
 
+DELTA_INTERVAL = 0.025
+"""Seconds between two writes, and from the first delta to the first."""
 FIRST_WRITE_DELAY = 0.1
 """Seconds until the start of a call is written if nothing was streamed by then."""
 MAX_QUEUED_CHARS = 1024 * 1024
@@ -161,7 +266,7 @@ class ModelEventFeed:
     """Events of one attempt. Call all methods on the worker's event loop; only ``wait_for_write`` waits."""
 
     def __init__(
-        self, group: WriteGroup, call: ModelCall, *, stream: bool = True, answer_field: str | None = None
+        self, store: EventLog, call: ModelCall, *, stream: bool = True, answer_field: str | None = None
     ) -> None:
         """Without ``stream`` nothing is written before the outcome, and no deltas at all.
 
@@ -179,7 +284,7 @@ class ModelEventFeed:
         self._models_started = 0
         self.has_streamed = False
         """Whether deltas may have been written."""
-        self._writer = BatchWriter(group, self._take_batch)
+        self._writer = BatchWriter(store, self._take_batch, DELTA_INTERVAL)
         if stream:
             self._writer.schedule_write(FIRST_WRITE_DELAY)
 
@@ -234,7 +339,7 @@ class ModelEventFeed:
             self._writes_deltas = False
             self._drop_deltas()
             return
-        self._writer.schedule_write(0.0 if self.has_streamed else DELTA_INTERVAL)
+        self._writer.schedule_write(DELTA_INTERVAL)
 
     def _handle_restart(self, event: Restarted) -> None:
         """Start the next model of a chain; what the one before has streamed does not count."""
@@ -297,13 +402,13 @@ PROGRESS_INTERVAL = 0.1
 class ProgressFeed:
     """Progress of one call. Create and stop it on the worker's event loop."""
 
-    def __init__(self, group: WriteGroup, call: ToolCall) -> None:
+    def __init__(self, store: EventLog, call: ToolCall) -> None:
         self._call = call
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._latest_event: NewEvent | None = None
         self._stopped = False
-        self._writer = BatchWriter(group, self._take_batch, PROGRESS_INTERVAL)
+        self._writer = BatchWriter(store, self._take_batch, PROGRESS_INTERVAL)
 
     def report_progress(self, message: str, data: Any) -> None:
         """Report progress from any thread. ``data`` is plain JSON. A report after the end of the call is dropped.
@@ -367,7 +472,6 @@ class EventsStage:
         find_agent: Callable[[str], Agent | None] = lambda _: None,
     ) -> None:
         self._store = store
-        self._group = WriteGroup(store)
         self._stopped_by_run = stopped_by_run
         self._stream = stream
         self._changed_by_hooks = changed_by_hooks
@@ -391,7 +495,7 @@ class EventsStage:
             return self._attach_events(call, reply, build_closing_events(call))
         agent = self._find_agent(call.input.agent)
         feed = ModelEventFeed(
-            self._group, call, stream=self._stream, answer_field=None if agent is None else agent.output_type.inside
+            self._store, call, stream=self._stream, answer_field=None if agent is None else agent.output_type.inside
         )
         call.report_model, call.emit = feed.start_model, feed.emit
         call.report_messages = lambda messages: feed.add_events(update_injected_events(injected, messages))
@@ -412,7 +516,7 @@ class EventsStage:
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Around a tool call that may act. The journal stage writes the events of its start and its end."""
-        progress = ProgressFeed(self._group, call)
+        progress = ProgressFeed(self._store, call)
         call.report_progress = progress.report_progress
         try:
             return await next(call)

@@ -361,10 +361,6 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         row = await self._write(APPEND, [self._now()], encoded)
         return bool(row["written"])
 
-    async def append_all(self, batches: Sequence[EventBatch]) -> list[bool | BaseException]:
-        """See :class:`perdure.ports.EventLog`."""
-        return await asyncio.gather(*map(self.append, batches), return_exceptions=True)
-
     async def _run_step(self, make_step: Callable[[], retention.Step[T]], *, write: bool = False) -> T:
         return await self._run_at_home(self._run_step_at_home(make_step, write))
 

@@ -224,18 +224,6 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         self._notify_watcher(batch)
         return written
 
-    async def append_all(self, batches: Sequence[EventBatch]) -> list[bool | BaseException]:
-        """See :class:`perdure.ports.EventLog`."""
-        if not self.store_id:  # the first write looks for the store
-            return await asyncio.gather(*map(self.append, batches), return_exceptions=True)
-        now = self._now()
-        append = partial(event_log.append_batch, now=now, options=self.write_options)
-        works = [partial(append, batch=batch) for batch in batches]
-        written = await asyncio.gather(*self._threads.writer.run_all(works), return_exceptions=True)
-        for batch in batches:
-            self._notify_watcher(batch)
-        return written
-
     async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
     ) -> list[EventRow]:

@@ -415,7 +415,7 @@ class StoreThread:
 
     def __init__(self, name: str, session: SqliteSession) -> None:
         self._session = session
-        self._queue: SimpleQueue[list[tuple[DatabaseWork | None, asyncio.Future[Any]]]] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[DatabaseWork | None, asyncio.Future[Any]]] = SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run_thread, name=name, daemon=True)
@@ -435,18 +435,8 @@ class StoreThread:
             if self._closed:
                 raise StoreError(CLOSED, hint=CLOSED_HINT)
             self._closed = work is None
-            self._queue.put([(work, future)])
+            self._queue.put((work, future))
         return future
-
-    def run_all(self, works: Sequence[DatabaseWork]) -> list[asyncio.Future[Any]]:
-        """Queue ``works`` at once, as :meth:`run` queues each of them: the thread is woken once."""
-        loop = asyncio.get_running_loop()
-        queued: list[tuple[DatabaseWork | None, asyncio.Future[Any]]] = [(work, loop.create_future()) for work in works]
-        with self._lock:
-            if self._closed:
-                raise StoreError(CLOSED, hint=CLOSED_HINT)
-            self._queue.put(queued)
-        return [future for _, future in queued]
 
     def _run_thread(self) -> None:
         ended = False
@@ -455,9 +445,9 @@ class StoreThread:
 
     def _run_queued(self) -> bool:
         """Run the queued work; true after the end."""
-        queued = self._queue.get()
+        queued = [self._queue.get()]
         while len(queued) < _MAX_WORKS_AT_ONCE and queued[-1][0] is not None and not self._queue.empty():
-            queued += self._queue.get_nowait()  # there is one: this thread is the only consumer
+            queued.append(self._queue.get_nowait())  # there is one: this thread is the only consumer
         results = self._session.run_all([work for work, _ in queued if work is not None])
         ended = queued[-1][0] is None
         if ended:

@@ -18,7 +18,7 @@ from ..errors import StoreError
 from . import event_log
 from .sqlite_connection import CLOSED, CLOSED_HINT, SqliteDatabase, SqliteSession
 
-BUSY_INTERVAL, QUIET_INTERVAL = 0.005, 0.05
+BUSY_INTERVAL, QUIET_INTERVAL = 0.01, 0.05
 """Seconds between two polls: while commits come in and ``BUSY_SECONDS`` seconds after, and otherwise."""
 BUSY_SECONDS = 2.0
 LINGER_SECONDS = 1.0

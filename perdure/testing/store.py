@@ -481,10 +481,6 @@ class MemoryStore(_MemoryRetention):
         self._raise_failure()
         return self._write_events(batch)
 
-    async def append_all(self, batches: Sequence[EventBatch]) -> list[bool | BaseException]:
-        """Record ``batches``."""
-        return await asyncio.gather(*map(self.append, batches), return_exceptions=True)
-
     async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
     ) -> list[EventRow]:

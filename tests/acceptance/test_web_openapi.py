@@ -166,6 +166,8 @@ async def test_answers_are_as_the_document_says(engine: Engine, monkeypatch: pyt
         await http.get(f"{path}/artifacts")
         fork = (await http.post(f"{path}/fork", json={})).json()
         await http.get(f"{path}/diff", params={"with": fork["id"]})
+        for records in ("/audit", "/usage"):
+            assert (await http.get(records)).status_code == 200
         name = f"/schedules/{engine.task_queue}"
         new = {"agent": "payer", "content": "Pay", "every": "1h"}
         await http.post("/schedules", json=new | {"id": engine.task_queue, "paused": True})

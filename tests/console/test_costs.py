@@ -19,11 +19,14 @@ from tests.support.engine import Engine
 from tests.support.pages import Console, console
 from tests.support.web import make_caller
 
-TODAY = datetime.now(UTC).replace(hour=12)
+
+def find_noon(days_ago: int) -> datetime:
+    """Noon of a day: looked up by each test, as the day may change while tests run."""
+    return datetime.now(UTC).replace(hour=12) - timedelta(days=days_ago)
 
 
 def count_back(days: int) -> str:
-    return (TODAY - timedelta(days=days)).date().isoformat()
+    return find_noon(days).date().isoformat()
 
 
 def usage(context_id: str, agent: str = "support", model: str = "gpt-5", **fields: Any) -> UsageRow:
@@ -32,7 +35,7 @@ def usage(context_id: str, agent: str = "support", model: str = "gpt-5", **field
 
 async def pay(engine: Engine, days_ago: int, *rows: UsageRow) -> None:
     """Record calls that were made so many days ago."""
-    at = (TODAY - timedelta(days=days_ago)).isoformat(timespec="microseconds")
+    at = find_noon(days_ago).isoformat(timespec="microseconds")
     store: Store = SqliteStore(str(engine.store_url), now=lambda: at)
     await store.open()
     for number, row in enumerate(rows):

@@ -99,10 +99,10 @@ async def test_a_silent_temporal_is_a_line_of_the_page(engine: Engine, kind: str
             await silent.close()
 
 
-NOW = datetime.now(UTC)
+NOW = datetime.now(UTC) + timedelta(hours=1)  # later than any moment of these tests
 LIVE = QueueWorker("w1", "", NOW, NOW)
 VERSIONED = QueueWorker("w2", "shop.v1", NOW, NOW)
-GONE = QueueWorker("w3", "", NOW - timedelta(minutes=3), NOW - timedelta(minutes=3))
+GONE = QueueWorker("w3", "", NOW - timedelta(hours=2), NOW - timedelta(hours=2))
 IDLE = Backlog(0, 0.0, 0.0, 0.0)
 
 

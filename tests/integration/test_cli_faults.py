@@ -134,6 +134,7 @@ def cli(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Comm
     (tmp_path / "agents.py").write_text(AGENTS)
     monkeypatch.chdir(tmp_path)
     # Only the main thread catches signals, and commands run in others here.
+    monkeypatch.setenv("PERDURE_EVENT_LOOP", "asyncio")  # these commands run in a thread, which sets no handlers
     monkeypatch.setattr(asyncio.SelectorEventLoop, "add_signal_handler", lambda *_: None)
     monkeypatch.setenv("PERDURE_TEMPORAL_CLI", str(tmp_path / "no-such-binary"))
     return Commands(engine, monkeypatch)

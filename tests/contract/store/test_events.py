@@ -429,21 +429,3 @@ async def test_a_store_that_fails_says_so():
     for call in (store.append(batch()), store.read_events("c"), store.wait_for_event("c", 0, 0)):
         with pytest.raises(StoreError, match="gone"):
             await call
-
-
-async def test_batches_of_several_conversations_at_once(store: Store):
-    """Each has the outcome that it has alone."""
-    assert await store.append(batch(STARTED, at=T2, of="late"))
-    many = [batch(STARTED, delta(of), at=T1, of=of) for of in ("a", "late", "b")]
-    assert await store.append_all(many) == [True, False, True]
-    assert await told(store, "late") == [(1, "model.started")]
-    for of in ("a", "b"):
-        assert await told(store, of) == [(1, "model.started"), (2, "model.delta")]
-
-
-async def test_a_batch_that_cannot_be_written_keeps_the_others(store: Store):
-    bad = EventBatch("bad", [NewEvent("no event")], T1, True)  # type: ignore[arg-type]  # a fault in the engine
-    outcomes = await store.append_all([batch(STARTED, of="a"), bad, batch(STARTED, of="b")])
-    assert (outcomes[0], outcomes[2]) == (True, True)
-    assert isinstance(outcomes[1], Exception)
-    assert [len(await told(store, of)) for of in ("a", "bad", "b")] == [1, 0, 1]

@@ -21,9 +21,9 @@ NEXT = "2026-01-01T00:00:01.000000"
 """When the call after it was asked for."""
 
 
-async def events(store: EventLog, run: str = "run-1") -> list[Event]:
-    rows = await store.read_events(run)
-    read = [decode_event(run, row.seq, row.task_id, row.type, row.body, row.spans) for row in rows]
+async def events(store: EventLog) -> list[Event]:
+    rows = await store.read_events("run-1")
+    read = [decode_event("run-1", row.seq, row.task_id, row.type, row.body, row.spans) for row in rows]
     return [event for event in read if event is not None]
 
 
@@ -32,14 +32,14 @@ def shown(told: Sequence[Event]) -> list[str]:
     return [" ".join([event.type, *filter(None, (_detail(event, name) for name in _DETAILS))]) for event in told]
 
 
-async def until(store: MemoryStore, type: str, after: int = 0, run: str = "run-1") -> Event:
+async def until(store: MemoryStore, type: str, after: int = 0) -> Event:
     """The next event of ``type`` behind number ``after``."""
     while True:
-        for event in await events(store, run):
+        for event in await events(store):
             if event.seq > after and event.type == type:
                 return event
-        last = max((event.seq for event in await events(store, run)), default=0)
-        assert await store.wait_for_event(run, last, 30)
+        last = max((event.seq for event in await events(store)), default=0)
+        assert await store.wait_for_event("run-1", last, 30)
 
 
 Step = StreamEvent | Callable[[ModelCall], Any]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from perdure.errors import AuthenticationError, RateLimitError, StoreError, StoreMismatchError, TranscriptCorruptedError
 from perdure.ports import Completed, EventBatch, Restarted, TextDelta, ThinkingDelta, ToolCallDelta
-from perdure.stages import event_stream, event_writes
-from perdure.stages.event_writes import BatchWriter
+from perdure.stages import event_stream
+from perdure.stages.event_stream import BatchWriter
 from perdure.stages.stage import ModelCall
 from perdure.testing.store import MemoryStore
 from perdure.types.events import (
@@ -41,23 +41,21 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test does not wait for is not written before the outcome, however slow the machine is."""
     monkeypatch.setattr(event_stream, "FIRST_WRITE_DELAY", 60.0)
     monkeypatch.setattr(event_stream, "DELTA_INTERVAL", 60.0)
-    monkeypatch.setattr(event_writes, "DELTA_INTERVAL", 60.0)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "FIRST_WRITE_DELAY", 0.001)
     monkeypatch.setattr(event_stream, "DELTA_INTERVAL", 0.001)
-    monkeypatch.setattr(event_writes, "DELTA_INTERVAL", 0.001)
 
 
-def written(store: MemoryStore, text: str, run: str = "run-1") -> Callable[[ModelCall], Any]:
+def written(store: MemoryStore, text: str) -> Callable[[ModelCall], Any]:
     """Until a delta that ends in ``text`` is there."""
 
     async def wait(call: ModelCall) -> None:
         after = 0
         while True:
-            delta = await until(store, "model.delta", after, run)
+            delta = await until(store, "model.delta", after)
             assert isinstance(delta, ModelDelta)
             if delta.text.endswith(text):
                 return
@@ -346,7 +344,7 @@ async def test_the_limit_that_a_run_fails_with(store: MemoryStore) -> None:
 
 @pytest.mark.usefixtures("quick")
 async def test_a_store_that_is_down_only_delays(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_writes, "WRITE_RETRY_DELAY", 0.001)
+    monkeypatch.setattr(event_stream, "WRITE_RETRY_DELAY", 0.001)
     tried = asyncio.Event()
 
     class Down(MemoryStore):
@@ -417,7 +415,7 @@ async def test_a_store_that_fails_is_not_told_that_it_does(
 ) -> None:
     """The error is the call's own; that it could not be recorded is a line of the log."""
     caplog.set_level(logging.DEBUG, "perdure.worker")
-    monkeypatch.setattr(event_writes, "LAST_WRITE_TIMEOUT", 0.5)
+    monkeypatch.setattr(event_stream, "LAST_WRITE_TIMEOUT", 0.5)
 
     async def fails(call: ModelCall) -> None:
         store.failure = StoreError("gone")
@@ -431,62 +429,3 @@ async def test_nothing_is_told_to_a_store_that_is_not_the_runs(store: MemoryStor
     with pytest.raises(StoreMismatchError):
         await Stages(store).model(model_call(store_id="other"), Model(reply("Done.")))
     assert await events(store) == []
-
-
-async def test_calls_whose_deltas_are_due_at_once_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "DELTA_INTERVAL", 0.5)  # from the first delta on, and of all
-    monkeypatch.setattr(event_writes, "DELTA_INTERVAL", 0.5)
-    together: list[list[str]] = []
-
-    class Counting(MemoryStore):
-        async def append_all(self, batches: Sequence[EventBatch]) -> list[bool | BaseException]:
-            together.append(sorted(batch.context_id for batch in batches))
-            return await super().append_all(batches)
-
-    store = Counting()
-    await store.open()
-    begun = asyncio.Barrier(3)
-
-    async def meet(call: ModelCall) -> None:
-        await begun.wait()
-
-    stages = Stages(store)
-    runs = [f"run {number}" for number in range(3)]
-    await asyncio.gather(
-        *(
-            stages.model(
-                model_call(context_id=run, scope=run),
-                Model(reply("Done."), meet, TextDelta("Half"), written(store, "Half", run)),
-            )
-            for run in runs
-        )
-    )
-    assert together == [runs], "one hand-over to the store for all of them"
-
-
-@pytest.mark.usefixtures("quick")
-async def test_a_batch_that_the_store_refuses_keeps_none_of_the_others_waiting(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    class Refuses(MemoryStore):
-        async def append(self, batch: EventBatch) -> bool:
-            if batch.context_id == "run 0":
-                raise ValueError("not this one")
-            return await super().append(batch)
-
-    store = Refuses()
-    await store.open()
-    begun = asyncio.Barrier(3)
-
-    async def meet(call: ModelCall) -> None:
-        await begun.wait()
-
-    def script(run: str) -> list[Step]:
-        return [meet, TextDelta("Half"), *([written(store, "Half", run)] if run != "run 0" else [])]
-
-    stages = Stages(store)
-    runs = [f"run {number}" for number in range(3)]
-    calls = [stages.model(model_call(context_id=run, scope=run), Model(reply("Done."), *script(run))) for run in runs]
-    await asyncio.gather(*calls)
-    for run in runs:
-        assert shown(await events(store, run))[-1] == "turn completed Done."
