@@ -558,12 +558,12 @@ async def _review_change(page: Page) -> Response:
         return await _show_call(page)
     block = (await _read_context(page)).blocks.get(f"c-{call_id}")
     old = _find_arguments(pending, block) or {}
+    schema = await find_tool_schema(page.call, status.agent, pending.name)
     if "arguments" in page.form:
         new = parse_json_field("arguments", page.form.get("arguments"))
         if not isinstance(new, dict):
             raise InvalidInputError("arguments: they are an object of names and values")
     else:
-        schema = await find_tool_schema(page.call, status.agent, pending.name)
         new = read_fields(page.form, build_fields(schema, old), old)
     changes = find_changes(old, new)
     if not changes:
@@ -575,6 +575,7 @@ async def _review_change(page: Page) -> Response:
         resource=page.call.resource or Resource("session"),
         changes={change.name: change for change in changes},
         shown={**old, **new},
+        defaults=[] if schema is None else _list_defaults(schema, new),
         arguments=json.dumps(new, ensure_ascii=True),
         comment=page.form.get("comment"),
         is_own=await has_started(page),

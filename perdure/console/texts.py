@@ -240,16 +240,18 @@ def format_duration(seconds: float | None) -> str:
 
 def render_time(moment: str | datetime | None, *, style: str = "ago") -> Markup:
     """Return a ``<time>``: its text is the time itself, in UTC, which the page's script replaces by the time since
-    (``ago``), the time to a deadline (``until``) or the local time (``clock``)."""
+    (``ago``), the time to a deadline (``until``) or the local time (``clock``), after the day if that is not today."""
     at = parse_time(moment)
     if at is None:
         return Markup()
     utc = at.astimezone(UTC)
-    text = f"{utc:%H:%M:%S}" if style == "clock" else _describe_distance(utc, style)
+    is_dated = style == "clock" and utc.date() != datetime.now(UTC).date()
+    clock = f"{utc.day} {utc:%b %H:%M:%S}" if is_dated else f"{utc:%H:%M:%S}"
+    text = clock if style == "clock" else _describe_distance(utc, style)
     is_soon = style == "until" and (utc - datetime.now(UTC)).total_seconds() < _SOON_SECONDS
     return Markup('<time datetime="{}" data-style="{}" title="{}"{}>{}</time>').format(
         utc.isoformat(timespec="milliseconds"), style, f"{utc:%d %b %Y, %H:%M:%S} UTC",
-        Markup(' class="soon"') if is_soon else "", text,
+        Markup(' class="soon"') if is_soon else Markup(' class="dated"') if is_dated else "", text,
     )  # fmt: skip
 
 

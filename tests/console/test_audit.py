@@ -72,6 +72,8 @@ async def test_a_decision_is_there_with_who_what_when_and_from_where(engine: Eng
         [row] = [row for row in await (await opened.client.store()).list_audit() if row.verb == "approve"]
         times = [given["datetime"] for tag, given in page.tags if tag == "time"]
         assert f"{row.at[:23]}+00:00" in times
+        [today] = [link for link in links if link and f"from={row.at[:10]}&to={row.at[:10]}" in link]
+        assert run.id in (await browser.open(today.removeprefix("/console"))).text
 
 
 async def test_the_address_is_the_filter(engine: Engine) -> None:

@@ -467,6 +467,7 @@ async def test_pictures_of_every_page(engine: Engine, scheme: Literal["light", "
                     for box in (await window.page.locator("input[name=item]").all())[1:3]:
                         await box.check()
                     await window.page.get_by_role("button", name="Compare").wait_for()
+                    await window.page.get_by_text("With 2 ticked runs").wait_for(state="attached")
                     await window.page.screenshot(path=PICTURES / f"runs-ticked-{scheme}{size}.png")
                 expected = ["Failed to load resource: the server responded with a status of 404 (Not Found)"]
                 assert window.complaints == (expected if name == "error" else [])

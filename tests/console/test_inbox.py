@@ -300,6 +300,7 @@ async def test_arguments_are_changed_by_their_form_with_a_difference_first(engin
             assert text in page.text, "the page of the changes has what the page of the call has"
         unchanged = await browser.send(review, **{"arg.urgent": "true"})
         assert "first\nsecond" in unchanged.text, "what stays as it is, too"
+        assert 'Not given, so by default: size = "S"' in unchanged.text
         assert unchanged.text.count("changed") - unchanged.text.count("unchanged") == 1
         page = await browser.send(page.find_form(decision="change"), ("decision", "change"), comment="less")
         assert "with changed arguments" in page.text

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from perdure import Agent, Approval, Client, File, Limits, tool
 from perdure.client.visibility import read_pending_memo
+from perdure.console.texts import render_time
 from perdure.console.transcript import CallBlock, ReplyBlock, Transcript, read_window
 from perdure.console.waterfall import build_waterfall
 from perdure.errors import RateLimitError
@@ -553,3 +554,8 @@ async def test_a_stream_ends_with_the_login(engine: Engine, monkeypatch: pytest.
                     pass
         again = await browser.http.get(live, headers={"accept": "text/event-stream"}, follow_redirects=False)
         assert again.status_code in (303, 401)
+
+
+def test_a_clock_of_another_day_has_its_day() -> None:
+    assert ">2 Jan 03:04:05<" in render_time("2026-01-02T03:04:05Z", style="clock")
+    assert ">03:04:05<" not in render_time("2026-01-02T03:04:05Z", style="clock")

@@ -159,6 +159,7 @@ async def test_a_disabled_endpoint_says_why_and_is_sent_nothing(engine: Engine) 
         browser = opened.browse()
         page = await browser.open(f"/webhooks/{webhook.id}")
         assert "Disabled: it answered 410" in page.squeeze()
+        assert "disabled it answered 410" in (await browser.open("/webhooks")).squeeze()
         await browser.send(page.find_form(to="/test"))
         assert browser.response.status_code == 400
         page = await browser.open(f"/webhooks/{webhook.id}/msg_1")

@@ -19,7 +19,12 @@ export function updateTimes(root = document) {
     const at = new Date(time.dateTime);
     const past = (Date.now() - at) / 1000;
     let text;
-    if (time.dataset.style === "clock") text = at.toLocaleTimeString([], { hour12: false });
+    if (time.dataset.style === "clock") {
+      const isDated = at.toDateString() !== new Date().toDateString();
+      const day = isDated ? `${at.toLocaleDateString("en-GB", { day: "numeric", month: "short" })} ` : "";
+      text = day + at.toLocaleTimeString([], { hour12: false });
+      time.classList.toggle("dated", isDated);
+    }
     else if (time.dataset.style === "for") text = describeSeconds(Math.max(past, 1));
     else if (past >= 0) text = past < 5 ? "just now" : `${describeSeconds(past)} ago`;
     else text = `in ${describeSeconds(time.dataset.style === "until" && past <= -SOON ? Math.floor(-past / 60) * 60 : -past)}`;
@@ -50,6 +55,16 @@ export function parseHTML(text) {
 document.querySelector(".bar nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 updateTimes();
 setInterval(updateTimes, 1000);
+// How many runs are ticked is said beside what is done with them.
+const ticked = document.querySelector(".runs-bulk .when-ticked");
+function countTicked() {
+  const count = document.querySelectorAll("input[name=item]:checked").length;
+  ticked.textContent = `With ${count} ticked ${count === 1 ? "run" : "runs"}`;
+}
+if (ticked) {
+  document.addEventListener("change", countTicked);
+  window.addEventListener("pageshow", countTicked); // a browser that goes back ticks what was ticked
+}
 // Edits of arguments that are not sent yet hide what would decide on the call without them.
 document.addEventListener("input", (event) => event.target.closest(".change")?.setAttribute("data-edited", ""));
 // A button that was pressed is not pressed twice.
