@@ -143,12 +143,13 @@ def test_every_measure(tmp_path: Path) -> None:
         assert any(line.startswith(row) for line in lines), row
     results = measured["results"]
     compared = {"single", "concurrent", "history", "recovery", "events", "streaming", "replies", "hooks"}
-    assert set(results) == compared | {"database", "scaling", "starts"}
+    assert set(results) == compared | {"lengths", "database", "scaling", "starts"}
     only = {
         "events": ["perdure", *ON_POSTGRES[:1]],
         "streaming": ["perdure"],
         "replies": ["perdure", *ON_POSTGRES[:1]],
         "hooks": ["perdure", "perdure-inline"],
+        "lengths": ["perdure", "perdure-inline"],
         "database": ON_POSTGRES,
         "scaling": ON_POSTGRES,
         "starts": ["perdure"],
