@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from starlette.responses import Response
 
 from ..client.follow import list_child_runs
@@ -17,7 +17,7 @@ from ..client.visibility import RunSummary
 from ..ports import AgentRow, Store
 from ..types.messages import NAME_CHARS, FilePart, Message, OpaquePart, Part, ToolResultPart
 from .auth import Resource
-from .operations import Call, Input, Operation
+from .operations import Call, Input, Instant, Operation
 from .problems import NotFoundError
 
 PAGE_BYTES = 4_000_000
@@ -150,9 +150,9 @@ class SessionsQuery(PageQuery):
     """``running`` is any open one; ``waiting`` and ``paused`` need the attributes of ``perdure server setup``."""
     tenant: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
     user: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
-    started_from: AwareDatetime | None = None
-    """ISO 8601 with a time zone: those that have started then or later."""
-    started_before: AwareDatetime | None = None
+    started_from: Instant | None = None
+    """Those that have started at this time or later; without an offset it is UTC."""
+    started_before: Instant | None = None
     children: bool = False
     """Also the sessions of subagents."""
 

@@ -20,7 +20,7 @@ from ..ports.surfaces import AuditRow
 from ..types.messages import NAME_CHARS, RUN_ID_CHARS, clean_text
 from .auth import Resource, RoleAuthorizer, Verb, get_list_scope
 from .lists import PageQuery
-from .operations import Call, Input, Operation
+from .operations import Call, Input, Instant, Operation
 
 TAG = "records"
 MAX_SUMS = 400
@@ -29,17 +29,6 @@ USAGE_DAYS = 30
 """Days that sums of usage are of, where no time is given."""
 _MAX_READS = 10
 """Reads for one page of the audit trail: one of which most rows are left out ends before it is full."""
-
-
-def format_instant(at: datetime | None, name: str) -> str:
-    """Format a time of a query for the store, "" for None; one without an offset is UTC. Raises
-    ``InvalidInputError``."""
-    if at is None:
-        return ""
-    try:
-        return timestamp(at if at.tzinfo is not None else at.replace(tzinfo=UTC))
-    except OverflowError:
-        raise InvalidInputError(f"{name}: there is no such time in UTC") from None
 
 
 # ---
@@ -60,9 +49,9 @@ class AuditQuery(PageQuery):
     """Id of the session, schedule or webhook."""
     tenant: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
     """The tenant of the subject."""
-    since: datetime | None = None
+    since: Instant | None = None
     """At this time or later; without an offset it is UTC."""
-    until: datetime | None = None
+    until: Instant | None = None
     """Before this time."""
     refused: bool = False
     """Only requests that were refused."""
@@ -108,8 +97,8 @@ async def list_audit(call: Call) -> AuditList:
         "subject": query.subject,
         "by": query.by,
         "verb": query.verb,
-        "since": format_instant(query.since, "since"),
-        "until": format_instant(query.until, "until"),
+        "since": _format(query.since),
+        "until": _format(query.until),
         "refused": query.refused,
     }
     checked = {name: value for name, value in filters.items() if isinstance(value, str)}
@@ -225,9 +214,9 @@ class UsageQuery(Input):
     """Provider and model: ``openai:gpt-5``."""
     tenant: str | None = Field(default=None, max_length=NAME_CHARS)
     """Empty for calls without a tenant."""
-    since: datetime | None = None
+    since: Instant | None = None
     """Recorded at this time or later; without an offset it is UTC. By default 30 days ago."""
-    until: datetime | None = None
+    until: Instant | None = None
     """Recorded before this time."""
     limit: int = Field(default=100, ge=1, le=MAX_SUMS)
 
@@ -293,12 +282,17 @@ async def sum_usage(call: Call) -> UsageList:
 def _read_range(since: datetime | None, until: datetime | None) -> tuple[str, str]:
     """Return the times of a query for the store; without a beginning the last days before its end."""
     if since is not None:
-        return format_instant(since, "since"), format_instant(until, "until")
+        return _format(since), _format(until)
     try:
         since = (until or datetime.now(UTC)) - timedelta(days=USAGE_DAYS)
     except OverflowError:
         since = until
-    return format_instant(since, "since"), format_instant(until, "until")
+    return _format(since), _format(until)
+
+
+def _format(at: datetime | None) -> str:
+    """Format a time for the store, "" for None."""
+    return "" if at is None else timestamp(at)
 
 
 def _build_totals(one: UsageSum) -> UsageTotals:

@@ -103,6 +103,10 @@ async def test_sessions_in_pages(engine: Engine) -> None:
         assert sorted(await ids_of(http, agent=name, limit=2, started_from=first, started_before=last)) == sorted(
             one for one, at in times.items() if first <= at < last
         )
+        assert await ids_of(http, agent=name, started_before="1970-01-01") == []
+        for time in ("0.5", "1700000000", "x", "0001-01-01T00:00:00+14:00"):
+            refused = await http.get("/sessions", params={"started_before": time})
+            assert (refused.status_code, "started_before" in refused.text) == (400, True), time
         # Temporal forgets some: the store still has them, after those that Temporal has.
         forgotten = [made["acme"][0], made["other"][0], made[""][0]]
         await asyncio.gather(*(forget(client, gone) for gone in forgotten))

@@ -207,7 +207,7 @@ async def test_sums_over_http(engine: Engine) -> None:
         assert [row["key"] for row in by_run["data"]] == ["run-4", "run-3"]
         own = (await opened.browse("acme").http.get("/v1/usage?group=tenant")).json()
         assert ([row["key"] for row in own["data"]], own["total"]["calls"]) == (["acme"], 2)
-        for query in ("group=user", "limit=401", "since=x", "until=0001-01-01T00:00:00%2B14:00", "agent=%00"):
+        for query in ("since=0.5", "group=user", "limit=401", "until=0001-01-01T00:00:00%2B14:00", "agent=%00"):
             assert (await http.get(f"/v1/usage?{query}")).status_code == 400, query
 
 

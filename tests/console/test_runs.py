@@ -123,7 +123,7 @@ async def test_the_address_is_the_filter(engine: Engine) -> None:
         assert await list_runs(f"?started={before}") == both
         assert "since" in browser.page.text
         assert await list_runs(f"?started={after}") == await list_runs(f"?started=/{before}") == set()
-        for wrong in ("soon", f"{before}/x", "2026-01-01T00:00:00", "<script>"):
+        for wrong in ("soon", f"{before}/x", "1767225600", "<script>"):
             await browser.open(f"/runs?started={quote(wrong)}")
             assert browser.response.status_code == 400, wrong
 
@@ -135,8 +135,13 @@ async def test_the_next_page_is_of_the_same_period(engine: Engine) -> None:
     async with served(engine, Agent(name, ScriptedProvider(lambda _: "hello"))) as (client, opened):
         for number in range(52):
             await client.start(name, None, mode="session", id=f"{name}-{number}")
+
+        async def are_listed() -> bool:
+            return len(await client.list(agent=name, limit=100)) == 52
+
+        await eventually(are_listed)
         browser = opened.browse()
-        await eventually(lambda: _lists(browser, f"/runs?agent={name}&started=24h", 50))
+        assert await _lists(browser, f"/runs?agent={name}&started=24h", 50)
         [more] = [given["href"] for _, given in browser.page.tags if "cursor=" in given.get("href", "")]
         assert await _lists(browser, more.removeprefix("/console"), 2), browser.page.text
 
