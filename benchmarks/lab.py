@@ -30,6 +30,12 @@ _LINE = 64 * 1024 * 1024
 """Bytes that a process may say in one line."""
 
 
+def read_cpu(pid: int) -> float:
+    """CPU seconds of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class WorkerProcess:
     """One worker in a process of its own."""
 
@@ -161,8 +167,7 @@ class Lab:
 
     def read_server_cpu(self) -> float:
         """CPU seconds of the dev server so far."""
-        fields = Path(f"/proc/{self.server_pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return read_cpu(self.server_pid)
 
     async def count_calls(self) -> int:
         """Model calls so far, of all contestants."""

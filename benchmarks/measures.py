@@ -53,6 +53,8 @@ class Scale:
     """On each event, where their cost is measured."""
     parked: int = 1000
     """Runs that wait for approval at once."""
+    parked_cache: int = 100
+    """Workflows that a worker keeps meanwhile."""
     conversations: int = 1000
     """That are open at once."""
     turns: int = 3

@@ -15,19 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from temporalio.client import Client as TemporalClient
+from temporalio.client import WorkflowHandle
 
-from benchmarks.contestants import Contestant
-from benchmarks.lab import Lab
+from benchmarks.contestants import BASE, Contestant
+from benchmarks.lab import Lab, read_cpu
 from benchmarks.measures import Figures, Scale
 from benchmarks.output import Progress
-from benchmarks.parking import AGENT, AMOUNT
+from benchmarks.parking import AGENT, AMOUNT, FLOOR
 from perdure import Client, Run
 from perdure.types.interface import PENDING_ATTRIBUTE
 
 APPROVERS = {"ana": 3, "bea": 0}
 """With which the one changes every third call's arguments."""
 CACHE = 100
-"""Workflows that the worker keeps."""
+"""Workflows that the worker keeps by default."""
 _WARM = 20
 """Runs before the memory is looked at: what is loaded once is not the runs'."""
 _STARTS = 20
@@ -36,12 +37,19 @@ _STUCK_SECONDS = 180
 """Without a run more that waits."""
 _LINE = 64 * 1024 * 1024
 
+_Handle = Run | WorkflowHandle[Any, Any]
+"""A run of perdure, or of the floor."""
+
 
 async def parked(lab: Lab, _: Sequence[Contestant], scale: Scale) -> Figures:
-    """``scale.parked`` runs at one worker on SQLite, and at two on PostgreSQL. Raises ``AssertionError`` unless every
-    call ran once with what its winner had approved."""
+    """``scale.parked`` runs at one worker on SQLite, and at two on PostgreSQL; and as many of a bare workflow. Raises
+    ``AssertionError`` unless every call ran once with what its winner had approved."""
     file = lab.root / "parked.db"
-    figures = {"perdure": await park(lab.client, lab.address, lab.root, scale.parked)}
+    place = (lab.client, lab.address, lab.root, scale.parked, scale.parked_cache)
+    figures = {
+        BASE: await park(*place, read_server_cpu=lab.read_server_cpu, floor=True),
+        "perdure": await park(*place, read_server_cpu=lab.read_server_cpu),
+    }
     figures["perdure"]["store_bytes"] = file.stat().st_size / scale.parked
     if lab.postgres is not None:
         before = await lab.postgres.size("parked")
@@ -51,7 +59,7 @@ async def parked(lab: Lab, _: Sequence[Contestant], scale: Scale) -> Figures:
             assert lab.postgres is not None
             return await lab.postgres.size("parked")
 
-        mine = await park(lab.client, lab.address, lab.root, scale.parked, store_url=url, workers=2, look=look)
+        mine = await park(*place, store_url=url, workers=2, look=look, read_server_cpu=lab.read_server_cpu)
         figures["perdure-pg"] = mine
         mine["parked_bytes"] = (mine["bytes"] - before["bytes"]) / scale.parked
         mine["store_bytes"] = ((await look())["bytes"] - before["bytes"]) / scale.parked
@@ -65,55 +73,60 @@ async def park(
     address: str,
     root: Path,
     count: int,
+    cache: int | None = None,
     *,
     store_url: str = "",
     workers: int = 1,
     look: Callable[[], Awaitable[dict[str, int]]] | None = None,
+    read_server_cpu: Callable[[], float] | None = None,
+    floor: bool = False,
 ) -> dict[str, Any]:
     """What ``count`` parked runs take, and what came of every call: ``decided`` by approver, ``ran`` by order.
 
-    The store is a new SQLite file, if none is named. ``look`` reads figures of its server when all are parked.
+    ``cache``: workflows that a worker keeps, ``CACHE`` by default. The store is a new SQLite file, if none is named. ``look`` reads figures of its server when all are parked,
+    ``read_server_cpu`` the CPU seconds of Temporal's. ``floor``: runs of the bare workflow instead.
     """
+    cache = cache or CACHE
     queue = f"parked-{uuid.uuid4().hex[:8]}"
     ledger = root / f"{queue}.jsonl"
     store_url = store_url or f"sqlite:///{root}/parked.db"
     client = Client(temporal, store_url=store_url, task_queue=queue, actor="parker")
+    role = "floor-" if floor else ""
     async with AsyncExitStack() as stack:
-        start = ("worker", address, queue, store_url, str(ledger), str(CACHE))
+        start = (f"{role}worker", address, queue, store_url, str(ledger), str(cache))
         processes = [await stack.enter_async_context(open_process(*start)) for _ in range(workers)]
-        await _warm_up(client)
+        await _warm_up(client, floor=floor)
         before = await _read_memory(processes)
         began, few = time.perf_counter(), count // 5
-        runs = await _start(client, range(few))
+        runs = await _start(client, range(few), floor=floor)
         await _until_waiting(client, few)
         with_few = await _read_memory(processes)
-        runs += await _start(client, range(few, count))
+        runs += await _start(client, range(few, count), floor=floor)
         await _until_waiting(client, count)
         parked_s = time.perf_counter() - began
         after = await _read_memory(processes)
         seen = await look() if look is not None else {}
         print(f"{count} parked in {parked_s:.0f} s, {before} to {after} KB, {seen}", file=sys.stderr, flush=True)
-        began_again = time.perf_counter()
-        decided, looked, burst_s = await _burst(address, queue, store_url)
-        await _finish(runs)
-        all_s = time.perf_counter() - began_again
+
+        def read_cpus() -> dict[str, float]:
+            server = {} if read_server_cpu is None else {"server_ms": 1000 * read_server_cpu() / count}
+            return {"worker_ms": 1000 * sum(read_cpu(worker.pid) for worker in processes) / count, **server}
+
+        burst = await _burst(role, address, queue, store_url, lambda: _finish(runs), read_cpus)
         at_the_end = await _read_memory(processes)
     await client.close()
     ran = [json.loads(line) for line in ledger.read_text().splitlines()]
     return {
         "count": count,
         "workers": workers,
-        "cache": CACHE,
+        "cache": cache,
         "before_kb": before,
         "after_kb": after,
         "end_kb": at_the_end,
         "few_kb": with_few,
         "kb_per_run": (after - with_few) / (count - few),
         "park_s": parked_s,
-        **looked,
-        "burst_s": burst_s,
-        "done_s": all_s,
-        "decided": decided,
+        **burst,
         "ran": [one for one in ran if int(one[0]) >= 0],
         **seen,
     }
@@ -136,34 +149,44 @@ def check(figures: dict[str, Any]) -> None:
         assert all(f"already approved by {winner}" in text for text in lost), lost
 
 
-async def _warm_up(client: Client) -> None:
-    runs = await _start(client, range(-_WARM, 0))
+async def _warm_up(client: Client, *, floor: bool) -> None:
+    runs = await _start(client, range(-_WARM, 0), floor=floor)
     await _until_waiting(client, _WARM)
-    for one in await client.approvals(agent=AGENT):
-        await one.approve()
+    if floor:
+        for run in runs:
+            handle = client.temporal.get_workflow_handle(run.id)
+            await handle.execute_update("decide", {"order": "-1", "amount": AMOUNT, "by": "parker"})
+    else:
+        for one in await client.approvals(agent=AGENT):
+            await one.approve()
     await _finish(runs)
     await _until_waiting(client, 0)
 
 
-async def _start(client: Client, orders: range) -> list[Run]:
+async def _start(client: Client, orders: range, *, floor: bool) -> list[_Handle]:
     limit = asyncio.Semaphore(_STARTS)
     progress = Progress("started", len(orders))
 
-    async def start(order: int) -> Run:
+    async def start(order: int) -> _Handle:
+        name, queue = f"{client.task_queue}/{order}", client.task_queue
         async with limit:
-            run = await client.start(AGENT, str(order), id=f"{client.task_queue}/{order}")
+            run: _Handle
+            if floor:
+                run = await client.temporal.start_workflow(FLOOR, str(order), id=name, task_queue=queue)
+            else:
+                run = await client.start(AGENT, str(order), id=name)
             progress.step()
             return run
 
     return list(await asyncio.gather(*map(start, orders)))
 
 
-async def _finish(runs: list[Run]) -> None:
+async def _finish(runs: list[_Handle]) -> None:
     """Await their ends, few at once: ten thousand long polls keep a development server from its other work."""
     limit = asyncio.Semaphore(_STARTS)
     progress = Progress("ended", len(runs))
 
-    async def finish(run: Run) -> None:
+    async def finish(run: _Handle) -> None:
         async with limit:
             await run.result()
             progress.step()
@@ -185,28 +208,40 @@ async def _until_waiting(client: Client, count: int) -> None:
         await asyncio.sleep(0.1 if count <= 1000 else 1)  # to count ten thousand takes PostgreSQL a while
 
 
-async def _burst(address: str, queue: str, store_url: str) -> tuple[dict[str, Any], dict[str, float], float]:
-    """What the approvers, each a process of its own, say came of it; how many seconds the slower one looked (for all by
-    Temporal, for the first page of the store, for all its pages), and how many both decided.
+async def _burst(
+    role: str,
+    address: str,
+    queue: str,
+    store_url: str,
+    finish: Callable[[], Awaitable[None]],
+    read_cpus: Callable[[], dict[str, float]],
+) -> dict[str, Any]:
+    """What the approvers, each a process of its own, say came of it (``decided``), how many seconds the slower one
+    looked (for all by Temporal, for the first page of the store, for all its pages), both decided, and it took until
+    ``finish``; and what ``read_cpus`` grew by meanwhile.
 
     They look at the same moment, which asks no worker (docs/decisions/023): two queries at once for a run that a worker
     has to load while its cache is full can leave it stuck there, whatever its workflow (temporalio 1.35).
     """
-    said: dict[str, Any] = {}
+    decided: dict[str, Any] = {}
 
     async def approve(name: str, process: Process) -> None:
-        said[name] = json.loads(await _ask(process))
+        decided[name] = json.loads(await _ask(process))
 
     first, second = APPROVERS
     async with (
-        open_process("approver", address, queue, store_url, first, str(APPROVERS[first])) as one,
-        open_process("approver", address, queue, store_url, second, str(APPROVERS[second])) as other,
+        open_process(f"{role}approver", address, queue, store_url, first, str(APPROVERS[first])) as one,
+        open_process(f"{role}approver", address, queue, store_url, second, str(APPROVERS[second])) as other,
     ):
         looked = [json.loads(line) for line in await asyncio.gather(_ask(one), _ask(other))]
-        began = time.perf_counter()
+        slower = map(max, zip(*looked, strict=True))
+        seconds = dict(zip(("inbox_s", "page_s", "listed_s"), slower, strict=False))  # the floor has no store
+        began, cpus = time.perf_counter(), read_cpus()
         await asyncio.gather(approve(first, one), approve(second, other))
-        seconds = dict(zip(("inbox_s", "page_s", "listed_s"), map(max, zip(*looked, strict=True)), strict=True))
-        return said, seconds, time.perf_counter() - began
+        seconds["burst_s"] = time.perf_counter() - began
+        await finish()
+        seconds["done_s"] = time.perf_counter() - began
+        return {"decided": decided, **seconds, **{name: ms - cpus[name] for name, ms in read_cpus().items()}}
 
 
 @asynccontextmanager

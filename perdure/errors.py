@@ -394,19 +394,24 @@ class NoWorkerError(RuntimeSetupError):
     """No worker polls the task queue."""
 
 
-def _collect_error_classes(root: type[PerdureError]) -> dict[str, type[PerdureError]]:
-    """Collect the error classes below ``root`` by name. One of this module is not hidden by another of its name."""
-    classes = {root.__name__: root}
+def _find_error_class(name: str) -> type[PerdureError] | None:
+    """Find the error class of that name; one of this module is not hidden by another of its name."""
+    own = globals().get(name)
+    if isinstance(own, type) and issubclass(own, PerdureError):
+        return own
+    return _find_subclass(PerdureError, name)
+
+
+def _find_subclass(root: type[PerdureError], name: str) -> type[PerdureError] | None:
     for child in root.__subclasses__():
-        for name, cls in _collect_error_classes(child).items():
-            if cls.__module__ == __name__ or name not in classes:
-                classes[name] = cls
-    return classes
+        if (found := child if child.__name__ == name else _find_subclass(child, name)) is not None:
+            return found
+    return None
 
 
 def build_error(name: str | None, message: str, hint: str | None = None) -> PerdureError:
     """Restore the error of class ``name`` that crossed Temporal; ``RunError`` for an unknown class."""
-    cls = _collect_error_classes(PerdureError).get(name or "")
+    cls = _find_error_class(name or "")
     if cls is None:
         return RunError(f"{name}: {message}" if name else message, hint=hint)
     return cls(message, hint=hint)

@@ -94,7 +94,10 @@ async def test_processes_at_the_same_moment_get_the_same_server(home: Home) -> N
     assert running.pid == servers[0]["pid"]
     # Detached: a session of its own, and private files.
     assert os.getsid(running.pid) != os.getsid(0)
-    assert home.temporal_db.stat().st_mode & 0o077 == 0
+    files = list(home.root.glob("temporal.db*"))
+    assert [oct(file.stat().st_mode & 0o077) for file in files] == ["0o0"] * len(files)
+    with contextlib.closing(sqlite3.connect(home.temporal_db)) as database:
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 @pytest.mark.slow
