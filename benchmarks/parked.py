@@ -83,8 +83,9 @@ async def park(
 ) -> dict[str, Any]:
     """What ``count`` parked runs take, and what came of every call: ``decided`` by approver, ``ran`` by order.
 
-    ``cache``: workflows that a worker keeps, ``CACHE`` by default. The store is a new SQLite file, if none is named. ``look`` reads figures of its server when all are parked,
-    ``read_server_cpu`` the CPU seconds of Temporal's. ``floor``: runs of the bare workflow instead.
+    ``cache``: workflows that a worker keeps, ``CACHE`` by default. The store is a new SQLite file, if none is named.
+    ``look`` reads figures of its server when all are parked, ``read_server_cpu`` the CPU seconds of Temporal's.
+    ``floor``: runs of the bare workflow instead.
     """
     cache = cache or CACHE
     queue = f"parked-{uuid.uuid4().hex[:8]}"

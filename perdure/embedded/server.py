@@ -115,8 +115,8 @@ DYNAMIC_CONFIG = (
     "system.enableActivityEagerExecution=true",
 )
 
-# The server writes all through one connection: with SQLite's default journal each of twenty commits of an approved call
-# syncs the disk three times, in WAL mode once. Each commit is still on the disk before the server says that it is done.
+# The server writes all through one connection, and a decision on a parked run takes twenty commits until the run ends:
+# 92 syncs of the disk with SQLite's default journal, 21 in WAL mode. Each commit is on the disk before it is answered.
 SQLITE_PRAGMAS = ("journal_mode=WAL", "synchronous=FULL")
 
 _READY_SECONDS = 30.0
