@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import shutil
 import socket
 import sqlite3
 import tempfile
@@ -28,6 +29,8 @@ from .record import PROBE_SECONDS, ServerInfo, find_running_server, read_record,
 PANIC_PREFIX = "panic: "
 """Start of the last output of a crashed Go program."""
 _LAST_LINES = 5
+_LEAST_FREE_BYTES = 1024 * 1024
+"""Less is a full disk: a start writes more."""
 
 # Messages of SQLite and the system in the server's log, the cause, and the way out.
 _START_FAILURE_CAUSES = (
@@ -86,6 +89,8 @@ def _is_unfinished_database(path: Path) -> bool:
 
 def build_start_error(home: Home, output: str) -> ServerStartError:
     """Build the error for a server that did not start, from its last output."""
+    if not output and shutil.disk_usage(home.root).free < _LEAST_FREE_BYTES:
+        output = "disk is full"  # its log, too, can say nothing
     for signs, cause, hint in _START_FAILURE_CAUSES:
         if any(sign in output.lower() for sign in signs):
             message = f"the Temporal dev server does not start: {cause}"

@@ -35,6 +35,8 @@ async def test_what_is_parked_is_found_and_every_call_runs_once(
     monkeypatch.setattr(parked, "CACHE", 5)
     monkeypatch.setattr(parked, "_WARM", 2)
     await parked_and_decided(temporal_address, tmp_path, 15)
+    floor = await parked.park(await Client.connect(temporal_address), temporal_address, tmp_path, 6, floor=True)
+    parked.check(floor)
 
 
 @pytest.mark.slow
