@@ -17,7 +17,6 @@ from typing_extensions import Unpack
 from ..errors import DefinitionError, InvalidInputError
 from ..hooks import Hook, HookSet, validate_hooks
 from ..hooks.hook import add_hook_compaction, validate_hook_list
-from ..ports import Provider, Toolset, ToolSpec
 from ..tools import DeclaredTool, Rule, RunContext, Tool, Toolbox
 from ..tools.context import ContextT
 from ..tools.context_type import ContextType, validate_plain_context
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from ..client.client import Client
     from ..client.on_approval import OnApproval
     from ..client.start import History
+    from ..ports import Provider, Toolset, ToolSpec
     from ..tools.tool import Function, TakesAnyContext
     from ..types.interface import Response
     from ..types.messages import MessageInput

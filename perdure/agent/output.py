@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from typing_extensions import TypeVar
 
+from .. import ports
 from ..errors import DefinitionError, ParseError
 from ..hooks.hook import evaluate_signature
-from ..ports import ToolSpec
 from ..tools.context import ContextT_contra, P, ReturnT_co, RunContext
 from ..tools.context_type import takes_context
 from ..tools.json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
@@ -65,7 +65,7 @@ class OutputType:
         # arguments together are.
         self.runs_code = runs_code(self._adapter.core_schema)
         """Whether reading it may run the author's code, which must not block the worker's loop."""
-        self.spec = ToolSpec(FINISH_TOOL, _FINISH_TOOL_DESCRIPTION, self.schema)
+        self.spec = ports.ToolSpec(FINISH_TOOL, _FINISH_TOOL_DESCRIPTION, self.schema)
         """The tool, as the model sees it."""
 
     def read_arguments(self, arguments: Mapping[str, Any]) -> Any:

@@ -22,7 +22,6 @@ from .. import config
 from ..embedded.address import connect, resolve_target
 from ..encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, TranscriptUnavailableError
-from ..ports import Store
 from ..store import Chain, open_store
 from ..store.cache import ByteLRU
 from ..temporal_service import build_schedule_action, start_run_workflow
@@ -64,6 +63,7 @@ from .visibility import RunSummary, create_store, list_runs
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
+    from ..ports import Store
     from ..tools.context import ContextT
 
     # What only services and operators use is imported when it is called: each program imports this module.

@@ -7,12 +7,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jiter import from_json
 
 from ..errors import InvalidInputError, StoreError, TranscriptCorruptedError
-from ..ports import EventRow, Store
 from ..store import Chain
 from ..types.events import (
     Event,
@@ -26,6 +25,9 @@ from ..types.events import (
 )
 from .handles import ClientHandle
 from .watches import EndWatch, EventPage, EventWatch, join_event_watch
+
+if TYPE_CHECKING:
+    from ..ports import EventRow, Store
 
 T = TypeVar("T")
 

@@ -30,7 +30,6 @@ from ..errors import (
     StoreMismatchError,
     build_error,
 )
-from ..ports import Store
 from ..store import Chain
 from ..store.transcripts import load_full_conversation
 from ..temporal_service import (
@@ -67,6 +66,7 @@ from .visibility import (
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
+    from ..ports import Store
     from ..toolsets import Artifact
     from .client import Client
 

@@ -21,7 +21,6 @@ from ..errors import (
     StoreError,
     build_error,
 )
-from ..ports import TurnRow
 from ..temporal_service import has_unhandled_events
 from ..types.events import Event
 from ..types.interface import OutputT, Response, TurnStatus
@@ -34,6 +33,7 @@ from .visibility import build_closed_status
 from .watches import join_event_watch
 
 if TYPE_CHECKING:
+    from ..ports import TurnRow
     from .run import Run
 
 

@@ -9,12 +9,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from ..errors import DefinitionError
-from ..ports import Provider
 from .endpoint import Endpoint, build_missing_sdk_error
+
+if TYPE_CHECKING:
+    from ..ports import Provider
 
 PROVIDER_HINT = "A provider is one async generator method: async def stream(self, request): yield …"
 
@@ -37,7 +39,7 @@ def check_stream(provider_label: str, provider: object) -> None:
         raise DefinitionError(f"The stream method of {provider_label} is {problem}.", hint=PROVIDER_HINT)
 
 
-ProviderFactory = Callable[[], Provider]
+ProviderFactory = Callable[[], "Provider"]
 
 PROVIDER_ALIASES = {"openai-chat": "openai"}
 """Other names of providers."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, overload
 
 from typing_extensions import TypedDict, Unpack
 
+from .. import ports
 from ..errors import DefinitionError, ToolError
 from ..hooks import Hook, HookSet, validate_hooks
 from ..hooks.hook import TOOL_HOOK_EVENTS
-from ..ports import ListedTool, Toolset, ToolSpec
 from ..types.interface import FINISH_TOOL
 from ..types.messages import NAME_PATTERN, clean_text
 from ..types.tool_calls import PinnedTool
@@ -114,9 +114,9 @@ class Tool(Generic[P, ReturnT, ContextT_contra]):
         return f"<Tool {self.name} at {self.where}>"
 
     @property
-    def spec(self) -> ToolSpec:
+    def spec(self) -> ports.ToolSpec:
         """The tool as the model sees it."""
-        return ToolSpec(self.name, self.description, self.parameters)
+        return ports.ToolSpec(self.name, self.description, self.parameters)
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Convert the model's arguments to keyword arguments of ``fn``. Raises ``ArgumentsError``."""
@@ -325,15 +325,15 @@ class ToolsetTool(ExternalTool):
         return functools.partial(self._call, self.pinned.tool, dict(arguments), context)
 
 
-def pin_tool(toolset: Toolset, listed: Any) -> PinnedTool:
+def pin_tool(toolset: ports.Toolset, listed: Any) -> PinnedTool:
     """Build the entry of a run's list for ``listed``. Raises ``DefinitionError`` for what a toolset may not list."""
     fault = f"toolset {toolset.name!r} lists {listed!r:.200}"
     spec = listed.spec if isinstance(listed, Tool) else listed
-    if not isinstance(spec, ToolSpec):
+    if not isinstance(spec, ports.ToolSpec):
         hint = 'A toolset lists tools, or ListedTool("name", "description", {"type": "object", …}).'
         raise DefinitionError(fault, hint=hint)
     options, timeout = dict[str, Any](), None
-    if isinstance(listed, ListedTool):
+    if isinstance(listed, ports.ListedTool):
         options, timeout = {"idempotent": listed.idempotent, "inline": listed.inline}, listed.timeout
     elif isinstance(listed, Tool):
         if isinstance(listed, ExternalTool):
@@ -385,7 +385,7 @@ class Toolbox:
                 reason = f"two tools are called {tool.name!r}: {other.where} and {tool.where}"
                 raise DefinitionError(reason, hint='Give one of them another name: @tool(name="…").')
             self._tools[tool.name] = tool
-        self.specs: tuple[ToolSpec, ...] = tuple(tool.spec for tool in self)
+        self.specs: tuple[ports.ToolSpec, ...] = tuple(tool.spec for tool in self)
         """The tools as the model sees them."""
 
     def get(self, name: str) -> Tool | None:
