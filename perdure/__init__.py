@@ -8,7 +8,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .lazy_names import build_name_loader
+
 if TYPE_CHECKING:
+    from . import errors as errors
+    from . import events as events
+    from . import workflow as workflow
     from .agent.agent import Agent as Agent
     from .agent.agent_file import load_agent as load_agent
     from .client.client import Client as Client
@@ -51,44 +56,38 @@ if TYPE_CHECKING:
     from .worker import Worker as Worker
 
 
-_NAMES_BY_MODULE = {
-    "agent.agent": "Agent",
-    "agent.agent_file": "load_agent",
-    "client.client": "Client",
-    "client.run": "Run",
-    "client.schedules": "Schedule",
-    "client.turn": "Turn",
-    "errors": "Abort ModelRetry",
-    "hooks": "HookSet Step Veto hook",
-    "local_engine": "local",
-    "ports": "Toolset",
-    "providers.pricing": "register_price",
-    "providers.registry": "register_provider",
-    "tools": "Approval Memory RunContext Tool ToolContext allow ask background callback_tool delegate deny remote_tool "
-    "tool",
-    "tools.context": "RunFacts",
-    "types.client_tools": "ClientTool",
-    "types.compaction": "Compaction",
-    "types.interface": "Response Status",
-    "types.limits": "Limits RateLimit",
-    "types.messages": "File Message",
-    "worker": "PerdurePlugin Worker",
+_NAMES_BY_HOME = {
+    ".agent.agent": "Agent",
+    ".agent.agent_file": "load_agent",
+    ".client.client": "Client",
+    ".client.run": "Run",
+    ".client.schedules": "Schedule",
+    ".client.turn": "Turn",
+    ".errors": "Abort ModelRetry",
+    ".hooks": "HookSet Step Veto hook",
+    ".local_engine": "local",
+    ".ports": "Toolset",
+    ".providers.pricing": "register_price",
+    ".providers.registry": "register_provider",
+    ".tools": "Approval Memory RunContext Tool ToolContext "
+    "allow ask background callback_tool delegate deny remote_tool tool",
+    ".tools.context": "RunFacts",
+    ".types.client_tools": "ClientTool",
+    ".types.compaction": "Compaction",
+    ".types.interface": "Response Status",
+    ".types.limits": "Limits RateLimit",
+    ".types.messages": "File Message",
+    ".worker": "PerdurePlugin Worker",
 }
-_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
 if not TYPE_CHECKING:  # type checkers take the imports above as the list
-    __all__ = sorted(_MODULES)
+    __all__ = sorted(name for names in _NAMES_BY_HOME.values() for name in names.split())
+    _load_name = build_name_loader(__name__, _NAMES_BY_HOME)
 
+    def __getattr__(name: str) -> Any:
+        if name in ("errors", "events", "workflow"):
+            return import_module(f".{name}", __name__)
+        return _load_name(name)
 
-def __getattr__(name: str) -> Any:
-    if name in ("errors", "events", "workflow"):
-        return import_module(f".{name}", __name__)
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(_MODULES)
+    def __dir__() -> list[str]:
+        return __all__

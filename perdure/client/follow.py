@@ -20,22 +20,9 @@ from typing import TypeVar
 
 from temporalio.client import WorkflowExecutionDescription
 
-from .. import ports
+from .. import events, ports
 from ..errors import NotWaitingYetError, PerdureError, RunNotFoundError, ServerUnreachableError, StoreError
 from ..types.approvals import PendingKind
-from ..types.events import (
-    ApprovalDecided,
-    ApprovalRequested,
-    BranchStarted,
-    Event,
-    ModelStarted,
-    QuestionAnswered,
-    QuestionAsked,
-    RunEvent,
-    ToolCompleted,
-    ToolStarted,
-    TurnEvent,
-)
 from ..types.interface import Status
 from .event_reader import (
     SNAPSHOT_RETRY_SECONDS,
@@ -149,26 +136,30 @@ async def read_event_log_state(run: RunHandle, context_id: str) -> EventLogState
     return _build_event_log_state(decode_row(context_id, row) for row in rows)
 
 
-def _build_event_log_state(events: Iterable[Event | None]) -> EventLogState:
+def _build_event_log_state(log: Iterable[events.Event | None]) -> EventLogState:
     """Build the state at the end of ``events``."""
     state = EventLogState()
-    for event in events:
+    for event in log:
         match event:
-            case ApprovalRequested(call_id=call_id):
+            case events.ApprovalRequested(call_id=call_id):
                 state.pending_calls[call_id] = "approval"
-            case QuestionAsked(call_id=call_id, kind=kind):
+            case events.QuestionAsked(call_id=call_id, kind=kind):
                 state.pending_calls[call_id] = kind
-            case ApprovalDecided(call_id=call_id) | QuestionAnswered(call_id=call_id) | ToolCompleted(call_id=call_id):
+            case (
+                events.ApprovalDecided(call_id=call_id)
+                | events.QuestionAnswered(call_id=call_id)
+                | events.ToolCompleted(call_id=call_id)
+            ):
                 state.pending_calls.pop(call_id, None)
                 state.starting_children.pop(call_id, None)
-            case ToolStarted(call_id=call_id, child_context_id=str(child)):
+            case events.ToolStarted(call_id=call_id, child_context_id=str(child)):
                 state.starting_children[call_id] = child
-            case RunEvent(state="paused", at=at):
+            case events.RunEvent(state="paused", at=at):
                 state.paused_at = at
-            case RunEvent(state="resumed"):
+            case events.RunEvent(state="resumed"):
                 state.paused_at = None
-            case ModelStarted() | RunEvent() | TurnEvent():  # all calls before it have their results
-                state = EventLogState()
+            case events.ModelStarted() | events.RunEvent() | events.TurnEvent():
+                state = EventLogState()  # all calls before it have their results
             case _:
                 pass
     return state
@@ -182,7 +173,7 @@ def _build_event_log_state(events: Iterable[Event | None]) -> EventLogState:
 class RunEnd:
     """The end of an execution, which the store may not have."""
 
-    event: RunEvent
+    event: events.RunEvent
     run_id: str
 
 
@@ -230,7 +221,7 @@ async def _find_run_end(
         error = await run.read_end(description.run_id)
         if isinstance(error, PerdureError):
             fields |= {"error_type": type(error).__name__, "error": error.message}
-    return RunEnd(RunEvent.model_validate(fields), description.run_id)
+    return RunEnd(events.RunEvent.model_validate(fields), description.run_id)
 
 
 async def _record_run_end(run: RunHandle, store: ports.Store, end: RunEnd) -> bool:
@@ -264,7 +255,7 @@ async def _check_run_store(run: RunHandle, store: ports.Store, retry_seconds: fl
 
 async def follow_run(
     run: RunHandle, after: int = 0, *, wait: bool = True, children: bool = True, texts: bool = True
-) -> AsyncGenerator[Event]:
+) -> AsyncGenerator[events.Event]:
     """Yield the events of ``run`` after number ``after`` until it has ended; without ``wait`` only those recorded so
     far.
 
@@ -294,7 +285,7 @@ async def follow_run(
 
 async def follow_turn(
     turn: TurnHandle, after: int = 0, *, wait: bool = True, children: bool = True, texts: bool = True
-) -> AsyncGenerator[Event]:
+) -> AsyncGenerator[events.Event]:
     """Yield the events of one turn after number ``after`` until it has ended; without ``wait`` only those recorded so
     far.
 
@@ -391,11 +382,11 @@ class TurnWatch(EndWatch[None]):
         self._end_recorded = asyncio.Event()
         super().__init__(self._wait_for_end())
 
-    def note_event(self, event: Event) -> None:
+    def note_event(self, event: events.Event) -> None:
         """Note an event that a follower has read: followers may be at different places."""
-        if isinstance(event, TurnEvent) and event.state != "started" and not event.path:
+        if isinstance(event, events.TurnEvent) and event.state != "started" and not event.path:
             self._ended_at = max(event.seq, self._ended_at)
-        elif not isinstance(event, RunEvent) and not event.path:  # not of another run: a message has extended it
+        elif not isinstance(event, events.RunEvent) and not event.path:  # not of another run: a message has extended it
             self._continued_at = max(event.seq, self._continued_at)
         if self._ended_at > self._continued_at:
             self._end_recorded.set()
@@ -434,8 +425,8 @@ async def list_child_runs(run: RunHandle) -> dict[str, bool]:
     return children
 
 
-def extract_child_run(event: Event) -> tuple[str, bool] | None:
+def extract_child_run(event: events.Event) -> tuple[str, bool] | None:
     """Return the id of the run that ``event`` starts, and whether it runs in background; None for any other event."""
-    if isinstance(event, ToolStarted) and event.child_context_id is not None:
+    if isinstance(event, events.ToolStarted) and event.child_context_id is not None:
         return event.child_context_id, event.background
-    return (event.child_context_id, False) if isinstance(event, BranchStarted) else None
+    return (event.child_context_id, False) if isinstance(event, events.BranchStarted) else None

@@ -41,7 +41,6 @@ from ..temporal_service import (
 )
 from ..types.approvals import DecidedApproval, StandingApproval
 from ..types.client_tools import ClientTool
-from ..types.events import Event
 from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, OutputT, Override, Response, Status, parse_output
 from ..types.messages import FilePart, Message, MessageInput
 from .audit import audit_steering
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
     from ..agent.agent import Agent
     from ..ports import Store
     from ..toolsets import Artifact
+    from ..types.events import Event
     from .client import Client
 
 logger = logging.getLogger("perdure.client")

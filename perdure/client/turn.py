@@ -22,7 +22,6 @@ from ..errors import (
     build_error,
 )
 from ..temporal_service import has_unhandled_events
-from ..types.events import Event
 from ..types.interface import OutputT, Response, TurnStatus
 from ..types.messages import MessageInput
 from .event_reader import iter_own_rows, retry_store_read
@@ -34,6 +33,7 @@ from .watches import join_event_watch
 
 if TYPE_CHECKING:
     from ..ports import TurnRow
+    from ..types.events import Event
     from .run import Run
 
 

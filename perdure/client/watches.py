@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from ..types.events import Event
 from .handles import ClientHandle
 
 if TYPE_CHECKING:
     from ..ports import EventRow, Store
+    from ..types.events import Event
 
 T = TypeVar("T")
 STORE_WAIT_SECONDS = 5.0

@@ -8,8 +8,9 @@ modules that each program loads write ``from .. import ports`` and ``ports.Commi
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy_names import build_name_loader
 
 if TYPE_CHECKING:
     from .model import Completed as Completed
@@ -66,24 +67,17 @@ if TYPE_CHECKING:
     from .toolset import ON_CHANGE_VALUES as ON_CHANGE_VALUES
     from .toolset import ListedTool as ListedTool
     from .toolset import Toolset as Toolset
-
-
-_NAMES_BY_MODULE = {
-    "model": "Completed ModelRef ModelRequest Provider Restarted StreamEvent TextDelta ThinkingDelta ToolCallDelta "
-    "ToolSpec",
-    "store": "AgentRow Blob Cache Claim Commit EventBatch EventLog EventRow Journal MemoryWrite NewEvent Node Outcome "
-    "RunRow Runs SharedMemory Store TranscriptChain Transcripts TurnRow Turns UsageRow add_blob "
-    "build_batch_token format_utc_now move_file_to_blob move_text_to_blob record_file timestamp",
-    "surfaces": "AuditRow IdempotencyClaim OutboxRow RunWaits WaitCursor WaitRow WriteOptions",
-    "tokens": "ROLES Role TokenCursor TokenRow Verb",
-    "toolset": "ON_CHANGE_VALUES ListedTool Toolset",
-}
-_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
-    globals()[name] = value
-    return value
+else:
+    __getattr__ = build_name_loader(
+        __name__,
+        {
+            ".model": "Completed ModelRef ModelRequest Provider Restarted StreamEvent "
+            "TextDelta ThinkingDelta ToolCallDelta ToolSpec",
+            ".store": "AgentRow Blob Cache Claim Commit EventBatch EventLog EventRow Journal MemoryWrite NewEvent "
+            "Node Outcome RunRow Runs SharedMemory Store TranscriptChain Transcripts TurnRow Turns UsageRow "
+            "add_blob build_batch_token format_utc_now move_file_to_blob move_text_to_blob record_file timestamp",
+            ".surfaces": "AuditRow IdempotencyClaim OutboxRow RunWaits WaitCursor WaitRow WriteOptions",
+            ".tokens": "ROLES Role TokenCursor TokenRow Verb",
+            ".toolset": "ON_CHANGE_VALUES ListedTool Toolset",
+        },
+    )
