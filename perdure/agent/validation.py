@@ -13,7 +13,6 @@ from .. import ports
 from ..errors import DefinitionError
 from ..hooks import Hook
 from ..hooks.hook import evaluate_signature
-from ..providers.pricing import has_price
 from ..providers.registry import check_settings, check_stream, parse_model
 from ..tools import Rule, RunContext, Tool
 from ..tools.context_type import (
@@ -128,6 +127,8 @@ def check_prices(
     for summaries.
     """
     if limits.limits_cost:
+        from ..providers.pricing import has_price
+
         summary_model = compaction.summarise.model if compaction is not None and compaction.summarise else None
         for model in (*chain, *(() if summary_model is None else validate_models(name, summary_model))):
             if model.own is None and not has_price(model.provider, model.name):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from ..errors import DefinitionError
-from .endpoint import Endpoint, build_missing_sdk_error
 
 if TYPE_CHECKING:
     from ..ports import Provider
@@ -61,6 +60,8 @@ class BuiltInProvider:
         except ModuleNotFoundError:  # the package around it is missing too
             is_installed = False
         if not is_installed:
+            from .endpoint import build_missing_sdk_error
+
             raise build_missing_sdk_error(self.load_class().extra, self.sdk)
         provider: Provider = self.load_class()()
         return provider
@@ -134,6 +135,8 @@ def get_wire_format(name: str) -> tuple[str, str]:
     name = _resolve_provider_name(name)
     if isinstance(_factories.get(name), BuiltInProvider):
         return name, name
+    from .endpoint import Endpoint
+
     provider = get_provider(name)
     return (provider.format, provider.origin) if isinstance(provider, Endpoint) else ("", "")
 

@@ -29,7 +29,6 @@ from ..types.messages import (
 from ..types.transcript import Piece, Transcript, map_pieces, merge_pieces
 from ..types.validation_errors import describe_validation_error
 from .cache import ByteLRU, CacheBudget
-from .objects import build_unset_error, decode_pointer
 
 _MESSAGE_BYTES = 1500  # a decoded message besides its text, measured with tracemalloc
 _SLICE_BYTES = 256 * 1024  # decoded between two turns of the event loop: about 2 ms
@@ -324,12 +323,14 @@ def _verify_blob(ref: BlobRef, blobs: Mapping[str, bytes]) -> bytes:
     body = blobs.get(ref.hash)
     if body is None:
         flaw = f"blob {ref.hash} ({ref.size} bytes) is missing from the store"
-    elif (pointer := decode_pointer(ref.hash, body)) is not None:
-        raise build_unset_error(ref.hash, pointer)
-    elif ports.Blob.from_content(body).hash != ref.hash:
-        flaw = f"blob {ref.hash} was altered: its bytes no longer have that hash"
-    else:
+    elif ports.Blob.from_content(body).hash == ref.hash:
         return body
+    else:
+        from .objects import build_unset_error, decode_pointer
+
+        if (pointer := decode_pointer(ref.hash, body)) is not None:
+            raise build_unset_error(ref.hash, pointer)
+        flaw = f"blob {ref.hash} was altered: its bytes no longer have that hash"
     raise TranscriptCorruptedError(flaw, hint=_RESTORE_HINT)
 
 
