@@ -19,7 +19,6 @@ from temporalio.service import TLSConfig
 from typing_extensions import Unpack
 
 from .. import config
-from ..embedded.address import connect, resolve_target
 from ..encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, TranscriptUnavailableError
 from ..store import Chain, open_store
@@ -30,7 +29,6 @@ from ..types.client_tools import ClientTool
 from ..types.interface import FIRST_MESSAGE_MEMO, Mode, OutputT, Override
 from ..types.messages import FilePart, Message, MessageInput, clean_text, decode_file_data
 from .audit import audit_steering
-from .inbox import PendingCall, list_pending_calls
 from .message_content import STORE_HINT
 from .messages import deliver_message
 from .run import Run
@@ -66,7 +64,8 @@ if TYPE_CHECKING:
     from ..ports import Store
     from ..tools.context import ContextT
 
-    # What only services and operators use is imported when it is called: each program imports this module.
+    # What few programs use is imported when it is called: each program imports this module.
+    from .inbox import PendingCall
     from .memory import KeptMemory
     from .pages import RunPage, WaitPage
     from .retention import Deletion, GarbageReport
@@ -121,6 +120,8 @@ class Client:
 
         Raises ``ServerUnreachableError``. The embedded server comes with the store under ``PERDURE_HOME``.
         """
+        from ..embedded.address import connect, resolve_target
+
         target = await resolve_target(
             address=address, namespace=namespace, profile=profile, api_key=api_key, tls=tls, start=start_server
         )
@@ -481,6 +482,8 @@ class Client:
     async def approvals(self, *, agent: str | None = None) -> Sequence[PendingCall]:
         """List the pending calls (approvals, questions and callbacks) of all runs, or of those of ``agent``; the
         longest waiting first."""
+        from .inbox import list_pending_calls
+
         return await list_pending_calls(self, agent=agent)
 
     async def store(self, *, create: bool = False) -> Store:
