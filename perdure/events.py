@@ -63,7 +63,9 @@ if TYPE_CHECKING:
         ToolStarted,
         TurnEvent,
     )
+    from .types.events import build_worker_lost_retraction as build_worker_lost_retraction
     from .types.events import decode_event as decode_event
+    from .types.events import encode_event_body as encode_event_body
 
 __all__ = [
     "EVENT_TYPES",
@@ -98,8 +100,9 @@ __all__ = [
     "parse_event",
 ]
 
-if not TYPE_CHECKING:  # a client that follows no run does without: so its modules write `events.ModelDelta`
-    __getattr__ = build_name_loader(__name__, {".types.events": " ".join([*__all__, "decode_event"])})
+if not TYPE_CHECKING:  # who reads no event does without: so modules of clients and stores write `events.ModelDelta`
+    _STORED = "build_worker_lost_retraction decode_event encode_event_body"
+    __getattr__ = build_name_loader(__name__, {".types.events": " ".join([*__all__, _STORED])})
 
 
 def parse_event(plain: str | bytes | Mapping[str, Any]) -> Event | None:
