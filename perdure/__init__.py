@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .lazy_names import build_name_loader
+from .lazy_names import NameLoader
 
 if TYPE_CHECKING:
     from . import errors as errors
@@ -82,7 +82,7 @@ _NAMES_BY_HOME = {
 
 if not TYPE_CHECKING:  # type checkers take the imports above as the list
     __all__ = sorted(name for names in _NAMES_BY_HOME.values() for name in names.split())
-    _load_name = build_name_loader(__name__, _NAMES_BY_HOME)
+    _load_name = NameLoader(__name__, _NAMES_BY_HOME)
 
     def __getattr__(name: str) -> Any:
         if name in ("errors", "events", "workflow"):

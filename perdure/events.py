@@ -28,7 +28,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from .errors import InvalidInputError
-from .lazy_names import build_name_loader
+from .lazy_names import NameLoader
 from .types.subagents import PathStep
 from .types.validation_errors import describe_validation_error
 
@@ -101,8 +101,9 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # who reads no event does without: so modules of clients and stores write `events.ModelDelta`
-    _STORED = "build_worker_lost_retraction decode_event encode_event_body"
-    __getattr__ = build_name_loader(__name__, {".types.events": " ".join([*__all__, _STORED])})
+    _OF_STORES = "build_worker_lost_retraction decode_event encode_event_body"
+    _LATE = [name for name in __all__ if name not in ("PathStep", "parse_event")]
+    __getattr__ = NameLoader(__name__, {".types.events": " ".join([*_LATE, _OF_STORES])})
 
 
 def parse_event(plain: str | bytes | Mapping[str, Any]) -> Event | None:

@@ -7,14 +7,14 @@ hooks is loaded when it is first used: programs that define them do without.
 
 from typing import TYPE_CHECKING
 
-from ..lazy_names import build_name_loader
+from ..lazy_names import NameLoader
 from .hook import EVENTS, Hook, HookEvent, HookSet, Veto, hook, list_hook_events, select_hooks, validate_hooks
 
 if TYPE_CHECKING:
     from .dispatch import AuthorRunner, HookArguments, ReturnHandler, run_hooks
     from .step import Step
 else:
-    __getattr__ = build_name_loader(
+    __getattr__ = NameLoader(
         __name__, {".dispatch": "AuthorRunner HookArguments ReturnHandler run_hooks", ".step": "Step"}
     )
 

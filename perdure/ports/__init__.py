@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy_names import build_name_loader
+from ..lazy_names import NameLoader
 
 if TYPE_CHECKING:
     from .model import Completed as Completed
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from .toolset import ListedTool as ListedTool
     from .toolset import Toolset as Toolset
 else:
-    __getattr__ = build_name_loader(
+    __getattr__ = NameLoader(
         __name__,
         {
             ".model": "Completed ModelRef ModelRequest Provider Restarted StreamEvent "

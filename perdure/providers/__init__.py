@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy_names import build_name_loader
+from ..lazy_names import NameLoader
 from .registry import check_settings as check_settings
 from .registry import close_providers as close_providers
 from .registry import get_provider as get_provider
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .openai_chat import OpenAIChat as OpenAIChat
     from .openai_responses import OpenAIResponses as OpenAIResponses
 else:
-    __getattr__ = build_name_loader(
+    __getattr__ = NameLoader(
         __name__,
         {
             ".anthropic": "Anthropic",
