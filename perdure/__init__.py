@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from .client.turn import Turn as Turn
     from .errors import Abort as Abort
     from .errors import ModelRetry as ModelRetry
-    from .hooks import HookSet as HookSet
-    from .hooks import Step as Step
-    from .hooks import Veto as Veto
-    from .hooks import hook as hook
+    from .hooks.hook import HookSet as HookSet
+    from .hooks.hook import Veto as Veto
+    from .hooks.hook import hook as hook
+    from .hooks.step import Step as Step
     from .local_engine import local as local
     from .ports import Toolset as Toolset
     from .providers.pricing import register_price as register_price
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from .tools import Approval as Approval
     from .tools import Memory as Memory
     from .tools import RunContext as RunContext
-    from .tools import Tool as Tool
     from .tools import ToolContext as ToolContext
     from .tools import allow as allow
     from .tools import ask as ask
@@ -42,8 +41,9 @@ if TYPE_CHECKING:
     from .tools import delegate as delegate
     from .tools import deny as deny
     from .tools import remote_tool as remote_tool
-    from .tools import tool as tool
     from .tools.context import RunFacts as RunFacts
+    from .tools.tool import Tool as Tool
+    from .tools.tool import tool as tool
     from .types.client_tools import ClientTool as ClientTool
     from .types.compaction import Compaction as Compaction
     from .types.interface import Response as Response
@@ -64,14 +64,15 @@ _NAMES_BY_HOME = {
     ".client.schedules": "Schedule",
     ".client.turn": "Turn",
     ".errors": "Abort ModelRetry",
-    ".hooks": "HookSet Step Veto hook",
+    ".hooks.hook": "HookSet Veto hook",
+    ".hooks.step": "Step",
     ".local_engine": "local",
     ".ports": "Toolset",
     ".providers.pricing": "register_price",
     ".providers.registry": "register_provider",
-    ".tools": "Approval Memory RunContext Tool ToolContext "
-    "allow ask background callback_tool delegate deny remote_tool tool",
+    ".tools": "Approval Memory RunContext ToolContext allow ask background callback_tool delegate deny remote_tool",
     ".tools.context": "RunFacts",
+    ".tools.tool": "Tool tool",
     ".types.client_tools": "ClientTool",
     ".types.compaction": "Compaction",
     ".types.interface": "Response Status",

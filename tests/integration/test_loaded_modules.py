@@ -45,7 +45,7 @@ def test_no_sdk_and_no_driver_is_loaded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     own, loaded = map(json.loads, done.stdout.splitlines())
-    assert own == ["perdure", "perdure.lazy_names"]
+    assert sorted(own) == ["perdure", "perdure.lazy_names"]
     assert loaded == [[step, []] for step in steps]
 
 
