@@ -33,6 +33,9 @@ from .context import (
 )
 from .signature import Arguments, read_signature
 
+if TYPE_CHECKING:
+    from ..ports import Toolset, ToolSpec
+
 NeedsApproval = bool | Approval | Callable[..., Any]
 """A function ``(call, ctx)``, sync or async, returns a boolean, an ``Approval``, or None for no approval."""
 DEFAULT_TIMEOUT = 600.0
@@ -114,7 +117,7 @@ class Tool(Generic[P, ReturnT, ContextT_contra]):
         return f"<Tool {self.name} at {self.where}>"
 
     @property
-    def spec(self) -> ports.ToolSpec:
+    def spec(self) -> ToolSpec:
         """The tool as the model sees it."""
         return ports.ToolSpec(self.name, self.description, self.parameters)
 
@@ -325,7 +328,7 @@ class ToolsetTool(ExternalTool):
         return functools.partial(self._call, self.pinned.tool, dict(arguments), context)
 
 
-def pin_tool(toolset: ports.Toolset, listed: Any) -> PinnedTool:
+def pin_tool(toolset: Toolset, listed: Any) -> PinnedTool:
     """Build the entry of a run's list for ``listed``. Raises ``DefinitionError`` for what a toolset may not list."""
     fault = f"toolset {toolset.name!r} lists {listed!r:.200}"
     spec = listed.spec if isinstance(listed, Tool) else listed
@@ -385,7 +388,7 @@ class Toolbox:
                 reason = f"two tools are called {tool.name!r}: {other.where} and {tool.where}"
                 raise DefinitionError(reason, hint='Give one of them another name: @tool(name="…").')
             self._tools[tool.name] = tool
-        self.specs: tuple[ports.ToolSpec, ...] = tuple(tool.spec for tool in self)
+        self.specs: tuple[ToolSpec, ...] = tuple(tool.spec for tool in self)
         """The tools as the model sees them."""
 
     def get(self, name: str) -> Tool | None:
