@@ -158,7 +158,7 @@ def names_that_do_not_exist() -> None:
     from perdure.events import ModelDetla  # E: attr-defined, reportAttributeAccessIssue
     from perdure.ports import Toolsets  # E: attr-defined, reportAttributeAccessIssue
 
-    print(Agnet, ModelDetla, Toolsets)
+    print(Agnet, ModelDetla, Toolsets)  # E: -, reportUnknownArgumentType
 
 
 async def arguments_that_do_not_exist(agent: Agent[User, Answer], client: Client) -> None:
