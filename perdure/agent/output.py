@@ -23,7 +23,6 @@ from ..types.interface import FINISH_TOOL
 from ..types.messages import clean_text
 from ..types.plain_json import find_json_flaw
 from .validation import validate_list
-from .xml import build_template, parse_filled_template
 
 if TYPE_CHECKING:
     from ..types.wire import FinalAnswer
@@ -83,6 +82,8 @@ class OutputType:
 
     def read_xml(self, text: str) -> dict[str, Any] | None:
         """Read the arguments that a model wrote into the template; None if ``text`` has none."""
+        from .xml import parse_filled_template  # here: few models need a template
+
         try:
             filled = parse_filled_template(text, self.schema, TEMPLATE_ROOT)
         except RecursionError:  # hundreds of nested elements
@@ -92,6 +93,8 @@ class OutputType:
     @property
     def template(self) -> str:
         """The template that a model without ``tool_choice`` fills in."""
+        from .xml import build_template
+
         return build_template(self.schema, TEMPLATE_ROOT)
 
     def validate_value(self, value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from typing_extensions import TypedDict
 
@@ -23,10 +23,13 @@ from ..tools.context_type import (
     resolve_parameter_hint,
     takes_context,
 )
-from ..types.compaction import BYTES_PER_TOKEN, Compaction, CompactionSettings, build_compaction_settings
 from ..types.interface import FinishProtocol, OnLimit, Versioning
 from ..types.limits import DEFAULT_ITERATIONS, Limits, check_whole_number
 from ..types.messages import NAME_PATTERN
+
+if TYPE_CHECKING:
+    from ..types.compaction import Compaction, CompactionSettings
+
 
 logger = logging.getLogger("perdure.worker")
 
@@ -137,6 +140,10 @@ def check_prices(
 
 def validate_compaction(name: str, compaction: Any) -> CompactionSettings | None:
     """Return the settings of one ``Compaction`` or a list of them, by kind; None if there is none."""
+    if compaction is None:
+        return None
+    from ..types.compaction import build_compaction_settings
+
     settings = build_compaction_settings(name, compaction)
     if settings is not None and settings.summarise is not None and settings.summarise.model is not None:
         validate_models(name, settings.summarise.model)
@@ -150,6 +157,8 @@ def warn_of_low_threshold(
     that, and a summary follows whenever it saves a quarter. Instructions that a function gives are not known here."""
     if compaction is None or compaction.summarise is None:
         return
+    from ..types.compaction import BYTES_PER_TOKEN
+
     texts = [
         *(part for part in instructions if isinstance(part, str)),
         *(f"{spec.name}{spec.description}{json.dumps(spec.parameters, ensure_ascii=False)}" for spec in specs),

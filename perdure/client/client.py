@@ -32,16 +32,6 @@ from .audit import audit_steering
 from .message_content import STORE_HINT
 from .messages import deliver_message
 from .run import Run
-from .schedules import (
-    Overlap,
-    Schedule,
-    ScheduleStatus,
-    build_schedule_spec,
-    check_schedule_arguments,
-    create_schedule,
-    get_overlap_policy,
-    list_schedules,
-)
 from .start import (
     History,
     SendOptions,
@@ -69,6 +59,7 @@ if TYPE_CHECKING:
     from .memory import KeptMemory
     from .pages import RunPage, WaitPage
     from .retention import Deletion, GarbageReport
+    from .schedules import Overlap, Schedule, ScheduleStatus
     from .tokens import ApiTokens
     from .webhooks import Webhooks
 
@@ -349,6 +340,14 @@ class Client:
         schedule of that id; a paused one stays paused. The rest is as of :meth:`start`; but ``auth_context`` is sealed
         for one run: use ``auth_ref``. Raises ``ScheduleExistsError``, and as :meth:`start`.
         """
+        from .schedules import (
+            Schedule,
+            build_schedule_spec,
+            check_schedule_arguments,
+            create_schedule,
+            get_overlap_policy,
+        )
+
         check_schedule_arguments(id, message, auth_context=auth_context, if_exists=if_exists, paused=paused, note=note)
         spec = build_schedule_spec(cron, every, timezone)
         policy = api.SchedulePolicy(overlap=get_overlap_policy(overlap))
@@ -377,10 +376,14 @@ class Client:
 
     def get_schedule(self, id: str) -> Schedule:
         """Return a handle of the schedule; sends no request."""
+        from .schedules import Schedule
+
         return Schedule(self, self.temporal.get_schedule_handle(id))
 
     async def schedules(self, *, agent: str | None = None, limit: int = 100) -> list[ScheduleStatus]:
         """List the schedules that start agents, or only ``agent``, by their ids; a new one appears after a moment."""
+        from .schedules import list_schedules
+
         return await list_schedules(self, agent, limit)
 
     async def list(
