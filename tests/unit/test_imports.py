@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 import perdure
+import perdure.types
 
 PUBLIC = [
     "Abort",
@@ -104,3 +106,14 @@ def test_star_import_gives_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_name_that_is_not_there() -> None:
     with pytest.raises(AttributeError, match="module 'perdure' has no attribute 'Agnet'"):
         perdure.Agnet  # noqa: B018  # the look is what raises
+
+
+def test_modules_with_models_have_annotations_that_pydantic_need_not_compile() -> None:
+    checked = 0
+    for path in sorted(Path(perdure.types.__file__).parent.glob("*.py")):
+        module = importlib.import_module(f"perdure.types.{path.stem}")
+        kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if any(kind.__module__ == module.__name__ for kind in kinds):
+            assert "annotations" not in vars(module), f"{path.name}: from __future__ import annotations"
+            checked += 1
+    assert checked > 8
