@@ -352,21 +352,10 @@ class Client:
         spec = build_schedule_spec(cron, every, timezone)
         policy = api.SchedulePolicy(overlap=get_overlap_policy(overlap))
         start = await build_start_input(
-            self,
-            agent,
-            message,
-            by=by,
-            mode=mode,
-            context=context,
-            history=history,
-            override=override,
-            idle_timeout=idle_timeout,
-            max_history_events=max_history_events,
-            # A time that is backfilled twice, or triggered twice within its second, has the same id.
-            resume=True,
-            tenant=tenant,
-            user=user,
-        )
+            self, agent, message, by=by, mode=mode, context=context, history=history, override=override,
+            idle_timeout=idle_timeout, max_history_events=max_history_events, tenant=tenant, user=user,
+            resume=True,  # a time that is backfilled twice, or triggered twice within its second, has the same id
+        )  # fmt: skip
         start |= seal_auth(self.temporal, id, None, auth_ref)
         action = build_schedule_action(id, start, task_queue=self.task_queue)
         state = api.ScheduleState(note=None if note is None else clean_text(note), paused=paused)
