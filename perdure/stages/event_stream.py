@@ -2,21 +2,24 @@
 
 The feed of a model call:
 
-    start_model, emit ──► parts in order ──► every 25 ms: adjacent deltas as one ──► the store
+    start_model, emit ──► parts in order ──► every 20 ms: adjacent deltas as one ──► the store
                                └── queued at the end: deltas are dropped, the rest is written with the outcome
 
-A reply that is complete before the first write adds no write.
+A reply that is complete before the first write adds no write. All calls of a process write at the same moments, so
+that what they write shares a transaction.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
+from weakref import WeakKeyDictionary, WeakSet
 
 from ..agent.agent import Agent
 from ..errors import StoreError, TranscriptCorruptedError
@@ -116,16 +119,53 @@ _pending_writes: set[asyncio.Future[bool]] = set()
 """Writes in progress. Holds references: an event loop may drop a task that nothing else references."""
 
 
+class WriteClock:
+    """When the calls of a worker write: those that are due at one time are called in one round of the event loop.
+
+    Timers of their own ring up to a millisecond apart, and each of these writes would be a transaction.
+    """
+
+    def __init__(self) -> None:
+        self._due = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[float, list[BatchWriter]]]()
+        self.replies = WeakSet[ModelEventFeed]()
+        """Those of which something was streamed, and that are not complete."""
+
+    def add_writer(self, writer: BatchWriter, due: float) -> None:
+        """Call ``writer.start_due_write`` at ``due``, a time of the running loop."""
+        loop = asyncio.get_running_loop()
+        all_due = self._due.setdefault(loop, {})
+        if due not in all_due:
+            all_due[due] = []
+            loop.call_at(due, self._call_writers, loop, due)
+        all_due[due].append(writer)
+
+    def get_delta_interval(self) -> float:
+        """Return the present seconds between two writes of a reply."""
+        return DELTA_INTERVAL if len(self.replies) <= MANY_REPLIES else BUSY_DELTA_INTERVAL
+
+    def _call_writers(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        for writer in self._due[loop].pop(due):
+            loop.call_soon(writer.start_due_write, due)  # what one of them raises is not the others'
+
+
 class BatchWriter:
     """Writes the batches that ``take`` returns; None means nothing to write. A failed batch is retried unchanged."""
 
-    def __init__(self, store: EventLog, take: Callable[[], EventBatch | None], interval: float) -> None:
-        """``interval``: seconds from the end of one write to the next."""
+    def __init__(
+        self,
+        store: EventLog,
+        take: Callable[[], EventBatch | None],
+        clock: WriteClock,
+        get_interval: Callable[[], float],
+    ) -> None:
+        """``get_interval``: the present interval in seconds. Writes start at its multiples on the loop's clock."""
         self._store = store
+        self._clock = clock
         self._take_batch = take
-        self._interval = interval
-        self._timer: asyncio.TimerHandle | None = None
-        self._due_at = 0.0
+        self._get_interval = get_interval
+        self._due: float | None = None
+        self._delay = 0.0
+        """What ``_due`` was set with."""
         self._write_future: asyncio.Future[bool] | None = None
         self._stopped = False
         self.unwritten_batch: EventBatch | None = None
@@ -133,33 +173,33 @@ class BatchWriter:
         self.is_superseded = False
         """Whether the store reported that another attempt has taken over."""
 
-    def schedule_write(self, delay: float) -> None:
-        """Start a write in at most ``delay`` seconds; while a write is in progress, after its interval."""
+    def schedule_write(self, delay: float = 0.0) -> None:
+        """Start a write at the first multiple of the interval that is ``delay`` seconds from now, or later; while a
+        write is in progress, at the first one after it."""
         if self._stopped or self._write_future is not None:
             return
-        loop = asyncio.get_running_loop()
-        due = loop.time() + delay
-        if self._timer is not None:
-            if self._due_at <= due:
-                return
-            self._timer.cancel()
-        self._timer, self._due_at = loop.call_at(due, self._start_write), due
+        if self._due is not None and self._delay <= delay:
+            return  # it was set earlier, and is due earlier
+        loop, interval = asyncio.get_running_loop(), self._get_interval()
+        self._due, self._delay = math.ceil((loop.time() + delay) / interval) * interval, delay
+        self._clock.add_writer(self, self._due)
 
     def stop(self) -> None:
         """Start no more writes."""
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
 
     async def wait_for_write(self) -> None:
         """Wait for the write in progress, ``LAST_WRITE_TIMEOUT`` seconds at most."""
         if self._write_future is not None:
             await asyncio.wait([self._write_future], timeout=LAST_WRITE_TIMEOUT)
 
-    def _start_write(self) -> None:
-        self._timer = None
-        batch = self.unwritten_batch or self._take_batch()
-        if batch is None or self._stopped:
+    def start_due_write(self, due: float) -> None:
+        """Start the write that is due then, unless it was put at another time."""
+        if self._due != due:
+            return
+        self._due = None
+        batch = None if self._stopped else self.unwritten_batch or self._take_batch()
+        if batch is None:
             return
         self.unwritten_batch = batch
         self._write_future = start_batch_write(self._store, batch)
@@ -167,7 +207,7 @@ class BatchWriter:
 
     def _finish_write(self, writing: asyncio.Future[bool]) -> None:
         self._write_future = None
-        delay = self._interval
+        delay = 0.0
         if writing.cancelled():
             self.stop()
         elif error := writing.exception():
@@ -242,8 +282,9 @@ class FailuresStage:
         await write_last_batch(self._store, build_event_batch(call, events, token, advances=advances))
 
 
-DELTA_INTERVAL = 0.025
-"""Seconds between two writes, and from the first delta to the first."""
+DELTA_INTERVAL, BUSY_DELTA_INTERVAL = 0.02, 0.04
+"""Seconds between two writes, and from the first delta to the first at least: of few replies, and of many at once."""
+MANY_REPLIES = 32
 FIRST_WRITE_DELAY = 0.1
 """Seconds until the start of a call is written if nothing was streamed by then."""
 MAX_QUEUED_CHARS = 1024 * 1024
@@ -266,7 +307,13 @@ class ModelEventFeed:
     """Events of one attempt. Call all methods on the worker's event loop; only ``wait_for_write`` waits."""
 
     def __init__(
-        self, store: EventLog, call: ModelCall, *, stream: bool = True, answer_field: str | None = None
+        self,
+        store: EventLog,
+        call: ModelCall,
+        clock: WriteClock,
+        *,
+        stream: bool = True,
+        answer_field: str | None = None,
     ) -> None:
         """Without ``stream`` nothing is written before the outcome, and no deltas at all.
 
@@ -284,7 +331,8 @@ class ModelEventFeed:
         self._models_started = 0
         self.has_streamed = False
         """Whether deltas may have been written."""
-        self._writer = BatchWriter(store, self._take_batch, DELTA_INTERVAL)
+        self._clock = clock
+        self._writer = BatchWriter(store, self._take_batch, clock, clock.get_delta_interval)
         if stream:
             self._writer.schedule_write(FIRST_WRITE_DELAY)
 
@@ -316,6 +364,7 @@ class ModelEventFeed:
     def stop(self) -> list[NewEvent]:
         """Stop writing. Return the events that are not known to be written, without deltas."""
         self._writer.stop()
+        self._clock.replies.discard(self)
         batch = self._writer.unwritten_batch
         events = [new for new in batch.events if not isinstance(new.event, ModelDelta)] if batch else []
         events += [queued for queued in self._queue if isinstance(queued, NewEvent)]
@@ -339,7 +388,7 @@ class ModelEventFeed:
             self._writes_deltas = False
             self._drop_deltas()
             return
-        self._writer.schedule_write(DELTA_INTERVAL)
+        self._writer.schedule_write(0.0 if self.has_streamed else DELTA_INTERVAL)
 
     def _handle_restart(self, event: Restarted) -> None:
         """Start the next model of a chain; what the one before has streamed does not count."""
@@ -371,6 +420,7 @@ class ModelEventFeed:
 
     def _build_delta(self, delta: _QueuedDelta) -> NewEvent:
         self.has_streamed = True
+        self._clock.replies.add(self)
         text = clean_text("".join(delta.texts))
         place = delta.kind, delta.index
         offset = self._offsets.get(place, 0)
@@ -402,13 +452,13 @@ PROGRESS_INTERVAL = 0.1
 class ProgressFeed:
     """Progress of one call. Create and stop it on the worker's event loop."""
 
-    def __init__(self, store: EventLog, call: ToolCall) -> None:
+    def __init__(self, store: EventLog, call: ToolCall, clock: WriteClock) -> None:
         self._call = call
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._latest_event: NewEvent | None = None
         self._stopped = False
-        self._writer = BatchWriter(store, self._take_batch, PROGRESS_INTERVAL)
+        self._writer = BatchWriter(store, self._take_batch, clock, lambda: PROGRESS_INTERVAL)
 
     def report_progress(self, message: str, data: Any) -> None:
         """Report progress from any thread. ``data`` is plain JSON. A report after the end of the call is dropped.
@@ -472,6 +522,7 @@ class EventsStage:
         find_agent: Callable[[str], Agent | None] = lambda _: None,
     ) -> None:
         self._store = store
+        self._clock = WriteClock()
         self._stopped_by_run = stopped_by_run
         self._stream = stream
         self._changed_by_hooks = changed_by_hooks
@@ -494,9 +545,8 @@ class EventsStage:
             reply = await next(call)
             return self._attach_events(call, reply, build_closing_events(call))
         agent = self._find_agent(call.input.agent)
-        feed = ModelEventFeed(
-            self._store, call, stream=self._stream, answer_field=None if agent is None else agent.output_type.inside
-        )
+        answer_field = None if agent is None else agent.output_type.inside
+        feed = ModelEventFeed(self._store, call, self._clock, stream=self._stream, answer_field=answer_field)
         call.report_model, call.emit = feed.start_model, feed.emit
         call.report_messages = lambda messages: feed.add_events(update_injected_events(injected, messages))
         try:
@@ -516,7 +566,7 @@ class EventsStage:
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Around a tool call that may act. The journal stage writes the events of its start and its end."""
-        progress = ProgressFeed(self._store, call)
+        progress = ProgressFeed(self._store, call, self._clock)
         call.report_progress = progress.report_progress
         try:
             return await next(call)

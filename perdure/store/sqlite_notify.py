@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from ..errors import StoreError
@@ -158,25 +158,30 @@ class EventWatcher:
                 for waiter in self._waiters.get(context_id, ())
                 if waiter.after < seq
             ]
-        for waiter, seq in ready:
-            _wake_waiter(waiter, seq)
+        _wake_waiters(ready)
 
     def _fail_waiters(self, kind: type[StoreError], message: str, hint: str | None) -> None:
         with self._lock:
             all_waiters = [waiter for waiters in self._waiters.values() for waiter in waiters]
-        for waiter in all_waiters:  # an error for each: a traceback grows wherever an error is raised
-            _wake_waiter(waiter, kind(message, hint=hint))
+        # An error for each: a traceback grows wherever an error is raised.
+        _wake_waiters([(waiter, kind(message, hint=hint)) for waiter in all_waiters])
 
 
-def _wake_waiter(waiter: _EventWaiter, result: int | StoreError) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, with its waiters
-        waiter.latest_seq.get_loop().call_soon_threadsafe(_settle_waiter, waiter.latest_seq, result)
+def _wake_waiters(results: Iterable[tuple[_EventWaiter, int | StoreError]]) -> None:
+    """Give each waiter its number or error: one message to each event loop."""
+    of_loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[int], int | StoreError]]] = defaultdict(list)
+    for waiter, result in results:
+        of_loops[waiter.latest_seq.get_loop()].append((waiter.latest_seq, result))
+    for loop, of_loop in of_loops.items():
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, with its waiters
+            loop.call_soon_threadsafe(_settle_waiters, of_loop)
 
 
-def _settle_waiter(latest_seq: asyncio.Future[int], result: int | StoreError) -> None:
-    if latest_seq.done():
-        return
-    if isinstance(result, StoreError):
-        latest_seq.set_exception(result)
-    else:
-        latest_seq.set_result(result)
+def _settle_waiters(results: Iterable[tuple[asyncio.Future[int], int | StoreError]]) -> None:
+    for latest_seq, result in results:
+        if latest_seq.done():
+            continue
+        if isinstance(result, StoreError):
+            latest_seq.set_exception(result)
+        else:
+            latest_seq.set_result(result)

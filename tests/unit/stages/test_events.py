@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from perdure.errors import AuthenticationError, RateLimitError, StoreError, StoreMismatchError, TranscriptCorruptedError
 from perdure.ports import Completed, EventBatch, Restarted, TextDelta, ThinkingDelta, ToolCallDelta
 from perdure.stages import event_stream
-from perdure.stages.event_stream import BatchWriter
+from perdure.stages.event_stream import BatchWriter, WriteClock
 from perdure.stages.stage import ModelCall
 from perdure.testing.store import MemoryStore
 from perdure.types.events import (
@@ -27,6 +28,7 @@ from perdure.types.events import (
 from perdure.types.limits import LimitUse
 from perdure.types.tool_calls import Call, RefusedCall
 from perdure.types.wire import NewMessage, NewResult, RunEnding
+from tests.support.wait import eventually
 from tests.unit.stages.build import model_call, reply
 from tests.unit.stages.event_fixtures import NEXT, Model, Stages, Step, events, shown, until
 
@@ -40,7 +42,7 @@ ENDED = ["model.completed Done.", "turn completed Done."]
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test does not wait for is not written before the outcome, however slow the machine is."""
     monkeypatch.setattr(event_stream, "FIRST_WRITE_DELAY", 60.0)
-    monkeypatch.setattr(event_stream, "DELTA_INTERVAL", 60.0)
+    monkeypatch.setattr(event_stream, "DELTA_INTERVAL", 1e9)
 
 
 @pytest.fixture
@@ -132,6 +134,48 @@ async def test_without_stream_everything_comes_with_the_outcome(store: MemorySto
 
     await Stages(store, stream=False).model(model_call(), Model(reply("Done."), TextDelta("Done."), nothing))
     assert shown(await events(store)) == [*BEGUN, "model.started", *ENDED]
+
+
+async def test_what_is_due_at_one_time_is_written_at_once(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a store makes one transaction of it; a fault of one call does not keep the others from it."""
+    append, begun, counts = store.append, list[str](), list[int]()
+
+    async def begin(batch: EventBatch) -> bool:
+        begun.append(batch.context_id)
+        await asyncio.sleep(0)
+        counts.append(len(begun))
+        return await append(batch)
+
+    def take(name: str) -> EventBatch:
+        if name == "faulty":
+            raise RuntimeError("a fault of the engine")
+        return EventBatch(name, [])
+
+    monkeypatch.setattr(store, "append", begin)
+    faults = list[object]()
+    loop, clock = asyncio.get_running_loop(), WriteClock()
+    loop.set_exception_handler(lambda _, context: faults.append(context.get("exception")))
+    interval = loop.time() + 0.1  # whose first multiple is the same for all
+    names = ["one", "faulty", "two", "three"]
+    writers = [BatchWriter(store, partial(take, name), clock, lambda: interval) for name in names]
+    for number, writer in enumerate(writers):
+        writer.schedule_write(number / 100)
+    await eventually(lambda: len(counts) == 3)
+    assert (begun, counts) == (["one", "two", "three"], [3, 3, 3])
+    assert [str(fault) for fault in faults] == ["a fault of the engine"]
+
+
+@pytest.mark.usefixtures("quick")
+async def test_each_of_many_replies_is_written_less_often(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "MANY_REPLIES", 0)
+    monkeypatch.setattr(event_stream, "BUSY_DELTA_INTERVAL", 1e9)
+
+    async def look(call: ModelCall) -> None:
+        await asyncio.sleep(0.05)
+        assert [event.text for event in await events(store) if isinstance(event, ModelDelta)] == ["Do"]
+
+    model = Model(reply("Done."), TextDelta("Do"), written(store, "Do"), TextDelta("ne."), look)
+    await Stages(store).model(model_call(), model)
 
 
 async def test_a_recorded_outcome_is_not_told_again(store: MemoryStore) -> None:
