@@ -8,7 +8,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .lazy_names import NameLoader
+
 if TYPE_CHECKING:
+    from . import errors as errors
+    from . import events as events
+    from . import workflow as workflow
     from .agent.agent import Agent as Agent
     from .agent.agent_file import load_agent as load_agent
     from .client.client import Client as Client
@@ -17,10 +22,10 @@ if TYPE_CHECKING:
     from .client.turn import Turn as Turn
     from .errors import Abort as Abort
     from .errors import ModelRetry as ModelRetry
-    from .hooks import HookSet as HookSet
-    from .hooks import Step as Step
-    from .hooks import Veto as Veto
-    from .hooks import hook as hook
+    from .hooks.hook import HookSet as HookSet
+    from .hooks.hook import Veto as Veto
+    from .hooks.hook import hook as hook
+    from .hooks.step import Step as Step
     from .local_engine import local as local
     from .ports import Toolset as Toolset
     from .providers.pricing import register_price as register_price
@@ -28,7 +33,6 @@ if TYPE_CHECKING:
     from .tools import Approval as Approval
     from .tools import Memory as Memory
     from .tools import RunContext as RunContext
-    from .tools import Tool as Tool
     from .tools import ToolContext as ToolContext
     from .tools import allow as allow
     from .tools import ask as ask
@@ -37,8 +41,9 @@ if TYPE_CHECKING:
     from .tools import delegate as delegate
     from .tools import deny as deny
     from .tools import remote_tool as remote_tool
-    from .tools import tool as tool
     from .tools.context import RunFacts as RunFacts
+    from .tools.tool import Tool as Tool
+    from .tools.tool import tool as tool
     from .types.client_tools import ClientTool as ClientTool
     from .types.compaction import Compaction as Compaction
     from .types.interface import Response as Response
@@ -51,44 +56,39 @@ if TYPE_CHECKING:
     from .worker import Worker as Worker
 
 
-_NAMES_BY_MODULE = {
-    "agent.agent": "Agent",
-    "agent.agent_file": "load_agent",
-    "client.client": "Client",
-    "client.run": "Run",
-    "client.schedules": "Schedule",
-    "client.turn": "Turn",
-    "errors": "Abort ModelRetry",
-    "hooks": "HookSet Step Veto hook",
-    "local_engine": "local",
-    "ports": "Toolset",
-    "providers.pricing": "register_price",
-    "providers.registry": "register_provider",
-    "tools": "Approval Memory RunContext Tool ToolContext allow ask background callback_tool delegate deny remote_tool "
-    "tool",
-    "tools.context": "RunFacts",
-    "types.client_tools": "ClientTool",
-    "types.compaction": "Compaction",
-    "types.interface": "Response Status",
-    "types.limits": "Limits RateLimit",
-    "types.messages": "File Message",
-    "worker": "PerdurePlugin Worker",
+_NAMES_BY_HOME = {
+    ".agent.agent": "Agent",
+    ".agent.agent_file": "load_agent",
+    ".client.client": "Client",
+    ".client.run": "Run",
+    ".client.schedules": "Schedule",
+    ".client.turn": "Turn",
+    ".errors": "Abort ModelRetry",
+    ".hooks.hook": "HookSet Veto hook",
+    ".hooks.step": "Step",
+    ".local_engine": "local",
+    ".ports": "Toolset",
+    ".providers.pricing": "register_price",
+    ".providers.registry": "register_provider",
+    ".tools": "Approval Memory RunContext ToolContext allow ask background callback_tool delegate deny remote_tool",
+    ".tools.context": "RunFacts",
+    ".tools.tool": "Tool tool",
+    ".types.client_tools": "ClientTool",
+    ".types.compaction": "Compaction",
+    ".types.interface": "Response Status",
+    ".types.limits": "Limits RateLimit",
+    ".types.messages": "File Message",
+    ".worker": "PerdurePlugin Worker",
 }
-_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
 if not TYPE_CHECKING:  # type checkers take the imports above as the list
-    __all__ = sorted(_MODULES)
+    __all__ = sorted(name for names in _NAMES_BY_HOME.values() for name in names.split())
+    _load_name = NameLoader(__name__, _NAMES_BY_HOME)
 
+    def __getattr__(name: str) -> Any:
+        if name in ("errors", "events", "workflow"):
+            return import_module(f".{name}", __name__)
+        return _load_name(name)
 
-def __getattr__(name: str) -> Any:
-    if name in ("errors", "events", "workflow"):
-        return import_module(f".{name}", __name__)
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(_MODULES)
+    def __dir__() -> list[str]:
+        return __all__

@@ -8,9 +8,9 @@ import re
 import uuid
 from fnmatch import fnmatchcase
 
+from . import events
 from .embedded.home import current_home, named_store
 from .errors import RuntimeSetupError
-from .types.events import EVENT_TYPES
 
 DEFAULT_TASK_QUEUE = "perdure"
 _PRIVATE_SUFFIX = re.compile("-call-[0-9a-f]{8}$")
@@ -76,11 +76,12 @@ def get_outbox() -> dict[str, list[str]]:
                 "each target once and none that begins with perdure.",
                 hint="For instance PERDURE_OUTBOX='webhooks=approval.*,question.*,run,turn'.",
             )
+        kept_types = events.EVENT_TYPES - {"model.delta"}
         for pattern in patterns:
-            if not any(fnmatchcase(known, pattern) for known in EVENT_TYPES - {"model.delta"}):
+            if not any(fnmatchcase(known, pattern) for known in kept_types):
                 raise RuntimeSetupError(
                     f"PERDURE_OUTBOX: no event that is kept has the type {pattern[:80]!r}",
-                    hint=f"Types: {', '.join(sorted(EVENT_TYPES - {'model.delta'}))}; * stands for any characters.",
+                    hint=f"Types: {', '.join(sorted(kept_types))}; * stands for any characters.",
                 )
         rules[target.strip()] = patterns
     return rules

@@ -22,7 +22,6 @@ from typing import Any
 from temporalio.client import Client as TemporalClient
 
 from .embedded.home import current_home
-from .embedded.record import read_record
 from .errors import AuthContextError, AuthContextUnavailableError, InvalidInputError, RuntimeSetupError
 from .types.interface import AUTH_REF_CHARS, AUTH_TOKEN_PREFIX
 
@@ -102,6 +101,8 @@ class KeyRing:
             return next(iter(self._keys.values()))
         if address == IN_PROCESS_ADDRESS:
             return _PROCESS_KEY
+        from .embedded.record import read_record
+
         record = read_record(current_home())
         if record is not None and record.address == address:
             return _read_home_key() or _create_home_key()

@@ -22,45 +22,50 @@ not know. Texts for people (``reason``, ``error``, ``what``) may change; ``error
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 
 from .errors import InvalidInputError
-from .types.events import (
-    EVENT_TYPES,
-    ApprovalDecided,
-    ApprovalReminded,
-    ApprovalRequested,
-    ApprovalRevoked,
-    BranchCompleted,
-    BranchStarted,
-    CallSaid,
-    ConversationCompacted,
-    ErrorEvent,
-    Event,
-    EventBase,
-    LimitReached,
-    MessageInjected,
-    MessageWithheld,
-    ModelCompleted,
-    ModelDelta,
-    ModelRetracted,
-    ModelStarted,
-    QuestionAnswered,
-    QuestionAsked,
-    RunEvent,
-    Span,
-    StepTaken,
-    ToolCompleted,
-    ToolProgress,
-    ToolStarted,
-    TurnEvent,
-    event_adapter,
-)
+from .lazy_names import NameLoader
 from .types.subagents import PathStep
 from .types.validation_errors import describe_validation_error
+
+if TYPE_CHECKING:
+    from .types.events import (
+        EVENT_TYPES,
+        ApprovalDecided,
+        ApprovalReminded,
+        ApprovalRequested,
+        ApprovalRevoked,
+        BranchCompleted,
+        BranchStarted,
+        CallSaid,
+        ConversationCompacted,
+        ErrorEvent,
+        Event,
+        EventBase,
+        LimitReached,
+        MessageInjected,
+        MessageWithheld,
+        ModelCompleted,
+        ModelDelta,
+        ModelRetracted,
+        ModelStarted,
+        QuestionAnswered,
+        QuestionAsked,
+        RunEvent,
+        Span,
+        StepTaken,
+        ToolCompleted,
+        ToolProgress,
+        ToolStarted,
+        TurnEvent,
+    )
+    from .types.events import build_worker_lost_retraction as build_worker_lost_retraction
+    from .types.events import decode_event as decode_event
+    from .types.events import encode_event_body as encode_event_body
 
 __all__ = [
     "EVENT_TYPES",
@@ -95,6 +100,11 @@ __all__ = [
     "parse_event",
 ]
 
+if not TYPE_CHECKING:  # who reads no event does without: so modules of clients and stores write `events.ModelDelta`
+    _OF_STORES = "build_worker_lost_retraction decode_event encode_event_body"
+    _LATE = [name for name in __all__ if name not in ("PathStep", "parse_event")]
+    __getattr__ = NameLoader(__name__, {".types.events": " ".join([*_LATE, _OF_STORES])})
+
 
 def parse_event(plain: str | bytes | Mapping[str, Any]) -> Event | None:
     """Parse an event from its JSON, or from the object of it. None for a type that only a newer perdure knows.
@@ -102,6 +112,8 @@ def parse_event(plain: str | bytes | Mapping[str, Any]) -> Event | None:
     Fields that are missing have their defaults, unknown ones are ignored. Raises ``InvalidInputError`` for what is not
     an event.
     """
+    from .types.events import EVENT_TYPES, event_adapter
+
     try:
         fields = plain if isinstance(plain, Mapping) else from_json(plain, allow_inf_nan=False)
     except (ValueError, TypeError) as error:

@@ -17,13 +17,11 @@ from typing_extensions import Unpack
 from ..errors import DefinitionError, InvalidInputError
 from ..hooks import Hook, HookSet, validate_hooks
 from ..hooks.hook import add_hook_compaction, validate_hook_list
-from ..ports import Provider, Toolset, ToolSpec
 from ..tools import DeclaredTool, Rule, RunContext, Tool, Toolbox
 from ..tools.context import ContextT
 from ..tools.context_type import ContextType, validate_plain_context
 from ..tools.json_schema import PlainSchema, remove_titles
 from ..tools.subagents import build_subagent_tool
-from ..types.compaction import Compaction
 from ..types.interface import FinishProtocol, OnLimit, OutputT, Override, StepOverride, Versioning
 from ..types.limits import Limits
 from ..types.validation_errors import describe_validation_error
@@ -54,7 +52,6 @@ from .validation import (
     validate_versioning,
     warn_of_low_threshold,
 )
-from .xml import to_xml
 
 if TYPE_CHECKING:
     from typing import _SpecialForm  # what Literal[…] is to mypy
@@ -62,7 +59,9 @@ if TYPE_CHECKING:
     from ..client.client import Client
     from ..client.on_approval import OnApproval
     from ..client.start import History
+    from ..ports import Provider, Toolset, ToolSpec
     from ..tools.tool import Function, TakesAnyContext
+    from ..types.compaction import Compaction
     from ..types.interface import Response
     from ..types.messages import MessageInput
 
@@ -368,6 +367,8 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         if self._input_type is None:
             hint = "Send it a message: text, or texts and files."
             raise InvalidInputError(f"agent {self.name!r} declares no input type, and was given one", hint=hint)
+        from .xml import to_xml
+
         adapter = self._input_type.adapter
         value = adapter.dump_python(self._input_type.read(plain), mode="json", by_alias=True, round_trip=True)
         return to_xml(value, adapter.json_schema())

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from typing_extensions import TypeVar
 
+from .. import ports
 from ..errors import DefinitionError, ParseError
 from ..hooks.hook import evaluate_signature
-from ..ports import ToolSpec
 from ..tools.context import ContextT_contra, P, ReturnT_co, RunContext
 from ..tools.context_type import takes_context
 from ..tools.json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
@@ -23,7 +23,6 @@ from ..types.interface import FINISH_TOOL
 from ..types.messages import clean_text
 from ..types.plain_json import find_json_flaw
 from .validation import validate_list
-from .xml import build_template, parse_filled_template
 
 if TYPE_CHECKING:
     from ..types.wire import FinalAnswer
@@ -65,7 +64,7 @@ class OutputType:
         # arguments together are.
         self.runs_code = runs_code(self._adapter.core_schema)
         """Whether reading it may run the author's code, which must not block the worker's loop."""
-        self.spec = ToolSpec(FINISH_TOOL, _FINISH_TOOL_DESCRIPTION, self.schema)
+        self.spec = ports.ToolSpec(FINISH_TOOL, _FINISH_TOOL_DESCRIPTION, self.schema)
         """The tool, as the model sees it."""
 
     def read_arguments(self, arguments: Mapping[str, Any]) -> Any:
@@ -83,6 +82,8 @@ class OutputType:
 
     def read_xml(self, text: str) -> dict[str, Any] | None:
         """Read the arguments that a model wrote into the template; None if ``text`` has none."""
+        from .xml import parse_filled_template  # here: few models need a template
+
         try:
             filled = parse_filled_template(text, self.schema, TEMPLATE_ROOT)
         except RecursionError:  # hundreds of nested elements
@@ -92,6 +93,8 @@ class OutputType:
     @property
     def template(self) -> str:
         """The template that a model without ``tool_choice`` fills in."""
+        from .xml import build_template
+
         return build_template(self.schema, TEMPLATE_ROOT)
 
     def validate_value(self, value: Any) -> Any:

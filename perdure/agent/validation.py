@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from typing_extensions import TypedDict
 
+from .. import ports
 from ..errors import DefinitionError
 from ..hooks import Hook
 from ..hooks.hook import evaluate_signature
-from ..ports import ModelRef, Toolset, ToolSpec
-from ..ports.toolset import ON_CHANGE_VALUES
-from ..providers.pricing import has_price
 from ..providers.registry import check_settings, check_stream, parse_model
 from ..tools import Rule, RunContext, Tool
 from ..tools.context_type import (
@@ -25,10 +23,13 @@ from ..tools.context_type import (
     resolve_parameter_hint,
     takes_context,
 )
-from ..types.compaction import BYTES_PER_TOKEN, Compaction, CompactionSettings, build_compaction_settings
 from ..types.interface import FinishProtocol, OnLimit, Versioning
 from ..types.limits import DEFAULT_ITERATIONS, Limits, check_whole_number
 from ..types.messages import NAME_PATTERN
+
+if TYPE_CHECKING:
+    from ..types.compaction import Compaction, CompactionSettings
+
 
 logger = logging.getLogger("perdure.worker")
 
@@ -43,7 +44,7 @@ class AgentOptions(TypedDict, total=False):
 
     description: str
     input: Any
-    toolsets: Sequence[Toolset]
+    toolsets: Sequence[ports.Toolset]
     settings: Mapping[str, Any] | None
     provider_options: Mapping[str, Any] | None
     finish: FinishProtocol | None
@@ -65,7 +66,7 @@ def validate_agent_name(name: Any) -> str:
     return name
 
 
-def validate_models(name: str, model: Any) -> tuple[ModelRef, ...]:
+def validate_models(name: str, model: Any) -> tuple[ports.ModelRef, ...]:
     """Return the chain of models; each is ``"<provider>:<model>"`` or a ``Provider`` object."""
     if not isinstance(model, list | tuple):
         return (_validate_model(name, model),)
@@ -80,9 +81,9 @@ def validate_models(name: str, model: Any) -> tuple[ModelRef, ...]:
     return chain
 
 
-def _validate_model(name: str, model: Any) -> ModelRef:
+def _validate_model(name: str, model: Any) -> ports.ModelRef:
     if isinstance(model, str):
-        return ModelRef(*parse_model(model))
+        return ports.ModelRef(*parse_model(model))
     if isinstance(model, type) or not callable(getattr(model, "stream", None)):
         raise DefinitionError(
             f"agent {name!r}: the model must be '<provider>:<model>' or a Provider with a stream method, not {model!r}",
@@ -91,7 +92,7 @@ def _validate_model(name: str, model: Any) -> ModelRef:
             else "For instance 'openai:gpt-5'.",
         )
     check_stream(f"agent {name!r}: model {type(model).__name__}", model)
-    return ModelRef(type(model).__name__, "custom", model)
+    return ports.ModelRef(type(model).__name__, "custom", model)
 
 
 def validate_agent_limits(name: str, limits: Any) -> Limits:
@@ -121,7 +122,7 @@ def build_missing_usage_error(agent: str, model: str, limit: str) -> DefinitionE
 
 
 def check_prices(
-    name: str, chain: Sequence[ModelRef], limits: Limits, compaction: CompactionSettings | None = None
+    name: str, chain: Sequence[ports.ModelRef], limits: Limits, compaction: CompactionSettings | None = None
 ) -> None:
     """Raise ``DefinitionError`` for a cost limit with a model whose calls would count as free.
 
@@ -129,6 +130,8 @@ def check_prices(
     for summaries.
     """
     if limits.limits_cost:
+        from ..providers.pricing import has_price
+
         summary_model = compaction.summarise.model if compaction is not None and compaction.summarise else None
         for model in (*chain, *(() if summary_model is None else validate_models(name, summary_model))):
             if model.own is None and not has_price(model.provider, model.name):
@@ -137,6 +140,10 @@ def check_prices(
 
 def validate_compaction(name: str, compaction: Any) -> CompactionSettings | None:
     """Return the settings of one ``Compaction`` or a list of them, by kind; None if there is none."""
+    if compaction is None:
+        return None
+    from ..types.compaction import build_compaction_settings
+
     settings = build_compaction_settings(name, compaction)
     if settings is not None and settings.summarise is not None and settings.summarise.model is not None:
         validate_models(name, settings.summarise.model)
@@ -144,12 +151,14 @@ def validate_compaction(name: str, compaction: Any) -> CompactionSettings | None
 
 
 def warn_of_low_threshold(
-    name: str, compaction: CompactionSettings | None, instructions: Iterable[Any], specs: Iterable[ToolSpec]
+    name: str, compaction: CompactionSettings | None, instructions: Iterable[Any], specs: Iterable[ports.ToolSpec]
 ) -> None:
     """Log a warning if instructions and tools alone use the tokens at which a summary is due: every call has come to
     that, and a summary follows whenever it saves a quarter. Instructions that a function gives are not known here."""
     if compaction is None or compaction.summarise is None:
         return
+    from ..types.compaction import BYTES_PER_TOKEN
+
     texts = [
         *(part for part in instructions if isinstance(part, str)),
         *(f"{spec.name}{spec.description}{json.dumps(spec.parameters, ensure_ascii=False)}" for spec in specs),
@@ -204,19 +213,19 @@ def build_instruction_arguments(part: Callable[..., Any], ctx: RunContext[Any]) 
     return (ctx,) if first is None or takes_context(part, first) else ()
 
 
-def validate_toolsets(name: str, toolsets: Any) -> tuple[Toolset, ...]:
+def validate_toolsets(name: str, toolsets: Any) -> tuple[ports.Toolset, ...]:
     """Return the toolsets; each must have a unique name."""
     listed = validate_list(name, "toolsets", toolsets, "[Artifacts()]")
     names: set[str] = set()
     for toolset in listed:
-        if not isinstance(toolset, Toolset):
+        if not isinstance(toolset, ports.Toolset):
             is_class = isinstance(toolset, type)
             raise DefinitionError(
                 f"agent {name!r}: a toolset is an instance of perdure.Toolset, not {toolset!r:.100}",
                 hint=f"Pass an instance: {toolset.__name__}(…)." if is_class else "Tools go into tools=[…].",
             )
         where = f"agent {name!r}: toolset {type(toolset).__name__}"
-        if type(toolset).list is Toolset.list:
+        if type(toolset).list is ports.Toolset.list:
             raise DefinitionError(f"{where} has no method `list`", hint="It returns the tools: see Toolset.")
         if not isinstance(toolset.name, str) or not NAME_PATTERN.fullmatch(toolset.name):
             why = f"the name {toolset.name!r} does not match {NAME_PATTERN.pattern}"
@@ -225,8 +234,8 @@ def validate_toolsets(name: str, toolsets: Any) -> tuple[Toolset, ...]:
             raise DefinitionError(
                 f"agent {name!r}: two toolsets are called {toolset.name!r}", hint="Rename one of them."
             )
-        if toolset.on_change not in ON_CHANGE_VALUES:
-            why = f"on_change is {toolset.on_change!r}, it can be {', '.join(ON_CHANGE_VALUES)}"
+        if toolset.on_change not in ports.ON_CHANGE_VALUES:
+            why = f"on_change is {toolset.on_change!r}, it can be {', '.join(ports.ON_CHANGE_VALUES)}"
             raise DefinitionError(f"{where}: {why}", hint="Leave it out.")
         if not isinstance(toolset.timeout, int | float) or not toolset.timeout > 0:
             raise DefinitionError(f"{where}: timeout={toolset.timeout!r} is not a positive number of seconds")
@@ -334,7 +343,7 @@ def resolve_finish_protocol(name: str, is_text: bool, finish: Any) -> FinishProt
 
 
 def check_model_settings(
-    chain: Sequence[ModelRef], settings: Mapping[str, Any], provider_options: Mapping[str, Any]
+    chain: Sequence[ports.ModelRef], settings: Mapping[str, Any], provider_options: Mapping[str, Any]
 ) -> None:
     """Check the settings against every model of the chain, since any of them may be called.
 

@@ -20,9 +20,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from weakref import WeakKeyDictionary
 
+from .. import ports
 from ..errors import PerdureError
-from ..ports import AuditRow, Store
-from ..ports.store import format_utc_now
 from .handles import ClientHandle
 
 logger = logging.getLogger("perdure.client")
@@ -63,8 +62,8 @@ class SteeringAudit:
         self._is_recorded = False
         by = by or client.actor
         caller = _current_caller.get() or _Caller("os-user" if by == _find_os_user() else "given", _find_origin())
-        self._row = AuditRow(
-            uuid.uuid4().hex, format_utc_now(), by, caller.auth, caller.origin, subject, verb, detail=detail
+        self._row = ports.AuditRow(
+            uuid.uuid4().hex, ports.format_utc_now(), by, caller.auth, caller.origin, subject, verb, detail=detail
         )
 
     async def record(self, call_id: str | None = None) -> None:
@@ -111,7 +110,9 @@ async def audit_steering(
         raise
 
 
-async def write_despite_failure(client: ClientHandle, write: Callable[[Store], Awaitable[None]], what: str) -> None:
+async def write_despite_failure(
+    client: ClientHandle, write: Callable[[ports.Store], Awaitable[None]], what: str
+) -> None:
     """Write into the client's store, if it has one; a failure is logged."""
     if client.store_url is None:
         return

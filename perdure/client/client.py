@@ -19,10 +19,8 @@ from temporalio.service import TLSConfig
 from typing_extensions import Unpack
 
 from .. import config
-from ..embedded.address import connect, resolve_target
 from ..encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, TranscriptUnavailableError
-from ..ports import Store
 from ..store import Chain, open_store
 from ..store.cache import ByteLRU
 from ..temporal_service import build_schedule_action, start_run_workflow
@@ -31,20 +29,9 @@ from ..types.client_tools import ClientTool
 from ..types.interface import FIRST_MESSAGE_MEMO, Mode, OutputT, Override
 from ..types.messages import FilePart, Message, MessageInput, clean_text, decode_file_data
 from .audit import audit_steering
-from .inbox import PendingCall, list_pending_calls
 from .message_content import STORE_HINT
 from .messages import deliver_message
 from .run import Run
-from .schedules import (
-    Overlap,
-    Schedule,
-    ScheduleStatus,
-    build_schedule_spec,
-    check_schedule_arguments,
-    create_schedule,
-    get_overlap_policy,
-    list_schedules,
-)
 from .start import (
     History,
     SendOptions,
@@ -64,12 +51,15 @@ from .visibility import RunSummary, create_store, list_runs
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
+    from ..ports import Store
     from ..tools.context import ContextT
 
-    # What only services and operators use is imported when it is called: each program imports this module.
+    # What few programs use is imported when it is called: each program imports this module.
+    from .inbox import PendingCall
     from .memory import KeptMemory
     from .pages import RunPage, WaitPage
     from .retention import Deletion, GarbageReport
+    from .schedules import Overlap, Schedule, ScheduleStatus
     from .tokens import ApiTokens
     from .webhooks import Webhooks
 
@@ -121,6 +111,8 @@ class Client:
 
         Raises ``ServerUnreachableError``. The embedded server comes with the store under ``PERDURE_HOME``.
         """
+        from ..embedded.address import connect, resolve_target
+
         target = await resolve_target(
             address=address, namespace=namespace, profile=profile, api_key=api_key, tls=tls, start=start_server
         )
@@ -348,25 +340,22 @@ class Client:
         schedule of that id; a paused one stays paused. The rest is as of :meth:`start`; but ``auth_context`` is sealed
         for one run: use ``auth_ref``. Raises ``ScheduleExistsError``, and as :meth:`start`.
         """
+        from .schedules import (
+            Schedule,
+            build_schedule_spec,
+            check_schedule_arguments,
+            create_schedule,
+            get_overlap_policy,
+        )
+
         check_schedule_arguments(id, message, auth_context=auth_context, if_exists=if_exists, paused=paused, note=note)
         spec = build_schedule_spec(cron, every, timezone)
         policy = api.SchedulePolicy(overlap=get_overlap_policy(overlap))
         start = await build_start_input(
-            self,
-            agent,
-            message,
-            by=by,
-            mode=mode,
-            context=context,
-            history=history,
-            override=override,
-            idle_timeout=idle_timeout,
-            max_history_events=max_history_events,
-            # A time that is backfilled twice, or triggered twice within its second, has the same id.
-            resume=True,
-            tenant=tenant,
-            user=user,
-        )
+            self, agent, message, by=by, mode=mode, context=context, history=history, override=override,
+            idle_timeout=idle_timeout, max_history_events=max_history_events, tenant=tenant, user=user,
+            resume=True,  # a time that is backfilled twice, or triggered twice within its second, has the same id
+        )  # fmt: skip
         start |= seal_auth(self.temporal, id, None, auth_ref)
         action = build_schedule_action(id, start, task_queue=self.task_queue)
         state = api.ScheduleState(note=None if note is None else clean_text(note), paused=paused)
@@ -376,10 +365,14 @@ class Client:
 
     def get_schedule(self, id: str) -> Schedule:
         """Return a handle of the schedule; sends no request."""
+        from .schedules import Schedule
+
         return Schedule(self, self.temporal.get_schedule_handle(id))
 
     async def schedules(self, *, agent: str | None = None, limit: int = 100) -> list[ScheduleStatus]:
         """List the schedules that start agents, or only ``agent``, by their ids; a new one appears after a moment."""
+        from .schedules import list_schedules
+
         return await list_schedules(self, agent, limit)
 
     async def list(
@@ -481,6 +474,8 @@ class Client:
     async def approvals(self, *, agent: str | None = None) -> Sequence[PendingCall]:
         """List the pending calls (approvals, questions and callbacks) of all runs, or of those of ``agent``; the
         longest waiting first."""
+        from .inbox import list_pending_calls
+
         return await list_pending_calls(self, agent=agent)
 
     async def store(self, *, create: bool = False) -> Store:

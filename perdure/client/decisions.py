@@ -15,11 +15,11 @@ from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from .. import events
 from ..errors import InvalidInputError, PerdureError, RunClosedError
 from ..loop.requests import as_text, build_late_error, find_repeated, hash_answer, read_answer, read_decision
 from ..temporal_service import build_unreachable_error
 from ..types.approvals import ApprovalDecision, DecidedApproval, PendingApproval, StandingApproval, hash_arguments
-from ..types.events import ApprovalDecided, ApprovalRequested, Event, QuestionAnswered, QuestionAsked, ToolCompleted
 from ..types.interface import Status
 from ..types.plain_json import to_plain_json
 from ..types.tool_calls import CallAnswer
@@ -234,19 +234,22 @@ async def _read_decided(run: RunHandle, call_id: str) -> list[DecidedApproval]:
     """Read the decisions on a call from the events, each with the hash of the decided call or answered question."""
     decided: list[DecidedApproval] = []
     requested_hash, expiry = "", None
-    async with aclosing(follow_run(run, wait=False, children=False)) as events:
-        async for event in events:
+    async with aclosing(follow_run(run, wait=False, children=False)) as log:
+        async for event in log:
             if getattr(event, "call_id", None) != call_id:
                 continue
             if (past := extract_decision(event)) is not None:
                 decided.append(past.model_copy(update={"hash": _hash_of(event, requested_hash)}))
                 expiry = None
-            elif isinstance(event, ApprovalRequested):
+            elif isinstance(event, events.ApprovalRequested):
                 requested_hash = event.hash
-            elif isinstance(event, QuestionAsked) and event.expires_in is not None and event.at:
+            elif isinstance(event, events.QuestionAsked) and event.expires_in is not None and event.at:
                 expiry = datetime.fromisoformat(event.at) + timedelta(seconds=event.expires_in)
             elif (
-                isinstance(event, ToolCompleted) and event.at and expiry and expiry <= datetime.fromisoformat(event.at)
+                isinstance(event, events.ToolCompleted)
+                and event.at
+                and expiry
+                and expiry <= datetime.fromisoformat(event.at)
             ):
                 decided.append(
                     DecidedApproval(call_id=call_id, name=event.name, state="expired", at=expiry.isoformat())
@@ -254,16 +257,16 @@ async def _read_decided(run: RunHandle, call_id: str) -> list[DecidedApproval]:
     return decided
 
 
-def _hash_of(event: Event, requested_hash: str) -> str:
+def _hash_of(event: events.Event, requested_hash: str) -> str:
     """Compute ``DecidedApproval.hash``; ``requested_hash`` is that of the event that requested the approval."""
-    if isinstance(event, ApprovalDecided):
+    if isinstance(event, events.ApprovalDecided):
         if event.arguments is None:
             return requested_hash
         return hash_arguments(event.call_id, event.name, event.arguments)
     fields: dict[str, Any]
-    if isinstance(event, QuestionAnswered):
+    if isinstance(event, events.QuestionAnswered):
         fields = {"value": event.value, "error": event.error}
-    elif isinstance(event, ToolCompleted) and event.is_error:
+    elif isinstance(event, events.ToolCompleted) and event.is_error:
         fields = {"error": event.content}
     else:
         blob = getattr(event, "blob", None)
@@ -288,9 +291,9 @@ def merge_decisions(recorded: Sequence[DecidedApproval], known: Sequence[Decided
     return [*reversed(earlier), *known]
 
 
-def extract_decision(event: Event) -> DecidedApproval | None:
+def extract_decision(event: events.Event) -> DecidedApproval | None:
     """Return the decision or answer in ``event``; None for any other event."""
-    if isinstance(event, ApprovalDecided):
+    if isinstance(event, events.ApprovalDecided):
         return DecidedApproval(
             call_id=event.call_id,
             name=event.name,
@@ -299,9 +302,9 @@ def extract_decision(event: Event) -> DecidedApproval | None:
             changed=event.arguments is not None,
             **event.model_dump(include={"by", "comment", "always", "standing"}),
         )
-    if isinstance(event, QuestionAnswered):
+    if isinstance(event, events.QuestionAnswered):
         fields: dict[str, Any] = {"by": event.by, "at": event.answered_at, "comment": event.error}
-    elif isinstance(event, ToolCompleted) and event.answered_by:  # an answered callback
+    elif isinstance(event, events.ToolCompleted) and event.answered_by:  # an answered callback
         comment = event.content if event.is_error else None
         fields = {"by": event.answered_by, "at": event.at, "comment": comment}
     else:

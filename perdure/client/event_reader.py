@@ -7,25 +7,18 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jiter import from_json
 
+from .. import events
 from ..errors import InvalidInputError, StoreError, TranscriptCorruptedError
-from ..ports import EventRow, Store
 from ..store import Chain
-from ..types.events import (
-    Event,
-    ModelCompleted,
-    ModelDelta,
-    ModelRetracted,
-    ModelStarted,
-    RunEvent,
-    TurnEvent,
-    decode_event,
-)
 from .handles import ClientHandle
 from .watches import EndWatch, EventPage, EventWatch, join_event_watch
+
+if TYPE_CHECKING:
+    from ..ports import EventRow, Store
 
 T = TypeVar("T")
 
@@ -43,7 +36,7 @@ _LOOKBACK_EVENTS = 64
 # Partial arguments of a streamed tool call, and with them structured output.
 
 
-EarlierDeltasReader = Callable[[ModelDelta], Awaitable[list[ModelDelta]]]
+EarlierDeltasReader = Callable[["events.ModelDelta"], Awaitable[list["events.ModelDelta"]]]
 """Reads the deltas that may precede the given one."""
 
 
@@ -79,11 +72,11 @@ class PartialArguments:
         self._earlier = earlier
         self._written: dict[int, _WrittenArguments] = {}
 
-    async def fill_partial(self, event: Event) -> Event:
+    async def fill_partial(self, event: events.Event) -> events.Event:
         """Return ``event``; the delta of a tool call with ``partial`` set."""
-        if isinstance(event, ModelStarted | ModelCompleted | ModelRetracted):
+        if isinstance(event, events.ModelStarted | events.ModelCompleted | events.ModelRetracted):
             self._written.clear()
-        if not isinstance(event, ModelDelta) or event.kind != "tool_call":
+        if not isinstance(event, events.ModelDelta) or event.kind != "tool_call":
             return event
         written = self._written.get(event.index)
         if written is None or written.chars != event.offset:
@@ -99,7 +92,7 @@ class PartialArguments:
         return event.model_copy(update={"partial": arguments})
 
 
-def join_deltas(before: list[ModelDelta], event: ModelDelta) -> str | None:
+def join_deltas(before: list[events.ModelDelta], event: events.ModelDelta) -> str | None:
     """Join the text before ``event`` from deltas of the same call; None if some of it is missing."""
     text = ""
     for delta in before:
@@ -112,7 +105,7 @@ def join_deltas(before: list[ModelDelta], event: ModelDelta) -> str | None:
     return text if len(text) == event.offset else None
 
 
-def _call_key(delta: ModelDelta) -> tuple[str, int, int]:
+def _call_key(delta: events.ModelDelta) -> tuple[str, int, int]:
     return delta.kind, delta.index, delta.attempt
 
 
@@ -162,9 +155,9 @@ async def _read_page(
     return await retry_store_read(read, retry_seconds)
 
 
-def decode_row(context_id: str, row: EventRow) -> Event | None:
+def decode_row(context_id: str, row: EventRow) -> events.Event | None:
     """Decode a row that was read for ``context_id``; None for an event of a type that only a newer perdure knows."""
-    return decode_event(row.child or context_id, row.seq, row.task_id, row.type, row.body, row.spans, row.path)
+    return events.decode_event(row.child or context_id, row.seq, row.task_id, row.type, row.body, row.spans, row.path)
 
 
 @dataclass
@@ -196,7 +189,7 @@ class EventReader:
         self._retry_seconds = STORE_RETRY_SECONDS if self.wait else SNAPSHOT_RETRY_SECONDS
         self._partials: dict[str, PartialArguments] = {}
 
-    async def read_until(self, client: ClientHandle, ending: EndWatch[Any]) -> AsyncGenerator[Event]:
+    async def read_until(self, client: ClientHandle, ending: EndWatch[Any]) -> AsyncGenerator[events.Event]:
         """Yield events until ``ending`` is over and all events recorded by then are read. Raises what its end
         raises."""
         async with join_event_watch(client, self.store, self.context_id) as watch:
@@ -211,7 +204,9 @@ class EventReader:
             async for event in events:
                 yield event
 
-    async def read_recorded(self, watch: EventWatch | None = None, *, to_end: bool = True) -> AsyncGenerator[Event]:
+    async def read_recorded(
+        self, watch: EventWatch | None = None, *, to_end: bool = True
+    ) -> AsyncGenerator[events.Event]:
         """Yield the events recorded so far: up to an empty page, or without ``to_end`` to one that is not full, which
         with ``watch`` may be one that another follower has read a moment ago."""
         while rows := (page := await self._read_page(watch)).rows:
@@ -229,7 +224,7 @@ class EventReader:
             return EventPage(rows)
         return await self._retry(lambda: watch.read_page(self.after, children=self.children, limit=EVENTS_PER_PAGE))
 
-    async def build_unrecorded_end(self, end: RunEvent) -> RunEvent | None:
+    async def build_unrecorded_end(self, end: events.RunEvent) -> events.RunEvent | None:
         """Return ``end`` as the event after the last one, for a run whose events do not yet have that end.
 
         It is not stored, so a conversation that is reopened gives its number to another event. None if the events have
@@ -238,13 +233,13 @@ class EventReader:
         latest = await self._retry(lambda: self.store.wait_for_event(self.context_id, 0, 0.0))
         recorded_state = ""
         async for row in self._iter_own_rows(self.context_id, max(0, latest - _LOOKBACK_EVENTS)):
-            if isinstance(event := decode_row(self.context_id, row), RunEvent):
+            if isinstance(event := decode_row(self.context_id, row), events.RunEvent):
                 recorded_state = event.state
         if latest + 1 <= self.after or recorded_state == end.state:
             return None
         return end.model_copy(update={"context_id": self.context_id, "seq": latest + 1})
 
-    async def _build_event(self, row: EventRow, decoded: dict[int, Event | None] | None) -> Event | None:
+    async def _build_event(self, row: EventRow, decoded: dict[int, events.Event | None] | None) -> events.Event | None:
         """Build the event of the next row; None if it is not one of this reader's. ``decoded`` has those of its page
         that another reader has built, for readers without ``texts``: programs may change what they are given."""
         self.after = row.seq
@@ -266,9 +261,9 @@ class EventReader:
     async def _retry(self, read: Callable[[], Awaitable[T]]) -> T:
         return await retry_store_read(read, self._retry_seconds)
 
-    async def _load_long_text(self, event: Event) -> Event:
+    async def _load_long_text(self, event: events.Event) -> events.Event:
         """Load the text of a reply or an answer that is too long for its event."""
-        if not isinstance(event, ModelCompleted | TurnEvent) or (blob := event.blob) is None:
+        if not isinstance(event, events.ModelCompleted | events.TurnEvent) or (blob := event.blob) is None:
             return event
         try:
             text = await self._retry(lambda: self._chain.resolve_blob(blob))
@@ -276,7 +271,7 @@ class EventReader:
             return event
         return event.model_copy(update={"text" if event.type == "model.completed" else "content": text, "blob": None})
 
-    async def _read_earlier_deltas(self, event: ModelDelta) -> list[ModelDelta]:
+    async def _read_earlier_deltas(self, event: events.ModelDelta) -> list[events.ModelDelta]:
         """Read the deltas of the same run before ``event``, back to the beginning of its call.
 
         Each has at least one character, so they are near, unless other runs have taken numbers between them.
@@ -284,16 +279,16 @@ class EventReader:
         lookback = event.offset + _LOOKBACK_EVENTS
         while True:
             after = max(0, event.seq - 1 - lookback)
-            deltas: list[ModelDelta] = []
+            deltas: list[events.ModelDelta] = []
             has_start = False
             async with aclosing(self._iter_own_rows(event.context_id, after)) as rows:
                 async for row in rows:
                     if row.seq >= event.seq:
                         break
                     earlier = decode_row(event.context_id, row)
-                    if isinstance(earlier, ModelStarted):
+                    if isinstance(earlier, events.ModelStarted):
                         has_start = True
-                    elif isinstance(earlier, ModelDelta):
+                    elif isinstance(earlier, events.ModelDelta):
                         deltas.append(earlier)
                         has_start = has_start or (not earlier.offset and _call_key(earlier) == _call_key(event))
             if has_start or not after:

@@ -20,22 +20,9 @@ from typing import TypeVar
 
 from temporalio.client import WorkflowExecutionDescription
 
+from .. import events, ports
 from ..errors import NotWaitingYetError, PerdureError, RunNotFoundError, ServerUnreachableError, StoreError
-from ..ports import EventBatch, NewEvent, Store, build_batch_token, timestamp
 from ..types.approvals import PendingKind
-from ..types.events import (
-    ApprovalDecided,
-    ApprovalRequested,
-    BranchStarted,
-    Event,
-    ModelStarted,
-    QuestionAnswered,
-    QuestionAsked,
-    RunEvent,
-    ToolCompleted,
-    ToolStarted,
-    TurnEvent,
-)
 from ..types.interface import Status
 from .event_reader import (
     SNAPSHOT_RETRY_SECONDS,
@@ -149,26 +136,30 @@ async def read_event_log_state(run: RunHandle, context_id: str) -> EventLogState
     return _build_event_log_state(decode_row(context_id, row) for row in rows)
 
 
-def _build_event_log_state(events: Iterable[Event | None]) -> EventLogState:
+def _build_event_log_state(log: Iterable[events.Event | None]) -> EventLogState:
     """Build the state at the end of ``events``."""
     state = EventLogState()
-    for event in events:
+    for event in log:
         match event:
-            case ApprovalRequested(call_id=call_id):
+            case events.ApprovalRequested(call_id=call_id):
                 state.pending_calls[call_id] = "approval"
-            case QuestionAsked(call_id=call_id, kind=kind):
+            case events.QuestionAsked(call_id=call_id, kind=kind):
                 state.pending_calls[call_id] = kind
-            case ApprovalDecided(call_id=call_id) | QuestionAnswered(call_id=call_id) | ToolCompleted(call_id=call_id):
+            case (
+                events.ApprovalDecided(call_id=call_id)
+                | events.QuestionAnswered(call_id=call_id)
+                | events.ToolCompleted(call_id=call_id)
+            ):
                 state.pending_calls.pop(call_id, None)
                 state.starting_children.pop(call_id, None)
-            case ToolStarted(call_id=call_id, child_context_id=str(child)):
+            case events.ToolStarted(call_id=call_id, child_context_id=str(child)):
                 state.starting_children[call_id] = child
-            case RunEvent(state="paused", at=at):
+            case events.RunEvent(state="paused", at=at):
                 state.paused_at = at
-            case RunEvent(state="resumed"):
+            case events.RunEvent(state="resumed"):
                 state.paused_at = None
-            case ModelStarted() | RunEvent() | TurnEvent():  # all calls before it have their results
-                state = EventLogState()
+            case events.ModelStarted() | events.RunEvent() | events.TurnEvent():
+                state = EventLogState()  # all calls before it have their results
             case _:
                 pass
     return state
@@ -182,11 +173,11 @@ def _build_event_log_state(events: Iterable[Event | None]) -> EventLogState:
 class RunEnd:
     """The end of an execution, which the store may not have."""
 
-    event: RunEvent
+    event: events.RunEvent
     run_id: str
 
 
-async def _wait_for_recorded_end(run: RunHandle, store: Store) -> RunEnd | None:
+async def _wait_for_recorded_end(run: RunHandle, store: ports.Store) -> RunEnd | None:
     """Wait until the run has ended and its events have the end. One long poll, which adds nothing to its history.
 
     Waits while the server is unreachable: events may still come from the store. Returns the end if the store did not
@@ -209,7 +200,10 @@ async def _wait_for_recorded_end(run: RunHandle, store: Store) -> RunEnd | None:
 
 
 async def _find_run_end(
-    run: RunHandle, description: WorkflowExecutionDescription, store: Store, retry_seconds: float = STORE_RETRY_SECONDS
+    run: RunHandle,
+    description: WorkflowExecutionDescription,
+    store: ports.Store,
+    retry_seconds: float = STORE_RETRY_SECONDS,
 ) -> RunEnd | None:
     """Return how the described execution of the run ended, from the server; None if it is open. Writes nothing.
 
@@ -222,26 +216,26 @@ async def _find_run_end(
     if state == "running":
         return None
     await _check_run_store(run, store, retry_seconds)
-    fields = {"state": state, "at": timestamp(description.close_time)}
+    fields = {"state": state, "at": ports.timestamp(description.close_time)}
     if state not in ("completed", "cancelled"):  # a worker records these two without an error
         error = await run.read_end(description.run_id)
         if isinstance(error, PerdureError):
             fields |= {"error_type": type(error).__name__, "error": error.message}
-    return RunEnd(RunEvent.model_validate(fields), description.run_id)
+    return RunEnd(events.RunEvent.model_validate(fields), description.run_id)
 
 
-async def _record_run_end(run: RunHandle, store: Store, end: RunEnd) -> bool:
+async def _record_run_end(run: RunHandle, store: ports.Store, end: RunEnd) -> bool:
     """Record the end, once for all followers. Tried once: a follower that cannot write still gets the event."""
-    event = NewEvent(end.event, key=f"ended/{end.run_id}/{end.event.state}")
+    event = ports.NewEvent(end.event, key=f"ended/{end.run_id}/{end.event.state}")
     try:
-        await store.append(EventBatch(run.id, [event], build_batch_token(end.event.at), advances=True))
+        await store.append(ports.EventBatch(run.id, [event], ports.build_batch_token(end.event.at), advances=True))
     except StoreError as error:  # another follower that can write will record it
         logger.warning("the end of run %s could not be recorded: %s", run.id, error.message)
         return False
     return True
 
 
-async def record_run_end(run: RunHandle, store: Store) -> None:
+async def record_run_end(run: RunHandle, store: ports.Store) -> None:
     """Record the end of the run, if it has ended and the store does not have it. Raises ``RunNotFoundError``,
     ``ServerUnreachableError``, ``StoreMismatchError``."""
     end = await _find_run_end(run, await run.describe(), store, retry_seconds=0.0)
@@ -249,7 +243,7 @@ async def record_run_end(run: RunHandle, store: Store) -> None:
         await _record_run_end(run, store, end)
 
 
-async def _check_run_store(run: RunHandle, store: Store, retry_seconds: float = STORE_RETRY_SECONDS) -> None:
+async def _check_run_store(run: RunHandle, store: ports.Store, retry_seconds: float = STORE_RETRY_SECONDS) -> None:
     """Raise ``StoreMismatchError`` if the store does not have the run because it is kept in another one."""
     if await retry_store_read(lambda: store.get_run(run.id), retry_seconds) is None:
         run.check_store((await run.status()).store_id, store)
@@ -261,7 +255,7 @@ async def _check_run_store(run: RunHandle, store: Store, retry_seconds: float = 
 
 async def follow_run(
     run: RunHandle, after: int = 0, *, wait: bool = True, children: bool = True, texts: bool = True
-) -> AsyncGenerator[Event]:
+) -> AsyncGenerator[events.Event]:
     """Yield the events of ``run`` after number ``after`` until it has ended; without ``wait`` only those recorded so
     far.
 
@@ -291,7 +285,7 @@ async def follow_run(
 
 async def follow_turn(
     turn: TurnHandle, after: int = 0, *, wait: bool = True, children: bool = True, texts: bool = True
-) -> AsyncGenerator[Event]:
+) -> AsyncGenerator[events.Event]:
     """Yield the events of one turn after number ``after`` until it has ended; without ``wait`` only those recorded so
     far.
 
@@ -317,12 +311,12 @@ async def follow_turn(
             yield event
 
 
-def join_end_watch(run: RunHandle, store: Store) -> AbstractAsyncContextManager[EndWatch[RunEnd | None]]:
+def join_end_watch(run: RunHandle, store: ports.Store) -> AbstractAsyncContextManager[EndWatch[RunEnd | None]]:
     """Follow by the watch of the run's end: that of :func:`_wait_for_end`."""
     return join_watch(run.client, "end", run.id, build=lambda: EndWatch(_wait_for_end(run, store)))
 
 
-async def _wait_for_end(run: RunHandle, store: Store) -> RunEnd | None:
+async def _wait_for_end(run: RunHandle, store: ports.Store) -> RunEnd | None:
     """Wait until the run has ended and its events have the end; return an end that they may not have. Raises
     ``RunNotFoundError`` if neither the server nor the store has the run."""
 
@@ -337,14 +331,14 @@ async def _wait_for_end(run: RunHandle, store: Store) -> RunEnd | None:
     return None if await retry_while_behind(describe) is None else await _wait_for_end_in_store(run, store)
 
 
-async def _find_end(run: RunHandle, store: Store) -> RunEnd | None:
+async def _find_end(run: RunHandle, store: ports.Store) -> RunEnd | None:
     """Return the end of the run, if it has ended, which the events may not have. Writes nothing. Raises as
     :func:`_wait_for_end`."""
     description = await _describe_known_run(run, store)
     return None if description is None else await _find_run_end(run, description, store, SNAPSHOT_RETRY_SECONDS)
 
 
-async def _describe_known_run(run: RunHandle, store: Store) -> WorkflowExecutionDescription | None:
+async def _describe_known_run(run: RunHandle, store: ports.Store) -> WorkflowExecutionDescription | None:
     """Return the server's description of the run; None for one that only the store still has. Raises
     ``RunNotFoundError``."""
     try:
@@ -355,7 +349,7 @@ async def _describe_known_run(run: RunHandle, store: Store) -> WorkflowExecution
         raise
 
 
-async def _wait_for_end_in_store(run: RunHandle, store: Store) -> RunEnd | None:
+async def _wait_for_end_in_store(run: RunHandle, store: ports.Store) -> RunEnd | None:
     async with background_task(_wait_for_recorded_end(run, store)) as end_task:
         await asyncio.wait([end_task], timeout=_STORE_CHECK_SECONDS)
         if not end_task.done():
@@ -382,17 +376,17 @@ class TurnWatch(EndWatch[None]):
     raises ``RunNotFoundError`` for an unknown turn.
     """
 
-    def __init__(self, turn: TurnHandle, store: Store) -> None:
+    def __init__(self, turn: TurnHandle, store: ports.Store) -> None:
         self._turn, self._store = turn, store
         self._ended_at = self._continued_at = 0
         self._end_recorded = asyncio.Event()
         super().__init__(self._wait_for_end())
 
-    def note_event(self, event: Event) -> None:
+    def note_event(self, event: events.Event) -> None:
         """Note an event that a follower has read: followers may be at different places."""
-        if isinstance(event, TurnEvent) and event.state != "started" and not event.path:
+        if isinstance(event, events.TurnEvent) and event.state != "started" and not event.path:
             self._ended_at = max(event.seq, self._ended_at)
-        elif not isinstance(event, RunEvent) and not event.path:  # not of another run: a message has extended it
+        elif not isinstance(event, events.RunEvent) and not event.path:  # not of another run: a message has extended it
             self._continued_at = max(event.seq, self._continued_at)
         if self._ended_at > self._continued_at:
             self._end_recorded.set()
@@ -431,8 +425,8 @@ async def list_child_runs(run: RunHandle) -> dict[str, bool]:
     return children
 
 
-def extract_child_run(event: Event) -> tuple[str, bool] | None:
+def extract_child_run(event: events.Event) -> tuple[str, bool] | None:
     """Return the id of the run that ``event`` starts, and whether it runs in background; None for any other event."""
-    if isinstance(event, ToolStarted) and event.child_context_id is not None:
+    if isinstance(event, events.ToolStarted) and event.child_context_id is not None:
         return event.child_context_id, event.background
-    return (event.child_context_id, False) if isinstance(event, BranchStarted) else None
+    return (event.child_context_id, False) if isinstance(event, events.BranchStarted) else None

@@ -13,11 +13,11 @@ from typing import Any
 
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
+from .. import ports
 from ..config import get_shared_task_queue
 from ..encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, RunExistsError, RunNotFoundError
 from ..loop.requests import merge_overrides, parse_start
-from ..ports import Commit, Store
 from ..store import Chain
 from ..store.transcripts import ForkPoint, find_fork_point
 from ..temporal_service import start_run_workflow
@@ -132,7 +132,7 @@ def _check_fork_arguments(at: int | None, results: Mapping[str, str] | None) -> 
             raise InvalidInputError(f"results: the result of {call_id!r:.100} must be text", hint=hint)
 
 
-async def _read_fork_start(run: RunHandle, store: Store) -> tuple[dict[str, Any], str]:
+async def _read_fork_start(run: RunHandle, store: ports.Store) -> tuple[dict[str, Any], str]:
     """Read the start input of the run, reduced to the fields that a fork inherits, and its task queue.
 
     For a run that Temporal no longer has, the agent comes from the store. Raises ``RunNotFoundError``.
@@ -157,11 +157,11 @@ async def _read_fork_start(run: RunHandle, store: Store) -> tuple[dict[str, Any]
     return start, get_shared_task_queue(queue)
 
 
-async def _write_fork_head(store: Store, point: ForkPoint) -> str | None:
+async def _write_fork_head(store: ports.Store, point: ForkPoint) -> str | None:
     """Write and return the head that the fork begins at: at most one new node, whatever the length of the
     conversation."""
     if not point.extra_messages:
         return point.base_head
     node, blobs = Chain(store).extend(point.base_head, point.extra_messages)
-    await store.commit(Commit(nodes=[node], blobs=blobs))
+    await store.commit(ports.Commit(nodes=[node], blobs=blobs))
     return node.hash

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowExecutionDescription, WorkflowHandle
 
 from ..errors import PerdureError
-from ..ports import Store
 from ..store.cache import ByteLRU
 from ..types.interface import Response, Status, TurnStatus
+
+if TYPE_CHECKING:
+    from ..ports import Store
 
 
 class ClientHandle(Protocol):

@@ -8,9 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from .. import ports
 from ..errors import InvalidInputError
-from ..ports import Blob, Commit, Store
-from ..ports.store import add_blob, format_utc_now, move_file_to_blob, record_file
 from ..types.client_tools import (
     INLINE_CLIENT_TOOLS_BYTES,
     ClientTool,
@@ -98,8 +97,8 @@ async def upload_client_tools(
             raise InvalidInputError(f"client_tools: they have {size:,} bytes as JSON; {limit}", hint=STORE_HINT)
         return tools, None
     store = await client.store(create=True)
-    blob = Blob.from_content(encode_client_tools(tools))
-    await store.commit(Commit(blobs=[blob]))
+    blob = ports.Blob.from_content(encode_client_tools(tools))
+    await store.commit(ports.Commit(blobs=[blob]))
     return blob.ref, store.store_id
 
 
@@ -108,7 +107,7 @@ async def upload_content(client: ClientHandle, content: Content) -> tuple[Upload
 
     Raises ``InvalidInputError`` for an invalid message, and where a store is needed and the client has none.
     """
-    blobs: list[Blob] = []
+    blobs: list[ports.Blob] = []
     stored: list[BlobRef] = []
     uploaded: UploadedContent
     if isinstance(content, str):
@@ -132,21 +131,21 @@ async def upload_content(client: ClientHandle, content: Content) -> tuple[Upload
     if missing := next((ref.hash for ref in stored if ref.hash not in found), None):
         raise InvalidInputError(f"the store has no file {missing}", hint="Upload it again.")
     if blobs:
-        await store.commit(Commit(blobs=blobs))
+        await store.commit(ports.Commit(blobs=blobs))
     return uploaded, store.store_id
 
 
-async def hold_blobs(store: Store, hashes: Sequence[str]) -> set[str]:
+async def hold_blobs(store: ports.Store, hashes: Sequence[str]) -> set[str]:
     """Return which of these blobs the store has. A collector deletes none of them for days: what names them is not
     written yet."""
     if not hashes:
         return set()
-    today = format_utc_now()[:10]
+    today = ports.format_utc_now()[:10]
     await store.renew(hashes, today, today)  # first: what is found then was not deleted meanwhile
     return await store.find_blobs(hashes)
 
 
-async def _upload_parts(content: list[str | File | FilePart], blobs: list[Blob]) -> tuple[ContentPart, ...]:
+async def _upload_parts(content: list[str | File | FilePart], blobs: list[ports.Blob]) -> tuple[ContentPart, ...]:
     parts: list[ContentPart] = []
     left = MAX_INLINE_BYTES
     for piece in content:
@@ -155,14 +154,14 @@ async def _upload_parts(content: list[str | File | FilePart], blobs: list[Blob])
             left -= len(part.text.encode())
             parts.append(part)
         elif isinstance(piece, FilePart):
-            parts.append(move_file_to_blob(piece, blobs))
+            parts.append(ports.move_file_to_blob(piece, blobs))
         else:
-            parts.append(await record_file(piece, blobs))
+            parts.append(await ports.record_file(piece, blobs))
     return tuple(parts)
 
 
-def _upload_long_text(text: str, room: int, blobs: list[Blob]) -> TextPart:
-    return TextPart(text=text) if _fits(text, room) else TextPart(blob=add_blob(blobs, text))
+def _upload_long_text(text: str, room: int, blobs: list[ports.Blob]) -> TextPart:
+    return TextPart(text=text) if _fits(text, room) else TextPart(blob=ports.add_blob(blobs, text))
 
 
 def _fits(text: str, room: int) -> bool:

@@ -26,6 +26,7 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
+from .. import ports
 from ..config import get_shared_task_queue
 from ..encryption import reseal_auth_token
 from ..errors import (
@@ -37,7 +38,6 @@ from ..errors import (
     TranscriptCorruptedError,
 )
 from ..loop.requests import merge_overrides, parse_start
-from ..ports import timestamp
 from ..temporal_service import (
     TASK_TIMEOUT,
     build_start_attributes,
@@ -284,7 +284,7 @@ async def _is_failure_recorded(run: RunHandle, description: WorkflowExecutionDes
     except PerdureError:
         return False  # Temporal's state counts then
     # A failure of an earlier execution does not count: a run that was reset continues after it.
-    begun = timestamp(description.start_time)
+    begun = ports.timestamp(description.start_time)
     return row is not None and row.status in ("failed", "cancelled") and row.asked_at >= begun
 
 
@@ -345,7 +345,7 @@ async def _is_first_message_recorded(
                 if asked.activity_type.name == MODEL_ACTIVITY:
                     model_input = await _decode_first_payload(run, asked.input.payloads)
                     if not has_content or _has_new_message(model_input):
-                        scheduled[event.event_id] = timestamp(event.event_time.ToDatetime(UTC))
+                        scheduled[event.event_id] = ports.timestamp(event.event_time.ToDatetime(UTC))
             elif event.HasField("activity_task_completed_event_attributes"):
                 completed = event.activity_task_completed_event_attributes
                 if completed.scheduled_event_id in scheduled:

@@ -30,7 +30,6 @@ from ..errors import (
     StoreMismatchError,
     build_error,
 )
-from ..ports import Store
 from ..store import Chain
 from ..store.transcripts import load_full_conversation
 from ..temporal_service import (
@@ -42,13 +41,11 @@ from ..temporal_service import (
 )
 from ..types.approvals import DecidedApproval, StandingApproval
 from ..types.client_tools import ClientTool
-from ..types.events import Event
 from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, OutputT, Override, Response, Status, parse_output
 from ..types.messages import FilePart, Message, MessageInput
 from .audit import audit_steering
 from .decisions import WaitRef, answer_pending_call, decide_pending_call, revoke_approval
 from .follow import follow_run, list_child_runs
-from .fork import Difference, compare_transcripts, start_fork
 from .message_content import build_user_message
 from .messages import deliver_message
 from .pauses import cancel_run, pause_run, resume_run, terminate_run
@@ -67,8 +64,11 @@ from .visibility import (
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
+    from ..ports import Store
     from ..toolsets import Artifact
+    from ..types.events import Event
     from .client import Client
+    from .fork import Difference
 
 logger = logging.getLogger("perdure.client")
 
@@ -507,6 +507,8 @@ class Run(StreamReader[OutputT]):
         Raises ``InvalidInputError`` for an unknown iteration or call, ``RunExistsError`` for an existing ``id``,
         ``RunNotFoundError``, ``TranscriptUnavailableError`` without a store.
         """
+        from .fork import start_fork
+
         auth = (auth_context, auth_ref)
         fork_id = await start_fork(
             self, message, at=at, id=id, model=model, results=results, override=override, auth=auth, by=by
@@ -519,6 +521,8 @@ class Run(StreamReader[OutputT]):
         """Compare the transcripts of this conversation and ``other``. Raises as :meth:`transcript`."""
         if not isinstance(other, Run):
             raise InvalidInputError(f"diff needs a Run, not {other!r:.100}", hint="For instance client.run(id).")
+        from .fork import compare_transcripts
+
         return compare_transcripts(await self.transcript(), await other.transcript())
 
     async def approve(

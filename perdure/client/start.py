@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, Required, get_args
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
+from .. import ports
 from ..encryption import AuthMapping
 from ..errors import InvalidInputError, PerdureError, RunExistsError, RunNotFoundError, TranscriptCorruptedError
 from ..loop.payload_limits import RUN_ID_BYTES
 from ..loop.requests import parse_start
 from ..loop.transcript import list_open_calls
-from ..ports import Commit
 from ..store import Chain
 from ..types.client_tools import ClientTool, build_client_tools_error, parse_client_tools
 from ..types.interface import FIRST_MESSAGE_MEMO, LABELS, Mode, Override, Response
@@ -307,7 +307,7 @@ async def _write_history(
     # The messages that a summary replaces belong to another conversation, possibly in another store.
     messages = [message.model_copy(update={"replaces": None}) if message.replaces else message for message in messages]
     node, blobs = chain.extend(None, messages)
-    await store.commit(Commit(nodes=[node], blobs=blobs))
+    await store.commit(ports.Commit(nodes=[node], blobs=blobs))
     return node.hash, store.store_id
 
 

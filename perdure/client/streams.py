@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol
 
 from typing_extensions import TypeVar
 
+from .. import events
 from ..errors import ParseError
-from ..types.events import Event, ModelCompleted, ModelDelta, ModelRetracted, ModelStarted
 from ..types.interface import FINISH_TOOL, FinishProtocol, OutputT, Response, parse_output
 from .tasks import background_task
 
@@ -48,32 +48,32 @@ class LiveText:
         self._lacks_beginning = False
         """Whether following began in the middle of the current attempt."""
 
-    def feed(self, event: Event) -> str:
+    def feed(self, event: events.Event) -> str:
         """Return the text to show for ``event``; "" for nothing."""
         if event.path:
             return ""
-        if isinstance(event, ModelStarted | ModelDelta | ModelCompleted):
+        if isinstance(event, events.ModelStarted | events.ModelDelta | events.ModelCompleted):
             reply_key = event.task_id, event.iteration
             if self._reply_key != reply_key:
                 self._reply_key = reply_key
                 self._shown_text = self.text = ""
                 self._call_index, self._lacks_beginning = None, False
-        if isinstance(event, ModelStarted):
+        if isinstance(event, events.ModelStarted):
             self.text, self._call_index, self._lacks_beginning = "", None, False
-        elif isinstance(event, ModelRetracted) and event.reason == "Interrupted":
+        elif isinstance(event, events.ModelRetracted) and event.reason == "Interrupted":
             self._reply_key = None
-        elif isinstance(event, ModelDelta) and self._is_shown(event):
+        elif isinstance(event, events.ModelDelta) and self._is_shown(event):
             self._lacks_beginning = self._lacks_beginning or event.offset > len(self.text)
             self.text = self.text[: event.offset] + event.text
             return self._take_piece(complete=False)
-        elif isinstance(event, ModelCompleted):
+        elif isinstance(event, events.ModelCompleted):
             self._reply_key = None
             if self._kind == "text":
                 self.text = event.text
                 return self._take_piece(complete=True)
         return ""
 
-    def _is_shown(self, delta: ModelDelta) -> bool:
+    def _is_shown(self, delta: events.ModelDelta) -> bool:
         if delta.kind == "tool_call" and delta.name == FINISH_TOOL and self._call_index is None:
             self._call_index = delta.index
         return delta.kind == self._kind and (delta.kind == "text" or delta.index == self._call_index)
@@ -144,17 +144,17 @@ class LiveOutput:
         self._task_id: str | None = None
         """The turn of the last reply."""
 
-    def feed(self, event: Event) -> list[Any]:
+    def feed(self, event: events.Event) -> list[Any]:
         """Return the new partial output of ``event`` in a list; [] for none."""
-        if isinstance(event, ModelStarted | ModelDelta | ModelCompleted) and not event.path:
+        if isinstance(event, events.ModelStarted | events.ModelDelta | events.ModelCompleted) and not event.path:
             if event.task_id != self._task_id:
                 self._task_id, self._last_plain, self._last_value = event.task_id, _NO_OUTPUT, _NO_OUTPUT
-            if isinstance(event, ModelDelta) and event.kind == "tool_call" and event.name == FINISH_TOOL:
+            if isinstance(event, events.ModelDelta) and event.kind == "tool_call" and event.name == FINISH_TOOL:
                 self._protocol = self._form.protocol
         written_text, written_arguments = self._text.feed(event), self._arguments.feed(event)
-        if written_arguments and isinstance(event, ModelDelta):
+        if written_arguments and isinstance(event, events.ModelDelta):
             return self._take_plain(event.partial)
-        if not written_text or (isinstance(event, ModelCompleted) and event.calls):  # with calls it is not the answer
+        if not written_text or (isinstance(event, events.ModelCompleted) and event.calls):  # with calls: no answer
             return []
         from ..loop.finish import extract_partial_answer  # here: it needs the state of a run
 
@@ -199,7 +199,7 @@ class Streamed(Protocol[OutputT_co]):
     @property
     def output_form(self) -> OutputForm: ...
     async def warn_without_worker(self) -> None: ...
-    def events(self, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]: ...
+    def events(self, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[events.Event]: ...
     async def result(self) -> Response[OutputT_co]: ...
 
 
@@ -219,15 +219,15 @@ class StreamReader(Generic[OutputT]):
         live = LiveText()
         shown_reply: tuple[str | None, int] | None = None
         has_ended = False
-        async with _follow(self) as events:
-            async for event in events:
+        async with _follow(self) as log:
+            async for event in log:
                 piece = live.feed(event)
-                if isinstance(event, ModelDelta | ModelCompleted) and piece:
+                if isinstance(event, events.ModelDelta | events.ModelCompleted) and piece:
                     reply = event.task_id, event.iteration
                     begins = shown_reply is not None and (has_ended or reply != shown_reply)
                     yield f"\n{piece}" if begins else piece
                     shown_reply, has_ended = reply, False
-                if isinstance(event, ModelCompleted | ModelRetracted) and not event.path:
+                if isinstance(event, events.ModelCompleted | events.ModelRetracted) and not event.path:
                     has_ended = has_ended or event.type == "model.completed" or event.reason == "Interrupted"
         await self.result()
 
@@ -244,8 +244,8 @@ class StreamReader(Generic[OutputT]):
         ``ParseError`` if the output does not fit the type.
         """
         live = LiveOutput(self.output_form)
-        async with _follow(self) as events:
-            async for event in events:
+        async with _follow(self) as log:
+            async for event in log:
                 for value in live.feed(event):
                     yield value
         for value in live.take_value((await self.result()).output):
@@ -253,9 +253,9 @@ class StreamReader(Generic[OutputT]):
 
 
 @asynccontextmanager
-async def _follow(streamed: Streamed[Any]) -> AsyncGenerator[AsyncGenerator[Event]]:
+async def _follow(streamed: Streamed[Any]) -> AsyncGenerator[AsyncGenerator[events.Event]]:
     async with (
         background_task(streamed.warn_without_worker()),
-        aclosing(streamed.events(children=False)) as events,
+        aclosing(streamed.events(children=False)) as log,
     ):
-        yield events
+        yield log

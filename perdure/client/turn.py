@@ -21,9 +21,7 @@ from ..errors import (
     StoreError,
     build_error,
 )
-from ..ports import TurnRow
 from ..temporal_service import has_unhandled_events
-from ..types.events import Event
 from ..types.interface import OutputT, Response, TurnStatus
 from ..types.messages import MessageInput
 from .event_reader import iter_own_rows, retry_store_read
@@ -34,6 +32,8 @@ from .visibility import build_closed_status
 from .watches import join_event_watch
 
 if TYPE_CHECKING:
+    from ..ports import TurnRow
+    from ..types.events import Event
     from .run import Run
 
 

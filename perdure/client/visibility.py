@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, TypeAdapter
 from temporalio.api.common.v1 import WorkflowExecution as ExecutionMessage
@@ -28,7 +28,6 @@ from temporalio.service import RPCError, RPCStatusCode, WorkflowService
 
 from .. import config
 from ..errors import InvalidInputError, PerdureError, StoreError
-from ..ports import RunRow, Store
 from ..temporal_service import is_missing_attribute, translate_service_error
 from ..types.approvals import PendingApproval
 from ..types.interface import (
@@ -43,6 +42,9 @@ from ..types.interface import (
 )
 from ..types.messages import clean_text
 from .handles import ClientHandle, RunHandle
+
+if TYPE_CHECKING:
+    from ..ports import RunRow, Store
 
 logger = logging.getLogger("perdure.client")
 

@@ -16,12 +16,14 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Seque
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import Context
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from ..ports import EventRow, Store
-from ..types.events import Event
 from .handles import ClientHandle
+
+if TYPE_CHECKING:
+    from ..ports import EventRow, Store
+    from ..types.events import Event
 
 T = TypeVar("T")
 STORE_WAIT_SECONDS = 5.0

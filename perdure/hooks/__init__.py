@@ -1,12 +1,22 @@
 """Hooks: functions of an author or operator that run around model calls, tool calls and messages.
 
 They run in activities, under the journal. :mod:`.hook` defines them and their events, :mod:`.dispatch` runs them and
-reads what they return, :mod:`.step` and :mod:`.branch` are what a step policy gets. The stages call them.
+reads what they return, :mod:`.step` and :mod:`.branch` are what a step policy gets. The stages call them. What runs
+hooks is loaded when it is first used: programs that define them do without.
 """
 
-from .dispatch import AuthorRunner, HookArguments, ReturnHandler, run_hooks
+from typing import TYPE_CHECKING
+
+from ..lazy_names import NameLoader
 from .hook import EVENTS, Hook, HookEvent, HookSet, Veto, hook, list_hook_events, select_hooks, validate_hooks
-from .step import Step
+
+if TYPE_CHECKING:
+    from .dispatch import AuthorRunner, HookArguments, ReturnHandler, run_hooks
+    from .step import Step
+else:
+    __getattr__ = NameLoader(
+        __name__, {".dispatch": "AuthorRunner HookArguments ReturnHandler run_hooks", ".step": "Step"}
+    )
 
 __all__ = [
     "EVENTS",

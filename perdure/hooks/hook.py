@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, get_args, ove
 from typing_extensions import TypeVar
 
 from ..errors import DefinitionError
-from ..types.compaction import Compaction
 
 if TYPE_CHECKING:
     from ..tools.context import (
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
         TakesContextSecond,
         TakesContextThird,
     )
+    from ..types.compaction import Compaction
 
 ContextT_contra = TypeVar("ContextT_contra", default=Any, contravariant=True)
 
@@ -256,6 +256,8 @@ def add_hook_compaction(compaction: Any, hooks: Iterable[Any]) -> Any:
     added = [item.compaction for item in hooks if isinstance(item, HookSet) and item.compaction is not None]
     if not added or compaction is None:
         return added or compaction
+    from ..types.compaction import Compaction  # here, as in the agent's validation: few agents have one
+
     return [*([compaction] if isinstance(compaction, Compaction) else compaction), *added]
 
 

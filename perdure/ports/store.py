@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, Protocol, TypeVar
 
-from ..types.events import Event, Span
+from .. import events
 from ..types.messages import BlobRef, Data, File, FilePart, Message, decode_file_data, is_large_text
 from ..types.subagents import Lineage, PathStep
 from ..types.transcript import Transcript
@@ -27,7 +27,7 @@ DataT = TypeVar("DataT", bound=Data)
 class NewEvent:
     """An event to record; the store assigns its ``seq`` and its spans."""
 
-    event: Event
+    event: events.Event
     key: str | None = None
     """If the conversation has an event of that key already, this one is dropped. Not stored for deltas, which are
     deleted."""
@@ -98,7 +98,7 @@ class EventRow:
     task_id: str | None
     type: str
     body: bytes
-    spans: tuple[Span, ...] = ()
+    spans: tuple[events.Span, ...] = ()
     """``replaces`` of a ``model.completed``, ``retracts`` of a ``model.retracted``."""
     child: str | None = None
     """Id of the run below the requested one that the event belongs to; None for the requested run's own."""
@@ -106,9 +106,9 @@ class EventRow:
     """The path from the requested run down to ``child``."""
 
 
-def build_spans(numbers: Iterable[int]) -> tuple[Span, ...]:
+def build_spans(numbers: Iterable[int]) -> tuple[events.Span, ...]:
     """Return ascending numbers as first and last of each gapless range."""
-    spans: list[Span] = []
+    spans: list[events.Span] = []
     for number in numbers:
         if spans and spans[-1][1] == number - 1:
             spans[-1] = spans[-1][0], number

@@ -9,21 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Literal, NamedTuple, Protocol
 
+from .. import events
 from ..errors import InvalidInputError
 from ..types.approvals import PendingKind
-from ..types.events import (
-    ApprovalDecided,
-    ApprovalRequested,
-    Event,
-    ModelCompleted,
-    QuestionAnswered,
-    QuestionAsked,
-    RunEvent,
-    ToolCompleted,
-    TurnEvent,
-)
 from ..types.messages import RUN_ID_CHARS, clean_text
 from ..types.subagents import Lineage
 from .tokens import Tokens
@@ -133,40 +124,43 @@ class WaitChange(NamedTuple):
 _ENDED_STATES = ("completed", "failed", "cancelled", "terminated", "timed_out")
 
 
-def find_wait_changes(context_id: str, events: Iterable[Event], lineage: Lineage | None) -> list[WaitChange]:
+def find_wait_changes(context_id: str, events: Iterable[events.Event], lineage: Lineage | None) -> list[WaitChange]:
     """Return what ``events`` of a run with ``lineage`` change in the waits, in their order."""
     changes: list[WaitChange] = []
+    wait_types = _list_wait_event_types()
     for position, event in enumerate(events):
-        if event.type in _WAIT_EVENTS:
+        if event.type in wait_types:
             change = _find_wait_change(context_id, position, event, lineage)
             changes += [] if change is None else [change]
     return changes
 
 
-_WAIT_EVENTS = frozenset(
-    kind.model_fields["type"].default
-    for kind in (
-        *(ApprovalRequested, QuestionAsked, ApprovalDecided, QuestionAnswered, ToolCompleted),
-        *(ModelCompleted, TurnEvent, RunEvent),
+@cache
+def _list_wait_event_types() -> frozenset[str]:
+    kinds = (
+        *(events.ApprovalRequested, events.QuestionAsked, events.ApprovalDecided, events.QuestionAnswered),
+        *(events.ToolCompleted, events.ModelCompleted, events.TurnEvent, events.RunEvent),
     )
-)
+    return frozenset(kind.model_fields["type"].default for kind in kinds)
 
 
-def _find_wait_change(context_id: str, position: int, event: Event, lineage: Lineage | None) -> WaitChange | None:
+def _find_wait_change(
+    context_id: str, position: int, event: events.Event, lineage: Lineage | None
+) -> WaitChange | None:
     match event:
-        case ApprovalRequested() | QuestionAsked():
-            kind: PendingKind = "approval" if isinstance(event, ApprovalRequested) else event.kind
+        case events.ApprovalRequested() | events.QuestionAsked():
+            kind: PendingKind = "approval" if isinstance(event, events.ApprovalRequested) else event.kind
             expires_at = _add_expiry(event.at, event.expires_in)
             return WaitChange(position, context_id, event.call_id, kind, event.name, event.hash, event.at, expires_at)
-        case ApprovalDecided() | QuestionAnswered() | ToolCompleted():
+        case events.ApprovalDecided() | events.QuestionAnswered() | events.ToolCompleted():
             return WaitChange(position, context_id, event.call_id)
-        case ModelCompleted():  # calls begin to wait with a reply, and all have a result before the next one
+        case events.ModelCompleted():  # calls begin to wait with a reply, and all have a result before the next one
             return WaitChange(position, context_id)
-        case TurnEvent(state="completed" | "failed" | "cancelled"):
+        case events.TurnEvent(state="completed" | "failed" | "cancelled"):
             return WaitChange(position, context_id)
-        case RunEvent(state=state) if state in _ENDED_STATES:
+        case events.RunEvent(state=state) if state in _ENDED_STATES:
             return WaitChange(position, context_id)
-        case RunEvent(state="started") if lineage is not None:  # the call of it may have waited for approval
+        case events.RunEvent(state="started") if lineage is not None:  # the call of it may have waited for approval
             return WaitChange(position, context_id.rpartition("/")[0], lineage.path[-1].call_id)
         case _:
             return None
@@ -200,7 +194,7 @@ class WriteOptions:
     key_id: str | None = None
     """Id of the key that the bodies are encrypted with: None, as perdure stores bodies in plain today."""
 
-    def find_targets(self, events: Iterable[Event]) -> list[tuple[int, str]]:
+    def find_targets(self, events: Iterable[events.Event]) -> list[tuple[int, str]]:
         """Return position and target of each outbox row that ``events`` get; that of ``WEBHOOK_TARGET`` only while a
         webhook is enabled, which the store looks up as it writes."""
         return [

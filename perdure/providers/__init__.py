@@ -4,9 +4,9 @@ Loads no SDK, and adapters late."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..lazy_names import NameLoader
 from .registry import check_settings as check_settings
 from .registry import close_providers as close_providers
 from .registry import get_provider as get_provider
@@ -22,21 +22,14 @@ if TYPE_CHECKING:
     from .history import import_messages as import_messages
     from .openai_chat import OpenAIChat as OpenAIChat
     from .openai_responses import OpenAIResponses as OpenAIResponses
-
-
-_HOME = {
-    "Anthropic": "anthropic",
-    "Google": "google",
-    "ImportedHistory": "history",
-    "OpenAIChat": "openai_chat",
-    "OpenAIResponses": "openai_responses",
-    "import_messages": "history",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
-    return value
+else:
+    __getattr__ = NameLoader(
+        __name__,
+        {
+            ".anthropic": "Anthropic",
+            ".google": "Google",
+            ".history": "ImportedHistory import_messages",
+            ".openai_chat": "OpenAIChat",
+            ".openai_responses": "OpenAIResponses",
+        },
+    )

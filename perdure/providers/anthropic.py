@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from importlib import import_module
 from typing import Any
 
 from ..errors import SettingsError
 from ..ports import ModelRequest, StreamEvent
 from .anthropic_reply import AnthropicReply
 from .anthropic_request import RESERVED_OPTIONS, EncodedRequest, encode_request
+from .endpoint import EndpointCall
 from .errors import build_stream_error
 from .sdk import SDKEndpoint
 from .settings import check_all_settings
@@ -74,14 +78,31 @@ class Anthropic(SDKEndpoint):
                 encoded = encode_request(request, origin=self.origin, paused=reply.build_parts())
                 call.body = encoded.body
                 headers = self._build_headers(encoded, call.key)
-                async with await self._post_request(call, "/v1/messages", headers) as stream:
+                async with aclosing(await self._post_request(call, headers)) as response:
                     call.reply_started = True
-                    async for item in self._read_stream(stream):
+                    async for item in self._read_stream(response):
                         for event in reply.feed(item):
                             yield event
                 if not reply.is_paused:
                     break
             yield reply.complete()
+
+    def _create_client(self, key: str) -> Any:
+        return self._create_sdk_client(key, self._create_http_client())
+
+    async def _post_request(self, call: EndpointCall[Any], headers: Mapping[str, str]) -> Any:
+        """The HTTP client's response, its body not read yet. Raises what the SDK raises."""
+        stream_class = import_module(self.extra).AsyncStream[object]
+        async with asyncio.timeout(self._timeout):
+            stream = await call.client.post(
+                "/v1/messages",
+                cast_to=object,
+                content=call.body,
+                options={"headers": headers} if headers else {},
+                stream=True,
+                stream_cls=stream_class,
+            )
+        return stream.response
 
     def _parse_event(self, name: str, data: str, endpoint: str) -> Sequence[object]:
         """Errors and pings are known by their names: their data may be anything."""

@@ -10,14 +10,16 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from ..errors import AuthenticationError, DefinitionError, ProviderError, RuntimeSetupError
-from ..ports import ModelRequest
 from ..types.redaction import Redaction, find_address_secrets, find_option_secrets
 from .errors import mark_refused_content
+
+if TYPE_CHECKING:
+    from ..ports import ModelRequest
 
 
 class SDKClient(Protocol):

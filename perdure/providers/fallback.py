@@ -172,7 +172,8 @@ class ModelChain:
 
 def _name_model(reply: Completed, model: ModelRef) -> Completed:
     """``reply`` with the names of the provider and the model that gave it, and with a usage that can be counted."""
-    usage = Usage(**{kind: read_count(dict(reply.usage), kind) for kind in Usage.model_fields})
+    counts = dict(reply.usage)
+    usage = Usage(**{kind: read_count(counts, kind) for kind in Usage.model_fields})
     return replace(reply, provider=reply.provider or model.provider, model=reply.model or model.name, usage=usage)
 
 

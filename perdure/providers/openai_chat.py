@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -304,9 +305,9 @@ class OpenAIChat(OpenAIEndpoint):
             reply = ChatReply(self.host, self.origin, self.key_name)
             name = self._resolve_max_tokens_name(self.host)
             call.body = encode_request(request, origin=self.origin, max_tokens_name=name)
-            async with await self._post_request(call, "/chat/completions") as stream:
+            async with aclosing(await self._post_request(call, "/chat/completions")) as response:
                 call.reply_started = True
-                async for chunk in self._read_stream(stream):
+                async for chunk in self._read_stream(response):
                     for event in reply.feed(chunk):
                         yield event
             yield reply.complete()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..errors import MalformedReplyError, SettingsError
+from ..errors import MalformedReplyError, ProviderError, SettingsError
 from ..ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ToolCallPart, clean_text
 from .endpoint import EndpointCall
@@ -231,9 +232,9 @@ class OpenAIResponses(OpenAIEndpoint):
         """Call the model once. Raises ``ProviderError``; ``AuthenticationError`` also if no key is set."""
         async with self._open_call(request) as call:
             reply = ResponsesReply(self.host, self.origin, self.key_name, model=request.model)
-            async with await self._request_reply(call, request) as stream:
+            async with aclosing(await self._request_reply(call, request)) as response:
                 call.reply_started = True
-                events = self._read_stream(stream)
+                events = self._read_stream(response)
                 async for event in events:
                     for delta in reply.feed(event):
                         yield delta
@@ -249,15 +250,15 @@ class OpenAIResponses(OpenAIEndpoint):
         asked without it from then on. Reasoning that cannot be decrypted any more (another organisation's key, a fault
         of the API) would end the conversation for good: it continues without.
         """
-        from openai import BadRequestError  # imported by the client before
-
         origin, encrypted = self.origin, request.model not in self._plain_models
         insists = ENCRYPTED_REASONING in request.provider_options.get("include", ())
         while True:
             try:
                 call.body = encode_request(request, origin=origin, encrypted=encrypted)
                 return await self._post_request(call, "/responses")
-            except BadRequestError as error:
+            except ProviderError as error:
+                if error.status != 400:
+                    raise
                 if encrypted and not insists and _ENCRYPTION_UNSUPPORTED_TEXT.search(str(error)):
                     self._plain_models.add(request.model)
                     encrypted = False

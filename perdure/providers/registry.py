@@ -9,12 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from ..errors import DefinitionError
-from ..ports import Provider
-from .endpoint import Endpoint, build_missing_sdk_error
+
+if TYPE_CHECKING:
+    from ..ports import Provider
 
 PROVIDER_HINT = "A provider is one async generator method: async def stream(self, request): yield …"
 
@@ -37,7 +38,7 @@ def check_stream(provider_label: str, provider: object) -> None:
         raise DefinitionError(f"The stream method of {provider_label} is {problem}.", hint=PROVIDER_HINT)
 
 
-ProviderFactory = Callable[[], Provider]
+ProviderFactory = Callable[[], "Provider"]
 
 PROVIDER_ALIASES = {"openai-chat": "openai"}
 """Other names of providers."""
@@ -59,6 +60,8 @@ class BuiltInProvider:
         except ModuleNotFoundError:  # the package around it is missing too
             is_installed = False
         if not is_installed:
+            from .endpoint import build_missing_sdk_error
+
             raise build_missing_sdk_error(self.load_class().extra, self.sdk)
         provider: Provider = self.load_class()()
         return provider
@@ -132,6 +135,8 @@ def get_wire_format(name: str) -> tuple[str, str]:
     name = _resolve_provider_name(name)
     if isinstance(_factories.get(name), BuiltInProvider):
         return name, name
+    from .endpoint import Endpoint
+
     provider = get_provider(name)
     return (provider.format, provider.origin) if isinstance(provider, Endpoint) else ("", "")
 

@@ -3,12 +3,17 @@
 Authentication, connections and errors are the SDK's. Its typed ``create()`` walks the whole transcript with every call,
 and makes a pydantic model of each event; ``post(content=…, cast_to=object)`` does neither. Its event stream stands on
 five generators, and leaves three of them to tasks that close them once the reply has been read.
+
+Even ``post()`` takes more CPU than sending does: it makes the same headers and the same address for each call.
+``OpenAIConnection`` has OpenAI's SDK make them once. Anthropic's SDK is called each time: it opens a span for each
+request, and sends its trace context.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -138,15 +143,11 @@ class SDKEndpoint(Endpoint[Any]):
     """An adapter that calls its API through such an SDK; ``extra`` is the name of the package."""
 
     client_class: ClassVar[str]
-    request_options: ClassVar[dict[str, Any]] = {}
-    """Of every request, for the SDK."""
 
     _translate_error = staticmethod(translate_error)
 
-    def _create_client(self, key: str) -> Any:
+    def _create_sdk_client(self, key: str, http_client: Any) -> Any:
         sdk = import_module(self.extra)
-        # The SDK's default HTTP client parses responses in Python; aiohttp does not, where it is installed.
-        http_client = sdk.DefaultAioHttpClient() if find_spec("aiohttp") is not None else None
         return getattr(sdk, self.client_class)(
             api_key=key,
             base_url=self.base_url,
@@ -157,36 +158,28 @@ class SDKEndpoint(Endpoint[Any]):
             http_client=http_client,
         )
 
-    async def _post_request(self, call: EndpointCall[Any], path: str, headers: Mapping[str, str] | None = None) -> Any:
-        """The SDK's stream of the answer, not read yet. Raises what the SDK raises."""
-        stream_class = import_module(self.extra).AsyncStream[object]
-        async with asyncio.timeout(self._timeout):
-            return await call.client.post(
-                path,
-                cast_to=object,
-                content=call.body,
-                options=self.request_options | ({"headers": headers} if headers else {}),
-                stream=True,
-                stream_cls=stream_class,
-            )
+    def _create_http_client(self) -> Any:
+        """The SDK's HTTP client: that on aiohttp, where it is installed, as the other parses responses in Python."""
+        sdk = import_module(self.extra)
+        return sdk.DefaultAioHttpClient() if find_spec("aiohttp") is not None else sdk.DefaultAsyncHttpxClient()
 
-    async def _read_stream(self, stream: Any) -> AsyncIterator[object]:
-        """The JSON values of the stream; the one whole reply of a server that does not stream.
+    async def _read_stream(self, response: Any) -> AsyncIterator[object]:
+        """The JSON values of the response's stream; the one whole reply of a server that does not stream.
 
         Raises ``MalformedReplyError`` for a web page, and for JSON that cannot be parsed; ``TimeoutError`` after a
         silence.
         """
         endpoint = self.host
-        content_type = strip_parameters(stream.response.headers.get("content-type", ""))
+        content_type = strip_parameters(response.headers.get("content-type", ""))
         if content_type == "application/json":
             async with asyncio.timeout(self._timeout):
-                body = await stream.response.aread()
+                body = await response.aread()
             yield parse_reply_json(body, endpoint)
             return
         if content_type == "text/html":
             hint = f"Check base_url. The vendor's own is {self.official_url}."
             raise MalformedReplyError(f"{endpoint} answered with a web page", hint=hint)
-        parser, pieces, silence = EventStreamParser(), stream.response.aiter_bytes(), SilenceTimer(self._timeout)
+        parser, pieces, silence = EventStreamParser(), response.aiter_bytes(), SilenceTimer(self._timeout)
         try:
             while True:
                 with silence:
@@ -208,17 +201,100 @@ class SDKEndpoint(Endpoint[Any]):
         return (parse_reply_json(data, endpoint),) if data else ()
 
 
+# ---
+# OpenAI's two formats.
+
+
+class _RequestTaken(BaseException):
+    """Ends a call of the SDK in place of sending its ``request``. No ``Exception``: the SDK would make it its own."""
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+
+
+async def _take_request(request: Any) -> None:
+    """An event hook of an HTTP client that sends nothing."""
+    raise _RequestTaken(request)
+
+
+class OpenAIConnection:
+    """The SDK, which makes one request for each key and path, and the HTTP client that sends copies of it."""
+
+    _MAX_REQUESTS = 64
+
+    def __init__(self, sdk_client: Any, http_client: Any) -> None:
+        """``sdk_client`` has an HTTP client whose event hook is ``_take_request``."""
+        self.api_key: str = sdk_client.api_key
+        self._sdk_client = sdk_client
+        self._http_client = http_client
+        self._requests: dict[tuple[str, str], Any] = {}
+
+    async def post(self, path: str, body: bytes | None) -> Any:
+        """The response, its body not read yet. Raises what the SDK raises for a request that it cannot make, and what
+        the HTTP client raises."""
+        place = self.api_key, path
+        original = self._requests.get(place)
+        if original is None:
+            original = await self._make_request(*place)
+            if len(self._requests) >= self._MAX_REQUESTS:
+                self._requests.clear()  # a key that was replaced does not come back
+            self._requests[place] = original
+        request = type(original)(
+            original.method,
+            original.url,
+            headers=original.headers,
+            cookies=self._http_client.cookies,
+            content=body,
+            extensions=original.extensions,
+        )
+        return await self._http_client.send(request, stream=True)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._sdk_client.close()
+        await self._http_client.aclose()
+
+    async def _make_request(self, key: str, path: str) -> Any:
+        """The request that the SDK would send, without a body."""
+        try:
+            await self._sdk_client.with_options(api_key=key).post(
+                path, cast_to=object, content=b"", options={"security": {"bearer_auth": True}}
+            )
+        except _RequestTaken as taken:
+            taken.request.headers.pop("content-length", None)
+            return taken.request
+        raise AssertionError("an HTTP client that takes requests has sent one")
+
+
 class OpenAIEndpoint(SDKEndpoint):
     """What the adapters of OpenAI's two formats have in common."""
 
     extra = "openai"
     client_class = "AsyncOpenAI"
-    request_options: ClassVar[dict[str, Any]] = {"security": {"bearer_auth": True}}
     key_envs = ("OPENAI_API_KEY",)
     base_url_env = "OPENAI_BASE_URL"
     official_url = "https://api.openai.com/v1"
     official_hosts = ("openai.com",)
     secret_envs = ("OPENAI_CUSTOM_HEADERS",)
+
+    def _create_client(self, key: str) -> OpenAIConnection:
+        sdk = import_module(self.extra)
+        taker = sdk.DefaultAsyncHttpxClient(event_hooks={"request": [_take_request]}, verify=False, trust_env=False)
+        return OpenAIConnection(self._create_sdk_client(key, taker), self._create_http_client())
+
+    async def _post_request(self, call: EndpointCall[Any], path: str) -> Any:
+        """The HTTP client's response, its body not read yet. Raises ``ProviderError`` for an error of the API, and what
+        the SDK and the HTTP client raise."""
+        async with asyncio.timeout(self._timeout):
+            response = await call.client.post(path, call.body)
+            if response.is_success:
+                return response
+            async with contextlib.aclosing(response):
+                await response.aread()
+        body = response.text.strip()
+        with contextlib.suppress(ValueError, RecursionError):
+            body = json.loads(body)
+        raise build_status_error(response.status_code, body, response.headers, self.host, key_name=self.key_name)
 
 
 def read_openai_usage(usage: Mapping[str, Any], input_name: str, output_name: str) -> Usage:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from .. import ports
 from ..errors import StoreLocationError
-from ..ports import WriteOptions
 from .chain import Chain
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def open_store(
     """
     store = _create_database_store(url)
     if outbox:
-        store.write_options = WriteOptions(outbox=outbox)
+        store.write_options = ports.WriteOptions(outbox=outbox)
     if blob_url is None:
         return store
     from .objects import add_object_store

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from ..ports import Claim, Commit, EventBatch, Journal
+from .. import ports
 
 V = TypeVar("V")
 
@@ -122,7 +122,9 @@ class CachedJournal:
     is then restored must be read again.
     """
 
-    def __init__(self, journal: Journal, *, cache: CacheBudget | None = None, max_outcomes: int | None = None) -> None:
+    def __init__(
+        self, journal: ports.Journal, *, cache: CacheBudget | None = None, max_outcomes: int | None = None
+    ) -> None:
         self._journal = journal
         self._outcomes: ByteLRU[bytes] = ByteLRU(cache or CacheBudget(), most=max_outcomes)
 
@@ -133,14 +135,16 @@ class CachedJournal:
             outcomes |= await self._journal.find_outcomes(unknown)
         return outcomes
 
-    async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
+    async def claim(
+        self, key: str, owner: str, *, again: bool = False, events: ports.EventBatch | None = None
+    ) -> ports.Claim:
         """Record the intent of ``owner`` to act."""
         body = self._outcomes.get(key)
         if body is not None:
-            return Claim("done", body)
+            return ports.Claim("done", body)
         return await self._journal.claim(key, owner, again=again, events=events)
 
-    async def commit(self, commit: Commit) -> bytes | None:
+    async def commit(self, commit: ports.Commit) -> bytes | None:
         """Write everything in one transaction; return the recorded outcome."""
         recorded = await self._journal.commit(commit)
         outcome = commit.outcome

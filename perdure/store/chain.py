@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from .. import ports
 from ..errors import InvalidInputError, TranscriptCorruptedError
-from ..ports import Blob, Node, Transcripts
-from ..ports.store import move_file_to_blob, move_text_to_blob
 from ..types.messages import (
     BlobRef,
     FilePart,
@@ -30,7 +29,6 @@ from ..types.messages import (
 from ..types.transcript import Piece, Transcript, map_pieces, merge_pieces
 from ..types.validation_errors import describe_validation_error
 from .cache import ByteLRU, CacheBudget
-from .objects import build_unset_error, decode_pointer
 
 _MESSAGE_BYTES = 1500  # a decoded message besides its text, measured with tracemalloc
 _SLICE_BYTES = 256 * 1024  # decoded between two turns of the event loop: about 2 ms
@@ -73,7 +71,7 @@ class Chain:
     """
 
     def __init__(
-        self, transcripts: Transcripts, *, cache: CacheBudget | None = None, max_heads: int | None = None
+        self, transcripts: ports.Transcripts, *, cache: CacheBudget | None = None, max_heads: int | None = None
     ) -> None:
         self._transcripts = transcripts
         self._max_heads = max_heads
@@ -142,14 +140,14 @@ class Chain:
         self._decoded_nodes.put(merged.hash, merged, size)
         return merged
 
-    def extend(self, head: str | None, messages: Sequence[Message]) -> tuple[Node, list[Blob]]:
+    def extend(self, head: str | None, messages: Sequence[Message]) -> tuple[ports.Node, list[ports.Blob]]:
         """Build the node that appends ``messages`` to ``head``, and the blobs that it refers to. Writes nothing.
 
         Raises ``InvalidInputError`` for messages that could not be read back: a node is never changed.
 
         Text of more than ``INLINE_BYTES`` (UTF-8) is stored as a blob, and so is every file that is given as bytes.
         """
-        blobs: list[Blob] = []
+        blobs: list[ports.Blob] = []
         try:
             body = encode_canonical([_move_message_to_blobs(message, blobs) for message in messages])
             parse_messages(body)
@@ -161,9 +159,9 @@ class Chain:
                 f"the messages were not stored, since they could not be read back: {reason}",
                 hint="Their values must be plain JSON: finite numbers, no lone surrogates, at most 150 levels.",
             ) from None
-        return Node(hash_node(head, body), head, body), blobs
+        return ports.Node(hash_node(head, body), head, body), blobs
 
-    def remember(self, node: Node, messages: Sequence[Message]) -> None:
+    def remember(self, node: ports.Node, messages: Sequence[Message]) -> None:
         """Cache a node that was just written, so that loading it is free and returns the same objects.
 
         ``messages`` are those that ``extend`` was given. Messages that it stored in another form are not cached: the
@@ -248,7 +246,7 @@ class _LoopYielder:
             await asyncio.sleep(0)
 
 
-def decode_node(node: Node) -> list[Message]:
+def decode_node(node: ports.Node) -> list[Message]:
     """Decode the messages of a node in the stored form. Raises ``TranscriptCorruptedError`` for altered bytes."""
     if hash_node(node.parent, node.body) != node.hash:
         raise TranscriptCorruptedError(
@@ -264,7 +262,7 @@ def decode_node(node: Node) -> list[Message]:
         ) from error
 
 
-def _build_decoded_node(node: Node, messages: tuple[Message, ...]) -> _DecodedNode:
+def _build_decoded_node(node: ports.Node, messages: tuple[Message, ...]) -> _DecodedNode:
     return _DecodedNode(node.hash, node.parent, (messages,), _estimate_node_bytes(node, messages))
 
 
@@ -279,21 +277,21 @@ def _iter_text_refs(messages: Iterable[Message]) -> Iterator[BlobRef]:
                 yield part.blob
 
 
-def _move_message_to_blobs(message: Message, blobs: list[Blob]) -> Message:
+def _move_message_to_blobs(message: Message, blobs: list[ports.Blob]) -> Message:
     """Return the stored form: large texts replaced by references, their bytes added to ``blobs``."""
     parts = tuple(_move_part_to_blobs(part, blobs) for part in message.parts)
     changed = any(new is not old for new, old in zip(parts, message.parts, strict=True))
     return message.model_copy(update={"parts": parts}) if changed else message
 
 
-def _move_part_to_blobs(part: Part, blobs: list[Blob]) -> Part:
+def _move_part_to_blobs(part: Part, blobs: list[ports.Blob]) -> Part:
     if isinstance(part, FilePart):
-        return move_file_to_blob(part, blobs)
+        return ports.move_file_to_blob(part, blobs)
     if not isinstance(part, TextPart | ToolResultPart):
         return part
     if isinstance(part, ToolResultPart) and any(file.data is not None for file in part.files):
-        part = part.model_copy(update={"files": tuple(move_file_to_blob(file, blobs) for file in part.files)})
-    return move_text_to_blob(part, _get_text_field(part), blobs)
+        part = part.model_copy(update={"files": tuple(ports.move_file_to_blob(file, blobs) for file in part.files)})
+    return ports.move_text_to_blob(part, _get_text_field(part), blobs)
 
 
 def _get_text_field(part: TextPart | ToolResultPart) -> str:
@@ -325,16 +323,18 @@ def _verify_blob(ref: BlobRef, blobs: Mapping[str, bytes]) -> bytes:
     body = blobs.get(ref.hash)
     if body is None:
         flaw = f"blob {ref.hash} ({ref.size} bytes) is missing from the store"
-    elif (pointer := decode_pointer(ref.hash, body)) is not None:
-        raise build_unset_error(ref.hash, pointer)
-    elif Blob.from_content(body).hash != ref.hash:
-        flaw = f"blob {ref.hash} was altered: its bytes no longer have that hash"
-    else:
+    elif ports.Blob.from_content(body).hash == ref.hash:
         return body
+    else:
+        from .objects import build_unset_error, decode_pointer
+
+        if (pointer := decode_pointer(ref.hash, body)) is not None:
+            raise build_unset_error(ref.hash, pointer)
+        flaw = f"blob {ref.hash} was altered: its bytes no longer have that hash"
     raise TranscriptCorruptedError(flaw, hint=_RESTORE_HINT)
 
 
-def _estimate_node_bytes(node: Node, messages: Sequence[Message]) -> int:
+def _estimate_node_bytes(node: ports.Node, messages: Sequence[Message]) -> int:
     """Estimate the bytes of a cached node: its texts, again for the wire encoding that a provider keeps, and objects.
 
     Of a file the node has a reference, and the wire encoding all of it, in base64.

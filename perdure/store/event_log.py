@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .. import events
 from ..ports import EventBatch, EventRow, NewEvent
 from ..ports.store import build_spans
 from ..ports.surfaces import WaitChange, WriteOptions, find_wait_changes
 from ..ports.webhooks import WEBHOOK_TARGET
-from ..types.events import Span, build_worker_lost_retraction, decode_event, encode_event_body
 from ..types.subagents import Lineage, PathStep
 from .retention import Reference, find_blob_references, write_references
 from .schema import TABLES, Database, Rows, as_bytes, build_insert, build_upsert, run_for_keys, shorten_key
@@ -230,7 +230,7 @@ def _change_waits(database: Database, feed: _Feed, agent: str, changes: Iterable
 def _insert_event(database: Database, feed: _Feed, new: NewEvent, key: str | None, key_id: str | None) -> bool:
     """Insert the event with its number and spans; false if it would retract nothing, or its ``key`` exists."""
     event = new.event
-    spans: tuple[Span, ...] = ()
+    spans: tuple[events.Span, ...] = ()
     if event.type == "model.retracted":
         spans, feed.open = _read_delta_spans(database, feed, feed.open), 0
         if not spans:
@@ -240,7 +240,7 @@ def _insert_event(database: Database, feed: _Feed, new: NewEvent, key: str | Non
         if spans:
             _run_on_deltas(database, DELETE_DELTAS, feed, feed.first_delta)
         feed.open = feed.first_delta = 0
-    body = encode_event_body(event)
+    body = events.encode_event_body(event)
     inserted = database.run(
         INSERT_EVENT,
         context_id=feed.stream,
@@ -265,7 +265,7 @@ def _insert_event(database: Database, feed: _Feed, new: NewEvent, key: str | Non
     return True
 
 
-def _read_delta_spans(database: Database, feed: _Feed, first: int) -> tuple[Span, ...]:
+def _read_delta_spans(database: Database, feed: _Feed, first: int) -> tuple[events.Span, ...]:
     """Read the run's deltas from number ``first`` on, as first and last of each gapless range."""
     return build_spans(seq for (seq,) in _run_on_deltas(database, SELECT_DELTAS, feed, first)) if first else ()
 
@@ -277,9 +277,9 @@ def _run_on_deltas(database: Database, sql: str, feed: _Feed, first: int) -> Row
 
 def _build_lost_retraction(database: Database, feed: _Feed, now: str) -> NewEvent:
     task_id, type_, body = database.run(SELECT_EVENT, stream=feed.stream, seq=feed.open).fetchone()
-    delta = decode_event(feed.context_id, feed.open, task_id, type_, as_bytes(body))
+    delta = events.decode_event(feed.context_id, feed.open, task_id, type_, as_bytes(body))
     assert delta is not None, "a delta is an event that every perdure knows"
-    return NewEvent(build_worker_lost_retraction(delta, now))
+    return NewEvent(events.build_worker_lost_retraction(delta, now))
 
 
 # ---

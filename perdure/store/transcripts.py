@@ -8,15 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json
 
 from ..errors import InvalidInputError
 from ..loop.transcript import SUMMARY_ID
-from ..ports import Node, Transcripts
 from ..types.messages import Message, ToolResultPart, encode_canonical, parse_messages
 from .chain import Chain, decode_node
+
+if TYPE_CHECKING:
+    from ..ports import Node, Transcripts
 
 UNFINISHED_RESULT = "Forked: this call had not finished when the conversation was forked. It may have happened or not."
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from .. import ports
 from ..errors import InvalidInputError
-from ..ports import MemoryWrite
 from ..types.messages import clean_text
 from ..types.plain_json import find_json_flaw
 
@@ -24,7 +24,7 @@ MAX_NAME_BYTES = 400
 DEFAULT_LIST_LIMIT = 1000
 """Default ``limit`` of ``list``."""
 
-MemoryWrites = list[MemoryWrite]
+MemoryWrites = list["ports.MemoryWrite"]
 
 _writes_lock = threading.Lock()
 """One lock for all calls: every tool call has a memory, few use it, and nothing under the lock takes time."""
@@ -103,7 +103,7 @@ class Memory:
         else:
             checked, expected = True, None if before is None else build_memory_write(namespace, key, before).value
         write = build_memory_write(namespace, key, value)
-        self._record_write(MemoryWrite(namespace, key, write.value, checked, expected))
+        self._record_write(ports.MemoryWrite(namespace, key, write.value, checked, expected))
 
     async def delete(self, namespace: str, key: str) -> None:
         """Delete the value, if there is one. Raises ``InvalidInputError`` as :meth:`get`."""
@@ -135,7 +135,7 @@ class Memory:
         with _writes_lock:
             self._closed = True
 
-    def _get_own_write(self, namespace: str, key: str) -> MemoryWrite | None:
+    def _get_own_write(self, namespace: str, key: str) -> ports.MemoryWrite | None:
         """Return the call's own write of the key."""
         check_memory_name("namespace", namespace)
         check_memory_name("key", key)
@@ -153,7 +153,7 @@ class Memory:
                 if write.namespace == namespace and write.key.startswith(prefix)
             }
 
-    def _record_write(self, write: MemoryWrite) -> None:
+    def _record_write(self, write: ports.MemoryWrite) -> None:
         with _writes_lock:
             if self._closed:
                 name = f"memory {write.namespace!r}, key {write.key!r}"
@@ -196,7 +196,7 @@ class BlockingMemory:
         return _merge_memory_values(stored, own_writes, limit)
 
 
-def build_memory_write(namespace: str, key: str, value: Any) -> MemoryWrite:
+def build_memory_write(namespace: str, key: str, value: Any) -> ports.MemoryWrite:
     """Build the write of ``value``. Raises ``InvalidInputError`` that names the key, the reason and the way out."""
     check_memory_name("namespace", namespace)
     check_memory_name("key", key)
@@ -209,14 +209,14 @@ def build_memory_write(namespace: str, key: str, value: Any) -> MemoryWrite:
     if len(body) > MAX_VALUE_BYTES:
         hint = "Store its parts under keys of their own, or large data elsewhere and its address here."
         raise InvalidInputError(f"{owner} has {len(body):,} bytes as JSON; most is {MAX_VALUE_BYTES:,}", hint=hint)
-    return MemoryWrite(namespace, key, body)
+    return ports.MemoryWrite(namespace, key, body)
 
 
-def build_memory_delete(namespace: str, key: str) -> MemoryWrite:
+def build_memory_delete(namespace: str, key: str) -> ports.MemoryWrite:
     """Build the deletion of a value. Raises ``InvalidInputError``."""
     check_memory_name("namespace", namespace)
     check_memory_name("key", key)
-    return MemoryWrite(namespace, key, None)
+    return ports.MemoryWrite(namespace, key, None)
 
 
 def check_memory_name(kind: str, name: Any, *, least: int = 1) -> None:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, overload
 
 from typing_extensions import TypedDict, Unpack
 
+from .. import ports
 from ..errors import DefinitionError, ToolError
 from ..hooks import Hook, HookSet, validate_hooks
 from ..hooks.hook import TOOL_HOOK_EVENTS
-from ..ports import ListedTool, Toolset, ToolSpec
 from ..types.interface import FINISH_TOOL
 from ..types.messages import NAME_PATTERN, clean_text
 from ..types.tool_calls import PinnedTool
@@ -32,6 +32,9 @@ from .context import (
     TakesContextThird,
 )
 from .signature import Arguments, read_signature
+
+if TYPE_CHECKING:
+    from ..ports import Toolset, ToolSpec
 
 NeedsApproval = bool | Approval | Callable[..., Any]
 """A function ``(call, ctx)``, sync or async, returns a boolean, an ``Approval``, or None for no approval."""
@@ -116,7 +119,7 @@ class Tool(Generic[P, ReturnT, ContextT_contra]):
     @property
     def spec(self) -> ToolSpec:
         """The tool as the model sees it."""
-        return ToolSpec(self.name, self.description, self.parameters)
+        return ports.ToolSpec(self.name, self.description, self.parameters)
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Convert the model's arguments to keyword arguments of ``fn``. Raises ``ArgumentsError``."""
@@ -329,11 +332,11 @@ def pin_tool(toolset: Toolset, listed: Any) -> PinnedTool:
     """Build the entry of a run's list for ``listed``. Raises ``DefinitionError`` for what a toolset may not list."""
     fault = f"toolset {toolset.name!r} lists {listed!r:.200}"
     spec = listed.spec if isinstance(listed, Tool) else listed
-    if not isinstance(spec, ToolSpec):
+    if not isinstance(spec, ports.ToolSpec):
         hint = 'A toolset lists tools, or ListedTool("name", "description", {"type": "object", …}).'
         raise DefinitionError(fault, hint=hint)
     options, timeout = dict[str, Any](), None
-    if isinstance(listed, ListedTool):
+    if isinstance(listed, ports.ListedTool):
         options, timeout = {"idempotent": listed.idempotent, "inline": listed.inline}, listed.timeout
     elif isinstance(listed, Tool):
         if isinstance(listed, ExternalTool):

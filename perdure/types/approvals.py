@@ -1,7 +1,5 @@
 """Approvals as stored and sent: the terms of a request, the decision, and their status."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import operator

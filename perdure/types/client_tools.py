@@ -4,8 +4,6 @@ A run carries a reference to them, or a few small ones as they are. The same che
 sends them, by the workflow of those in a message, and by the worker of those in the store.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Settings that keep long conversations short: views of what a model is sent, and rewrites of the conversation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -30,7 +28,7 @@ class Compaction(Definition):
     """Name of the method that creates it."""
 
     @staticmethod
-    def truncate(*, after: int, keep: int = 200, every: int | None = None) -> Truncate:
+    def truncate(*, after: int, keep: int = 200, every: int | None = None) -> "Truncate":
         """Send only the first ``keep`` characters of a reply's thinking and tool-call inputs, marked as cut, once
         ``after`` replies have followed it. Messages of users and the assistant, and results, are not cut.
 
@@ -40,7 +38,7 @@ class Compaction(Definition):
         return Truncate(after=after, keep=keep, every=every)
 
     @staticmethod
-    def clear_results(*, after: int, every: int | None = None) -> ClearResults:
+    def clear_results(*, after: int, every: int | None = None) -> "ClearResults":
         """Send a short note of its size in place of a tool's result, once ``after`` replies have followed it.
 
         ``every``: as for :meth:`truncate`.
@@ -48,7 +46,7 @@ class Compaction(Definition):
         return ClearResults(after=after, every=every)
 
     @staticmethod
-    def window(*, messages: int | None = None, tokens: int | None = None) -> Window:
+    def window(*, messages: int | None = None, tokens: int | None = None) -> "Window":
         """Leave out messages from the front if there are more than ``messages``, or if they have more than ``tokens``
         (with the system prompt and the tools): down to half, so that it is seldom necessary.
 
@@ -57,7 +55,7 @@ class Compaction(Definition):
         return Window(messages=messages, tokens=tokens)
 
     @staticmethod
-    def summarise(*, at: int, keep_last: int = 20, model: Any = None, prompt: str | None = None) -> Summarise:
+    def summarise(*, at: int, keep_last: int = 20, model: Any = None, prompt: str | None = None) -> "Summarise":
         """Have a model summarise all but the ``keep_last`` messages before the next call, once a call has used ``at``
         tokens or was refused as too long.
 

@@ -18,8 +18,6 @@ at the top, so that one number is a reader's position in all of them. Numbers ar
 ``model.completed`` names them in ``replaces``: the deltas of a reply are deleted when the reply is complete.
 """
 
-from __future__ import annotations
-
 import json
 import operator
 from typing import Annotated, Any, Literal, get_args

@@ -3,8 +3,6 @@
 Any client in any language can send and read it. The receiver parses it here; no other code reads the raw dictionaries.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Mapping
 from typing import Annotated, Any, Generic, Literal, cast

@@ -1,7 +1,5 @@
 """Limits that an author sets: what a model call, a turn and a run may take, and how fast a provider may be called."""
 
-from __future__ import annotations
-
 import re
 import reprlib
 from datetime import timedelta
@@ -96,7 +94,7 @@ class LimitUse(Data):
     """Calls, tokens, dollars, or seconds of ``wall_time``; ``allowed`` has the same unit."""
     allowed: float
 
-    def same(self, other: LimitUse | None) -> bool:
+    def same(self, other: "LimitUse | None") -> bool:
         """Whether ``other`` is the same limit, not raised since."""
         return other is not None and (self.name, self.scope, self.allowed) == (other.name, other.scope, other.allowed)
 
@@ -208,12 +206,12 @@ class Limits(Definition):
     session waits for a message, or a run for an operator. Seconds, or text like ``"10m"``."""
     tool_calls: Count | None = None
     """Tool calls. A call beyond the limit is refused with a result that says so."""
-    turn: Limits | None = None
+    turn: "Limits | None" = None
     """Limits of each turn."""
 
     @field_validator("turn")
     @classmethod
-    def _check_turn(cls, turn: Limits | None) -> Limits | None:
+    def _check_turn(cls, turn: "Limits | None") -> "Limits | None":
         for name in () if turn is None else ("attempts", "call_timeout", "retry_wait", "turn"):
             if getattr(turn, name) != cls.model_fields[name].default:
                 raise ValueError(f"it has {name}, which is not a limit of a turn: set it beside turn=")
@@ -253,7 +251,7 @@ class Limits(Definition):
         bounds = Bounds.model_validate({**self.model_dump(include=set(Bounds.model_fields)), "iterations": iterations})
         return None if bounds == Bounds() else bounds
 
-    def changed(self, change: RunLimits) -> Limits:
+    def changed(self, change: RunLimits) -> "Limits":
         """Return the limits with those of ``change`` in place of their own."""
         turn = self.turn
         if change.turn is not None:

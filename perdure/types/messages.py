@@ -5,8 +5,6 @@ hashes the canonical bytes of a message (``encode_canonical``), so fields are on
 left out of the bytes.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json
@@ -177,10 +175,10 @@ class Usage(Data):
         """Input and output tokens."""
         return self.input_tokens + self.output_tokens
 
-    def __add__(self, other: Usage) -> Usage:
+    def __add__(self, other: "Usage") -> "Usage":
         return Usage(**{name: tokens + getattr(other, name) for name, tokens in self})
 
-    def __sub__(self, other: Usage) -> Usage:
+    def __sub__(self, other: "Usage") -> "Usage":
         return Usage(**{name: tokens - getattr(other, name) for name, tokens in self})
 
 
@@ -244,18 +242,18 @@ class Message(Data):
     _wire: dict[str, bytes] = PrivateAttr(default_factory=dict)
 
     @classmethod
-    def system(cls, text: str) -> Message:
+    def system(cls, text: str) -> "Message":
         """Create a system message."""
         return cls(role="system", parts=(TextPart(text=text),))
 
     @classmethod
-    def user(cls, content: Content, *, id: str | None = None, by: str | None = None) -> Message:
+    def user(cls, content: "Content", *, id: str | None = None, by: str | None = None) -> "Message":
         """Create a user message from text, or a list of texts and ``File``. Raises ``InvalidInputError``."""
         parts = (TextPart(text=content),) if isinstance(content, str) else build_content_parts(content)
         return cls(role="user", parts=parts, id=id, by=by)
 
     @classmethod
-    def assistant(cls, text: str = "", *calls: ToolCallPart) -> Message:
+    def assistant(cls, text: str = "", *calls: ToolCallPart) -> "Message":
         """Create an assistant message with text, calls or both."""
         return cls(role="assistant", parts=((TextPart(text=text),) if text else ()) + calls)
 
@@ -431,7 +429,7 @@ class File:
         self._assign_fields(data, None, media_type or _guess_media_type(data, name), name)
 
     @classmethod
-    def read(cls, path: str | PathLike[str], media_type: str | None = None, name: str | None = None) -> File:
+    def read(cls, path: str | PathLike[str], media_type: str | None = None, name: str | None = None) -> "File":
         """Read the file at ``path``; ``name`` is its own name by default. Raises ``InvalidInputError`` if it cannot be
         read."""
         file_path = Path(path)
@@ -443,7 +441,7 @@ class File:
             raise InvalidInputError(f"cannot read {str(file_path)!r}: {error.strerror or error}") from error
 
     @classmethod
-    def at(cls, url: str, media_type: str | None = None, name: str | None = None) -> File:
+    def at(cls, url: str, media_type: str | None = None, name: str | None = None) -> "File":
         """Refer to a file that the model's API fetches for each call; not every API does."""
         known_type = media_type or _guess_type_from_name(unquote(urlsplit(url).path)) if isinstance(url, str) else "x/x"
         if known_type is None:

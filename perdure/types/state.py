@@ -4,8 +4,6 @@ It holds references and counters, never the conversation itself. ``schema_versio
 engine reads every older version (:func:`read_state`) and refuses a newer one.
 """
 
-from __future__ import annotations
-
 import operator
 from typing import Any, Literal
 

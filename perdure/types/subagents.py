@@ -1,7 +1,5 @@
 """Subagents: calls about those in background, branches of a step, and the lineage of a run."""
 
-from __future__ import annotations
-
 import operator
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Tool calls of a reply, each with its disposition: how the workflow runs it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import operator

@@ -3,8 +3,6 @@
 Plain JSON, as in :mod:`.interface`, so that a history is readable.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from typing import Annotated, Any, Literal

@@ -183,7 +183,7 @@ async def test_completion_knows_runs_and_agents(engine: Engine, cli: Commands, m
             async def refuse(target: object) -> None:
                 raise ConnectionRefusedError
 
-            patch.setattr("perdure.client.client.connect", refuse)
+            patch.setattr("perdure.embedded.address.connect", refuse)
             assert await completed("perdure show chat") == []
 
 

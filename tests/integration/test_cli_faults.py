@@ -16,7 +16,6 @@ from temporalio.service import ConnectConfig, RPCError, RPCStatusCode, ServiceCl
 
 from perdure import Agent
 from perdure.cli import app
-from perdure.client import client as client_module
 from perdure.embedded import address, diagnosis
 from perdure.encryption import KEYS_VARIABLE
 from perdure.store import open_store
@@ -31,6 +30,8 @@ from perdure.testing import ScriptedProvider
 greeter = Agent("greeter", ScriptedProvider(lambda _: "Hello."))
 """
 UNREACHABLE = "127.0.0.1:1"
+CONNECT = address.connect
+"""Connects by the SDK: ``Commands`` replaces it in a process without a server."""
 ARGUMENTS = {
     "url": "https://localhost/",
     "name": "ada",
@@ -148,7 +149,7 @@ def answer(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> Any:
         async def connect(target: Any, **_: Any) -> TemporalClient:
             return TemporalClient(service, namespace=target.namespace)
 
-        for module in (client_module, address, diagnosis):
+        for module in (address, diagnosis):
             monkeypatch.setattr(module, "connect", connect)
 
     return use
@@ -161,7 +162,7 @@ async def test_a_wrong_address(
     async def refuse(**_: Any) -> Any:  # the SDK tries for seconds
         raise RuntimeError("Failed client connect: connection refused")
 
-    monkeypatch.setattr(client_module, "connect", address.connect)
+    monkeypatch.setattr(address, "connect", CONNECT)
     monkeypatch.setattr(TemporalClient, "connect", refuse)
     monkeypatch.setenv("TEMPORAL_ADDRESS", UNREACHABLE)
     done = await cli(*build_arguments(path, tmp_path, "run-1"))

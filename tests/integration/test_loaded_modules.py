@@ -45,7 +45,7 @@ def test_no_sdk_and_no_driver_is_loaded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     own, loaded = map(json.loads, done.stdout.splitlines())
-    assert own == ["perdure"]
+    assert sorted(own) == ["perdure", "perdure.lazy_names"]
     assert loaded == [[step, []] for step in steps]
 
 
@@ -67,7 +67,11 @@ NOT_FOR_A_PROGRAM = (
     *("sqlite3", "starlette", "jinja2", "typer", "rich", "yaml", "importlib.metadata", "email", "docstring_parser"),
     *("perdure.workflows", "perdure.worker", "perdure.activities", "perdure.stages", "perdure.embedded.server"),
     *("perdure.client.pages", "perdure.client.retention", "perdure.client.tokens", "perdure.client.webhooks"),
-    *("perdure.types.state", "perdure.types.wire", "perdure.loop.decide"),
+    *("perdure.types.state", "perdure.types.wire", "perdure.types.events", "perdure.loop.decide"),
+    *("perdure.ports.store", "perdure.ports.model", "perdure.hooks.dispatch", "perdure.hooks.step"),
+    *("perdure.providers.endpoint", "perdure.providers.pricing", "perdure.store.objects", "perdure.client.inbox"),
+    *("perdure.client.fork", "perdure.client.schedules", "perdure.agent.xml", "perdure.types.compaction"),
+    *("perdure.embedded.address", "perdure.embedded.record", "temporalio.envconfig"),
 )
 NOT_FOR_A_CLIENT = ("perdure.agent", "perdure.providers", "perdure.tools", "perdure.hooks")
 
@@ -80,8 +84,8 @@ def run_python(code: str) -> Any:
 @pytest.mark.parametrize(
     ("code", "without", "most"),
     [
-        (PROGRAM, NOT_FOR_A_PROGRAM, 94),
-        ("from perdure import Client", (*NOT_FOR_A_PROGRAM, *NOT_FOR_A_CLIENT), 64),
+        (PROGRAM, NOT_FOR_A_PROGRAM, 69),
+        ("from perdure import Client", (*NOT_FOR_A_PROGRAM, *NOT_FOR_A_CLIENT), 48),
     ],
     ids=["program", "client"],
 )
@@ -90,6 +94,11 @@ def test_a_program_loads_what_it_uses(code: str, without: tuple[str, ...], most:
     loaded = run_python(f"{code}; import sys, json; print(json.dumps(list(sys.modules)))")
     assert [name for name in without if name in loaded] == []
     assert sum(name.partition(".")[0] == "perdure" for name in loaded) <= most
+
+
+def test_a_store_is_opened_without_the_classes_of_events() -> None:
+    loaded = run_python("import perdure.store.sqlite, sys, json; print(json.dumps(list(sys.modules)))")
+    assert "perdure.types.events" not in loaded
 
 
 LIST_BUILT_MODELS = """
@@ -119,7 +128,7 @@ def test_a_command_loads_its_own_module() -> None:
     printed = subprocess.check_output([sys.executable, "-c", code], text=True)
     at_first, loaded = json.loads(printed.splitlines()[-1])
     assert at_first == []
-    shared = {"cli", "cli.connection", "cli.options", "cli.output", "errors", "terminal"}
+    shared = {"lazy_names", "cli", "cli.connection", "cli.options", "cli.output", "errors", "terminal"}
     assert set(loaded) == {f"perdure.{name}" for name in {*shared, "cli.list_runs"}}
 
 

@@ -20,7 +20,7 @@ import typer.main
 
 from perdure.cli import app
 from perdure.cli.output import print_error
-from perdure.client import client as client_module
+from perdure.embedded import address as address_module
 from perdure.errors import PerdureError
 from tests.support.cli import Done
 from tests.support.engine import Engine
@@ -122,7 +122,7 @@ class Commands:
             async def connect(target: object) -> Any:
                 return await engine.temporal()
 
-            patch.setattr(client_module, "connect", connect)
+            patch.setattr(address_module, "connect", connect)
 
     async def __call__(self, *arguments: str, stdin: str = "") -> Done:
         """Run it to its end, with ``stdin`` to read."""

@@ -153,6 +153,14 @@ def agents_of_another_type(agent: Agent[User, Answer]) -> None:
     print(of_other, to_other)
 
 
+def names_that_do_not_exist() -> None:
+    from perdure import Agnet  # E: attr-defined, reportAttributeAccessIssue
+    from perdure.events import ModelDetla  # E: attr-defined, reportAttributeAccessIssue
+    from perdure.ports import Toolsets  # E: attr-defined, reportAttributeAccessIssue
+
+    print(Agnet, ModelDetla, Toolsets)  # E: -, reportUnknownArgumentType
+
+
 async def arguments_that_do_not_exist(agent: Agent[User, Answer], client: Client) -> None:
     Agent("a", MODEL, instruction="x")  # E: call-overload, reportCallIssue
     await client.start(agent, "x", contxt=User(name="ana"))  # E: call-overload, reportCallIssue

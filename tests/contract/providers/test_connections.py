@@ -31,6 +31,40 @@ async def test_one_connection_serves_all_calls_and_is_given_back(api: Api) -> No
     assert api.server.stats.completed == (4 if api.adapter.name in FORMATS else 3)
 
 
+def _without_length(headers: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name != "content-length"}
+
+
+@pytest.mark.parametrize("adapter", ["openai", "openai-responses", "anthropic"])
+async def test_a_later_request_has_the_head_of_the_first(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its body, and what the server gave the client to remember, are its own."""
+    if api.adapter.name != "anthropic":
+        monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "x-team: blue")
+        monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
+    async with api.another(headers={"x-mine": "1"}) as mine:
+        await mine.ask()
+        await mine.ask(Reply("Hello.", headers={"set-cookie": "node=7; Path=/"}), api.request(Message.user("longer")))
+        await mine.ask()
+    first, second, third = api.server.headers
+    assert first["x-mine"] == "1"
+    if api.adapter.name != "anthropic":
+        assert (first["x-team"], first["openai-organization"]) == ("blue", "org-1")
+    assert _without_length(second) == _without_length(first)
+    assert int(second["content-length"]) == int(first["content-length"]) + len("longer") - len("hi")
+    assert _without_length(third) == _without_length(first) | {"cookie": "node=7"}
+    assert len(set(api.server.paths)) == 1
+
+
+@formats
+async def test_a_redirect_is_followed(api: Api) -> None:
+    async with api.another() as mine:
+        for _ in range(2):
+            api.server.replies = [Reply("", status=307, headers={"location": "?"})]
+            assert len(await mine.ask()) == 2
+    assert api.server.stats.requests == 4
+    assert len({str(body) for body in api.server.bodies}) == 1
+
+
 def _once(provider: object, adapter: Adapter) -> int:
     async def run() -> int:
         async with adapter.server() as server:
