@@ -66,7 +66,11 @@ class JournalStage:
         """Return the recorded outcome, or run ``next``, if the call may run, and record its outcome."""
         started = build_event_batch(call, build_tool_start_events(call))
         again = call.input.idempotent or call.input.side is not None  # only hooks run, which may run again
-        claim = await self._journal.claim(call.key, call.owner, again=again, events=started)
+        # In this attempt, also where the store is down: the claim may be written and its answer lost, and then another
+        # attempt would not know that nothing was begun.
+        claim = await retry_store(
+            lambda: self._journal.claim(call.key, call.owner, again=again, events=started), self._report_waiting
+        )
         if claim.outcome is not None:
             return parse_outcome(ToolOutput, claim.outcome, call.key)
         while True:

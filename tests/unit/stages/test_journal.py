@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import ProviderServerError, StoreError, StoreVersionError, TranscriptCorruptedError
-from perdure.ports import Commit, Outcome
+from perdure.ports import Claim, Commit, Outcome
 from perdure.stages import journal
 from perdure.stages.journal import JournalStage
 from perdure.stages.journal_keys import build_model_key
@@ -214,14 +214,38 @@ async def test_retries_bounds_how_often_an_idempotent_tool_begins(store: MemoryS
 
 
 async def test_an_attempt_that_never_began_is_no_retry(store: MemoryStore) -> None:
-    stage, inner = JournalStage(store), Inner("42")
+    inner = Inner("42")
     store.failure = LOCKED
     for attempt in range(1, 4):
-        with pytest.raises(StoreError, match="locked"):
-            await stage.tool(tool_call(owner=f"run/2/{attempt}", idempotent=True, retries=0), inner)
+        waits = Waits()
+        call = tool_call(owner=f"run/2/{attempt}", idempotent=True, retries=0)
+        running = asyncio.ensure_future(JournalStage(store, waits).tool(call, inner))
+        await waits.said.wait()
+        running.cancel()
+        await asyncio.wait([running])
     store.failure = None
-    output = await stage.tool(tool_call(owner="run/2/4", idempotent=True, retries=0), inner)
+    output = await JournalStage(store).tool(tool_call(owner="run/2/4", idempotent=True, retries=0), inner)
     assert (output.content, output.status) == ("42", "done")
+
+
+async def test_a_claim_whose_answer_was_lost_is_made_again_by_the_same_attempt(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another attempt would find a call that was begun, and could not know that the tool was never called."""
+    waits = Waits()
+    claim, answers = store.claim, [StoreError("the server is gone"), None]
+
+    async def lose_answer(*arguments: Any, **more: Any) -> Claim:
+        made = await claim(*arguments, **more)
+        if (error := answers.pop(0)) is not None:
+            raise error
+        return made
+
+    monkeypatch.setattr(store, "claim", lose_answer)
+    inner = Inner("42")
+    output = await JournalStage(store, waits).tool(tool_call(), inner)
+    assert (output.content, output.status, len(inner.calls)) == ("42", "done", 1)
+    assert waits.reasons == ["StoreError: the server is gone", ""]
 
 
 async def test_an_outcome_is_returned_whatever_the_retries(store: MemoryStore) -> None:
