@@ -98,6 +98,10 @@ class Room:
         await eventually(over, deadline=self.size.kill_every + LONGEST)
 
 
+NOTED_LATE = 1.0
+"""Seconds that a request may wait in the model's socket."""
+
+
 @ON_BOTH_STORES
 async def test_six_users_chat_while_a_worker_is_killed(engine: Engine) -> None:
     await chat_under_kills(engine, Size(users=6, turns=6, kills=1, kill_every=LONGEST, max_events=40))
@@ -184,6 +188,8 @@ def check_paid(room: Room) -> int:
     for key, moments in room.model.asked.items():
         for first, again in pairwise(moments):
             assert again < followed[key], f"{key} was asked again when its reply had been used"
-            assert any(first <= kill <= again for kill in room.kills), f"{key} was asked twice without a kill"
+            # A busy model notes a request later than it was sent: its worker may have been killed before that.
+            was_killed = any(first - NOTED_LATE <= kill <= again for kill in room.kills)
+            assert was_killed, f"{key} was asked at {first} and {again} without a kill: {room.kills}"
             repeated += 1
     return repeated
