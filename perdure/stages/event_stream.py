@@ -5,8 +5,8 @@ The feed of a model call:
     start_model, emit ──► parts in order ──► every 20 ms: adjacent deltas as one ──► the store
                                └── queued at the end: deltas are dropped, the rest is written with the outcome
 
-A reply that is complete before the first write adds no write. All calls of a process write at the same moments, so
-that what they write shares a transaction.
+A reply that is complete before the first write adds no write. All calls of a worker write at the same moments, so that
+what they write shares a transaction.
 """
 
 from __future__ import annotations
@@ -178,8 +178,9 @@ class BatchWriter:
         write is in progress, at the first one after it."""
         if self._stopped or self._write_future is not None:
             return
-        if self._due is not None and self._delay <= delay:
-            return  # it was set earlier, and is due earlier
+        is_retry = self.unwritten_batch is not None
+        if self._due is not None and (is_retry or self._delay <= delay):
+            return  # it was set earlier, and is due earlier; and a store that fails is not asked with each piece
         loop, interval = asyncio.get_running_loop(), self._get_interval()
         self._due, self._delay = math.ceil((loop.time() + delay) / interval) * interval, delay
         self._clock.add_writer(self, self._due)
@@ -283,7 +284,8 @@ class FailuresStage:
 
 
 DELTA_INTERVAL, BUSY_DELTA_INTERVAL = 0.02, 0.04
-"""Seconds between two writes, and from the first delta to the first at least: of few replies, and of many at once."""
+"""Seconds between two writes of a reply, and at least from its first delta to its first write: while a worker streams
+few replies, and while it streams more than ``MANY_REPLIES``."""
 MANY_REPLIES = 32
 FIRST_WRITE_DELAY = 0.1
 """Seconds until the start of a call is written if nothing was streamed by then."""

@@ -166,6 +166,30 @@ async def test_what_is_due_at_one_time_is_written_at_once(store: MemoryStore, mo
 
 
 @pytest.mark.usefixtures("quick")
+async def test_a_store_that_fails_is_not_asked_with_each_piece(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_stream, "WRITE_RETRY_DELAY", 1e9)
+    tries = list[EventBatch]()
+
+    async def fail(batch: EventBatch) -> bool:
+        tries.append(batch)
+        raise StoreError("the store is locked")
+
+    monkeypatch.setattr(store, "append", fail)
+
+    async def wait(call: ModelCall) -> None:
+        await eventually(lambda: tries)
+        for _ in range(10):  # pieces, each later than the one before
+            call.emit(TextDelta("more"))
+            await asyncio.sleep(0.005)
+
+    await Stages(store).model(model_call(), Model(reply("Done."), TextDelta("Do"), wait))
+    assert len(tries) == 1
+    assert shown(await events(store)) == [*BEGUN, "model.started", *ENDED]
+
+
+@pytest.mark.usefixtures("quick")
 async def test_each_of_many_replies_is_written_less_often(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "MANY_REPLIES", 0)
     monkeypatch.setattr(event_stream, "BUSY_DELTA_INTERVAL", 1e9)
