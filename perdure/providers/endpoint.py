@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -95,6 +96,16 @@ class SilenceTimer:
 def is_host_of(host: str, domains: Iterable[str]) -> bool:
     """Whether ``host`` is one of ``domains`` or lies under one."""
     return any(host == domain or host.endswith(f".{domain}") for domain in domains)
+
+
+@lru_cache(maxsize=64)
+def _read_host(address: str) -> str:
+    try:
+        host = urlsplit(address).hostname
+    except ValueError:
+        host = None
+    # An invalid address, which the SDK refuses with the first request: shown without its credentials.
+    return host or re.split(r"[?#]", address)[0].rpartition("@")[2]
 
 
 def build_origin(format: str, host: str, official_hosts: Iterable[str]) -> str:
@@ -216,12 +227,7 @@ class Endpoint(ABC, Generic[ClientT]):
     @property
     def host(self) -> str:
         """The host of ``base_url``: names the API in errors and in :attr:`origin`."""
-        try:
-            host = urlsplit(self.base_url).hostname
-        except ValueError:
-            host = None
-        # An invalid address, which the SDK refuses with the first request: shown without its credentials.
-        return host or re.split(r"[?#]", self.base_url)[0].rpartition("@")[2]
+        return _read_host(self.base_url)
 
     @property
     def origin(self) -> str:

@@ -173,7 +173,7 @@ class TracingStage:
         except ImportError:
             self._tracer: Any = None
         else:
-            self._tracer, self._use_span = trace.get_tracer("perdure"), trace.use_span
+            self._tracer, self._trace = trace.get_tracer("perdure"), trace
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Around a model call: agent, conversation, model and tokens."""
@@ -199,8 +199,8 @@ class TracingStage:
             return output
 
     def _start_span(self, operation: str, facts: CallFacts, attempt: int) -> AbstractContextManager[Any]:
-        if self._tracer is None:
-            return nullcontext()
+        if self._tracer is None or isinstance(self._trace.get_tracer_provider(), self._trace.ProxyTracerProvider):
+            return nullcontext()  # OpenTelemetry is not installed, or not set up
         attributes = {
             _SPAN_OPERATION: operation,
             _SPAN_AGENT: facts.agent,
@@ -210,5 +210,5 @@ class TracingStage:
         }
         span = self._tracer.start_span(f"perdure.{operation}", attributes=attributes)
         if not span.get_span_context().is_valid:
-            return nullcontext()  # the SDK is not set up: this span would not be exported, and have no children
-        return self._use_span(span, end_on_exit=True)
+            return nullcontext()  # it would not be exported, and have no children
+        return self._trace.use_span(span, end_on_exit=True)

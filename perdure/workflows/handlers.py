@@ -183,7 +183,7 @@ class WorkflowHandlers:
     @accept_raw_argument
     def probe(self, *_: Any) -> None:
         """Show the sender that the run is open: a signal to a closed run fails."""
-        self._progress.has_received = True
+        self._progress.record_received()
 
     @workflow.update
     @accept_raw_argument
@@ -285,7 +285,7 @@ class WorkflowHandlers:
                 record_refusal(state, f"{name}: {error.message}")
 
         self._apply_or_queue(apply)
-        self._progress.has_received = True
+        self._progress.record_received()
 
     async def _apply_update(self, name: str, change: Callable[..., UpdateResult], *arguments: Any) -> UpdateResult:
         """Apply ``change`` to the state and return its result. Raises its ``PerdureError`` as ``ApplicationError``."""

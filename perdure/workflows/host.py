@@ -24,55 +24,61 @@ from ..types.interface import TURN_MEMO
 from ..types.state import RunState
 
 
+def _get_task_number() -> int:
+    """Return a number of the present workflow task that grows from task to task: the length of history at its start."""
+    return get_host().info().get_current_history_length()
+
+
 @dataclass
 class TaskProgress:
-    """Whether the current workflow task has received results and made commands, for ``ensure_commands``."""
+    """In which workflow tasks the workflow last received something, and made a command, for ``ensure_commands``."""
 
-    task_number: int = 0
-    """Number of the workflow task in this worker."""
-    has_received: bool = False
-    """The task brought a result that the workflow waited for, or a signal."""
-    has_command: bool = False
-    """The task made a command and did not cancel it."""
+    received_in: int = -1
+    """The task that brought a result that the workflow waited for, or a signal."""
+    commanded_in: int = -1
+    """The task in which it made a command, and did not cancel it."""
 
-    def start_next_task(self) -> None:
-        """Begin a new workflow task."""
-        self.task_number += 1
-        self.has_received = self.has_command = False
+    def record_received(self) -> None:
+        """Record that the present workflow task brought something."""
+        self.received_in = _get_task_number()
+
+    def record_command(self) -> None:
+        """Record a command of the present workflow task."""
+        self.commanded_in = _get_task_number()
+
+    def needs_command(self) -> bool:
+        """Whether the present workflow task brought something, and has made no command so far."""
+        return self.received_in > self.commanded_in
 
 
 _task_progress: ContextVar[TaskProgress | None] = ContextVar("perdure_task_progress", default=None)
-
-
-def track_progress() -> TaskProgress:
-    """Record what the calling coroutine, and the tasks that it starts, receive and command."""
-    progress = TaskProgress()
-    _task_progress.set(progress)  # never reset: the caller is the workflow's main coroutine
-    return progress
 
 
 @contextmanager
 def _record_wait(*, commands: bool) -> Iterator[None]:
     """Record a wait; ``commands`` says whether it begins with a command."""
     progress = _task_progress.get() or TaskProgress()
-    begun, progress.has_command = progress.task_number, progress.has_command or commands
+    if commands:
+        progress.record_command()
+    begun = progress.commanded_in
     try:
         yield
     finally:
-        progress.has_received = True
-        if commands and progress.task_number == begun:  # a command cancelled in its own task leaves no event
-            progress.has_command = False
+        if workflow.in_workflow():  # else the worker has dropped the run, and the coroutine is collected
+            progress.record_received()
+            if commands and progress.received_in == begun:  # a command cancelled in its own task leaves no event
+                progress.commanded_in = -1
 
 
 def record_received() -> None:
     """Record a result that did not come through a wait of this module."""
     if (progress := _task_progress.get()) is not None:
-        progress.has_received = True
+        progress.record_received()
 
 
 def _record_command() -> None:
     if (progress := _task_progress.get()) is not None:
-        progress.has_command = True
+        progress.record_command()
 
 
 class Host:
@@ -226,12 +232,14 @@ YIELD_ROUNDS = 3
 def ensure_commands(state: RunState) -> Iterator[TaskProgress]:
     """Within the block, each workflow task that brings a result or a signal ends with a command.
 
-    Signal handlers run outside of the block and set ``has_received`` themselves.
+    Signal handlers run outside of the block and call ``record_received`` themselves.
     """
+    progress = TaskProgress()
     if is_hosted():
-        yield TaskProgress()
+        yield progress
         return
-    progress = track_progress()
+    _task_progress.set(progress)  # never reset: the caller is the workflow's main coroutine
+    progress.record_received()  # the run has begun
     task = asyncio.create_task(_add_missing_commands(state, progress))
     try:
         yield progress
@@ -241,11 +249,12 @@ def ensure_commands(state: RunState) -> Iterator[TaskProgress]:
 
 async def _add_missing_commands(state: RunState, progress: TaskProgress) -> None:
     # Uses Temporal's own waits, which are not recorded.
-    progress.has_received = True  # the run has begun
     while True:
-        await workflow.wait_condition(lambda: progress.has_received or progress.has_command)
-        for _ in range(YIELD_ROUNDS):
+        await workflow.wait_condition(progress.needs_command)
+        rounds = 0
+        while progress.needs_command() and rounds < YIELD_ROUNDS:
             await workflow.wait_condition(lambda: True)
-        if progress.has_received and not progress.has_command:
+            rounds += 1
+        if progress.needs_command():
             workflow.upsert_memo({TURN_MEMO: state.turn.task_id if state.turn else ""})
-        progress.start_next_task()
+            progress.record_command()
