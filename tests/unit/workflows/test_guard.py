@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, cast, get_args
+from typing import Any, cast, get_args, get_origin
 
 import pytest
+from hypothesis.stateful import invariant
 from pydantic import BaseModel
 
 from perdure.errors import EngineError, InvalidInputError, NewerStateError
@@ -16,10 +17,11 @@ from perdure.loop.decide import RecordClosing, Wait, decide
 from perdure.loop.finish import build_response
 from perdure.loop.lifecycle import cancel_run, fail_run, resume_run
 from perdure.types.state import RunState
-from perdure.workflows.guard import MUTABLE_TYPES, Guard, Savepoint
+from perdure.workflows.guard import MUTABLE_TYPES, Guard, Savepoint, _list_mutable_fields
 from perdure.workflows.host import Host, use_host
 from tests.unit.loop.build import asks, call, model, opened
 from tests.unit.loop.test_approvals import asked, waiting
+from tests.unit.loop.test_simulation import Loop
 
 
 class Still:
@@ -53,6 +55,27 @@ def test_all_of_a_state_that_changes_in_place_is_kept() -> None:
     assert all(issubclass(kind, MUTABLE_TYPES) for kind in changing), changing
 
 
+def kinds_in(annotation: Any) -> Iterator[Any]:
+    yield get_origin(annotation) or annotation
+    for part in get_args(annotation):
+        yield from kinds_in(part)
+
+
+def test_every_field_that_may_change_in_place_is_copied() -> None:
+    changing = (list, dict, *MUTABLE_TYPES)
+    for kind in models_of(RunState, set()):
+        if not issubclass(kind, MUTABLE_TYPES):
+            continue
+        may_change = {
+            name
+            for name, field in kind.model_fields.items()
+            for held in kinds_in(field.annotation)
+            # also a base class, whose value may be one that changes
+            if isinstance(held, type) and any(issubclass(held, one) or issubclass(one, held) for one in changing)
+        }
+        assert may_change <= set(_list_mutable_fields(kind)), kind
+
+
 def test_a_savepoint_undoes_everything_and_keeps_the_parts_themselves() -> None:
     state = asked(waiting("c1"), call("c2"))
     before, pending = copy.deepcopy(state), state.calls[1]
@@ -68,6 +91,28 @@ def test_a_savepoint_undoes_everything_and_keeps_the_parts_themselves() -> None:
     saved.restore()
     assert state == before
     assert state.calls[1] is pending
+
+
+class Undone(Loop):
+    """Whatever may happen to a run, a savepoint of before undoes it: a field whose value changes in place is copied."""
+
+    saved: tuple[RunState, RunState, Savepoint] | None = None
+    """The state, a copy of it and its savepoint, as they were before the last rule."""
+
+    @invariant()
+    def undoes_the_last_rule(self) -> None:
+        state = self.run.state
+        if self.saved is not None and self.saved[0] is state:  # another execution has its own
+            _, before, savepoint = self.saved
+            after, now = copy.deepcopy(state), Savepoint(state)
+            savepoint.restore()
+            assert state == before
+            now.restore()
+            assert state == after
+        self.saved = state, copy.deepcopy(state), Savepoint(state)
+
+
+TestUndone = Undone.TestCase
 
 
 def test_a_change_that_fails_is_undone_and_the_run_pauses() -> None:
