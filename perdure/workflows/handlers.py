@@ -29,7 +29,7 @@ from ..types.interface import READ_ERROR_TYPE
 from ..types.messages import NAME_CHARS, clean_text
 from ..types.state import RunState
 from .guard import Guard
-from .host import TaskProgress, expose_state, get_host
+from .host import TaskProgress, expose_state, get_host, outlive_cancellation
 
 UpdateResult = TypeVar("UpdateResult")
 ASKER_CHARS = 100
@@ -219,7 +219,7 @@ class WorkflowHandlers:
                 state = self._require_state()
                 task_id = _read_task_id(decode_argument(wanted)) or (state.turn.task_id if state.turn else "")
                 if self._is_wait_open(state, task_id):
-                    with suppress(TimeoutError):
+                    with suppress(TimeoutError), outlive_cancellation():
                         await get_host().wait_condition(
                             lambda: not self._is_wait_open(state, task_id),
                             timeout=WAIT_SECONDS,

@@ -25,7 +25,11 @@ from ..types.state import RunState
 
 
 def _get_task_number() -> int:
-    """Return a number of the present workflow task that grows from task to task: the length of history at its start."""
+    """Return a number of the present workflow task: the length of history at its start.
+
+    It grows from task to task, also in a replay. Only a task that did nothing but refuse updates, which the server
+    drops, has the number of the next one.
+    """
     return get_host().info().get_current_history_length()
 
 
@@ -68,6 +72,21 @@ def _record_wait(*, commands: bool) -> Iterator[None]:
             progress.record_received()
             if commands and progress.received_in == begun:  # a command cancelled in its own task leaves no event
                 progress.commanded_in = -1
+
+
+@contextmanager
+def outlive_cancellation() -> Iterator[None]:
+    """Around a wait of a task that is not the run's own: a cancellation of the run does not end the task.
+
+    With the flag ``PROCESS_WORKFLOW_ACTIVATION_JOBS_AS_SINGLE_BATCH``, which Temporal's SDK 1.35 does not set and later
+    ones will, each ``wait_condition`` that begins before a cancellation of the run and ends after it raises it.
+    """
+    try:
+        yield
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():  # the task itself is cancelled
+            raise
 
 
 def record_received() -> None:
@@ -250,10 +269,12 @@ def ensure_commands(state: RunState) -> Iterator[TaskProgress]:
 async def _add_missing_commands(state: RunState, progress: TaskProgress) -> None:
     # Uses Temporal's own waits, which are not recorded.
     while True:
-        await workflow.wait_condition(progress.needs_command)
+        with outlive_cancellation():
+            await workflow.wait_condition(progress.needs_command)
         rounds = 0
         while progress.needs_command() and rounds < YIELD_ROUNDS:
-            await workflow.wait_condition(lambda: True)
+            with outlive_cancellation():
+                await workflow.wait_condition(lambda: True)
             rounds += 1
         if progress.needs_command():
             workflow.upsert_memo({TURN_MEMO: state.turn.task_id if state.turn else ""})

@@ -14,7 +14,7 @@ from ..loop.status import build_label_attributes, build_waiting_key, build_waiti
 from ..types.interface import AGENT_ATTRIBUTE, WAITING_MEMO
 from ..types.state import RunState
 from .guard import Guard
-from .host import get_host
+from .host import get_host, outlive_cancellation
 
 
 @contextmanager
@@ -46,7 +46,8 @@ async def _run_visibility_sync(state: RunState, step: Callable[[], NextStep | No
         return waits() not in (None, written_key) or bool(changed_attributes())
 
     while True:
-        await get_host().wait_condition(guard.once_per_change(has_news))
+        with outlive_cancellation():
+            await get_host().wait_condition(guard.once_per_change(has_news))
         # Both change in one workflow task: a client that sees the number of waits also sees the waits.
         if (key := waits()) is not None:
             written_key = key

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 from temporalio.api.enums.v1 import EventType
+from temporalio.client import WorkflowUpdateStage
+from temporalio.worker._workflow_instance import _WorkflowLogicFlag
 
-from perdure import Agent, Run
+from perdure import Agent, Run, tool
+from perdure.errors import RunCancelledError
 from perdure.ports import ModelRequest
-from perdure.testing import ScriptedProvider, replay
+from perdure.testing import ScriptedProvider, call, replay
 from tests.support.engine import Engine
 from tests.support.histories import idle_tasks
 from tests.support.scripts import Gate
@@ -71,5 +74,43 @@ async def test_a_message_after_a_turn_finds_another_worker(engine: Engine) -> No
         assert second.task_id != first.task_id, "the turn had ended"
         assert (await second.result()).content == "answer to three"
         assert (await first.result()).content == "answer to two"
+        await replay(client=client, id=run.id)
+        assert not [task for task in idle_tasks((await run.handle.fetch_history()).events) if task.received]
+
+
+async def test_a_signal_after_a_cancellation_also_where_the_sdk_applies_a_task_as_one_batch(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default of later SDKs, where each wait that a cancellation of the run comes into raises it at its end."""
+    flags = frozenset(_WorkflowLogicFlag)
+    monkeypatch.setattr("temporalio.worker._workflow._DEFAULT_ENABLED_WORKFLOW_LOGIC_FLAGS", flags)
+    gate, closing = Gate(), Gate()
+
+    @tool
+    async def hang() -> str:
+        """Take a while to stop."""
+        try:
+            await gate()
+        finally:
+            await closing()
+        return "hung"
+
+    async with engine.served(Agent("chatting", ScriptedProvider([call("hang")]), tools=[hang])) as client:
+        run = await client.start("chatting", "Go.")
+        await eventually(lambda: gate.entered)
+        wait = await run.handle.start_update("wait_for_turn", wait_for_stage=WorkflowUpdateStage.ACCEPTED)
+        await run.handle.cancel()
+        await eventually(lambda: closing.entered, what="the tool stops")
+        before = await tasks(run)
+        await run.handle.signal("probe")
+
+        async def one_more() -> bool:
+            return await tasks(run) > before
+
+        await eventually(one_more, what="the task of the signal")
+        closing.open()
+        assert (await wait.result())["state"] == "cancelled"
+        with pytest.raises(RunCancelledError):
+            await run.result()
         await replay(client=client, id=run.id)
         assert not [task for task in idle_tasks((await run.handle.fetch_history()).events) if task.received]
