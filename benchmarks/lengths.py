@@ -6,7 +6,6 @@ import asyncio
 import statistics
 import uuid
 from collections.abc import Sequence
-from typing import Any
 
 from benchmarks.contestants import BASE, Contestant
 from benchmarks.lab import Lab
