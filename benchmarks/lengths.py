@@ -6,7 +6,6 @@ import asyncio
 import statistics
 import uuid
 from collections.abc import Sequence
-from typing import Any
 
 from benchmarks.contestants import BASE, Contestant
 from benchmarks.lab import Lab
@@ -15,29 +14,37 @@ from benchmarks.measures import TINY, Figures, Scale
 _WINDOW = 50
 """Iterations over which CPU is taken."""
 _ROUNDS = 3
-"""Of the floor, whose conversation need not grow first."""
+"""Of sessions of a few hundred iterations, each with the floor behind it; of longer ones there is one."""
+_SHORT = 500
 _POLL = 0.02
 
 
 async def lengths(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
-    """Worker CPU per iteration up to each length of one session, by that of a floor whose requests are as long; and the
-    worker's memory there."""
+    """Worker CPU per iteration at the end of sessions of each length, by that of a floor whose requests are as long,
+    measured right behind it; and the worker's memory there."""
     figures: Figures = {}
     for one in who:
         if one.workflow_name != "AgentWorkflow" or one.postgres:
             continue
-        handle = await lab.start(one, scale.lengths[-1] + 1, TINY)
-        mine: dict[str, Any] = {}
+        mine = figures[one.name] = {}
         for length in scale.lengths:
-            cpu_ms = await _take_window(lab, one, length - _WINDOW, length)
-            mine[str(length)] = {"cpu_ms": cpu_ms, "memory_kb": lab.workers[one.name].memory_kb()}
-        await handle.result()
-        figures[one.name] = mine
-    for length in scale.lengths:
-        floor_ms = statistics.median([await _run_floor(lab, length) for _ in range(_ROUNDS)])
-        for mine in figures.values():
-            mine[str(length)] |= {"floor_ms": floor_ms, "cpu_ratio": mine[str(length)]["cpu_ms"] / floor_ms}
+            rounds = [await _run_pair(lab, one, length) for _ in range(_ROUNDS if length <= _SHORT else 1)]
+            mine[str(length)] = {
+                "cpu_ms": statistics.median(cpu for cpu, _ in rounds),
+                "floor_ms": statistics.median(floor for _, floor in rounds),
+                "cpu_ratio": statistics.median(cpu / floor for cpu, floor in rounds),
+                "memory_kb": lab.workers[one.name].memory_kb(),
+            }
     return figures
+
+
+async def _run_pair(lab: Lab, one: Contestant, length: int) -> tuple[float, float]:
+    """CPU in the last window of a session of that length, and in that of the floor: a machine is not equally fast for
+    minutes."""
+    handle = await lab.start(one, length + 1, TINY)
+    cpu_ms = await _take_window(lab, one, length - _WINDOW, length)
+    await handle.result()
+    return cpu_ms, statistics.median([await _run_floor(lab, length) for _ in range(_ROUNDS)])
 
 
 async def _run_floor(lab: Lab, length: int) -> float:

@@ -104,6 +104,7 @@ if not TYPE_CHECKING:  # who reads no event does without: so modules of clients 
     _OF_STORES = "build_worker_lost_retraction decode_event encode_event_body"
     _LATE = [name for name in __all__ if name not in ("PathStep", "parse_event")]
     __getattr__ = NameLoader(__name__, {".types.events": " ".join([*_LATE, _OF_STORES])})
+    __dir__ = __getattr__.list_names
 
 
 def parse_event(plain: str | bytes | Mapping[str, Any]) -> Event | None:

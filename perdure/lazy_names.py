@@ -28,7 +28,15 @@ class NameLoader:
         """Load ``name``. Raises ``AttributeError``."""
         if name not in self.homes:
             raise AttributeError(f"module {self._module!r} has no attribute {name!r}")
-        module = sys.modules[self._module]
-        value = getattr(import_module(self.homes[name], module.__package__), name)
+        module, home = sys.modules[self._module], self.homes[name]
+        if package := home.rpartition(".")[0]:
+            # First: an import of a module of a package that is not loaded holds the module's lock while it loads the
+            # package. That imports its modules, and in two threads each would wait for the other's lock.
+            import_module(package, module.__package__)
+        value = getattr(import_module(home, module.__package__), name)
         setattr(module, name, value)  # this function is not asked for it again
         return value
+
+    def list_names(self) -> list[str]:
+        """The ``__dir__`` of the module."""
+        return sorted({*vars(sys.modules[self._module]), *self.homes})

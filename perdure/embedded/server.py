@@ -87,6 +87,16 @@ def _is_unfinished_database(path: Path) -> bool:
         return connection.execute("SELECT 1 FROM namespaces WHERE name = 'default'").fetchone() is None
 
 
+def merge_log_into_database(home: Home) -> None:
+    """Move what a server that has ended left in its write-ahead log, often all of it, into the database file, and
+    remove the log. If that fails, the next start reads both."""
+    with (
+        suppress(sqlite3.Error),
+        closing(sqlite3.connect(f"{home.temporal_db.as_uri()}?mode=rw", uri=True)) as database,
+    ):
+        database.execute("SELECT 1 FROM sqlite_master").fetchone()  # the last connection that is closed does it
+
+
 def build_start_error(home: Home, output: str) -> ServerStartError:
     """Build the error for a server that did not start, from its last output."""
     if not output and shutil.disk_usage(home.root).free < _LEAST_FREE_BYTES:
@@ -317,7 +327,8 @@ async def ensure_server(home: Home | None = None) -> ServerInfo:
 
 
 async def stop_server(home: Home | None = None) -> bool:
-    """Stop the embedded server and wait until it has ended. Returns whether there was one. Runs stay in its database.
+    """Stop the embedded server and wait until it has ended. Returns whether there was one. Runs stay in its database,
+    all of it in one file: a copy of that is a backup.
 
     Raises:
         ServerStartError: it cannot be stopped.
@@ -332,6 +343,11 @@ async def stop_server(home: Home | None = None) -> bool:
             await terminate_process(record.pid, record.start_token)
         stopped = await _stop_unrecorded_server(home) or stopped
         home.server_file.unlink(missing_ok=True)
+        database_fd = await _claim_database(home)
+        try:
+            merge_log_into_database(home)
+        finally:
+            os.close(database_fd)
     return stopped
 
 

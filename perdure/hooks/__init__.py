@@ -17,6 +17,7 @@ else:
     __getattr__ = NameLoader(
         __name__, {".dispatch": "AuthorRunner HookArguments ReturnHandler run_hooks", ".step": "Step"}
     )
+    __dir__ = __getattr__.list_names
 
 __all__ = [
     "EVENTS",

@@ -20,6 +20,7 @@ from ..errors import AbortError, DefinitionError, HookError
 from ..loop.transcript import sanitize_parts
 from ..types.messages import FilePart, Message, Part, TextPart, ToolCallPart, clean_text
 from ..types.plain_json import to_plain_json
+from ..types.transcript import Transcript
 from .hook import VETOABLE_EVENTS, Hook, Veto
 
 logger = logging.getLogger("perdure.worker")
@@ -308,7 +309,7 @@ def read_hook_request(hook: Hook, returned: Any, request: ports.ModelRequest) ->
                 why = f"changed the model to {returned.model!r}; on_iteration can: step.model = …"
                 raise build_hook_error(hook, why)
             return replace(returned, messages=_validate_returned_messages(hook, returned.messages))
-        case list() | tuple():
+        case list() | tuple() | Transcript():
             return replace(request, messages=_validate_returned_messages(hook, returned))
         case _:
             allowed = "a ModelRequest (replace(request, …)), a list of messages or Veto"

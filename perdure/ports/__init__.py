@@ -81,3 +81,5 @@ else:
             ".toolset": "ON_CHANGE_VALUES ListedTool Toolset",
         },
     )
+    __dir__ = __getattr__.list_names
+    __all__ = sorted(__getattr__.homes)

@@ -33,3 +33,5 @@ else:
             ".openai_responses": "OpenAIResponses",
         },
     )
+    __dir__ = __getattr__.list_names
+    __all__ = [name for name in __dir__() if not name.startswith("_")]

@@ -63,7 +63,7 @@ class HookStage:
         # Settings are the agent's own dictionaries: what a hook changes in them in place is for this call alone.
         # Messages become a tuple, because a change of the list in place would not be checked.
         settings, options = copy.deepcopy((call.request.settings, call.request.provider_options))
-        messages = Transcript.join(iter_pieces(call.request.messages))
+        messages = Transcript(iter_pieces(call.request.messages))
         show(replace(call.request, messages=messages, settings=settings, provider_options=options))
         veto = await run_hooks(self._run_author_code, hooks, given, take)
         call.request = given["request"]

@@ -118,7 +118,7 @@ class RequestCall(ConversationCall):
 
     def renew_call_ids(self) -> CallIds:
         """Begin the ids of a reply anew, and return them."""
-        said = Transcript.join(iter_pieces(self.prefix, self.new_messages))
+        said = Transcript(iter_pieces(self.prefix, self.new_messages))
         self.call_ids = CallIds(said, self.input.scope, self.input.op, edited=self.edited)
         return self.call_ids
 

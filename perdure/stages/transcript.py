@@ -383,7 +383,7 @@ class TranscriptStage:
             head=head,
             prefix=prefix,
             new_messages=new_messages,
-            files=await self._chain.load_files(Transcript.join(iter_pieces(prefix, new_messages)), known),
+            files=await self._chain.load_files(Transcript(iter_pieces(prefix, new_messages)), known),
             branches=await resolve_branch_outcomes(self._chain, task.branches),
         )
 

@@ -105,7 +105,7 @@ class Chain:
         self._decoded_nodes.mark_used([node.hash for node in nodes])
         if head in self._ends:
             self._ends[head] = self._ends.pop(head)
-        return Transcript.join([piece for node in nodes for piece in node.pieces])
+        return Transcript([piece for node in nodes for piece in node.pieces])
 
     def _merge_nodes(self, nodes: Sequence[_DecodedNode]) -> list[_DecodedNode]:
         """Merge all but the last of ``nodes``, a whole chain: a long conversation then has few, and what is computed of

@@ -32,8 +32,9 @@ T = TypeVar("T")
 
 MEMORY_CHANGED, OPEN_DELTAS, PARENT_MISSING = "PD001", "PD002", "PD003"
 """SQLSTATEs that the functions raise."""
-MAX_UNCERTAIN_BATCHES = 100
-"""Most batches that are remembered because their answer was lost, until they are appended again."""
+MAX_UNCERTAIN_BATCHES = 1000
+"""Most batches that are remembered because their answer was lost, until they are appended again: more than a worker has
+calls at once, each of which may have some."""
 
 
 class _Write(NamedTuple):

@@ -1,4 +1,4 @@
-"""A transcript in memory: one tuple of messages, and what was computed of its older segments.
+"""A transcript in memory: its messages, and what was computed of its older segments.
 
 Each call of a model works on the whole transcript, which only grows. What is computed of its messages (their wire
 encoding, the ids of their calls, their files) is kept for a segment of it: a call then costs what is new since the
@@ -9,8 +9,8 @@ sequence, of which everything is computed anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
-from typing import Any, Self, TypeVar
+from itertools import chain, groupby
+from typing import Any, SupportsIndex, TypeVar, overload
 
 from .messages import Message
 
@@ -29,7 +29,7 @@ class Segment:
     def __init__(self, pieces: Sequence[Segment | Sequence[Message]]) -> None:
         self.pieces = pieces
         """The shorter segments that it takes the place of, and the messages between them."""
-        self.messages = Transcript.join(pieces)
+        self.messages = tuple(_iter_messages(pieces))
         self.values: dict[str, Any] = {}
         """What was computed of the messages, by a key."""
 
@@ -53,39 +53,73 @@ Piece = Segment | Sequence[Message]
 """A segment, or messages between two of them."""
 
 
-class Transcript(tuple[Message, ...]):
-    """Messages, some of them in segments."""
+class Transcript(Sequence[Message]):
+    """Messages, some of them in segments. To join its pieces takes no look at the messages, of which there may be
+    thousands: each call of a model does so several times."""
 
-    segments: Sequence[tuple[int, Segment]] = ()
-    """The segments in order, each with its place among the messages."""
+    __slots__ = ("_length", "_messages", "pieces")
 
-    @classmethod
-    def join(cls, pieces: Iterable[Piece]) -> Self:
-        """Join ``pieces``."""
-        messages: list[Message] = []
-        segments: list[tuple[int, Segment]] = []
+    def __init__(self, pieces: Iterable[Piece] = ()) -> None:
+        self.pieces: list[Piece] = []
+        """Its segments, and the messages between two of them; none is empty."""
+        loose: list[Message] = []
+        length = 0
         for piece in pieces:
             if isinstance(piece, Segment):
-                segments.append((len(messages), piece))
-                messages += piece.messages
+                if loose:
+                    self.pieces.append(loose)
+                    length += len(loose)
+                    loose = []
+                self.pieces.append(piece)
+                length += len(piece.messages)
             else:
-                messages += piece
-        transcript = cls(messages)
-        transcript.segments = segments
-        return transcript
+                loose += piece
+        if loose:
+            self.pieces.append(loose)
+        self._length = length + len(loose)
+        self._messages: tuple[Message, ...] | None = None
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Message]:
+        return _iter_messages(self.pieces)
+
+    @overload
+    def __getitem__(self, place: SupportsIndex) -> Message: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Message, ...]: ...
+    def __getitem__(self, place: SupportsIndex | slice) -> Message | tuple[Message, ...]:
+        if place == -1 and self.pieces:
+            return _get_messages(self.pieces[-1])[-1]
+        if self._messages is None:
+            self._messages = tuple(self)
+        return self._messages[place]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as a list: it is compared by its messages
+
+    def __repr__(self) -> str:
+        return f"Transcript({list(self)!r})"
+
+
+def _get_messages(piece: Piece) -> Sequence[Message]:
+    return piece.messages if isinstance(piece, Segment) else piece
+
+
+def _iter_messages(pieces: Iterable[Piece]) -> Iterator[Message]:
+    return chain.from_iterable(map(_get_messages, pieces))
 
 
 def iter_pieces(*parts: Sequence[Message]) -> Iterator[Piece]:
     """Iterate over the segments of ``parts``, one after the other, and over the messages between them."""
     for messages in parts:
-        place = 0
-        for start, segment in messages.segments if isinstance(messages, Transcript) else ():
-            if start > place:
-                yield messages[place:start]
-            yield segment
-            place = start + len(segment.messages)
-        if place < len(messages):
-            yield messages[place:] if place else messages
+        if isinstance(messages, Transcript):
+            yield from messages.pieces
+        elif messages:
+            yield messages
 
 
 def map_pieces(messages: Sequence[Message], key: str, compute: Callable[[Sequence[Message]], T]) -> Iterator[T]:
@@ -130,7 +164,7 @@ def _is_tool_result(piece: Piece) -> bool:
 
 def drop_system_messages(*parts: Sequence[Message]) -> Transcript:
     """Join ``parts`` without their system prompts, which a request has separately."""
-    return Transcript.join(
+    return Transcript(
         piece if isinstance(piece, Segment) else [message for message in piece if message.role != "system"]
         for piece in iter_pieces(*parts)
     )

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import os
 import shlex
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -144,6 +145,20 @@ async def test_runs_survive_kill_9_and_stop_and_are_kept_for_years(home: Home) -
     deletion = datetime.fromisoformat(latest)
     assert deletion > datetime.now(UTC) + RETENTION - timedelta(days=1)
     assert await run_is_there(await ensure_server())
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_a_stopped_server_leaves_all_of_its_runs_in_one_file(home: Home, tmp_path: Path, killed: bool) -> None:
+    """Which users copy. In WAL mode the server leaves them in the log beside it, also where it was stopped gently."""
+    server = await ensure_server()
+    await leave_a_run(server)
+    if killed:
+        await kill(server)
+    assert await stop_server() is not killed
+    copy = shutil.copy(home.temporal_db, tmp_path)
+    with contextlib.closing(sqlite3.connect(copy)) as database:
+        assert ("parked",) in database.execute("SELECT workflow_id FROM current_executions").fetchall()
+    assert [path.name for path in home.root.glob("temporal.db*")] == ["temporal.db"]
 
 
 @pytest.mark.slow

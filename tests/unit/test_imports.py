@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import ast
 import importlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_loader
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,6 +110,68 @@ def test_star_import_gives_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, object] = {}
     exec("from perdure import *", names)  # noqa: S102  # not allowed in a function otherwise
     assert set(PUBLIC) <= set(names)
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_names_that_are_loaded_late_are_listed_and_imported_by_a_star(name: str) -> None:
+    code = (
+        f"import sys; module = __import__({name!r}, fromlist=['_'])\n"
+        "late = (module._load_name if module.__name__ == 'perdure' else module.__getattr__).homes\n"
+        f"listed, names = dir(module), {{}}; exec('from {name} import *', names)\n"
+        "print([one for one in late if one not in listed], [one for one in late if one not in names])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    internal = ["build_worker_lost_retraction", "decode_event", "encode_event_body"] if name == "perdure.events" else []
+    assert done.stdout.strip() == f"[] {internal}"
+
+
+class _HeldLoader(SourceFileLoader):
+    """Holds the import of its package, before others can see it, until another thread waits for it."""
+
+    start_other: Callable[[], threading.Thread]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        other = self.start_other()
+        until = time.monotonic() + 60
+        while not self._is_waiting(other, spec.name):
+            assert time.monotonic() < until, "the other thread does not wait"
+            time.sleep(0.001)  # there is no event for a thread that waits for a lock
+
+    def _is_waiting(self, thread: threading.Thread, package: str) -> bool:
+        frame = sys._current_frames().get(thread.ident or 0)
+        lock = None if frame is None or frame.f_code.co_name != "acquire" else frame.f_locals.get("self")
+        return getattr(lock, "name", None) == package
+
+
+def test_two_threads_that_are_the_first_to_use_names_of_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lazy_demo/parts").mkdir(parents=True)
+    (tmp_path / "lazy_demo/__init__.py").write_text(
+        "from perdure.lazy_names import NameLoader\n"
+        "__getattr__ = NameLoader(__name__, {'.parts': 'whole', '.parts.one': 'part'})\n"
+    )
+    (tmp_path / "lazy_demo/parts/__init__.py").write_text("from .one import part\nwhole = [part]\n")
+    (tmp_path / "lazy_demo/parts/one.py").write_text("part = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    demo: Any = importlib.import_module("lazy_demo")
+    with ThreadPoolExecutor() as threads:
+        parts = list[Future[object]]()
+
+        def start_other() -> threading.Thread:
+            begun = Future[threading.Thread]()
+            parts.append(threads.submit(lambda: begun.set_result(threading.current_thread()) or demo.part))
+            return begun.result()
+
+        loader = _HeldLoader("lazy_demo.parts", str(tmp_path / "lazy_demo/parts/__init__.py"))
+        loader.start_other = start_other
+        spec = spec_from_loader(loader.name, loader, is_package=True)
+        finder = SimpleNamespace(find_spec=lambda name, *_: spec if name == loader.name else None)
+        monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+        assert demo.whole == [1]
+        assert parts[0].result() == 1
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lazy_demo"]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 def test_a_name_that_is_not_there() -> None:

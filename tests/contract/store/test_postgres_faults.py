@@ -559,6 +559,22 @@ async def test_a_batch_whose_answer_is_lost_is_written_once(proxy: CutProxy, url
         assert len(await store.read_events("c")) == 3
 
 
+async def test_a_batch_whose_answer_is_lost_is_known_beside_those_of_many_replies(proxy: CutProxy, url: str):
+    """A worker that streams more replies than are remembered wrote some of their deltas twice."""
+    async with opened_behind(proxy, url) as store:
+        written = batch(NewEvent(ModelDelta(text="a")), at=build_batch_token("2026", 1))
+        proxy.cuts = 2
+        with pytest.raises(StoreError):
+            await store.append(written)
+        others = [asyncio.ensure_future(store.append(batch(of=f"c{n}"))) for n in range(200)]
+        await asyncio.sleep(0)
+        for other in others:  # their answers, too, come to nobody
+            other.cancel()
+        await asyncio.wait(others)
+        assert await store.append(written)
+        assert [row.type for row in await store.read_events("c")] == ["model.delta"]
+
+
 async def test_a_change_that_another_has_made_is_no_lost_answer(proxy: CutProxy, url: str):
     async with opened_behind(proxy, url) as store:
         await store.commit(Commit(memory=[MemoryWrite("n", "k", b"0")]))

@@ -3,6 +3,7 @@ does not grow with what was said before."""
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from perdure.store.cache import CacheBudget
 from perdure.store.chain import Chain
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import FilePart, Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
-from perdure.types.transcript import drop_system_messages, find_last_system_message
+from perdure.types.transcript import Segment, Transcript, drop_system_messages, find_last_system_message
 
 FORMATS: dict[str, Callable[[ModelRequest], bytes]] = {
     "openai": lambda request: openai_chat_request.encode_request(
@@ -105,13 +106,13 @@ async def test_a_long_conversation_is_sent_as_if_each_message_was_encoded_anew(s
         if talk.random.random() < 0.2:
             await talk.chain.load(talk.heads[-1])
     loaded = await talk.chain.load(talk.heads[-1])
-    assert len(loaded.segments) > 1
+    assert sum(isinstance(piece, Segment) for piece in loaded.pieces) > 1
     assert [message.model_copy() for message in loaded] == talk.messages
     last = find_last_system_message(loaded)
     prompts = [message.text for message in talk.messages if message.role == "system"]
     assert (None if last is None else last.text) == (prompts[-1] if prompts else None)
     request = drop_system_messages(loaded)
-    assert request.segments
+    assert any(isinstance(piece, Segment) for piece in request.pieces)
     anew = [message.model_copy() for message in request]
     for encode in FORMATS.values():
         expected = encode(ask(anew))
@@ -130,6 +131,29 @@ async def test_a_fork_within_a_segment_and_a_small_cache_get_the_same_messages()
             loaded = await chain.load(talk.heads[place])
             assert [message.model_copy() for message in loaded] == talk.messages[: len(loaded)]
             assert len(loaded) == len(await Chain(talk.store).load(talk.heads[place]))
+
+
+async def test_a_transcript_is_read_as_a_list_of_its_messages_is() -> None:
+    talk = Talk(2)
+    for _ in range(80):
+        await talk.go_on()
+    loaded = await talk.chain.load(talk.heads[-1])
+    listed = [*loaded]
+    assert len(loaded) == len(listed)
+    assert loaded == listed
+    assert loaded == tuple(listed)
+    assert loaded != listed[:-1]
+    assert [*reversed(loaded)] == listed[::-1]
+    for place in (0, 1, len(listed) // 2, -2, -1):
+        assert loaded[place] is listed[place]
+    assert loaded[3:-5] == tuple(listed[3:-5])
+    assert listed[7] in loaded
+    assert copy.deepcopy(loaded) == listed
+    with pytest.raises(IndexError):
+        loaded[len(listed)]
+    assert (len(Transcript()), [*Transcript([(), ()])], bool(Transcript())) == (0, [], False)
+    with pytest.raises(IndexError):
+        Transcript()[-1]
 
 
 async def test_an_edited_conversation_is_sent_as_it_was_edited() -> None:

@@ -248,6 +248,39 @@ async def test_a_claim_whose_answer_was_lost_is_made_again_by_the_same_attempt(
     assert waits.reasons == ["StoreError: the server is gone", ""]
 
 
+@pytest.mark.parametrize("idempotent", [False, True])
+async def test_an_attempt_that_waited_for_the_store_does_not_end_a_later_one(
+    store: MemoryStore, idempotent: bool
+) -> None:
+    """A worker was cut off from the store and from Temporal, which has started the next attempt elsewhere. What this
+    one does not know is no outcome: that of the next one is on its way."""
+    waits, gate = Waits(), asyncio.Event()
+    store.failure = LOCKED
+    task: dict[str, Any] = {"idempotent": idempotent, "retries": 0}
+    cut_off = asyncio.ensure_future(JournalStage(store, waits).tool(tool_call(owner="run/2/1", **task), Inner("never")))
+    await waits.said.wait()
+    store.failure, inner = None, Inner("42", gate=gate)
+    later = asyncio.ensure_future(JournalStage(store).tool(tool_call(owner="run/2/2", **task), inner))
+    await inner.entered.wait()
+    with pytest.raises(StoreError, match="another attempt began"):
+        await cut_off
+    gate.set()
+    assert ((await later).content, (await later).status) == ("42", "done")
+
+
+async def test_an_attempt_that_waited_is_followed_by_one_that_records_what_is_unknown(store: MemoryStore) -> None:
+    waits = Waits()
+    await store.claim(tool_call().key, "run/2/1")
+    store.failure = LOCKED
+    waiting = asyncio.ensure_future(JournalStage(store, waits).tool(tool_call(owner="run/2/2"), Inner("never")))
+    await waits.said.wait()
+    store.failure = None
+    with pytest.raises(StoreError, match="another attempt began") as raised:
+        await waiting
+    assert raised.value.retryable
+    assert (await JournalStage(store).tool(tool_call(owner="run/2/3"), Inner("never"))).status == "unknown"
+
+
 async def test_an_outcome_is_returned_whatever_the_retries(store: MemoryStore) -> None:
     """The worker was lost after it had recorded: that is no start."""
     stage, inner = JournalStage(store), Inner("42")
