@@ -66,23 +66,16 @@ class JournalStage:
         """Return the recorded outcome, or run ``next``, if the call may run, and record its outcome."""
         started = build_event_batch(call, build_tool_start_events(call))
         again = call.input.idempotent or call.input.side is not None  # only hooks run, which may run again
-        reasons = list[str]()
-
-        def report_waiting(reason: str) -> None:
-            reasons.append(reason)
-            self._report_waiting(reason)
-
         # In this attempt, also where the store is down: the claim may be written and its answer lost, and then another
         # attempt would not know that nothing was begun.
         claim = await retry_store(
-            lambda: self._journal.claim(call.key, call.owner, again=again, events=started), report_waiting
+            lambda: self._journal.claim(call.key, call.owner, again=again, events=started), self._report_waiting
         )
         if claim.outcome is not None:
             return parse_outcome(ToolOutput, claim.outcome, call.key)
-        if reasons and _build_unknown_outcome(call, claim) is not None:
-            # Where the network was down, Temporal, too, may have lost this attempt, and the one that began the call is
-            # a later one, which acts now. If it is not, the next attempt, which did not wait, records what is unknown.
-            raise StoreError(f"another attempt began {call.input.name} while this one waited for the store")
+        if _is_later_attempt(claim.other, call.owner):
+            # This one waited for the store, or its worker stood still, and was taken for lost: the other one acts now.
+            raise StoreError(f"a later attempt has begun {call.input.name}")
         while True:
             try:
                 return await self._run_and_record(call, claim, next)
@@ -136,6 +129,14 @@ class JournalStage:
         first = await retry_store(lambda: self._journal.commit(commit), self._report_waiting)
         assert first is not None, "a commit with an outcome returns the recorded one"
         return first
+
+
+def _is_later_attempt(other: str | None, owner: str) -> bool:
+    """Whether ``other`` is a later attempt of the activity whose attempt ``owner`` is (``Attempt.owner``)."""
+    if other is None:
+        return False
+    (*activity, attempt), (*other_activity, other_attempt) = owner.split("/")[:3], other.split("/")[:3]
+    return activity == other_activity and int(other_attempt) > int(attempt)
 
 
 async def _run_claimed_tool(call: ToolCall, next: NextTool) -> ToolOutput:

@@ -344,7 +344,8 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         """See :class:`perdure.ports.Journal`."""
         head = [key, owner, again, self._now()]
         row = await self._write(CLAIM, head, self._encode_batch(events))
-        return Claim(row["state"], row["recorded"], row["starts_counted"] if row["state"] != "done" else 1)
+        starts = row["starts_counted"] if row["state"] != "done" else 1
+        return Claim(row["state"], row["recorded"], starts, row["other"])
 
     async def commit(self, commit: Commit) -> bytes | None:
         """See :class:`perdure.ports.Journal`."""

@@ -330,11 +330,12 @@ class MemoryStore(_MemoryRetention):
         entry = self.journal.setdefault(key, JournalEntry(owner, 1, context_id=context_id))
         if entry.outcome is not None:
             return Claim("done", entry.outcome)
-        if entry.owner != owner and not again:
-            return Claim("begun", starts=entry.starts)
-        if entry.owner != owner:
+        other = None if entry.owner == owner else entry.owner
+        if other is not None and not again:
+            return Claim("begun", starts=entry.starts, other=other)
+        if other is not None:
             entry.owner, entry.starts = owner, entry.starts + 1
-        return Claim("new", starts=entry.starts)
+        return Claim("new", starts=entry.starts, other=other)
 
     async def commit(self, commit: Commit) -> bytes | None:
         """Write everything at once; the recorded outcome."""

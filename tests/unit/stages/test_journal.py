@@ -249,36 +249,46 @@ async def test_a_claim_whose_answer_was_lost_is_made_again_by_the_same_attempt(
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-async def test_an_attempt_that_waited_for_the_store_does_not_end_a_later_one(
-    store: MemoryStore, idempotent: bool
+@pytest.mark.parametrize("inline", ["", "/call/1"])
+async def test_an_attempt_that_was_taken_for_lost_does_not_end_a_later_one(
+    store: MemoryStore, idempotent: bool, inline: str
 ) -> None:
-    """A worker was cut off from the store and from Temporal, which has started the next attempt elsewhere. What this
+    """A worker stood still before it claimed the call, and Temporal has started the next attempt elsewhere. What this
     one does not know is no outcome: that of the next one is on its way."""
-    waits, gate = Waits(), asyncio.Event()
-    store.failure = LOCKED
     task: dict[str, Any] = {"idempotent": idempotent, "retries": 0}
-    cut_off = asyncio.ensure_future(JournalStage(store, waits).tool(tool_call(owner="run/2/1", **task), Inner("never")))
-    await waits.said.wait()
-    store.failure, inner = None, Inner("42", gate=gate)
-    later = asyncio.ensure_future(JournalStage(store).tool(tool_call(owner="run/2/2", **task), inner))
+    gate = asyncio.Event()
+    inner = Inner("42", gate=gate)
+    later = asyncio.ensure_future(JournalStage(store).tool(tool_call(owner=f"run/2/10{inline}", **task), inner))
     await inner.entered.wait()
-    with pytest.raises(StoreError, match="another attempt began"):
+    with pytest.raises(StoreError, match="a later attempt has begun") as raised:
+        await JournalStage(store).tool(tool_call(owner=f"run/2/9{inline}", **task), Inner("never"))
+    assert raised.value.retryable
+    gate.set()
+    assert ((await later).content, (await later).status) == ("42", "done")
+
+
+async def test_an_attempt_that_waited_for_the_store_does_not_end_a_later_one(store: MemoryStore) -> None:
+    """It was cut off from the store and from Temporal."""
+    waits, gate = Waits(), asyncio.Event()
+    inner = Inner("42", gate=gate)
+    store.failure = LOCKED
+    cut_off = asyncio.ensure_future(JournalStage(store, waits).tool(tool_call(owner="run/2/1"), Inner("never")))
+    await waits.said.wait()
+    store.failure = None
+    later = asyncio.ensure_future(JournalStage(store).tool(tool_call(owner="run/2/2"), inner))
+    await inner.entered.wait()
+    with pytest.raises(StoreError, match="a later attempt has begun"):
         await cut_off
     gate.set()
     assert ((await later).content, (await later).status) == ("42", "done")
 
 
-async def test_an_attempt_that_waited_is_followed_by_one_that_records_what_is_unknown(store: MemoryStore) -> None:
-    waits = Waits()
-    await store.claim(tool_call().key, "run/2/1")
-    store.failure = LOCKED
-    waiting = asyncio.ensure_future(JournalStage(store, waits).tool(tool_call(owner="run/2/2"), Inner("never")))
-    await waits.said.wait()
-    store.failure = None
-    with pytest.raises(StoreError, match="another attempt began") as raised:
-        await waiting
-    assert raised.value.retryable
-    assert (await JournalStage(store).tool(tool_call(owner="run/2/3"), Inner("never"))).status == "unknown"
+@pytest.mark.parametrize("owner", ["run/2/1", "run/1/7", "another/2/7"])
+async def test_a_call_that_an_earlier_attempt_or_another_activity_began_is_unknown(
+    store: MemoryStore, owner: str
+) -> None:
+    await store.claim(tool_call().key, owner)
+    assert (await JournalStage(store).tool(tool_call(owner="run/2/2"), Inner("never"))).status == "unknown"
 
 
 async def test_an_outcome_is_returned_whatever_the_retries(store: MemoryStore) -> None:
