@@ -291,6 +291,8 @@ FIRST_WRITE_DELAY = 0.1
 """Seconds until the start of a call is written if nothing was streamed by then."""
 MAX_QUEUED_CHARS = 1024 * 1024
 """Maximum of characters that wait for the store. Past it, no more deltas of the reply are written."""
+QUEUED_DELTA_CHARS = 100
+"""Counted for each delta that waits, beside its text: a model may send any number of empty ones."""
 
 DeltaKind = Literal["text", "thinking", "tool_call"]
 
@@ -384,6 +386,7 @@ class ModelEventFeed:
         if not (isinstance(last, _QueuedDelta) and last.kind == kind and last.index == index):
             last = _QueuedDelta(kind, index, timestamp(datetime.now(UTC)))
             self._queue.append(last)
+            self._queued_chars += QUEUED_DELTA_CHARS
         last.texts.append(text)
         self._queued_chars += len(text)
         if self._queued_chars > MAX_QUEUED_CHARS:

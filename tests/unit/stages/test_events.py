@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import AuthenticationError, RateLimitError, StoreError, StoreMismatchError, TranscriptCorruptedError
-from perdure.ports import Completed, EventBatch, Restarted, TextDelta, ThinkingDelta, ToolCallDelta
+from perdure.ports import Completed, EventBatch, Restarted, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from perdure.stages import event_stream
 from perdure.stages.event_stream import BatchWriter, WriteClock
 from perdure.stages.stage import ModelCall
@@ -461,18 +461,20 @@ async def test_a_write_that_hangs_keeps_no_reply_waiting(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "ahead", [[TextDelta("x" * 250)], [ToolCallDelta(n % 2, f"call_{n % 2}", "add", "") for n in range(3)]]
+)
 async def test_who_gets_too_far_ahead_of_the_store_is_followed_no_longer(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, ahead: list[StreamEvent]
 ) -> None:
-    monkeypatch.setattr(event_stream, "MAX_QUEUED_CHARS", 10)
+    monkeypatch.setattr(event_stream, "MAX_QUEUED_CHARS", 250)
     schedule_write, written_for = BatchWriter.schedule_write, []
     monkeypatch.setattr(BatchWriter, "schedule_write", lambda *on: (written_for.append("more"), schedule_write(*on)))
 
     async def overtaken(call: ModelCall) -> None:
         written_for.clear()
 
-    ahead = TextDelta("x" * 11)
-    model = Model(reply("Done."), TextDelta("Half"), written(store, "Half"), ahead, overtaken, TextDelta("more"))
+    model = Model(reply("Done."), TextDelta("Half"), written(store, "Half"), *ahead, overtaken, TextDelta("more"))
     await Stages(store).model(model_call(), model)
     assert shown(await events(store)) == [*BEGUN, "model.started", *ENDED]
     assert not written_for
