@@ -48,8 +48,9 @@ async def test_runs_whose_store_stops_three_times(engine: Engine, through: str) 
                 await eventually(lambda least=reached: len(engine.ledger.entries("worked")) >= least)
                 await asyncio.to_thread(postgres.stop, signal.SIGQUIT)
                 await asyncio.to_thread(postgres.start)
-            responses = await asyncio.wait_for(asyncio.gather(*[run.result() for run in runs]), 120)
-            followed = await asyncio.wait_for(asyncio.gather(*followers), 60)
+            # First: they wait for the store, which a pooler refuses for a while, and a result does not.
+            followed = await asyncio.wait_for(asyncio.gather(*followers), 120)
+            responses = await asyncio.wait_for(asyncio.gather(*[run.result() for run in runs]), 60)
 
     for n, (response, seqs) in enumerate(zip(responses, followed, strict=True)):
         assert response.content == f"All done, run{n}."
