@@ -16,6 +16,7 @@ _WINDOW = 50
 _ROUNDS = 3
 """Of sessions of a few hundred iterations, each with the floor behind it; of longer ones there is one."""
 _SHORT = 500
+"""Iterations up to which a session takes a few seconds, so that there are rounds of it."""
 _POLL = 0.02
 
 

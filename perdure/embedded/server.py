@@ -87,7 +87,7 @@ def _is_unfinished_database(path: Path) -> bool:
         return connection.execute("SELECT 1 FROM namespaces WHERE name = 'default'").fetchone() is None
 
 
-def merge_log_into_database(home: Home) -> None:
+def _merge_log_into_database(home: Home) -> None:
     """Move what a server that has ended left in its write-ahead log, often all of it, into the database file, and
     remove the log. If that fails, the next start reads both."""
     with (
@@ -345,7 +345,7 @@ async def stop_server(home: Home | None = None) -> bool:
         home.server_file.unlink(missing_ok=True)
         database_fd = await _claim_database(home)
         try:
-            merge_log_into_database(home)
+            _merge_log_into_database(home)
         finally:
             os.close(database_fd)
     return stopped

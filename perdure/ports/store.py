@@ -421,8 +421,8 @@ class Claim:
     outcome: bytes | None = None
     starts: int = 1
     """Number of owners that have begun, including this one if it may act. Not counted for ``done``."""
-    other: str | None = None
-    """The owner whose claim was found, if another one had begun. Not said for ``done``."""
+    begun_by: str | None = None
+    """The other owner whose claim was found, if there was one. Not given for ``done``."""
 
 
 class Journal(Protocol):

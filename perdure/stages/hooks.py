@@ -61,7 +61,7 @@ class HookStage:
                 show(_move_request_files_to_blobs(changed))
 
         # Settings are the agent's own dictionaries: what a hook changes in them in place is for this call alone.
-        # Messages become a tuple, because a change of the list in place would not be checked.
+        # Messages become a transcript: a change of a list in place would not be checked.
         settings, options = copy.deepcopy((call.request.settings, call.request.provider_options))
         messages = Transcript(iter_pieces(call.request.messages))
         show(replace(call.request, messages=messages, settings=settings, provider_options=options))

@@ -73,7 +73,7 @@ class JournalStage:
         )
         if claim.outcome is not None:
             return parse_outcome(ToolOutput, claim.outcome, call.key)
-        if _is_later_attempt(claim.other, call.owner):
+        if _is_later_attempt(claim.begun_by, call.owner):
             # This one waited for the store, or its worker stood still, and was taken for lost: the other one acts now.
             raise StoreError(f"a later attempt has begun {call.input.name}")
         while True:

@@ -345,7 +345,7 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         head = [key, owner, again, self._now()]
         row = await self._write(CLAIM, head, self._encode_batch(events))
         starts = row["starts_counted"] if row["state"] != "done" else 1
-        return Claim(row["state"], row["recorded"], starts, row["other"])
+        return Claim(row["state"], row["recorded"], starts, row["begun_by"])
 
     async def commit(self, commit: Commit) -> bytes | None:
         """See :class:`perdure.ports.Journal`."""

@@ -189,9 +189,9 @@ def _claim_journal_key(
     if claimed_by == owner:
         return Claim("new", starts=starts)
     if not again:
-        return Claim("begun", starts=starts, other=claimed_by)
+        return Claim("begun", starts=starts, begun_by=claimed_by)
     database.run(TAKE_OVER_CLAIM, key=key, owner=owner, starts=starts + 1, now=now)
-    return Claim("new", starts=starts + 1, other=claimed_by)
+    return Claim("new", starts=starts + 1, begun_by=claimed_by)
 
 
 def write_commit(database: Database, commit: Commit, now: str, options: WriteOptions) -> bytes | None:

@@ -332,10 +332,10 @@ class MemoryStore(_MemoryRetention):
             return Claim("done", entry.outcome)
         other = None if entry.owner == owner else entry.owner
         if other is not None and not again:
-            return Claim("begun", starts=entry.starts, other=other)
+            return Claim("begun", starts=entry.starts, begun_by=other)
         if other is not None:
             entry.owner, entry.starts = owner, entry.starts + 1
-        return Claim("new", starts=entry.starts, other=other)
+        return Claim("new", starts=entry.starts, begun_by=other)
 
     async def commit(self, commit: Commit) -> bytes | None:
         """Write everything at once; the recorded outcome."""

@@ -62,21 +62,21 @@ async def test_the_first_owner_may_act_and_may_ask_twice(store: Store):
 
 async def test_another_owner_hears_that_it_was_begun(store: Store):
     await store.claim("k", "one")
-    assert await store.claim("k", "two") == Claim("begun", other="one")
+    assert await store.claim("k", "two") == Claim("begun", begun_by="one")
     assert await store.claim("k", "one") == Claim("new")
 
 
 async def test_again_takes_the_claim_over(store: Store):
     await store.claim("k", "one")
-    assert await store.claim("k", "two", again=True) == Claim("new", starts=2, other="one")
+    assert await store.claim("k", "two", again=True) == Claim("new", starts=2, begun_by="one")
     assert await store.claim("k", "two") == Claim("new", starts=2)
-    assert await store.claim("k", "one") == Claim("begun", starts=2, other="two")
+    assert await store.claim("k", "one") == Claim("begun", starts=2, begun_by="two")
 
 
 async def test_owners_that_begin_are_counted(store: Store):
     for n in range(1, 4):
         for other in (f"owner-{n - 1}" if n > 1 else None, None):  # the same owner asking twice is one start
-            assert await store.claim("k", f"owner-{n}", again=True) == Claim("new", starts=n, other=other)
+            assert await store.claim("k", f"owner-{n}", again=True) == Claim("new", starts=n, begun_by=other)
     assert await store.claim("other", "owner-1", again=True) == Claim("new", starts=1)
 
 

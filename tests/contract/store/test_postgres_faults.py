@@ -536,7 +536,7 @@ async def test_a_claim_whose_answer_is_lost_is_one_start(proxy: CutProxy, url: s
         assert await store.claim("k", "me", events=started) == Claim("new", starts=1)
         proxy.cuts = 1
         assert await store.claim("k", "you", again=True) == Claim("new", starts=2)
-        assert await store.claim("k", "me") == Claim("begun", starts=2, other="you")
+        assert await store.claim("k", "me") == Claim("begun", starts=2, begun_by="you")
         assert [row.type for row in await store.read_events("c")] == ["tool.started"]
 
 

@@ -73,8 +73,8 @@ async def test_claims_go_to_the_store():
     store = MemoryStore()
     journal = CachedJournal(store)
     assert await journal.claim("a", "one") == Claim("new")
-    assert await journal.claim("a", "two") == Claim("begun", other="one")
-    assert await journal.claim("a", "two", again=True) == Claim("new", starts=2, other="one")
+    assert await journal.claim("a", "two") == Claim("begun", begun_by="one")
+    assert await journal.claim("a", "two", again=True) == Claim("new", starts=2, begun_by="one")
     await store.commit(Commit(outcome=Outcome("a", "tool", b"1")))
     assert await journal.claim("a", "two") == Claim("done", b"1")
     assert await journal.commit(Commit()) is None

@@ -182,7 +182,8 @@ CREATE FUNCTION perdure_claim_0001(
     p_types text[], p_task_ids text[], p_keys text[], p_bodies bytea[],
     p_waits text[], p_outbox text[], p_key_id text,
     p_marked integer, p_write text, p_again boolean, p_lost_seq bigint, p_lost_task_id text, p_lost_body bytea,
-    OUT state text, OUT recorded bytea, OUT starts_counted integer, OUT other text, OUT stream text, OUT last_seq bigint
+    OUT state text, OUT recorded bytea, OUT starts_counted integer, OUT begun_by text,
+    OUT stream text, OUT last_seq bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
     v_owner text := p_owner;
@@ -199,7 +200,7 @@ BEGIN
             state := 'done';
             RETURN;
         ELSIF v_owner IS DISTINCT FROM p_owner THEN
-            other := v_owner;
+            begun_by := v_owner;
             IF NOT p_take_over THEN
                 state := 'begun';
                 RETURN;
