@@ -59,6 +59,7 @@ FRAGMENT_HEADER = "x-perdure-fragment"
 _ASSETS = {
     "console.css": "text/css; charset=utf-8",
     "console.js": "text/javascript; charset=utf-8",
+    "keys.js": "text/javascript; charset=utf-8",
     "inbox.js": "text/javascript; charset=utf-8",
     "run.js": "text/javascript; charset=utf-8",
     "chat.css": "text/css; charset=utf-8",
@@ -107,6 +108,7 @@ def build_templates() -> Environment:
         "pretty": texts.format_json,
         "value": texts.format_value,
         "summary": texts.summarize_arguments,
+        "call_name": texts.render_call,
         "time": texts.render_time,
         "utc": texts.render_utc,
         "markdown": texts.render_markdown,
@@ -166,7 +168,10 @@ class Page:
         return RedirectResponse(f"{self.base}{path}" + (f"?{urlencode(query)}" if query else ""), 303, HEADERS)
 
 
-_TOKEN_FIELD = Markup('<input type="hidden" name="{}" value="{}">')
+# The first button of a form is the one that Enter in a field presses. One that is disabled keeps Enter from sending the
+# form, also without scripts: nothing is decided by a single key.
+_NO_ENTER = Markup('<button type="submit" disabled hidden></button>')
+_TOKEN_FIELD = Markup('<input type="hidden" name="{}" value="{}">{}')
 
 
 def build_context(request: Request, visitor: Visitor) -> dict[str, Any]:
@@ -179,7 +184,9 @@ def build_context(request: Request, visitor: Visitor) -> dict[str, Any]:
         "caller": caller,
         "has_login": visitor.login_id is not None,
         "path": quote(request.scope["path"], safe="/%~:@!$&'()*+,;="),
-        "token_field": lambda: _TOKEN_FIELD.format(FORM_TOKEN, visitor.form_token),
+        "token_field": lambda enter=False: _TOKEN_FIELD.format(
+            FORM_TOKEN, visitor.form_token, "" if enter else _NO_ENTER
+        ),
     }
 
 

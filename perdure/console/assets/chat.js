@@ -1,5 +1,6 @@
 // The chat: the composer, the forms of calls that wait, and what is told to screen readers. The transcript is run.js.
 import { fetchPart, parseHTML, say, updateTimes } from "./console.js";
+import { declareKeys, focusFirst } from "./keys.js";
 
 const composer = document.getElementById("composer");
 const text = document.getElementById("text");
@@ -54,14 +55,6 @@ if (composer) {
     if (!event.dataTransfer.files.length) return;
     event.preventDefault();
     setFiles([...files.files, ...event.dataTransfer.files]);
-  });
-
-  // On a phone Enter is a new line: there is no Shift.
-  const isPhone = matchMedia("(pointer: coarse)").matches;
-  text.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing || isPhone) return;
-    event.preventDefault();
-    composer.requestSubmit(composer.querySelector("button.send"));
   });
 
   composer.addEventListener("submit", (event) => {
@@ -154,7 +147,7 @@ transcript?.addEventListener("submit", async (event) => {
   } else if (answer?.ok && part.querySelector(".review")) {
     form.hidden = true;
     form.after(part.querySelector(".review"));
-    form.nextElementSibling.querySelector("button").focus({ preventScroll: true });
+    focusFirst(form.nextElementSibling);
     form.closest(".pop").scrollIntoView({ block: "nearest" });
   } else {
     const problem = document.createElement("p");
@@ -165,27 +158,13 @@ transcript?.addEventListener("submit", async (event) => {
   }
 });
 transcript?.addEventListener("click", (event) => {
-  if (event.target.matches("[data-close]")) {
-    const pop = event.target.closest("details.pop");
-    event.target.form.reset();
-    pop.open = false;
-    pop.querySelector("summary").focus({ preventScroll: true });
-  }
   if (!event.target.matches("[data-back]")) return;
   const review = event.target.closest(".review");
   const form = review.previousElementSibling;
   form.hidden = false;
   review.remove();
-  form.querySelector("input:not([type=hidden]), textarea, select")?.focus();
+  focusFirst(form);
 });
-// One thing at a time is unfolded: what to do with the call.
-transcript?.addEventListener("toggle", (event) => {
-  if (!event.target.matches(".wait-actions details.pop") || !event.target.open) return;
-  for (const other of event.target.closest(".wait-actions").querySelectorAll("details.pop[open]")) if (other !== event.target) other.open = false;
-  event.target.querySelector("textarea, input:not([type=hidden]), button")?.focus({ preventScroll: true });
-  event.target.scrollIntoView({ block: "nearest" });
-}, true);
-
 // What others have decided: the session says what still waits.
 async function settleDecided() {
   const state = document.getElementById("chat-state");
@@ -215,14 +194,9 @@ if (transcript) {
   }).observe(transcript, { childList: true });
 }
 
-document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape") return;
-  // What is unfolded is closed first: Esc does not stop the turn while a decision is being made.
-  const open = event.target.closest?.("details.pop[open], details.options[open]") ?? document.querySelector("details.options[open], .wait:not(.settled) details.pop[open]");
-  if (open) { open.open = false; open.querySelector("summary").focus(); return; }
-  // While a call waits for a decision only the button stops the turn: that denies the call.
-  if (document.querySelector("#chat-state[data-state=running]")) document.querySelector("#stop button")?.click();
-});
+// Esc leads to the button that stops the turn; the button stops it. While a call waits for a decision, that denies the
+// call: then only a pointer or the Tab key leads there.
+declareKeys({ Escape: () => document.querySelector("#chat-state[data-state=running]") && document.querySelector("#stop button")?.focus() });
 document.addEventListener("click", (event) => {
   const options = document.querySelector("details.options[open]");
   if (options && !options.contains(event.target)) options.open = false;

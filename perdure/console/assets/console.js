@@ -1,4 +1,6 @@
-// What every page does: times that go on, and what is said to screen readers.
+// What every page does: keys, times that go on, and what is said to screen readers.
+import "./keys.js";
+
 const SOON = 600; // seconds; a deadline that is nearer stands out
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 

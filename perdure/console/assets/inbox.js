@@ -1,5 +1,6 @@
 // The inbox: keys, decisions in place, and what others decide meanwhile. Without it the forms work by themselves.
 import { fetchPart, parseHTML, say, updateTimes } from "./console.js";
+import { declareKeys, openPart } from "./keys.js";
 
 const list = document.getElementById("rows");
 const rows = () => [...list.querySelectorAll(".row")];
@@ -158,49 +159,28 @@ list.addEventListener("focusin", (event) => {
   if (row && row !== current) select(row, false);
 });
 
-const KEYS = {
-  j: () => move(1),
-  k: () => move(-1),
-  a: () => {
-    if (current && unfold(current)) { say("Unfolded. Press a again to approve."); return; }
-    const button = current?.querySelector("button[data-key=a]");
-    // What not everybody may approve takes a second key.
-    if (button && "careful" in button.dataset) { button.focus(); say("Press Enter to approve."); } else button?.click();
-  },
-  d: () => {
-    const pop = current?.querySelector(".deny-pop");
-    if (!pop) return;
-    pop.open = true;
-    pop.querySelector("textarea").focus();
-  },
+// Opens a form of the row; its button decides.
+function openForm(name) {
+  if (name === "approve" && current && unfold(current)) { say("Unfolded. Press a again to approve."); return; }
+  openPart(current?.querySelector(`.${name}-pop`));
+}
+if (rows().length) declareKeys({
+  j: { run: () => move(1), repeats: true },
+  k: { run: () => move(-1), repeats: true },
+  a: () => openForm("approve"),
+  d: () => openForm("deny"),
   e: () => current?.querySelector("a[data-key=e]")?.click(),
   x: () => current?.querySelector("input[name=item]:not(:disabled)")?.click(),
   c: () => current?.querySelector("a[data-context]")?.click(),
   o: () => current?.querySelector("a[data-open]")?.click(),
-};
-document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") {
-    const pop = event.target.closest?.(".deny-pop");
-    if (pop) { pop.open = false; select(pop.closest(".row")); }
-    return;
-  }
-  if (event.key === "Enter" && event.target.matches?.(".pop-body textarea") && !event.shiftKey) {
-    event.preventDefault();
-    event.target.form.requestSubmit(event.target.closest(".pop-body").querySelector("button"));
-    return;
-  }
-  if (event.metaKey || event.ctrlKey || event.altKey || event.repeat && "adex".includes(event.key)) return;
-  if (event.target.closest?.("input:not([type=checkbox], [type=radio]), textarea, select")) return;
-  if (event.key === "?") { const keys = document.querySelector("details.keys"); if (keys) keys.open = !keys.open; return; }
-  const act = KEYS[event.key];
-  if (act && rows().length) { event.preventDefault(); act(); }
+  "?": () => { const keys = document.querySelector("details.keys"); keys.open = !keys.open; },
 });
 
 list.addEventListener("click", (event) => {
   if (!event.target.matches("[data-unfold]")) return;
   const row = event.target.closest(".row");
   unfold(row);
-  row.querySelector("button[data-key=a]").focus({ preventScroll: true });
+  row.querySelector(".approve-pop > summary").focus({ preventScroll: true });
 });
 // What led to a call, in its row; again to fold it.
 list.addEventListener("click", async (event) => {

@@ -102,10 +102,6 @@ transcript.addEventListener("click", async (event) => {
   scrollTo({ top: document.documentElement.scrollHeight - from });
 });
 
-document.getElementById("text")?.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.metaKey || event.ctrlKey)) event.target.form.requestSubmit();
-});
-
 if (run.dataset.live) {
   follow();
   if (!location.hash && document.referrer.indexOf("/inbox/") < 0) toEnd();
