@@ -106,13 +106,22 @@ async def _refuse_unknown(_: Page) -> Response:
     raise NotFoundError("there is no such page")
 
 
+PAGE_ROUTES: Sequence[PageRoute] = (
+    PageRoute("GET", "/", _go_to_inbox, "first"),
+    *(
+        page
+        for module in (inbox, runs, run, chat, compare, agents, schedules, workers, webhooks, audit, costs)
+        for page in module.PAGES
+    ),
+)
+"""Every page, and what forms of pages do, but for login and logout."""
+
+
 def console_routes(web: Web, prefix: str = CONSOLE_PREFIX) -> Sequence[BaseRoute]:
     """Build the routes of the console, to be mounted in the application of :func:`perdure.web.app.create_app`, or
     inside its middleware (:func:`perdure.web.app.build_middleware`)."""
     access = ConsoleAccess(web)
-    first = PageRoute("GET", "/", _go_to_inbox, "first")
-    modules = (inbox, runs, run, chat, compare, agents, schedules, workers, webhooks, audit, costs)
-    pages = [page.build_route(web, access) for page in (first, *(page for module in modules for page in module.PAGES))]
+    pages = [page.build_route(web, access) for page in PAGE_ROUTES]
     unknown = PageRoute("GET", "/{rest:path}", _refuse_unknown, "unknown").build_route(web, access)
     assets = Route("/assets/{version}/{name}", _send_asset, methods=["GET"], name="assets")
     routes = [_build_login_route(access), _build_logout_route(access), assets, *pages, unknown]

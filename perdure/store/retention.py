@@ -22,7 +22,7 @@ from .schema import Database, bind_keys, build_insert, run_for_keys
 
 T = TypeVar("T")
 
-RUN_TABLES = ("journal", "runs", "turns", "sent")
+RUN_TABLES = ("journal", "runs", "turns", "sent", "decisions")
 """The tables whose rows go with the run of their ``context_id``, in the order in which writers lock them. A new table
 of that kind is added here, or to ``OTHER_TABLES``."""
 OTHER_TABLES = {

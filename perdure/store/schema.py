@@ -34,6 +34,10 @@ TABLES = {
     "outbox": ("stream", "seq", "target", "context_id", "type", "created_at", "taken", "owner", "leased_until"),
     "audit": ("id", "at", "by", "auth", "origin", "subject", "verb", "call_id", "detail", "refused"),
     "idempotency": ("key", "request_hash", "owner", "leased_until", "answer", "created_at", "expires_at"),
+    "decisions": (  # in the order of the fields of DecisionRow
+        *("id", "context_id", "call_id", "hash", "agent", "tool", "tenant", "user_id", "by", "auth", "origin", "body"),
+        *("created_at", "due_at", "owner", "leased_until", "attempts", "note", "answer"),
+    ),
     "api_tokens": (  # in the order of the fields of TokenRow
         *("id", "hash", "name", "role", "created_at", "created_by", "tenants", "agents", "sessions", "expires_at"),
         *("revoked_at", "last_used_at"),

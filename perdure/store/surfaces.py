@@ -26,6 +26,7 @@ from ..ports.surfaces import (
 )
 from ..ports.webhooks import RowCursor
 from ..types.approvals import PendingKind
+from .decisions import DecisionTables
 from .schema import MAX_KEYS, TABLES, as_bytes, bind_keys, build_in, build_insert
 from .tokens import TokenTables
 from .usage import UsageTables
@@ -113,11 +114,8 @@ def group_by_key(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, int]]:
     return counts
 
 
-class SurfaceTables(TokenTables, WebhookTables, UsageTables):
+class SurfaceTables(TokenTables, DecisionTables, WebhookTables, UsageTables):
     """The methods of :class:`perdure.ports.surfaces.Surfaces`, for a store in a database."""
-
-    skip_locked = ""
-    """Ends a SELECT of rows that are to be changed."""
 
     _now: Callable[[], str]
 

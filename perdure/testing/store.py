@@ -182,6 +182,7 @@ class _MemoryRetention(MemorySurfaces, MemoryLists):
             self.all_turns.pop(pair, None)
             self.sent.pop(pair, None)
             self.waits.pop(pair, None)
+        self.decisions = {name: row for name, row in self.decisions.items() if name[0] not in ids}
         self.outbox = {name: row for name, row in self.outbox.items() if name[0] != tree.root}
         for key in [key for key, entry in self.journal.items() if entry.context_id in ids]:
             del self.journal[key]

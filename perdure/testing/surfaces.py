@@ -25,6 +25,7 @@ from ..ports.surfaces import (
 )
 from ..ports.webhooks import WEBHOOK_TARGET, RowCursor
 from ..types.approvals import PendingKind
+from .decisions import MemoryDecisions
 from .tokens import MemoryTokens
 from .usage import MemoryUsage
 from .webhooks import MemoryWebhooks
@@ -41,7 +42,7 @@ class IdempotencyEntry:
     answer: bytes | None = None
 
 
-class MemorySurfaces(MemoryTokens, MemoryWebhooks, MemoryUsage):
+class MemorySurfaces(MemoryTokens, MemoryDecisions, MemoryWebhooks, MemoryUsage):
     """The methods of :class:`perdure.ports.surfaces.Surfaces`. A test may access everything."""
 
     _now: Callable[[], str]

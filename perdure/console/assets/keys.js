@@ -130,5 +130,5 @@ function pressEnter(event) {
 }
 
 // A link may lead to what is to be opened.
-const linked = location.hash && document.getElementById(location.hash.slice(1))?.closest("details");
+const linked = document.getElementById(location.hash.slice(1))?.closest("details");
 if (linked?.querySelector(CONTROLS)) { linked.open = true; focusFirst(linked); }

@@ -1,4 +1,4 @@
-"""Tables of the HTTP service: API tokens, and logins of the console; webhooks, and the log of their deliveries."""
+"""Tables of the HTTP service: API tokens, and logins of the console; decisions that can be taken back; webhooks, and the log of their deliveries."""
 
 from pathlib import Path
 
@@ -15,6 +15,7 @@ NUMBER = sa.Integer().with_variant(sa.BigInteger(), "postgresql")
 
 def upgrade() -> None:
     _create_tokens()
+    _create_decisions()
     _create_webhooks()
     if op.get_context().dialect.name == "postgresql":
         op.get_bind().exec_driver_sql(_build_append_function())
@@ -51,6 +52,37 @@ def _create_tokens() -> None:
         sa.Column("expires_at", TEXT, nullable=False),
     )
     op.create_index("console_logins_expires_at", "console_logins", ["expires_at"])
+
+
+def _create_decisions() -> None:
+    """Create the table of decisions that can be taken back, see ``perdure.ports.decisions``."""
+    op.create_table(
+        "decisions",
+        sa.Column("id", TEXT, nullable=False),
+        sa.Column("context_id", TEXT, primary_key=True),
+        sa.Column("call_id", TEXT, primary_key=True),
+        sa.Column("hash", TEXT, nullable=False),
+        sa.Column("agent", TEXT, nullable=False),
+        sa.Column("tool", TEXT, nullable=False),
+        sa.Column("tenant", TEXT),
+        sa.Column("user_id", TEXT),
+        sa.Column("by", TEXT, nullable=False),
+        sa.Column("auth", TEXT, nullable=False),
+        sa.Column("origin", TEXT, nullable=False),
+        sa.Column("body", sa.LargeBinary, nullable=False),
+        sa.Column("created_at", TEXT, nullable=False),
+        sa.Column("due_at", TEXT, nullable=False),
+        # "" while no attempt to send it has begun.
+        sa.Column("owner", TEXT, nullable=False),
+        sa.Column("leased_until", TEXT, nullable=False),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("note", TEXT),
+        # NULL until it was sent.
+        sa.Column("answer", sa.LargeBinary),
+    )
+    # Senders look here each second: it has few rows, or none.
+    is_open = sa.text("answer IS NULL")
+    op.create_index("decisions_due_at", "decisions", ["due_at"], sqlite_where=is_open, postgresql_where=is_open)
 
 
 def _create_webhooks() -> None:
