@@ -49,10 +49,12 @@ def answer(
     json_value = parse_json_value(read_text_argument(input), "--input") if input is not None else None
 
     async def act(run: Run) -> DecidedApproval:
+        from ..client.progress import refuse_without_worker
+
         pending_call = await _find_unanswered_call(run, call)
         form, digest = (pending_call.form, pending_call.hash) if pending_call else (None, None)
         answer = json_value if text is None else _parse_answer_value(read_text_argument(text), form)
-        return await run.answer(call, answer, error=error, hash=digest)
+        return await refuse_without_worker(run, run.answer(call, answer, error=error, hash=digest))
 
     answered = call_run(server, id, act)
     output.print_result(answered.model_dump(mode="json"), f"{answered.name} is answered{_format_actor(answered)}")
@@ -124,7 +126,11 @@ def approve(
     changed = parse_json_object(arguments, "--arguments", """For instance: '{"amount": 3}'""")
 
     async def act(run: Run) -> DecidedApproval:
-        return await run.approve(call, comment=comment, arguments=changed, always=always, hash=hash)
+        from ..client.progress import refuse_without_worker
+
+        return await refuse_without_worker(
+            run, run.approve(call, comment=comment, arguments=changed, always=always, hash=hash)
+        )
 
     _print_decision(call_run(server, id, act), output)
 
@@ -139,7 +145,13 @@ def deny(
     output: OutputOptions,
 ) -> None:
     """Deny a pending call. It does not run, and the model is told why."""
-    _print_decision(call_run(server, id, lambda run: run.deny(call, comment=comment, hash=hash)), output)
+
+    async def act(run: Run) -> DecidedApproval:
+        from ..client.progress import refuse_without_worker
+
+        return await refuse_without_worker(run, run.deny(call, comment=comment, hash=hash))
+
+    _print_decision(call_run(server, id, act), output)
 
 
 def revoke(
@@ -150,7 +162,13 @@ def revoke(
     output: OutputOptions,
 ) -> None:
     """Revoke the standing approval of a tool: its calls wait for approval again."""
-    revoked = call_run(server, id, lambda run: run.revoke(tool))
+
+    async def act(run: Run) -> list[StandingApproval]:
+        from ..client.progress import refuse_without_worker
+
+        return await refuse_without_worker(run, run.revoke(tool))
+
+    revoked = call_run(server, id, act)
     output.print_result([approval.model_dump(mode="json") for approval in revoked], map(_format_revoked, revoked))
 
 

@@ -478,6 +478,10 @@ class Client:
 
         return await list_pending_calls(self, agent=agent)
 
+    def share_store(self, store: Store) -> None:
+        """Work with an open store of the caller's, who closes it."""
+        self._store, self.store_url = store, self.store_url or "shared"
+
     async def store(self, *, create: bool = False) -> Store:
         """Return the open store. If it does not exist yet, reads find nothing; with ``create`` it is made.
 

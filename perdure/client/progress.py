@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
 
 from temporalio.api.common.v1 import Payload
 from temporalio.api.deployment.v1 import WorkerDeploymentOptions, WorkerDeploymentVersion
@@ -14,11 +16,16 @@ from temporalio.client import WorkflowExecutionDescription
 from temporalio.converter import DataConverter
 from temporalio.exceptions import ApplicationError, FailureError
 
-from ..errors import NoWorkerError
+from ..errors import NoWorkerError, PerdureError
 from ..temporal_service import describe_task_queue, find_failing_task
-from .handles import ClientHandle
+from .handles import ClientHandle, RunHandle
+from .tasks import background_task
 from .visibility import read_deployment_version
 
+T = TypeVar("T")
+
+UNANSWERED_SECONDS = 5.0
+"""Seconds without an answer after which a run is asked for a sign of life, which takes as long again without one."""
 MAX_POLLER_AGE = timedelta(seconds=70)
 """Longest time between two polls of a worker, and a little more."""
 
@@ -102,6 +109,41 @@ async def build_no_worker_error(
         f"Temporal sends run {run.id!r} to workers {_describe_versions(wanted)}, and those that poll task queue "
         f"{queue!r} are {_describe_versions(others)}",
         hint=f"Start such a worker, or have Temporal send it to these: temporal {command}",
+    )
+
+
+async def refuse_without_worker(run: RunHandle, sending: Coroutine[Any, Any, T]) -> T:
+    """Return the result of ``sending``, a request that a worker of the run answers.
+
+    Raises ``NoWorkerError`` when neither the request nor a question for the run's state has an answer for
+    ``2 * UNANSWERED_SECONDS``: the request is given up then, and may still have an effect.
+    """
+    async with background_task(sending) as task:
+        while not task.done():
+            await asyncio.wait({task}, timeout=UNANSWERED_SECONDS)
+            if not task.done() and (missing := await _find_silence(run)) is not None and not task.done():
+                raise missing
+        return await task
+
+
+async def _find_silence(run: RunHandle) -> NoWorkerError | None:
+    """Ask the run's worker for a sign of life; None if there is one, or if that cannot be known."""
+    try:
+        await run.ask_workflow("status")
+    except NoWorkerError:
+        pass
+    except PerdureError:  # the request itself raises what is wrong
+        return None
+    described, seconds = await run.describe(), 2 * UNANSWERED_SECONDS
+    if described.close_time is not None:
+        return None
+    if not await has_poller(run.client, described, lately=True):
+        return await build_no_worker_error(run.client, described, seconds)
+    reason = await find_pending_reason(run.client, described)
+    return NoWorkerError(
+        f"no worker of task queue {described.task_queue!r} has answered for run {run.id!r} for {seconds:g} s"
+        + (f": {reason}" if reason else ""),
+        hint="Repeat it when one answers: the same request counts once.",
     )
 
 

@@ -31,6 +31,7 @@ from ..temporal_service import translate_service_error
 from ..types.interface import WORKFLOW_TYPE
 from ..types.limits import parse_seconds
 from .audit import audit_steering
+from .deferred_decisions import delete_old_decisions
 from .handles import ClientHandle
 from .schedules import list_schedule_ids
 from .visibility import find_other_namespaces, list_executions, quote_literal
@@ -122,6 +123,7 @@ async def collect_garbage(
         if not dry_run:
             while await store.delete_expired_idempotency(MAX_BATCH) == MAX_BATCH:
                 pass
+            await delete_old_decisions(store)
             await reconcile_waits(client)
     return collector.build_report()
 

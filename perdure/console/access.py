@@ -23,6 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ..client.client import Client
+from ..client.deferred_decisions import UNDO_SECONDS, DecisionSender
 from ..errors import PerdureError
 from ..ports.store import format_utc_now
 from ..ports.surfaces import add_seconds
@@ -72,8 +73,11 @@ class Visitor:
 class ConsoleAccess:
     """Finds out who looks at a page, logs in and out, and checks forms."""
 
-    def __init__(self, web: Web) -> None:
+    def __init__(self, web: Web, undo_seconds: float = UNDO_SECONDS) -> None:
         self._web = web
+        self.undo_seconds = undo_seconds
+        """How long a decision can be taken back; 0 sends it at once."""
+        self.sender = DecisionSender(web.client)
         self._failures = FailureLimiter(web.limits)
 
     @property
@@ -90,6 +94,8 @@ class ConsoleAccess:
                 raise UnauthorizedError("nobody is logged in")
             visitor = build_visitor(request, caller)
         self._web.rates.check(visitor.caller)
+        if self.undo_seconds:
+            self.sender.start()  # also of a replica that was killed meanwhile
         return visitor
 
     async def _find_login(self, request: Request) -> Visitor | None:

@@ -10,11 +10,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
+from ..client.deferred_decisions import UNDO_SECONDS
 from ..errors import PerdureError
 from ..web.app import CONSOLE_PREFIX
 from ..web.operations import ApiRouter, Web
 from ..web.problems import NotFoundError, UnauthorizedError, build_problem, build_unexpected_problem
-from . import agents, audit, chat, compare, costs, inbox, run, runs, schedules, webhooks, workers
+from . import agents, audit, chat, compare, costs, decisions, inbox, run, runs, schedules, webhooks, workers
 from .access import (
     FORM_COOKIE,
     LOGIN_COOKIE,
@@ -110,17 +111,20 @@ PAGE_ROUTES: Sequence[PageRoute] = (
     PageRoute("GET", "/", _go_to_inbox, "first"),
     *(
         page
-        for module in (inbox, runs, run, chat, compare, agents, schedules, workers, webhooks, audit, costs)
+        for module in (inbox, decisions, runs, run, chat, compare, agents, schedules, workers, webhooks, audit, costs)
         for page in module.PAGES
     ),
 )
 """Every page, and what forms of pages do, but for login and logout."""
 
 
-def console_routes(web: Web, prefix: str = CONSOLE_PREFIX) -> Sequence[BaseRoute]:
+def console_routes(
+    web: Web, prefix: str = CONSOLE_PREFIX, *, undo_seconds: float = UNDO_SECONDS
+) -> Sequence[BaseRoute]:
     """Build the routes of the console, to be mounted in the application of :func:`perdure.web.app.create_app`, or
-    inside its middleware (:func:`perdure.web.app.build_middleware`)."""
-    access = ConsoleAccess(web)
+    inside its middleware (:func:`perdure.web.app.build_middleware`). ``undo_seconds``: how long a decision of a page
+    can be taken back; 0 sends it at once."""
+    access = ConsoleAccess(web, undo_seconds)
     pages = [page.build_route(web, access) for page in PAGE_ROUTES]
     unknown = PageRoute("GET", "/{rest:path}", _refuse_unknown, "unknown").build_route(web, access)
     assets = Route("/assets/{version}/{name}", _send_asset, methods=["GET"], name="assets")

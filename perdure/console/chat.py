@@ -33,17 +33,9 @@ from ..web.operations import Call, validate
 from ..web.problems import ForbiddenError, NotFoundError, build_problem
 from ..web.sessions import NewSession, SessionEvent, create_session, post_event
 from .access import MAX_FILES, Form
-from .forms import Field, build_answer_fields, build_fields, parse_json_field, read_group
-from .inbox import (
-    STATUS_SECONDS,
-    Outcome,
-    count_pending,
-    decide_call,
-    describe_decision,
-    find_decided,
-    find_tool_schema,
-    has_started,
-)
+from .decisions import Outcome, describe_decision, find_outcome
+from .forms import Field, build_answer_fields, build_fields, find_tool_schema, parse_json_field, read_group
+from .inbox import STATUS_SECONDS, count_pending, decide_call, find_decided, has_started
 from .inbox import show_call as show_inbox_call
 from .inbox import show_outcome as show_inbox_outcome
 from .pages import Page, PageRoute, build_context, build_templates
@@ -423,6 +415,9 @@ async def _build_wait(page: Page, block: CallBlock, status: Status | None, *, is
     if decided is not None and decided.at >= block.asked[:19]:
         title, text, tone = describe_decision(decided, page.call.by)
         outcome = Outcome("", tone, title, text, at=decided.at)
+    elif is_approval and block.hash:
+        deferred = await find_outcome(page, page.call.params["id"], block.call_id, block.hash)
+        outcome = deferred if deferred is not None and deferred.is_pending else None
     arguments = block.arguments
     is_whole = bool(block.hash) and (
         not is_approval

@@ -12,8 +12,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
+from ..client.pages import gather_bounded
 from ..errors import InvalidInputError
+from ..web.approvals import PendingCall as InboxCall
 from ..web.limits import parse_json_body
+from ..web.lists import read_visible_agents
+from ..web.operations import Call
 from ..web.problems import WebError
 from .access import Form
 from .texts import format_json, hides_characters, mark_changes
@@ -196,6 +200,35 @@ def read_answer(form: Form, schema: Mapping[str, Any] | None) -> Any:
     fields = build_answer_fields(schema)
     values = read_fields(form, fields, {})
     return values.get(ANSWER) if [known.name for known in fields] == [ANSWER] else values
+
+
+# ---
+# The schemas of tools, by the definitions that workers have recorded.
+
+
+async def find_tool_schemas(call: Call, waits: Sequence[InboxCall]) -> dict[tuple[str, str], Mapping[str, Any] | None]:
+    """Return the schemas of the arguments of the tools of ``waits``, by agent and tool."""
+    agents = list(dict.fromkeys(wait.agent for wait in waits))
+    found = await gather_bounded(lambda name: read_visible_agents(call, name), agents)
+    definitions = {name: json.loads(rows[0].body) for known in found for name, rows in known.items()}
+    return {
+        (wait.agent, wait.tool): _pick_schema(definitions[wait.agent], wait.tool)
+        for wait in waits
+        if wait.agent in definitions
+    }
+
+
+async def find_tool_schema(call: Call, agent: str, tool: str) -> Mapping[str, Any] | None:
+    """Return the schema of a tool's arguments, by the newest definition of the agent that a worker has recorded; None
+    if there is none that the caller may see."""
+    rows = (await read_visible_agents(call)).get(agent)
+    return _pick_schema(json.loads(rows[0].body), tool) if rows else None
+
+
+def _pick_schema(definition: Mapping[str, Any], tool: str) -> Mapping[str, Any] | None:
+    tools = definition.get("tools", ())
+    schema = next((known.get("parameters") for known in tools if known.get("name") == tool), None)
+    return schema if isinstance(schema, Mapping) else None
 
 
 # ---

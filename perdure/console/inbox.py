@@ -31,7 +31,27 @@ from ..web.lists import read_visible_agents
 from ..web.operations import Call, validate
 from ..web.problems import ForbiddenError, NotFoundError, build_problem
 from ..web.sessions import Accepted, SessionEvent, post_event
-from .forms import Field, build_answer_fields, build_fields, find_changes, parse_json_field, read_answer, read_fields
+from .decisions import (
+    Outcome,
+    build_key,
+    build_problem_outcome,
+    defer_decision,
+    describe_decision,
+    describe_row,
+    find_decisions,
+    find_outcome,
+)
+from .forms import (
+    Field,
+    build_answer_fields,
+    build_fields,
+    find_changes,
+    find_tool_schema,
+    find_tool_schemas,
+    parse_json_field,
+    read_answer,
+    read_fields,
+)
 from .pages import HEADERS, Page, PageRoute
 from .texts import format_value
 from .transcript import CallBlock, Transcript, add_stored_parts, read_first_message, read_window
@@ -76,14 +96,13 @@ class Row:
     """Other calls of the same user that wait."""
     defaults: Sequence[Field] = ()
     """Arguments that an approval does not give, and that the tool has a value for."""
+    outcome: Outcome | None = None
+    """What is known of a decision that was taken here and has no effect yet."""
 
 
-def build_key(session: str, call_id: str, hash: str) -> str:
-    """Return what names a row on the page."""
-    return hashlib.sha256(json.dumps([session, call_id, hash]).encode()).hexdigest()[:20]
-
-
-async def _build_row(page: Page, wait: InboxCall, others: int, schema: Mapping[str, Any] | None) -> Row:
+async def _build_row(
+    page: Page, wait: InboxCall, others: int, schema: Mapping[str, Any] | None, outcome: Outcome | None
+) -> Row:
     resource = Resource("session", wait.session, wait.agent, wait.tenant, wait.user)
     is_approval = wait.kind == "approval"
     may = await page.call.may("decide" if is_approval else "send", resource)
@@ -97,10 +116,11 @@ async def _build_row(page: Page, wait: InboxCall, others: int, schema: Mapping[s
         may,
         is_long=is_long,
         folded=[name for name, count in lines.items() if is_long and count > _LONG_VALUE_LINES],
-        is_selectable=may and is_approval and not wait.is_cut and not wait.separate,
+        is_selectable=may and is_approval and not wait.is_cut and not wait.separate and outcome is None,
         fields=fields if len(fields) <= 4 else (),
         others=others,
         defaults=[] if schema is None or wait.arguments is None else _list_defaults(schema, wait.arguments),
+        outcome=outcome,
     )
 
 
@@ -125,30 +145,21 @@ async def _list_rows(page: Page) -> tuple[list[Row], str | None]:
     has_users = any(wait.user for wait in listed.data)
     known = (await _list_visible_waits(page, ApprovalsQuery()))[0] if has_users else []
     counts = Counter((run.tenant, run.user) for _, run in known)
-    schemas = await _find_schemas(
+    schemas = await find_tool_schemas(
         page.call, [wait for wait in listed.data if wait.kind == "approval" and not wait.is_cut]
     )
+    deferred = await find_decisions(page, [wait.session for wait in listed.data])
+    outcomes = {name: describe_row(page, row) for name, row in deferred.items()}
     return [
         await _build_row(
             page,
             wait,
             max(counts[wait.tenant, wait.user] - 1, 0) if wait.user else 0,
             schemas.get((wait.agent, wait.tool)),
+            outcomes.get((wait.session, wait.call_id, wait.hash)),
         )
         for wait in listed.data
     ], listed.cursor
-
-
-async def _find_schemas(call: Call, waits: Sequence[InboxCall]) -> dict[tuple[str, str], Mapping[str, Any] | None]:
-    """Return the schemas of the tools of ``waits``, by agent and tool."""
-    agents = list(dict.fromkeys(wait.agent for wait in waits))
-    found = await gather_bounded(lambda name: read_visible_agents(call, name), agents)
-    definitions = {name: json.loads(rows[0].body) for known in found for name, rows in known.items()}
-    return {
-        (wait.agent, wait.tool): _pick_schema(definitions[wait.agent], wait.tool)
-        for wait in waits
-        if wait.agent in definitions
-    }
 
 
 async def _list_visible_waits(page: Page, query: ApprovalsQuery) -> tuple[list[tuple[WaitRow, RunRow]], bool]:
@@ -197,48 +208,12 @@ async def list_changes(page: Page) -> Response:
 # Decisions in the inbox.
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a decision, or of a call that another person has decided."""
-
-    key: str
-    tone: Literal["good", "bad", "warn"]
-    title: str
-    text: str = ""
-    session: str = ""
-    tool: str = ""
-    is_over: bool = True
-    """Whether the call waits no longer."""
-    at: str | None = None
-    """When it was decided."""
-
-
-_STATES: Mapping[str, tuple[str, Literal["good", "bad", "warn"]]] = {
-    "approved": ("Approved", "good"),
-    "denied": ("Denied", "bad"),
-    "expired": ("Expired", "warn"),
-    "answered": ("Answered", "good"),
-}
-
-
-def describe_decision(decided: DecidedApproval, me: str) -> tuple[str, str, Literal["good", "bad", "warn"]]:
-    """Return title, comment and tone of a decision."""
-    title, tone = _STATES.get(decided.state, (decided.state, "warn"))
-    by = "you" if decided.by == me else decided.by
-    parts = [title, f"by {by}" if by else "", "with changed arguments" if decided.changed else ""]
-    return " ".join(filter(None, parts)), decided.comment or "", tone
-
-
 def _build_outcome(item: Decision, result: DecisionResult, me: str) -> Outcome:
     key = build_key(item.session, item.call_id, item.hash)
     if result.decided is not None:
         title, text, tone = describe_decision(result.decided, me)
         return Outcome(key, tone, title, text, item.session, result.decided.name, at=result.decided.at)
-    problem = cast(dict[str, Any], result.problem)
-    detail = " ".join(filter(None, [problem["detail"], problem.get("hint")]))
-    is_over = problem["status"] in (404, 409)
-    title = "Not decided" if problem["status"] != 409 else "Decided already"
-    return Outcome(key, "warn", title, detail, item.session, "", is_over)
+    return build_problem_outcome(key, item.session, cast(dict[str, Any], result.problem))
 
 
 async def decide_rows(page: Page) -> Response:
@@ -267,11 +242,29 @@ async def decide_rows(page: Page) -> Response:
         )
         for session, call_id, shown in items
     ]
-    if decisions:
+    if decisions and page.access.undo_seconds:
+        outcomes += await gather_bounded(lambda item: _defer(page, item), decisions)
+    elif decisions:
         answer = await decide_approvals(replace(page.call, body=Decisions(decisions=decisions)))
         pairs = zip(decisions, answer.results, strict=True)
         outcomes += [_build_outcome(item, result, me) for item, result in pairs]
     return await _show_outcomes(page, outcomes)
+
+
+async def _defer(page: Page, item: Decision) -> Outcome:
+    """Take a decision that can be taken back, if the call still waits."""
+    key = build_key(item.session, item.call_id, item.hash)
+    try:
+        call = await _open_call(page, item.session)
+        await call.authorize("decide", cast(str, item.decision))
+        pending, _ = await _find_pending(call, item.call_id)
+        if pending is None or pending.hash != item.hash:
+            gone = await _describe_gone(page, call, item)
+            return replace(gone, title="Decided already", text=f"{gone.title}. {gone.text}") if gone.is_over else gone
+        names = (item.session, item.call_id, item.hash)
+        return await defer_decision(page, call, names, pending.name, {"decision": item.decision, "comment": item.comment})
+    except PerdureError as error:
+        return build_problem_outcome(key, item.session, json.loads(bytes(build_problem(error).body)))
 
 
 def _parse_item(text: str) -> tuple[str, str, str]:
@@ -354,6 +347,8 @@ async def show_outcome(page: Page) -> Response:
 
 async def _describe_gone(page: Page, call: Call, item: Decision) -> Outcome:
     key = build_key(item.session, item.call_id, item.hash)
+    if (deferred := await find_outcome(page, item.session, item.call_id, item.hash)) is not None:
+        return deferred
     pending, status = await _find_pending(call, item.call_id)
     if pending is not None:
         if pending.hash == item.hash:
@@ -401,6 +396,14 @@ async def _show_call(page: Page, *, problem: str | None = None, status_code: int
     transcript = await _read_context(page)
     resource = page.call.resource or Resource("session")
     block = transcript.blocks.get(f"c-{call_id}")
+    if pending is not None:
+        deferred = await find_outcome(page, status.context_id, call_id, pending.hash)
+        if deferred is not None and deferred.is_pending:
+            shown = _find_arguments(pending, block)
+            count = await count_pending(page)
+            return page.render("decided.html", outcome=deferred, name=pending.name, arguments=shown, count=count)
+        if deferred is not None and not deferred.is_over:
+            problem = problem or f"{deferred.title}. {deferred.text}"
     if pending is None:
         past = find_decided(status, call_id)
         if past is None and not isinstance(block, CallBlock):
@@ -484,19 +487,6 @@ async def show_context(page: Page) -> Response:
     return page.render("context.html", blocks=blocks, run_id=page.call.params["id"])
 
 
-async def find_tool_schema(call: Call, agent: str, tool: str) -> Mapping[str, Any] | None:
-    """Return the schema of a tool's arguments, by the newest definition of the agent that a worker has recorded; None
-    if there is none that the caller may see."""
-    rows = (await read_visible_agents(call)).get(agent)
-    return _pick_schema(json.loads(rows[0].body), tool) if rows else None
-
-
-def _pick_schema(definition: Mapping[str, Any], tool: str) -> Mapping[str, Any] | None:
-    tools = definition.get("tools", ())
-    schema = next((known.get("parameters") for known in tools if known.get("name") == tool), None)
-    return schema if isinstance(schema, Mapping) else None
-
-
 async def decide_call(page: Page, back: str | None = None) -> Response:
     """Decide on one call, or show what a change of its arguments changes before it is approved with them; then show the
     call, or the page ``back``."""
@@ -505,6 +495,8 @@ async def decide_call(page: Page, back: str | None = None) -> Response:
         if action == "review":
             return await _review_change(page)
         event = await _build_event(page, action)
+        if event["type"] == "approval" and page.access.undo_seconds:
+            return await _defer_event(page, SessionEvent.model_validate(event).root, back)
         accepted = await post_event(replace(page.call, body=SessionEvent.model_validate(event)))
     except InvalidInputError as error:
         if page.wants_fragment:
@@ -520,6 +512,24 @@ async def decide_call(page: Page, back: str | None = None) -> Response:
         title, text, tone = describe_decision(accepted.decided, page.call.by)
         return page.render("outcomes.html", outcomes=[Outcome("", tone, title, text, at=accepted.decided.at)])
     return page.redirect(back or f"/inbox/{quote(page.call.params['id'], safe='')}/{quote(call_id, safe='')}")
+
+
+async def _defer_event(page: Page, event: Any, back: str | None) -> Response:
+    """Take the decision of a form that can be taken back, if the call still waits as it was shown."""
+    id, call_id = page.call.params["id"], page.call.params["call_id"]
+    await page.call.authorize("decide", event.decision)
+    pending, _ = await _find_pending(page.call, call_id)
+    if pending is None or pending.hash != event.hash:
+        if not page.wants_fragment:
+            return await _show_call(page, problem="The call has changed, or waits no longer.", status_code=409)
+        outcome = await _describe_gone(page, page.call, Decision(session=id, call_id=call_id, hash=event.hash or "-"))
+    else:
+        fields = {"comment": event.comment, "arguments": event.arguments, "always": event.always or None}
+        fields["decision"] = event.decision
+        outcome = await defer_decision(page, page.call, (id, call_id, pending.hash), pending.name, fields)
+    if page.wants_fragment:
+        return page.render("outcomes.html", outcomes=[outcome])
+    return page.redirect(back or f"/inbox/{quote(id, safe='')}/{quote(call_id, safe='')}")
 
 
 async def _build_event(page: Page, action: str) -> dict[str, Any]:

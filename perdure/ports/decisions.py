@@ -35,6 +35,7 @@ class DecisionRow:
     """Who sends it; "" while no attempt to send it has begun."""
     leased_until: str = ""
     attempts: int = 0
+    """How many attempts may have reached the run."""
     note: str | None = None
     """What it waits for, if it was due and could not be sent."""
     answer: bytes | None = None

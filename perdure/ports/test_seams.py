@@ -26,6 +26,8 @@ Point = Literal[
     "webhook.taken",
     "webhook.started",
     "webhook.answered",
+    "decision.taken",
+    "decision.sent",
 ]
 """A moment of a worker, between an effect and its record:
 
@@ -38,6 +40,8 @@ Point = Literal[
 - ``webhook.taken``: an event for webhooks was taken from the outbox, and no delivery has started
 - ``webhook.started``: its deliveries have started, and it is still in the outbox
 - ``webhook.answered``: the endpoint has answered, and the attempt is not recorded
+- ``decision.taken``: decisions that are due were taken from the store, and none was sent
+- ``decision.sent``: the run has answered a decision, and the answer is not recorded
 
 Only ``perdure.testing`` listens (``kill_at``, ``at``). Without listeners a point costs one lookup in a dictionary.
 """

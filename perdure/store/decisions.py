@@ -34,7 +34,9 @@ TAKE_DECISIONS = f"""
     WHERE (context_id, call_id) IN (SELECT context_id, call_id FROM due)
     RETURNING {_TAKEN}"""  # noqa: S608  # names of the schema
 _OWN = "WHERE context_id = :context_id AND call_id = :call_id AND id = :id AND owner = :owner AND answer IS NULL"
-POSTPONE = f"UPDATE decisions SET note = :note, leased_until = :until, owner = :next_owner {_OWN} RETURNING id"  # noqa: S608  # a constant
+POSTPONE = f"""
+    UPDATE decisions SET note = :note, leased_until = :until, owner = :next_owner, attempts = :attempts {_OWN}
+    RETURNING id"""  # noqa: S608  # a constant
 SETTLE = f"UPDATE decisions SET answer = :answer, note = NULL {_OWN} RETURNING id"  # noqa: S608  # a constant
 SELECT_OPEN = "SELECT 1 FROM decisions WHERE answer IS NULL LIMIT 1"
 DELETE_SETTLED = "DELETE FROM decisions WHERE answer IS NOT NULL AND due_at < :before RETURNING id"
@@ -88,7 +90,8 @@ class DecisionTables:
         """See :class:`perdure.ports.decisions.Decisions`."""
         until = add_seconds(await self._read_clock(), seconds)
         values = {"note": note, "until": until, "next_owner": owner if has_begun else ""}
-        return bool(await self._change_rows(POSTPONE, **_name(row), owner=owner, **values))
+        attempts = row.attempts if has_begun else 0
+        return bool(await self._change_rows(POSTPONE, **_name(row), owner=owner, attempts=attempts, **values))
 
     async def settle_decision(self, owner: str, row: DecisionRow, answer: bytes) -> bool:
         """See :class:`perdure.ports.decisions.Decisions`."""

@@ -57,7 +57,8 @@ class MemoryDecisions:
         """Note what a taken decision waits for."""
         self._raise_failure()
         until = add_seconds(self._now(), seconds)
-        return self._change(owner, row, note=note, leased_until=until, owner=owner if has_begun else "")
+        left = {"owner": owner, "attempts": row.attempts} if has_begun else {"owner": "", "attempts": 0}
+        return self._change(owner, row, note=note, leased_until=until, **left)
 
     async def settle_decision(self, owner: str, row: DecisionRow, answer: bytes) -> bool:
         """Record what became of a taken decision."""

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, JsonValue
 from starlette.responses import Response
 
 from ..client.pages import Wait, list_wait_page
+from ..client.progress import refuse_without_worker
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..ports import RunRow, WaitRow
 from ..types.approvals import DecidedApproval, OnExpiry, PendingKind
@@ -195,13 +196,14 @@ async def _decide(call: Call, item: Decision) -> DecidedApproval:
     run = call.client.run(item.session)
     match item.decision:
         case "approve":
-            return await run.approve(
+            deciding = run.approve(
                 item.call_id, by=call.by, comment=item.comment, arguments=item.arguments, hash=item.hash
             )
         case "deny":
-            return await run.deny(item.call_id, by=call.by, comment=item.comment, hash=item.hash)
+            deciding = run.deny(item.call_id, by=call.by, comment=item.comment, hash=item.hash)
         case None:
-            return await run.answer(item.call_id, item.value, error=item.error, by=call.by, hash=item.hash)
+            deciding = run.answer(item.call_id, item.value, error=item.error, by=call.by, hash=item.hash)
+    return await refuse_without_worker(run, deciding)
 
 
 def _build_result(item: Decision, outcome: DecidedApproval | PerdureError | Response) -> DecisionResult:

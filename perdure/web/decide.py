@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..client.audit import audit_caller
+from ..client.progress import refuse_without_worker
 from ..errors import PerdureError, RunNotFoundError
 from ..types.approvals import PendingApproval
 from ..types.interface import Status
@@ -127,7 +128,7 @@ async def _decide(call: Call) -> Response:
     await call.authorize("decide", decision)
     call_id, comment = call.params["call_id"], form.get("comment", "").strip() or None
     decide = call.run.approve if decision == "approve" else call.run.deny
-    decided = await decide(call_id, by=call.by, comment=comment, hash=given)
+    decided = await refuse_without_worker(call.run, decide(call_id, by=call.by, comment=comment, hash=given))
     return _page(f"{decided.name}: {decided.state}", f"<p>{_text(str(decided))}</p>")
 
 

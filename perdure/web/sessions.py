@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, JsonValue, RootModel
 from starlette.responses import Response
 
 from ..client.follow import follow_run, follow_turn
+from ..client.progress import refuse_without_worker
 from ..client.visibility import build_closed_status
 from ..errors import InvalidInputError, NoWorkerError, PerdureError, RunExistsError, RunNotFoundError
 from ..types.approvals import DecidedApproval, StandingApproval
@@ -345,7 +346,7 @@ async def post_event(call: Call) -> Accepted:
                     "hash: an approval names the hash of the call that was reviewed",
                     hint="It is in the event approval.requested, and in the session's approvals.",
                 )
-            decided = await run.approve(
+            deciding = run.approve(
                 event.call_id,
                 by=by,
                 comment=event.comment,
@@ -353,16 +354,20 @@ async def post_event(call: Call) -> Accepted:
                 always=event.always,
                 hash=event.hash,
             )
+            decided = await refuse_without_worker(run, deciding)
             return Accepted(type=event.type, decided=decided)
         case Approval():
             if event.arguments is not None or event.always:
                 raise InvalidInputError("arguments and always belong to an approval, not to a denial")
-            decided = await run.deny(event.call_id, by=by, comment=event.comment, hash=event.hash)
+            deciding = run.deny(event.call_id, by=by, comment=event.comment, hash=event.hash)
+            decided = await refuse_without_worker(run, deciding)
             return Accepted(type=event.type, decided=decided)
         case Revoke():
-            return Accepted(type=event.type, revoked=await run.revoke(event.tool, by=by))
+            revoked = await refuse_without_worker(run, run.revoke(event.tool, by=by))
+            return Accepted(type=event.type, revoked=revoked)
         case Answer():
-            decided = await run.answer(event.call_id, event.value, error=event.error, by=by, hash=event.hash)
+            answering = run.answer(event.call_id, event.value, error=event.error, by=by, hash=event.hash)
+            decided = await refuse_without_worker(run, answering)
             return Accepted(type=event.type, decided=decided)
         case Pause():
             await run.pause(reason=event.reason, children=event.children, by=by)

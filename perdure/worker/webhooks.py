@@ -23,6 +23,7 @@ from temporalio.service import RPCError
 
 from .. import config
 from ..client.client import Client
+from ..client.deferred_decisions import DecisionSender
 from ..client.follow import record_run_end
 from ..client.pages import gather_bounded
 from ..client.visibility import RUNS_QUERY, list_executions
@@ -478,14 +479,17 @@ _END_STATES = tuple(name.partition(".")[2] for name in _END_TYPES)
 
 @asynccontextmanager
 async def dispatch_webhooks(store: Store, temporal: TemporalClient, task_queue: str) -> AsyncIterator[None]:
-    """Dispatch events in the background for the length of the block.
+    """Dispatch events in the background for the length of the block, and send decisions that are due.
 
     Not for the private task queue of a call without an id: it has no worker after the call.
     """
     if config.get_shared_task_queue(task_queue) != task_queue:
         yield
         return
+    client = Client(temporal, task_queue=task_queue)
+    client.share_store(store)
     tasks = [
+        asyncio.create_task(DecisionSender(client).run()),
         asyncio.create_task(WebhookDispatcher(store, temporal, task_queue).run()),
         asyncio.create_task(RunEndRecorder(store, Client(temporal, task_queue=task_queue)).run()),
     ]

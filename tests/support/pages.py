@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -157,14 +158,17 @@ class Console:
 
 
 @asynccontextmanager
-async def console(client: Client, *callers: Caller, tokens: bool = False, **options: Any) -> AsyncIterator[Console]:
-    """Serve API and console; with ``tokens`` its visitors have API tokens, else the names of ``callers``."""
+async def console(
+    client: Client, *callers: Caller, tokens: bool = False, undo_seconds: float = 0.0, **options: Any
+) -> AsyncIterator[Console]:
+    """Serve API and console; with ``tokens`` its visitors have API tokens, else the names of ``callers``. Decisions are
+    sent at once, or can be taken back for ``undo_seconds``."""
     known = BearerTokens(client) if tokens else NamedCallers(ADA, *callers)
     app = create_app(
         client,
         authenticator=AuthenticatorChain([known]),
         options=WebOptions(dev=True, **options),
-        pages=console_routes,
+        pages=partial(console_routes, undo_seconds=undo_seconds),
     )
     async with serve(client, app=app) as service:
         opened = Console(service, client)

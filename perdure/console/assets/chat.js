@@ -1,5 +1,6 @@
 // The chat: the composer, the forms of calls that wait, and what is told to screen readers. The transcript is run.js.
 import { fetchPart, parseHTML, say, updateTimes } from "./console.js";
+import { showOutcome, takeBack, watch } from "./decisions.js";
 import { declareKeys, focusFirst } from "./keys.js";
 
 const composer = document.getElementById("composer");
@@ -120,6 +121,20 @@ function showState(html) {
 
 // ---- calls that wait
 
+// What is done with the answer of a decision on a block.
+function getActions(block) {
+  return { url: block.dataset.outcome, settle: (outcome) => settle(block, outcome), complain: (text) => complainIn(block, text) };
+}
+
+function complainIn(block, text) {
+  block.querySelector(".problem")?.remove();
+  const problem = document.createElement("p");
+  problem.className = "problem";
+  problem.setAttribute("role", "alert");
+  problem.textContent = text;
+  block.querySelector(".wait-actions").append(problem);
+}
+
 function settle(block, outcome) {
   const had = block.contains(document.activeElement);
   block.querySelector(".wait-actions").replaceChildren(outcome);
@@ -130,6 +145,12 @@ function settle(block, outcome) {
 
 transcript?.addEventListener("submit", async (event) => {
   const form = event.target;
+  if (form.matches("form[data-undo]")) {
+    event.preventDefault();
+    const block = form.closest(".block");
+    await takeBack(form, block.querySelector(".wait-actions"), getActions(block));
+    return;
+  }
   if (!form.matches("form[data-call]")) return;
   event.preventDefault();
   if (form.dataset.busy) return;
@@ -138,23 +159,18 @@ transcript?.addEventListener("submit", async (event) => {
   const body = new URLSearchParams(new FormData(form, event.submitter));
   const answer = await fetchPart(form.getAttribute("action"), { method: "POST", body });
   delete form.dataset.busy;
-  block.querySelector(".problem")?.remove();
   const part = answer && parseHTML(answer.text);
   if (answer?.ok && part.querySelector(".outcome")) {
     const outcome = part.querySelector(".outcome");
     say(outcome.textContent.trim());
-    settle(block, outcome);
+    showOutcome(block.querySelector(".wait-actions"), outcome, getActions(block));
   } else if (answer?.ok && part.querySelector(".review")) {
     form.hidden = true;
     form.after(part.querySelector(".review"));
     focusFirst(form.nextElementSibling);
     form.closest(".pop").scrollIntoView({ block: "nearest" });
   } else {
-    const problem = document.createElement("p");
-    problem.className = "problem";
-    problem.setAttribute("role", "alert");
-    problem.textContent = part ? part.textContent.trim() : "The service does not answer. Nothing was decided; try again.";
-    block.querySelector(".wait-actions").append(problem);
+    complainIn(block, part ? part.textContent.trim() : "The service does not answer. Nothing was decided; try again.");
   }
 });
 transcript?.addEventListener("click", (event) => {
@@ -171,13 +187,14 @@ async function settleDecided() {
   if (!state || !("pending" in state.dataset)) return;
   const pending = new Set(state.dataset.pending.trim().split(" "));
   for (const block of transcript.querySelectorAll(".block.wait:not(.settled)")) {
-    if (pending.has(block.dataset.hash) || block.querySelector("[data-busy]")) continue;
+    if (pending.has(block.dataset.hash) || block.querySelector("[data-busy], .outcome[data-pending]")) continue;
     const answer = await fetchPart(block.dataset.outcome);
     const outcome = answer?.ok && parseHTML(answer.text).querySelector(".outcome");
     if (outcome?.dataset.over && block.isConnected && !block.classList.contains("settled")) settle(block, outcome);
   }
 }
 
+for (const place of transcript?.querySelectorAll(".wait-actions:has(> .outcome[data-pending])") ?? []) watch(place, getActions(place.closest(".block")));
 if (transcript) {
   new MutationObserver(settleDecided).observe(document.getElementById("panel"), { childList: true });
   new MutationObserver((records) => {

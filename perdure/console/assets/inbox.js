@@ -1,5 +1,6 @@
 // The inbox: keys, decisions in place, and what others decide meanwhile. Without it the forms work by themselves.
 import { fetchPart, parseHTML, say, updateTimes } from "./console.js";
+import { showOutcome, takeBack, watch } from "./decisions.js";
 import { declareKeys, openPart } from "./keys.js";
 
 const list = document.getElementById("rows");
@@ -27,7 +28,7 @@ function move(step) {
 
 function selectNext(row) {
   const all = rows();
-  const later = [...all.slice(all.indexOf(row) + 1), ...all].find((other) => !other.classList.contains("decided"));
+  const later = [...all.slice(all.indexOf(row) + 1), ...all].find((other) => !other.querySelector(".outcome"));
   select(later ?? row);
 }
 
@@ -49,11 +50,15 @@ function place(html) {
     const row = document.getElementById(`row-${outcome.dataset.for}`);
     if (!row) continue;
     placed.push(outcome.textContent.trim());
-    if (outcome.dataset.over) settle(row, outcome);
-    else complain(row, outcome.textContent.trim());
+    showOutcome(row.querySelector(".actions"), outcome, getActions(row));
   }
   updateTimes(list);
   return placed;
+}
+
+// What is done with the answer of a decision on a row.
+function getActions(row) {
+  return { url: row.dataset.outcome, settle: (outcome) => settle(row, outcome), complain: (text) => complain(row, text) };
 }
 
 function complain(row, text) {
@@ -79,6 +84,12 @@ async function send(form, submitter) {
 
 document.addEventListener("submit", async (event) => {
   const form = event.target;
+  if (form.matches("[data-undo]") && form.closest(".row")) {
+    event.preventDefault();
+    const row = form.closest(".row");
+    await takeBack(form, row.querySelector(".actions"), getActions(row));
+    return;
+  }
   if (!form.matches("[data-decide], #bulk")) return;
   event.preventDefault();
   const isBulk = form === bulk;
@@ -198,6 +209,8 @@ list.addEventListener("click", async (event) => {
   updateTimes(row);
 });
 
+for (const row of rows()) if (row.querySelector(".outcome[data-pending]")) watch(row.querySelector(".actions"), getActions(row));
+
 // What others decide, and what is new. Rows stay where they are: new ones come when the reader asks for them.
 const known = new Set(rows().map((row) => row.dataset.key));
 async function poll() {
@@ -215,7 +228,7 @@ async function poll() {
     if (!rows().length && fresh) location.reload();
   }
   for (const row of isWhole && !("static" in list.dataset) ? open() : []) {
-    if (still.has(row.dataset.key) || row.querySelector("[data-busy]")) continue;
+    if (still.has(row.dataset.key) || row.querySelector("[data-busy], .outcome[data-pending]")) continue;
     const gone = await fetchPart(row.dataset.outcome);
     if (gone?.ok && !row.classList.contains("decided")) {
       const outcome = parseHTML(gone.text).querySelector(".outcome");
