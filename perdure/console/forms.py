@@ -206,6 +206,12 @@ def read_answer(form: Form, schema: Mapping[str, Any] | None) -> Any:
 # The schemas of tools, by the definitions that workers have recorded.
 
 
+def list_defaults(schema: Mapping[str, Any], given: Mapping[str, Any]) -> list[Field]:
+    """List the arguments that are not given, and that the tool has a value for."""
+    fields = build_fields(schema, given)
+    return [known for known in fields if known.name not in given and known.default not in ("", "null")]
+
+
 async def find_tool_schemas(call: Call, waits: Sequence[InboxCall]) -> dict[tuple[str, str], Mapping[str, Any] | None]:
     """Return the schemas of the arguments of the tools of ``waits``, by agent and tool."""
     agents = list(dict.fromkeys(wait.agent for wait in waits))

@@ -8,12 +8,11 @@ are exactly those that were ticked, each decided on its own.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 from urllib.parse import quote
 
 from starlette.responses import JSONResponse, Response
@@ -27,7 +26,6 @@ from ..types.interface import Status
 from ..web.approvals import ApprovalsQuery, Decision, DecisionResult, Decisions, decide_approvals, list_approvals
 from ..web.approvals import PendingCall as InboxCall
 from ..web.auth import Resource
-from ..web.lists import read_visible_agents
 from ..web.operations import Call, validate
 from ..web.problems import ForbiddenError, NotFoundError, build_problem
 from ..web.sessions import Accepted, SessionEvent, post_event
@@ -48,6 +46,7 @@ from .forms import (
     find_changes,
     find_tool_schema,
     find_tool_schemas,
+    list_defaults,
     parse_json_field,
     read_answer,
     read_fields,
@@ -119,14 +118,9 @@ async def _build_row(
         is_selectable=may and is_approval and not wait.is_cut and not wait.separate and outcome is None,
         fields=fields if len(fields) <= 4 else (),
         others=others,
-        defaults=[] if schema is None or wait.arguments is None else _list_defaults(schema, wait.arguments),
+        defaults=[] if schema is None or wait.arguments is None else list_defaults(schema, wait.arguments),
         outcome=outcome,
     )
-
-
-def _list_defaults(schema: Mapping[str, Any], given: Mapping[str, Any]) -> list[Field]:
-    fields = build_fields(schema, given)
-    return [known for known in fields if known.name not in given and known.default not in ("", "null")]
 
 
 def _count_lines(text: str) -> int:
@@ -257,12 +251,16 @@ async def _defer(page: Page, item: Decision) -> Outcome:
     try:
         call = await _open_call(page, item.session)
         await call.authorize("decide", cast(str, item.decision))
-        pending, _ = await _find_pending(call, item.call_id)
-        if pending is None or pending.hash != item.hash:
+        pending, status = await _find_pending(call, item.call_id)
+        tool = pending.name if pending is not None else ""
+        if pending is None and status.reason:  # no worker answers: the store knows what waits
+            waits = (await (await page.call.client.store()).list_run_waits([item.session]))[item.session].waits
+            tool = next((wait.tool for wait in waits if (wait.call_id, wait.hash) == (item.call_id, item.hash)), "")
+        if not tool or (pending is not None and pending.hash != item.hash):
             gone = await _describe_gone(page, call, item)
             return replace(gone, title="Decided already", text=f"{gone.title}. {gone.text}") if gone.is_over else gone
         names = (item.session, item.call_id, item.hash)
-        return await defer_decision(page, call, names, pending.name, {"decision": item.decision, "comment": item.comment})
+        return await defer_decision(page, call, names, tool, {"decision": item.decision, "comment": item.comment})
     except PerdureError as error:
         return build_problem_outcome(key, item.session, json.loads(bytes(build_problem(error).body)))
 
@@ -516,20 +514,22 @@ async def decide_call(page: Page, back: str | None = None) -> Response:
 
 async def _defer_event(page: Page, event: Any, back: str | None) -> Response:
     """Take the decision of a form that can be taken back, if the call still waits as it was shown."""
-    id, call_id = page.call.params["id"], page.call.params["call_id"]
+    session, call_id = page.call.params["id"], page.call.params["call_id"]
     await page.call.authorize("decide", event.decision)
     pending, _ = await _find_pending(page.call, call_id)
     if pending is None or pending.hash != event.hash:
         if not page.wants_fragment:
             return await _show_call(page, problem="The call has changed, or waits no longer.", status_code=409)
-        outcome = await _describe_gone(page, page.call, Decision(session=id, call_id=call_id, hash=event.hash or "-"))
+        outcome = await _describe_gone(
+            page, page.call, Decision(session=session, call_id=call_id, hash=event.hash or "-")
+        )
     else:
         fields = {"comment": event.comment, "arguments": event.arguments, "always": event.always or None}
         fields["decision"] = event.decision
-        outcome = await defer_decision(page, page.call, (id, call_id, pending.hash), pending.name, fields)
+        outcome = await defer_decision(page, page.call, (session, call_id, pending.hash), pending.name, fields)
     if page.wants_fragment:
         return page.render("outcomes.html", outcomes=[outcome])
-    return page.redirect(back or f"/inbox/{quote(id, safe='')}/{quote(call_id, safe='')}")
+    return page.redirect(back or f"/inbox/{quote(session, safe='')}/{quote(call_id, safe='')}")
 
 
 async def _build_event(page: Page, action: str) -> dict[str, Any]:
@@ -585,7 +585,7 @@ async def _review_change(page: Page) -> Response:
         resource=page.call.resource or Resource("session"),
         changes={change.name: change for change in changes},
         shown={**old, **new},
-        defaults=[] if schema is None else _list_defaults(schema, new),
+        defaults=[] if schema is None else list_defaults(schema, new),
         arguments=json.dumps(new, ensure_ascii=True),
         comment=page.form.get("comment"),
         is_own=await has_started(page),

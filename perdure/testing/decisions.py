@@ -44,7 +44,9 @@ class MemoryDecisions:
         """Take decisions that are due, the longest due first."""
         self._raise_failure()
         now = self._now()
-        due = [row for row in self.decisions.values() if row.answer is None and max(row.due_at, row.leased_until) <= now]
+        due = [
+            row for row in self.decisions.values() if row.answer is None and max(row.due_at, row.leased_until) <= now
+        ]
         ordered = sorted(due, key=lambda row: (row.due_at, row.context_id, row.call_id))[:limit]
         until = add_seconds(now, lease_seconds)
         taken = [replace(row, owner=owner, leased_until=until, attempts=row.attempts + 1) for row in ordered]

@@ -112,10 +112,14 @@ def build_agents() -> list[Agent[Any, Any]]:
 
 
 @asynccontextmanager
-async def office(engine: Engine, *agents: Agent[Any, Any], what: str) -> AsyncIterator[tuple[Client, Chromium]]:
+async def office(
+    engine: Engine, *agents: Agent[Any, Any], what: str, undo_seconds: float = 0.0
+) -> AsyncIterator[tuple[Client, Chromium]]:
     async with (
         engine.served(*agents) as client,
-        console(client, make_caller("bob", "approver"), make_caller("eve", "viewer")) as opened,
+        console(
+            client, make_caller("bob", "approver"), make_caller("eve", "viewer"), undo_seconds=undo_seconds
+        ) as opened,
         chromium(opened.service.url, what) as browser,
     ):
         yield client, browser
@@ -184,10 +188,11 @@ async def test_thirty_approvals_by_keyboard_while_another_decides(engine: Engine
         await page.keyboard.press("k")
         for done in range(3, 25):
             await page.keyboard.press("a")
+            await page.keyboard.press("Control+Enter")
             await wait_for_decided(page, done)
         await page.keyboard.press("d")
         await page.keyboard.type("not this one")
-        await page.keyboard.press("Enter")
+        await page.keyboard.press("Control+Enter")
         await wait_for_decided(page, 25)
         texts = await page.locator(".row .outcome strong").all_inner_texts()
         assert sorted(texts) == sorted(["Denied by bob"] * 2 + ["Approved by you"] * 22 + ["Denied by you"])
@@ -204,6 +209,7 @@ async def test_thirty_approvals_by_keyboard_while_another_decides(engine: Engine
             await page.keyboard.press("j")
             await page.locator(".row:not(.decided)").first.focus()
             await page.keyboard.press("a")
+            await page.keyboard.press("Control+Enter")
             await wait_for_decided(page, done)
         await eventually(lambda: has_title(page, "Inbox · perdure"))
         assert window.complaints == []
@@ -224,10 +230,10 @@ async def test_arguments_are_changed_and_a_question_is_answered(engine: Engine) 
         await page.keyboard.press("e")
         await page.get_by_label("amount").fill("100")
         side = page.locator(".call-side")
-        assert await side.get_by_role("button", name="Approve", exact=True).count() == 0, "one action at a time"
+        assert await side.get_by_role("button", name="Approve refund").count() == 0, "one action at a time"
         await page.get_by_text("Change the arguments…").click()
         await page.get_by_label("amount").wait_for(state="hidden")
-        assert await side.get_by_role("button", name="Approve", exact=True).count() == 0, "edits are not sent"
+        assert await side.get_by_role("button", name="Approve refund").count() == 0, "edits are not sent"
         await page.get_by_text("Change the arguments…").click()
         await page.get_by_role("button", name="Review changes").first.click()
         assert await page.locator(".diff .new td").last.inner_text() == "100"
@@ -254,12 +260,12 @@ async def test_no_stray_key_decides(engine: Engine) -> None:
         account = page.locator(".row:has-text('delete_account')")
         await account.focus()
         await page.keyboard.press("a")
-        await page.keyboard.press("a")
+        await page.keyboard.press("Enter")
         focused = "document.activeElement.closest('.row')?.querySelector('h2').textContent.trim()"
         assert await page.evaluate(focused) == "delete_account"
         assert await page.locator(".row.decided").count() == 0
         assert [one.name for one in (await runs["privacy"].status()).approvals] == ["delete_account"]
-        await page.keyboard.press("Enter")
+        await page.keyboard.press("Control+Enter")
         await wait_for_decided(page, 1)
         outcome = await account.locator(".outcome").inner_text()
         assert outcome.split() == ["Approved", "by", "you", "just", "now"]
@@ -276,7 +282,8 @@ async def test_without_javascript(engine: Engine) -> None:
         row = page.locator(".row:has-text('refund')")
         await row.get_by_text("Deny…").click()
         await row.get_by_label("Reason").fill("keep the money")
-        await row.get_by_role("button", name="Deny", exact=True).click()
+        assert await row.get_by_role("button", name="Approve refund").count() == 0
+        await row.get_by_role("button", name="Deny refund").click()
         await page.get_by_text("Denied by you").wait_for()
         await page.goto(f"{at.url}/console/runs/{runs['support'].id}")
         await page.get_by_label("Message to the agent").fill("Thanks anyway")

@@ -162,7 +162,7 @@ async def test_a_chat_with_an_attachment_an_approval_and_a_question(engine: Engi
         assert window.foreign_requests(at.url) == []
 
 
-async def test_others_decide_meanwhile_and_esc_stops_a_turn(engine: Engine) -> None:
+async def test_others_decide_meanwhile_and_esc_leads_to_what_stops_a_turn(engine: Engine) -> None:
     agents = build_agents(asyncio.Event())
     async with office(engine, *agents, what="a chat of two") as (client, at):
         await record_agents(await client.store(create=True), agents)
@@ -171,7 +171,7 @@ async def test_others_decide_meanwhile_and_esc_stops_a_turn(engine: Engine) -> N
         run = client.run(page.url.rpartition("/")[2])
         [wait] = (await client.list_waits()).waits
         colleague = await at.open(page.url.partition("/console")[2], name="bob")
-        await colleague.page.get_by_role("button", name="Approve", exact=True).click()
+        await colleague.page.get_by_role("button", name="Approve refund").click()
         await page.locator(".wait.question").wait_for()
         assert await page.locator(".wait.approval").count() == 0
         assert [one.by for one in (await run.status()).decided if one.call_id == wait.call_id] == ["bob"]
@@ -181,6 +181,11 @@ async def test_others_decide_meanwhile_and_esc_stops_a_turn(engine: Engine) -> N
         await page.locator("#stop").wait_for()
         await page.locator("#text:focus").wait_for()  # the page's script is there
         await page.keyboard.press("Escape")
+        assert await page.locator("#text:focus").count() == 1, "no key is live in a field"
+        await page.evaluate("document.activeElement.blur()")
+        await page.keyboard.press("Escape")
+        await page.locator("#stop button:focus").wait_for()
+        await page.keyboard.press("Enter")
         await page.locator("#chat-state[data-state=waiting]").wait_for()
         await page.locator("#stop").wait_for(state="detached")
         run = client.run(page.url.rpartition("/")[2])
@@ -213,7 +218,7 @@ async def open_pages(client: Client, at: Any, **options: Any) -> dict[str, Windo
     settings = await at.open("/chat/support", **options)
     await settings.page.get_by_text("Settings", exact=True).click()
     answered = await at.open(chat.page.url.partition("/console")[2], **options)
-    await answered.page.get_by_role("button", name="Approve", exact=True).click()
+    await answered.page.get_by_role("button", name="Approve refund").click()
     await answered.page.get_by_role("radio", name="L").check()
     await answered.page.get_by_role("button", name="Answer", exact=True).click()
     await answered.page.locator(".block.reply table").wait_for()
@@ -224,7 +229,7 @@ async def open_pages(client: Client, at: Any, **options: Any) -> dict[str, Windo
     await waiting.page.locator(".review").wait_for()
     pages["chat"] = await at.open(waiting.page.url.partition("/console")[2], **options)
     asked = await open_support(at, **options)
-    await asked.page.get_by_role("button", name="Approve", exact=True).click()
+    await asked.page.get_by_role("button", name="Approve refund").click()
     await asked.page.locator(".wait.question").wait_for()
     denied = await open_support(at, **options)
     await denied.page.get_by_text("Deny…").click()
@@ -295,7 +300,7 @@ async def test_a_chat_without_javascript(engine: Engine) -> None:
 
         await find(".wait.approval")
         assert await page.locator(".block.message img").count() == 1
-        await page.get_by_role("button", name="Approve", exact=True).click()
+        await page.get_by_role("button", name="Approve refund").click()
         await find(".wait.question")
         await page.get_by_role("radio", name="S").check()
         await page.get_by_role("button", name="Answer", exact=True).click()

@@ -171,7 +171,9 @@ async def test_a_sender_that_is_lost_neither_loses_nor_doubles(
         await eventually(lambda: paid == [300.0])
         await run.turn().result()
         assert paid == [300.0]
-        assert [(one.by, one.state, one.comment) for one in (await run.status()).decided] == [("ada", "approved", "once")]
+        assert [(one.by, one.state, one.comment) for one in (await run.status()).decided] == [
+            ("ada", "approved", "once")
+        ]
 
 
 async def sends(sender: DecisionSender, store: Any) -> bool:
@@ -193,6 +195,7 @@ async def test_without_a_worker_a_decision_waits_visibly_and_is_sent_when_one_co
         browser = at_console.browse()
         await browser.open("/inbox")
         await browser.send(row_form(browser, run), ("decision", "approve"))
+        assert "Approving pay, by you" in browser.page.squeeze()
         [row] = await (await client.store()).list_decisions([run.id])
         address = f"/inbox/{run.id}/{row.call_id}/outcome?hash={row.hash}"
 
@@ -201,6 +204,7 @@ async def test_without_a_worker_a_decision_waits_visibly_and_is_sent_when_one_co
 
         await eventually(is_said)
         assert find_undo(browser), "nothing was sent, so it can still be taken back"
+        monkeypatch.undo()
         async with engine.served(build_payer(paid)):
             await eventually(lambda: paid == [300.0])
         assert "Approved by you" in (await browser.open(address)).squeeze()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from temporalio.client import Client as TemporalClient
 
 from perdure import Agent, Client, Run, Worker, tool
 from perdure.cli import run as run_command
+from perdure.client import progress
 from perdure.client.inbox import _MAX_CONCURRENT_STATUS_READS
 from perdure.errors import RuntimeSetupError
 from perdure.testing import ScriptedProvider, call
@@ -20,6 +22,7 @@ from tests.support.engine import Engine
 from tests.support.namespaces import a_namespace, indexed_namespace
 from tests.support.scripts import Gate, replied
 from tests.support.wait import eventually
+from tests.support.web import serve
 
 
 @pytest.fixture
@@ -169,3 +172,42 @@ async def test_the_inbox_asks_a_queue_whose_worker_has_gone_once(
 async def listed_all(client: Client, count: int) -> bool:
     query = f"TaskQueue = '{client.task_queue}'"
     return len([run async for run in client.temporal.list_workflows(query)]) == count
+
+
+@pytest.mark.server
+async def test_decisions_say_that_no_worker_answers(
+    engine: Engine, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "UNANSWERED_SECONDS", 0.5)
+    monkeypatch.setattr(progress, "MAX_POLLER_AGE", timedelta(seconds=0.1))
+
+    @tool(needs_approval=True)
+    def refund() -> str:
+        """Refund."""
+        return "refunded"
+
+    agent = Agent("refunder", ScriptedProvider(lambda _: call("refund")), tools=[refund])
+    async with engine.served(agent) as client:
+        run = await client.start(agent, "Hi", id=f"undecided-{uuid.uuid4().hex[:8]}")
+
+        async def waits() -> bool:
+            return bool((await run.status()).approvals)
+
+        await eventually(waits)
+        [pending] = (await run.status()).approvals
+    for command in (("approve", run.id, pending.call_id, "--hash", pending.hash), ("deny", run.id, pending.call_id)):
+        done = await cli(*command)
+        assert done.code == 4
+        assert f"no worker has polled task queue '{engine.task_queue}' for 1 s" in done.err
+        assert f"perdure worker FILE --task-queue {engine.task_queue}" in done.err
+    client = await engine.client()
+    async with serve(client) as service, service.connect() as http:
+        decision = {"session": run.id, "call_id": pending.call_id, "hash": pending.hash, "decision": "deny"}
+        answer = await http.post("/approvals:decide", json={"decisions": [decision]})
+        [result] = answer.json()["results"]
+        assert (result["problem"]["status"], result["problem"]["error"]) == (503, "NoWorkerError")
+        event = {"type": "approval", "call_id": pending.call_id, "hash": pending.hash, "decision": "approve"}
+        answer = await http.post(f"/sessions/{run.id}/events", json=event)
+        assert (answer.status_code, answer.json()["error"]) == (503, "NoWorkerError")
+        assert answer.json()["detail"] == "No worker serves this run at present."
+    await client.run(run.id).terminate()

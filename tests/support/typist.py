@@ -20,15 +20,24 @@ _STATE = """() => ({
     ticked: [...document.querySelectorAll('input:checked')].map(box => box.name + box.value),
     forms: document.forms.length,
 })"""
-_SUMMARIES = """form => { const above = [];
-    for (let one = form.parentElement.closest('details'); one; one = one.parentElement.closest('details')) above.unshift(one);
-    return above.filter(one => !one.open).map(one => one.querySelector('summary')); }"""
-_INNER = """form => [...form.querySelectorAll('details:not([open])')].filter(one => one.querySelector('input, textarea'))
-    .map(one => one.querySelector('summary'))"""
+_SUMMARIES = """form => {
+    const above = [];
+    let part = form;
+    while ((part = part.parentElement.closest('details'))) above.unshift(part);
+    return above.filter(one => !one.open).map(one => one.querySelector('summary'));
+}"""
+_INNER = """form => [...form.querySelectorAll('details:not([open])')]
+    .filter(one => one.querySelector('input, textarea')).map(one => one.querySelector('summary'))"""
 _BY_ENTER = """form => form.method === 'get' || form.dataset.enter === 'send'
     || ![...form.elements].find(one => one.type === 'submit')?.disabled"""
-_KINDS = """() => [...document.forms].map(form => [...form.elements].filter(one => one.type !== 'hidden' || one.name === 'action')
-    .map(one => one.name + (['submit', 'hidden'].includes(one.type) ? one.value : '')).join(' ') + form.closest('details')?.className)"""
+_KINDS = """() => [...document.forms].map(form => {
+    const fields = [...form.elements].filter(one => one.type !== 'hidden' || one.name === 'action');
+    const names = fields.map(one => one.name + (['submit', 'hidden'].includes(one.type) ? one.value : ''));
+    return names.join(' ') + form.closest('details')?.className;
+})"""
+_HTML = """index => { const form = document.forms[index].cloneNode(true);
+    form.querySelector('[name=form_token]')?.remove();
+    return `${location.pathname}: ${form.outerHTML.slice(0, 600)}`; }"""
 _RESET = """form => { for (const one of form.elements) if (one.matches(FIELDS)) one.value = one.defaultValue; }"""
 
 
@@ -59,8 +68,7 @@ class Typist:
                 assert await self._type_into(index), await self._get_html(index)
 
     async def _get_html(self, index: int) -> str:
-        script = f"`${{location.pathname}}: ${{document.forms[{index}].outerHTML.replace(/<input type=.hidden.[^>]*form_token[^>]*>/, '').slice(0, 600)}}`"
-        return str(await self.page.evaluate(script))
+        return str(await self.page.evaluate(_HTML, index))
 
     async def _type_into(self, index: int) -> bool:
         """Open the form, type into it and close it. False if it is not in sight then."""
@@ -120,7 +128,9 @@ class Typist:
         await self.page.keyboard.type(LETTERS)
         text = had + LETTERS
         if await form.evaluate(_BY_ENTER):
-            self.sends_by_enter.add(await form.evaluate("form => form.method === 'get' ? 'GET' : form.id || form.action"))
+            self.sends_by_enter.add(
+                await form.evaluate("form => form.method === 'get' ? 'GET' : form.id || form.action")
+            )
         else:
             await self.page.keyboard.press("Enter")
             text += "\n" if await field.evaluate("one => one.matches('textarea')") else ""

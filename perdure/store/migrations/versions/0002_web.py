@@ -1,4 +1,5 @@
-"""Tables of the HTTP service: API tokens, and logins of the console; decisions that can be taken back; webhooks, and the log of their deliveries."""
+"""Tables of the HTTP service: API tokens, and logins of the console; decisions that can be taken back; webhooks, and
+the log of their deliveries."""
 
 from pathlib import Path
 
