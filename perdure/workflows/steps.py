@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Literal
 
-from temporalio.exceptions import ActivityError, is_cancelled_exception
+from temporalio.exceptions import ActivityError
 
 from ..loop.apply import apply_abort, apply_closing, apply_model, fail_call
 from ..loop.approvals import drop_recorded_revocations, update_approval_waits
@@ -35,6 +35,7 @@ from .activity_options import (
     build_tool_input,
     engine_options,
     is_cancelled_activity,
+    may_have_recorded,
     read_activity_failure,
 )
 from .child_workflows import BackgroundChildren, run_subagent
@@ -188,7 +189,6 @@ async def _run_tool_activity(state: RunState, pending: ToolCallState, activity: 
             task_queue=activity.task_queue,
             start_to_close_timeout=timedelta(seconds=activity.timeout) + ATTEMPT_TIMEOUT,
         ),
-        is_stopped=is_cancelled_exception,
     )
 
 
@@ -234,6 +234,10 @@ async def record_ending(state: RunState, step: RecordClosing, tasks: StepTasks) 
     if task is None:
         return
     revoked = tuple(state.revoked)
+
+    def apply_output(state: RunState, raw: Any) -> None:
+        _apply_close_output(state, step, revoked, raw)
+
     limit = CANCELLED_CLOSE_TIMEOUT if state.cancelled else None
     try:
         raw = await get_host().execute_activity(
@@ -243,11 +247,14 @@ async def record_ending(state: RunState, step: RecordClosing, tasks: StepTasks) 
         )
     except ActivityError as error:
         if is_cancelled_activity(error) and not state.cancelled and tasks.is_cancelling():
-            return  # the run was cancelled meanwhile: its ending is recorded instead
+            # The run was cancelled meanwhile: its ending is recorded instead, behind what is recorded already.
+            if may_have_recorded(error):
+                await tasks.collect(state, "the record of an ending", MODEL_ACTIVITY, task, apply_output)
+            return
         get_logger().error("the ending could not be recorded: %s", read_activity_failure(error).message)
         raw = {}
     check_schema_version(raw, "the record of an ending")
-    tasks.guard.change_or_pause(state, "the record of an ending", _apply_close_output, step, revoked, raw)
+    tasks.guard.change_or_pause(state, "the record of an ending", apply_output, raw)
 
 
 def _build_close_input(state: RunState, step: RecordClosing) -> dict[str, Any]:

@@ -1,0 +1,90 @@
+"""Collects what an activity had recorded that ended without a result: its worker was lost, or Temporal cancelled it
+between two attempts. The run then stops, or has failed, and must know what was paid and done.
+
+Nothing begins here. A call that had begun and has no outcome gets one that says so. A call that had not begun is closed
+in the journal, so that an attempt that was only taken for lost cannot begin it any more.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from temporalio import activity
+
+from ..ports import Commit, Outcome, Store
+from ..stages.event_builders import build_tool_end_events
+from ..stages.event_stream import build_event_batch
+from ..stages.inline_tools import build_inline_input, is_inline_call, omit_large_results, set_inline_result
+from ..stages.journal import build_unknown_outcome
+from ..stages.journal_keys import build_model_key, build_tool_key, parse_outcome
+from ..stages.stage import CollectCall, ToolCall
+from ..stages.transcript import check_store_id
+from ..types.tool_calls import Call
+from ..types.wire import COLLECT_ACTIVITY, CollectOutput, ModelInput, ModelOutput, ToolInput, ToolOutput
+
+
+class CollectActivity:
+    """Reads the journal of ``store`` for calls that are given up."""
+
+    def __init__(self, store: Store) -> None:
+        self._journal = store
+
+    @activity.defn(name=COLLECT_ACTIVITY)
+    async def collect(self, call: Any) -> Any:
+        """The activity. It is passed a ``CollectCall``, never the JSON."""
+        return await self.call(cast(CollectCall, call))
+
+    async def call(self, call: CollectCall) -> CollectOutput:
+        """Return what the journal has. Raises ``StoreError``, also for a run that is kept in another store."""
+        model, tool = call.input.model, call.input.tool
+        for task in filter(None, (model, tool)):
+            check_store_id(task, self._journal.store_id)
+        return CollectOutput(
+            model=None if model is None else await self._collect_reply(call, model),
+            tool=None if tool is None else await self._collect_result(call, tool),
+        )
+
+    async def _collect_reply(self, call: CollectCall, task: ModelInput) -> ModelOutput | None:
+        key = build_model_key(task)
+        recorded = (await self._journal.find_outcomes([key])).get(key)
+        if recorded is None:
+            return None
+        output = parse_outcome(ModelOutput, recorded, key)
+        if task.purpose == "force_finish":  # no call of such a reply runs
+            return output
+        calls: list[Call] = []
+        for index, tool_call in enumerate(output.calls):
+            if is_inline_call(tool_call):
+                result = await self._collect_result(call, build_inline_input(task, output, index))
+                tool_call = tool_call if result is None else set_inline_result(tool_call, result)
+            calls.append(tool_call)
+        return output.model_copy(update={"calls": tuple(omit_large_results(calls))})
+
+    async def _collect_result(self, call: CollectCall, task: ToolInput) -> ToolOutput | None:
+        """Return the outcome of a tool call, or None if it never began."""
+        key = build_tool_key(task)
+        recorded = (await self._journal.find_outcomes([key])).get(key)
+        if recorded is not None:
+            return parse_outcome(ToolOutput, recorded, key)
+        if task.side is not None:  # the hooks around an external call: they act on nothing but what is recorded
+            return None
+        # The owner is the same in each attempt to collect, which finds its own claim as new.
+        tool_call = ToolCall(task, owner=f"collect/{key}", attempt=call.attempt, asked_at=call.asked_at)
+        claim = await self._journal.claim(key, tool_call.owner, events=build_event_batch(tool_call, []))
+        if claim.outcome is not None:
+            return parse_outcome(ToolOutput, claim.outcome, key)
+        has_begun = claim.state == "begun"
+        output = build_unknown_outcome(tool_call) if has_begun else _build_not_run_outcome(tool_call)
+        body = output.model_dump_json(exclude_none=True).encode()
+        events = build_event_batch(tool_call, build_tool_end_events(tool_call, output) if has_begun else [])
+        first = await self._journal.commit(Commit(outcome=Outcome(key, "tool", body), events=events))
+        assert first is not None, "a commit with an outcome returns the recorded one"
+        if first == body:
+            return output if has_begun else None
+        return parse_outcome(ToolOutput, first, key)
+
+
+def _build_not_run_outcome(call: ToolCall) -> ToolOutput:
+    """Build the outcome that prevents a call from beginning: the run has stopped without it."""
+    text = f"Cancelled: the run was stopped before {call.input.name} had begun"
+    return ToolOutput(key=call.key, content=text, is_error=True, status="cancelled")
