@@ -417,7 +417,7 @@ class Execution(Host):
             return activity.result()
         raise ActivityError(
             "Activity task failed",
-            scheduled_event_id=0,
+            scheduled_event_id=1,
             started_event_id=0,
             identity="",
             activity_type=name,

@@ -72,6 +72,8 @@ def is_cancelled_activity(error: ActivityError) -> bool:
 def may_have_recorded(error: ActivityError) -> bool:
     """Whether the activity that ended with ``error`` may have recorded effects: unless its own code says that it has
     not, as a lost worker cannot, nor one between whose attempts the activity was cancelled."""
+    if not error.scheduled_event_id:  # cancelled in the workflow task that was to begin it
+        return False
     details = error.cause.details if isinstance(error.cause, ApplicationError | CancelledError) else ()
     return NOTHING_RECORDED not in details
 
