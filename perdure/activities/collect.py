@@ -61,12 +61,12 @@ class CollectActivity:
         return output.model_copy(update={"calls": tuple(omit_large_results(calls))})
 
     async def _collect_result(self, call: CollectCall, task: ToolInput) -> ToolOutput | None:
-        """Return the outcome of a tool call, or None if it never began."""
+        """Return the outcome of a tool call, or None if it has none and, where the run stops, never began."""
         key = build_tool_key(task)
         recorded = (await self._journal.find_outcomes([key])).get(key)
         if recorded is not None:
             return parse_outcome(ToolOutput, recorded, key)
-        if task.side is not None:  # the hooks around an external call: they act on nothing but what is recorded
+        if not call.input.closing or task.side is not None:  # side: hooks, which leave nothing but what is recorded
             return None
         # The owner is the same in each attempt to collect, which finds its own claim as new.
         tool_call = ToolCall(task, owner=f"collect/{key}", attempt=call.attempt, asked_at=call.asked_at)

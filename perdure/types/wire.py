@@ -317,6 +317,8 @@ class CollectInput(Data):
 
     model: ModelInput | None = None
     tool: ToolInput | None = None
+    closing: bool = Field(default=False, exclude_if=operator.not_)
+    """The run stops: tool calls without an outcome are closed. Otherwise they may still run, as calls of their own."""
     schema_version: int = schema_version_field()
 
 

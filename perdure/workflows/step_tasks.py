@@ -13,7 +13,7 @@ from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 
 from ..loop.lifecycle import PAUSING_ERRORS, pause_run
 from ..types.schema_version import check_schema_version
-from ..types.state import RunState
+from ..types.state import RunState, UncollectedActivity
 from ..types.wire import COLLECT_ACTIVITY, MODEL_ACTIVITY
 from .activity_options import (
     ActivityFailure,
@@ -73,60 +73,56 @@ class StepTasks:
         apply_failure: Callable[[RunState, ActivityFailure], object],
         *,
         options: dict[str, Any] | None = None,
+        taken: int = 0,
     ) -> None:
         """Run activity ``name`` for ``what``, and apply its output or failure to ``state``, all through the guard.
 
         If it ends without an output, what it has recorded is applied first. Nothing else is applied if it was stopped
         with the run: the loop closes an open call. An error of ``PAUSING_ERRORS`` pauses the run; when it is resumed,
-        the step is due again. Raises ``NewerStateError`` for an output of a newer engine.
+        the step is due again. ``taken``: how many messages of the inbox the input has. Raises ``NewerStateError`` for
+        an output of a newer engine.
         """
         task = self.guard.change_or_pause(state, f"the input of {what}", build_input)
         if task is None:
             return
+        work = UncollectedActivity(activity=name, input=task, taken=taken)
         try:
             raw = await get_host().execute_activity(name, task, **(options or engine_options()))
         except ActivityError as error:
             failure = read_activity_failure(error)
             is_stopped = is_cancelled_activity(error) and self.is_stopping()
             if failure.type in PAUSING_ERRORS and not is_stopped:
-                self._pause(state, str(failure))
+                self._pause(state, str(failure), work if may_have_recorded(error) else None)
                 return
-            if may_have_recorded(error) and not await self.collect(state, what, name, task, apply_output):
+            if may_have_recorded(error) and not await self.collect(state, what, work, apply_output, closing=True):
                 return
             if not is_stopped:
                 self.guard.change_or_pause(state, f"the failure of {what}", apply_failure, failure)
         else:
-            self._apply_output(state, what, apply_output, raw)
-
-    def _apply_output(
-        self, state: RunState, what: str, apply_output: Callable[[RunState, Any], object], raw: Any
-    ) -> None:
-        check_schema_version(raw, f"the outcome of {what}")  # fails the workflow task: a newer worker takes it
-        self.guard.change_or_pause(state, f"the outcome of {what}", apply_output, raw)
-
-    def _pause(self, state: RunState, reason: str) -> None:
-        pause_run(state, reason, get_host().now().isoformat())
-        self.guard.note_change()
+            self._apply_output(state, what, work, apply_output, raw)
 
     async def collect(
         self,
         state: RunState,
         what: str,
-        name: str,
-        task: dict[str, Any],
+        work: UncollectedActivity,
         apply_output: Callable[[RunState, Any], object],
+        *,
+        closing: bool,
     ) -> bool:
-        """Apply what activity ``name`` had recorded, which has ended without an output of ``task``.
+        """Apply what the activity of ``work`` had recorded. ``closing``: its open tool calls are not run any more.
 
         Waits for the store and for a worker, also through an interrupt: without that the run would go on as if nothing
-        had been paid or done. A cancelled run, which must end, does so after ``COLLECT_TIMEOUT``. If the store has it,
-        and it cannot be read, the run pauses with the step due again, and an interrupt is taken back; returns False.
+        had been paid or done. A cancelled run, which must end, does so after ``COLLECT_TIMEOUT``. If it cannot be read
+        or applied, the run pauses, an interrupt is taken back, and it is collected when the run is resumed or stopped;
+        returns False.
         """
+        kind = "model" if work.activity == MODEL_ACTIVITY else "tool"
+        task = {kind: work.input, **({"closing": True} if closing else {})}
         options = engine_options(max_retry_seconds=10, schedule_to_close_timeout=COLLECT_TIMEOUT)
-        given = {"model" if name == MODEL_ACTIVITY else "tool": task}
         while True:
             try:
-                raw = await run_shielded(get_host().execute_activity(COLLECT_ACTIVITY, given, **options))
+                raw = await run_shielded(get_host().execute_activity(COLLECT_ACTIVITY, task, **options))
                 break
             except ActivityError as error:
                 reason = f"what {what} has recorded could not be read: {read_activity_failure(error)}"
@@ -134,14 +130,39 @@ class StepTasks:
                 if self.is_cancelling():
                     return True
                 if not isinstance(error.cause, TemporalTimeoutError):
-                    state.interrupt = None
-                    self._pause(state, reason)
+                    self._pause(state, reason, work)
                     return False
         check_schema_version(raw, f"what {what} has recorded")
-        output = raw.get("model") or raw.get("tool")
-        if output is not None:
-            self._apply_output(state, what, apply_output, output)
-        return True
+        output = raw.get(kind)
+        return output is None or self._apply_output(state, what, work, apply_output, output)
+
+    def _apply_output(
+        self,
+        state: RunState,
+        what: str,
+        work: UncollectedActivity,
+        apply_output: Callable[[RunState, Any], object],
+        raw: Any,
+    ) -> bool:
+        """Apply the output ``raw``. If a fault of the engine prevents it, and the run need not end, keep ``work`` and
+        return False."""
+        check_schema_version(raw, f"the outcome of {what}")  # fails the workflow task: a newer worker takes it
+        self.guard.change_or_pause(state, f"the outcome of {what}", apply_output, raw)
+        if state.pause is None or not state.pause.fault or self.is_cancelling():
+            return True
+        self._keep_uncollected(state, work)
+        return False
+
+    def _pause(self, state: RunState, reason: str, work: UncollectedActivity | None) -> None:
+        pause_run(state, reason, get_host().now().isoformat())
+        if work is not None:
+            self._keep_uncollected(state, work)
+        self.guard.note_change()
+
+    def _keep_uncollected(self, state: RunState, work: UncollectedActivity) -> None:
+        state.uncollected.append(work)
+        state.interrupt = None
+        self.guard.note_change()
 
     async def run_all(self, work: list[Coroutine[Any, Any, None]], source: TaskSource | None = None) -> None:
         """Run all of ``work`` to its end, and the work that ``source`` starts meanwhile.

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal
 
 from temporalio.exceptions import ActivityError
@@ -24,7 +25,7 @@ from ..loop.turns import get_effective_overrides
 from ..loop.waits import ReminderBatch, find_next_deadline, find_next_expiry, list_calls_to_remind, take_due_reminders
 from ..types.approvals import RevokedApproval
 from ..types.schema_version import check_schema_version
-from ..types.state import RunState, ToolCallState
+from ..types.state import RunState, ToolCallState, UncollectedActivity
 from ..types.subagents import TellCall
 from ..types.tool_calls import ActivityCall, CallbackCall, RemoteCall, SubagentCall
 from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY_PREFIX, ModelInput, ModelOutput
@@ -75,6 +76,7 @@ async def call_model(state: RunState, step: CallModel, tasks: StepTasks) -> None
         lambda state: _build_model_call_input(state, step),
         lambda state, raw: _apply_model_output(state, step, revoked, resend, raw),
         _apply_model_failure,
+        taken=step.taken,
     )
 
 
@@ -249,7 +251,8 @@ async def record_ending(state: RunState, step: RecordClosing, tasks: StepTasks) 
         if is_cancelled_activity(error) and not state.cancelled and tasks.is_cancelling():
             # The run was cancelled meanwhile: its ending is recorded instead, behind what is recorded already.
             if may_have_recorded(error):
-                await tasks.collect(state, "the record of an ending", MODEL_ACTIVITY, task, apply_output)
+                work = UncollectedActivity(activity=MODEL_ACTIVITY, input=task)
+                await tasks.collect(state, "the record of an ending", work, apply_output, closing=True)
             return
         get_logger().error("the ending could not be recorded: %s", read_activity_failure(error).message)
         raw = {}
@@ -268,6 +271,44 @@ def _apply_close_output(state: RunState, step: RecordClosing, revoked: Sequence[
     output = ModelOutput.model_validate(raw)
     apply_reopening(state, output)
     apply_closing(state, step, output.head)
+
+
+# ---
+# What a paused run has to collect before it goes on.
+
+
+async def collect_open_work(state: RunState, tasks: StepTasks) -> None:
+    """Collect what activities have recorded that ended without an applied output, as their run paused.
+
+    In a run that goes on, the open tool calls are due again, and find their outcomes.
+    """
+    closing = tasks.is_stopping() or (state.turn is not None and state.turn.failure is not None)
+    kept, state.uncollected = state.uncollected, []
+    tasks.guard.note_change()
+    for index, work in enumerate(kept):
+        if work.activity != MODEL_ACTIVITY and not closing:
+            continue
+        apply = partial(_apply_collected_output, work)
+        if not await tasks.collect(state, "an earlier step", work, apply, closing=closing):
+            state.uncollected += kept[index + 1 :]
+            return
+
+
+def _apply_collected_output(work: UncollectedActivity, state: RunState, raw: Any) -> None:
+    if work.activity != MODEL_ACTIVITY:
+        op = work.input["op"]
+        for pending in [pending for pending in state.calls if pending.op == op]:
+            apply_tool_output(state, pending, raw)
+        return
+    task = ModelInput.model_validate(work.input)
+    match task.purpose:
+        case "compact":
+            apply_compaction(state, ModelOutput.model_validate(raw))
+        case "call" | "force_finish":
+            step = CallModel((), work.taken, task.purpose, task.limit)
+            _apply_model_output(state, step, task.revoked, task.resend, raw)
+        case "close" | "remind":  # the ending is recorded again, behind what is recorded
+            pass
 
 
 # ---

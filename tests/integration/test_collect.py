@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import pytest
 
 from perdure import Agent, Run, tool
-from perdure.errors import AuthenticationError, RateLimitError, RunCancelledError, RunError
+from perdure.errors import AuthenticationError, RateLimitError, RunCancelledError
 from perdure.ports.test_seams import Point
 from perdure.testing import ScriptedProvider, at, call
 from tests.support import faults
@@ -156,7 +156,7 @@ async def test_a_failure_keeps_what_is_recorded(engine: Engine) -> None:
     async with engine.served(till.agent) as client:
         with fail_at("tool.recorded", AuthenticationError("no longer")):
             run = await client.start("till", "Go.")
-            with pytest.raises(RunError, match="no longer"):
+            with pytest.raises(AuthenticationError, match="no longer"):
                 await run.result()
         messages = await run.transcript()
     assert_closed(messages)
@@ -190,7 +190,7 @@ async def test_a_store_that_is_away_is_waited_for(engine: Engine) -> None:
     async with between_attempts(engine, till, "tool.recorded") as run:
         with faults.locked(engine.store_path, readers_too=False):
             await run.handle.signal("interrupt")
-            await eventually(partial(_collects, run))
+            await eventually(partial(_has_collected, run, 1))
             await run.handle.signal("interrupt", {"content": "What have you paid?", "id": "m1"})
             await run.handle.cancel()
             await eventually(partial(_is_cancel_requested, run))
@@ -203,34 +203,59 @@ async def test_a_store_that_is_away_is_waited_for(engine: Engine) -> None:
     assert till.paid == {"1": 1}
 
 
-async def _collects(run: Run) -> bool:
-    return await collected(run) == 1
-
-
 async def _is_cancel_requested(run: Run) -> bool:
     history = await run.handle.fetch_history()
     return any(event.HasField("workflow_execution_cancel_requested_event_attributes") for event in history.events)
 
 
-async def test_what_cannot_be_read_pauses_the_run(engine: Engine) -> None:
-    """The reply is damaged: the run waits for its repair, and the interrupt is taken back."""
+@contextmanager
+def damaged_reply(engine: Engine) -> Iterator[None]:
+    """The recorded replies of the model cannot be read."""
+    damage = "UPDATE journal SET outcome = {} || substr(outcome, 2) WHERE kind = 'model'"
+    faults.sql(engine.store_path, damage.format("x'78'"))
+    yield
+    faults.sql(engine.store_path, damage.format("x'7b'"))
+
+
+@pytest.mark.parametrize("stopped", ["not", "by an interrupt", "by a cancellation"])
+async def test_what_cannot_be_read_pauses_the_run(engine: Engine, stopped: str) -> None:
+    """The run waits for the repair, whatever comes; the interrupt is taken back. Its message changes what the next
+    model call is asked, and still the payment is not made again."""
     till = Till(*PAYS)
     async with between_attempts(engine, till, "tool.recorded") as run:
-        damage = "UPDATE journal SET outcome = {} || substr(outcome, 2) WHERE kind = 'model'"
-        faults.sql(engine.store_path, damage.format("x'78'"))
-        await run.interrupt("What have you paid?")
-        await eventually(partial(_is_paused, run))
-        assert "could not be read: TranscriptCorruptedError" in ((await run.status()).reason or "")
-        faults.sql(engine.store_path, damage.format("x'7b'"))
-        await run.resume()
-        response = await run.turn().result()
-    assert_closed(response.messages)
-    assert results(response.messages) == ["paid 1", "paid 2"]
-    assert till.paid == {"1": 1, "2": 1}
-    assert users(response.messages) == ["Go.", "What have you paid?"]
+        turn = run.turn()
+        with damaged_reply(engine):
+            await run.interrupt("What have you paid?")
+            await eventually(partial(is_paused, run))
+            assert "could not be read: TranscriptCorruptedError" in ((await run.status()).reason or "")
+            if stopped == "by an interrupt":
+                await run.interrupt("And now?")
+                await eventually(partial(_has_collected, run, 2))
+                await eventually(partial(is_paused, run))
+        match stopped:
+            case "not":
+                await run.resume()
+            case "by an interrupt":
+                await run.interrupt("Well?")
+            case _:
+                await run.cancel()
+        with suppress(RunCancelledError):
+            await turn.result()
+        messages = await run.transcript()
+    assert_closed(messages)
+    assert results(messages)[0] == "paid 1"
+    assert (results(messages)[1] == "paid 2") == (stopped == "not")
+    assert till.paid == ({"1": 1, "2": 1} if stopped == "not" else {"1": 1})
+    said = ["Go.", "What have you paid?", *(["And now?", "Well?"] if stopped == "by an interrupt" else [])]
+    assert users(messages) == said
 
 
-async def _is_paused(run: Run) -> bool:
+async def _has_collected(run: Run, count: int) -> bool:
+    return await collected(run) == count
+
+
+async def is_paused(run: Run) -> bool:
+    """Whether the run waits for an operator."""
     return (await run.status()).state == "paused"
 
 
@@ -256,7 +281,7 @@ async def test_a_subagent_that_is_interrupted_by_its_parent_keeps_what_is_record
 
 async def _delegate(request: Any) -> Any:
     is_first = len(users(request.messages)) == 1 and request.messages[-1].role == "user"
-    return call("till", task="Go.") if is_first else "Done."
+    return call("call_till", task="Go.") if is_first else "Done."
 
 
 async def _find_child(run: Run) -> Run | None:
