@@ -369,8 +369,7 @@ class Engine:
             memory=memory,
             toolsets=self.toolsets,
         )
-        self.collect = CollectActivity(self.store)
-        self.webhook = WebhookActivity(self.store)
+        self.collect, self.webhook = CollectActivity(self.store), WebhookActivity(self.store)
         self.search_attributes = SearchAttributeCheck()
         self.interceptor = StageInterceptor(lambda: self._stages, self._is_engine_activity, self.search_attributes)
         self._stages: Stages
