@@ -63,25 +63,28 @@ class CollectActivity:
     async def _collect_result(self, call: CollectCall, task: ToolInput) -> ToolOutput | None:
         """Return the outcome of a tool call, or None if it has none and, where the run stops, never began."""
         key = build_tool_key(task)
-        recorded = (await self._journal.find_outcomes([key])).get(key)
-        if recorded is not None:
-            return parse_outcome(ToolOutput, recorded, key)
-        if not call.input.closing or task.side is not None:  # side: hooks, which leave nothing but what is recorded
-            return None
         # The owner is the same in each attempt to collect, which finds its own claim as new.
         tool_call = ToolCall(task, owner=f"collect/{key}", attempt=call.attempt, asked_at=call.asked_at)
-        claim = await self._journal.claim(key, tool_call.owner, events=build_event_batch(tool_call, []))
+        not_run = _build_not_run_outcome(tool_call).model_dump_json(exclude_none=True).encode()
+        recorded = (await self._journal.find_outcomes([key])).get(key)
+        # side: hooks around an external call, which leave nothing but what is recorded
+        if recorded is None and call.input.closing and task.side is None:
+            recorded = await self._close_call(tool_call, not_run)
+        return None if recorded in (None, not_run) else parse_outcome(ToolOutput, recorded, key)
+
+    async def _close_call(self, call: ToolCall, not_run: bytes) -> bytes:
+        """Record an outcome of a call that has none, ``not_run`` if it has not begun; return the recorded one."""
+        claim = await self._journal.claim(call.key, call.owner, events=build_event_batch(call, []))
         if claim.outcome is not None:
-            return parse_outcome(ToolOutput, claim.outcome, key)
-        has_begun = claim.state == "begun"
-        output = build_unknown_outcome(tool_call) if has_begun else _build_not_run_outcome(tool_call)
-        body = output.model_dump_json(exclude_none=True).encode()
-        events = build_event_batch(tool_call, build_tool_end_events(tool_call, output) if has_begun else [])
-        first = await self._journal.commit(Commit(outcome=Outcome(key, "tool", body), events=events))
+            return claim.outcome
+        body, events = not_run, build_event_batch(call, [])
+        if claim.state == "begun":
+            output = build_unknown_outcome(call)
+            body = output.model_dump_json(exclude_none=True).encode()
+            events = build_event_batch(call, build_tool_end_events(call, output))
+        first = await self._journal.commit(Commit(outcome=Outcome(call.key, "tool", body), events=events))
         assert first is not None, "a commit with an outcome returns the recorded one"
-        if first == body:
-            return output if has_begun else None
-        return parse_outcome(ToolOutput, first, key)
+        return first
 
 
 def _build_not_run_outcome(call: ToolCall) -> ToolOutput:
