@@ -11,16 +11,16 @@ from typing import Any, cast
 
 from temporalio import activity
 
-from ..ports import Commit, Outcome, Store
+from ..ports import Commit, EventBatch, Outcome, Store, build_batch_token
 from ..stages.event_builders import build_tool_end_events
 from ..stages.event_stream import build_event_batch
 from ..stages.inline_tools import build_inline_input, is_inline_call, omit_large_results, set_inline_result
 from ..stages.journal import build_unknown_outcome
-from ..stages.journal_keys import build_model_key, build_tool_key, parse_outcome
-from ..stages.stage import CollectCall, ToolCall
+from ..stages.journal_keys import build_tool_key, encode_given_up, find_model_outcome, parse_outcome, read_given_up
+from ..stages.stage import Attempt, CollectCall, ToolCall
 from ..stages.transcript import check_store_id
 from ..types.tool_calls import Call
-from ..types.wire import COLLECT_ACTIVITY, CollectOutput, ModelInput, ModelOutput, ToolInput, ToolOutput
+from ..types.wire import COLLECT_ACTIVITY, CallFacts, CollectOutput, ModelInput, ModelOutput, ToolInput, ToolOutput
 
 
 class CollectActivity:
@@ -45,9 +45,11 @@ class CollectActivity:
         )
 
     async def _collect_reply(self, call: CollectCall, task: ModelInput) -> ModelOutput | None:
-        key = build_model_key(task)
-        recorded = (await self._journal.find_outcomes([key])).get(key)
-        if recorded is None:
+        key, recorded = await find_model_outcome(self._journal, task, call.asked_at)
+        if recorded is None and call.input.closing:
+            mark = Outcome(key, "model", encode_given_up(call.asked_at))
+            recorded = await self._journal.commit(Commit(outcome=mark, events=_build_no_events(call, task)))
+        if recorded is None or read_given_up(recorded) is not None:
             return None
         output = parse_outcome(ModelOutput, recorded, key)
         if task.purpose == "force_finish":  # no call of such a reply runs
@@ -74,10 +76,10 @@ class CollectActivity:
 
     async def _close_call(self, call: ToolCall, not_run: bytes) -> bytes:
         """Record an outcome of a call that has none, ``not_run`` if it has not begun; return the recorded one."""
-        claim = await self._journal.claim(call.key, call.owner, events=build_event_batch(call, []))
+        claim = await self._journal.claim(call.key, call.owner, events=_build_no_events(call, call.input))
         if claim.outcome is not None:
             return claim.outcome
-        body, events = not_run, build_event_batch(call, [])
+        body, events = not_run, _build_no_events(call, call.input)
         if claim.state == "begun":
             output = build_unknown_outcome(call)
             body = output.model_dump_json(exclude_none=True).encode()
@@ -85,6 +87,12 @@ class CollectActivity:
         first = await self._journal.commit(Commit(outcome=Outcome(call.key, "tool", body), events=events))
         assert first is not None, "a commit with an outcome returns the recorded one"
         return first
+
+
+def _build_no_events(call: Attempt, task: CallFacts) -> EventBatch:
+    """Build a batch without events: it tells the store which run an entry of the journal belongs to."""
+    lineage, scheduled = task.lineage if task.is_child else None, build_batch_token(call.asked_at)
+    return EventBatch(task.context_id, [], lineage=lineage, agent=task.agent, scheduled=scheduled)
 
 
 def _build_not_run_outcome(call: ToolCall) -> ToolOutput:

@@ -20,7 +20,7 @@ from ..ports.test_seams import reach_point
 from ..types.wire import ModelOutput, ToolOutput
 from .event_builders import build_tool_end_events, build_tool_start_events
 from .event_stream import build_event_batch
-from .journal_keys import build_model_key, parse_outcome
+from .journal_keys import build_given_up_error, find_model_outcome, parse_outcome, read_given_up
 from .retries import retry_store
 from .stage import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 
@@ -40,11 +40,10 @@ class JournalStage:
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Return the recorded outcome, or run ``next`` and record its outcome."""
-        key = build_model_key(call.input)
-        recorded = (await self._journal.find_outcomes([key])).get(key)
+        key, recorded = await find_model_outcome(self._journal, call.input, call.asked_at)
         if recorded is not None:
             return ModelReply(parse_outcome(ModelOutput, recorded, key), message=None)
-        call.nothing_recorded = True
+        call.nothing_recorded = call.attempt == 1  # an earlier attempt, taken for lost, may still record something
         paid = call.input.purpose not in ("close", "remind")
         if paid:
             reach_point("model.begun")
@@ -60,6 +59,8 @@ class JournalStage:
         )
         if paid:
             reach_point("model.recorded")
+        if (given_up := read_given_up(first)) is not None:
+            raise build_given_up_error(given_up)
         if first != body:  # another attempt recorded its outcome first, and that counts
             reply.output = parse_outcome(ModelOutput, first, key)
         return reply

@@ -66,6 +66,7 @@ class Model:
     def __init__(self, tool: str = "pay", *, held: bool = False) -> None:
         self.tool = tool
         self.reached = asyncio.Event()
+        self.released = asyncio.Event()
         self.asked: list[list[dict[str, Any]]] = []
         """The messages of each request."""
         self._held = held
@@ -75,7 +76,7 @@ class Model:
         self.asked.append(messages)
         if self._held and not self.reached.is_set():
             self.reached.set()
-            await asyncio.Event().wait()
+            await self.released.wait()
         usage = {"prompt_tokens": TOKENS - 1, "completion_tokens": 1, "total_tokens": TOKENS}
         if len(users_of(messages)) > 1 or any(message["role"] == "tool" for message in messages):
             return Reply(text="Done.", usage=usage)
@@ -255,3 +256,28 @@ async def test_a_stop_that_the_activity_answers_itself_costs_no_further_activity
 async def _start(engine: Engine, settings: dict[str, str]) -> Run:
     await engine.process("paying", **settings)
     return await (await engine.client()).start("paying", "Go.", mode="session")
+
+
+# --- a worker that was only taken for lost
+
+
+async def test_a_worker_that_wakes_up_after_the_run_went_on_begins_nothing(engine: Engine) -> None:
+    """It stood still while the model replied: its reply comes too late to be recorded, and with it the payments."""
+    async with AsyncExitStack() as stack:
+        model, shop = Model(held=True), await stack.enter_async_context(Shop(None))
+        server = await stack.enter_async_context(OpenAIServer(model))
+        settings = {"TEST_MODEL_URL": server.base_url, "TEST_SHOP_URL": shop.url}
+        lost = await engine.process("paying", **settings)
+        run = await (await engine.client()).start("paying", "Go.", mode="session")
+        await model.reached.wait()
+        lost.process.send_signal(signal.SIGSTOP)
+        await run.interrupt("What have you paid?")
+        await engine.process("paying", **settings)
+        assert (await asyncio.wait_for(run.turn().result(), 60)).content == "Done."
+        model.released.set()
+        await eventually(lambda: server.stats.completed == 2, what="the late reply is sent")
+        lost.process.send_signal(signal.SIGCONT)
+        assert await lost.stop() == 0  # with all that it had begun
+        messages = await run.transcript()
+    assert not shop.paid
+    assert [message.role for message in messages if message.role != "system"] == ["user", "user", "assistant"]

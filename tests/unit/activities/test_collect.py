@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
+
 import pytest
 
 from perdure.activities import CollectActivity
-from perdure.errors import StoreMismatchError
+from perdure.errors import StoreError, StoreMismatchError
 from perdure.ports import Commit, Outcome
 from perdure.stages.journal import JournalStage
 from perdure.stages.journal_keys import build_model_key
-from perdure.stages.stage import CollectCall, ToolCall
+from perdure.stages.stage import CollectCall, ModelCall, ModelReply, ToolCall
 from perdure.testing import MemoryStore
 from perdure.types.tool_calls import ActivityCall, Call, InlineCall
 from perdure.types.wire import CollectInput, CollectOutput, ModelInput, ModelOutput, ToolInput, ToolOutput
@@ -19,9 +22,14 @@ MODEL = ModelInput(**FACTS, op=1)
 TOOL = ToolInput(**FACTS, op=2, call_id="call_1", name="pay", arguments={"n": 1})
 
 
+BEFORE, AT, AFTER = (f"2026-01-01T00:00:0{second}.000000+00:00" for second in (1, 2, 3))
+
+
 async def collect(store: MemoryStore, *, closing: bool = True, attempt: int = 1, **task: object) -> CollectOutput:
+    """Collect at ``AT``."""
     given = CollectInput.model_validate({**task, "closing": closing})
-    return await CollectActivity(store).call(CollectCall(input=given, owner=f"run/9/{attempt}", attempt=attempt))
+    call = CollectCall(input=given, owner=f"run/9/{attempt}", attempt=attempt, asked_at=AT)
+    return await CollectActivity(store).call(call)
 
 
 class Tool:
@@ -115,6 +123,41 @@ async def test_a_reply_is_returned_with_the_outcomes_of_its_inline_calls() -> No
     assert str(second.content).startswith("OutcomeUnknown: pay")
     assert third == inline
     assert (await collect(store, model=MODEL)).model == collected
+
+
+class Model:
+    """The rest of the stages around a model call."""
+
+    def __init__(self, text: str, meanwhile: Callable[[], Awaitable[object]] | None = None) -> None:
+        self._text, self._meanwhile = text, meanwhile
+
+    async def __call__(self, call: ModelCall) -> ModelReply:
+        if self._meanwhile is not None:
+            await self._meanwhile()
+        return ModelReply(ModelOutput(text=self._text), message=None)
+
+
+async def test_a_model_call_that_was_given_up_cannot_record_its_reply() -> None:
+    """Its inline calls, which no run waits for, would begin then."""
+    store = await open_store()
+    late, model = (
+        ModelCall(MODEL, owner="run/1/1", asked_at=BEFORE),
+        Model("Late.", partial(collect, store, model=MODEL)),
+    )
+    with pytest.raises(StoreError, match="given up"):
+        await JournalStage(store).model(late, model)
+    with pytest.raises(StoreError, match="given up"):
+        await JournalStage(store).model(late, Model("Later."))
+    assert (await collect(store, model=MODEL, attempt=2)).model is None
+
+
+async def test_a_model_call_that_is_made_again_after_it_was_given_up_is_recorded() -> None:
+    """After a Temporal reset."""
+    store = await open_store()
+    await collect(store, model=MODEL)
+    again = ModelCall(MODEL, owner="reset/1/1", asked_at=AFTER)
+    for text in ("Again.", "Never."):
+        assert (await JournalStage(store).model(again, Model(text))).output.text == "Again."
 
 
 async def test_another_store_is_refused() -> None:
