@@ -5,9 +5,18 @@ Ports are injected.
 
 from .agents import Agents
 from .author_loop import AuthorLoop
+from .collect import CollectActivity
 from .iteration import IterationStage
 from .model import ModelActivity
 from .run_context import MemoryFactory
 from .tools import ToolActivity
 
-__all__ = ["Agents", "AuthorLoop", "IterationStage", "MemoryFactory", "ModelActivity", "ToolActivity"]
+__all__ = [
+    "Agents",
+    "AuthorLoop",
+    "CollectActivity",
+    "IterationStage",
+    "MemoryFactory",
+    "ModelActivity",
+    "ToolActivity",
+]

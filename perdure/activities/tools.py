@@ -221,6 +221,7 @@ class ToolActivity:
 
     async def _execute_tool(self, call: ToolCall, tool: Tool, work: Callable[[], Any]) -> ToolOutput:
         name = f"tool {tool.name} of agent {call.input.agent}"
+        call.nothing_recorded = False  # from here on it may have happened
         try:
             result: ResultContent = await self._author.run(name, work, timeout=tool.timeout)
             files = tuple([await record_file(file, call.blobs) for file in result.files])

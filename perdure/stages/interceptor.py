@@ -6,6 +6,7 @@ argument is a ``RequestCall`` or ``ToolCall``; outside, the plain JSON that is i
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -16,16 +17,28 @@ from typing import Any
 from temporalio import activity
 from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from ..errors import PerdureError
 from ..ports import timestamp
 from ..types.interface import PENDING_ATTRIBUTE
 from ..types.schema_version import check_schema_version
-from ..types.wire import MODEL_ACTIVITY, CallFacts, ModelInput, ModelOutput, ToolInput, ToolOutput
+from ..types.wire import (
+    COLLECT_ACTIVITY,
+    MODEL_ACTIVITY,
+    NOTHING_RECORDED,
+    CallFacts,
+    CollectInput,
+    CollectOutput,
+    ModelInput,
+    ModelOutput,
+    ToolInput,
+    ToolOutput,
+)
 from .heartbeat import Heartbeat, measure_agent_missing
 from .retries import RetryDecision, decide_retry
-from .stage import ModelCall, ModelReply, NextModel, NextTool, Stages, ToolCall
+from .stage import CollectCall, ModelCall, ModelReply, NextModel, NextTool, Stages, ToolCall
 
 # ---
 # Which search attributes a run may update, and whether its memo: added to replies after the journal stage.
@@ -52,6 +65,9 @@ def attach_search_attributes(call: ModelCall, output: ModelOutput, names: tuple[
 
 
 logger = logging.getLogger("perdure.worker")
+
+REPORT_TIMEOUT = timedelta(seconds=5)
+"""How long the answer to a cancellation may take."""
 
 
 class StageInterceptor(Interceptor):
@@ -94,24 +110,36 @@ class _StageInboundInterceptor(ActivityInboundInterceptor):
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         if not self._is_own_activity(input.fn):
             return await self.next.execute_activity(input)
-        async with Heartbeat():
-            try:
-                output = await self._run_stages(_parse_activity_input(input), input)
-            except ApplicationError:
-                raise
-            except Exception as error:
-                if not isinstance(error, PerdureError):
-                    logger.exception("%s failed", activity.info().activity_type)
-                raise _build_application_error(
-                    decide_retry(error, activity.info().attempt, measure_agent_missing(error))
-                ) from None
+        call: ActivityCall | None = None
+        try:
+            async with Heartbeat():
+                try:
+                    call = _parse_activity_input(input)
+                    output = await self._run_stages(call, input)
+                except ApplicationError:
+                    raise
+                except Exception as error:
+                    if not isinstance(error, PerdureError):
+                        logger.exception("%s failed", activity.info().activity_type)
+                    verdict = decide_retry(error, activity.info().attempt, measure_agent_missing(error))
+                    nothing_recorded = call is not None and call.nothing_recorded
+                    raise _build_application_error(verdict, nothing_recorded=nothing_recorded) from None
+        except asyncio.CancelledError:
+            if call is not None and call.nothing_recorded and _is_cancelled_by_run():
+                await _report_nothing_recorded()
+            raise
         return output.model_dump(mode="json", exclude_none=True)
 
-    async def _run_stages(self, call: ModelCall | ToolCall, input: ExecuteActivityInput) -> ModelOutput | ToolOutput:
+    async def _run_stages(
+        self, call: ActivityCall, input: ExecuteActivityInput
+    ) -> ModelOutput | ToolOutput | CollectOutput:
         async def bare(call: Any) -> Any:
             input.args = [call]
             return await self.next.execute_activity(input)
 
+        if isinstance(call, CollectCall):
+            collected: CollectOutput = await bare(call)
+            return collected
         if isinstance(call, ToolCall):
             return await self._stages.wrap_tool(bare)(call)
         output = (await self._stages.wrap_model(bare)(call)).output
@@ -120,7 +148,31 @@ class _StageInboundInterceptor(ActivityInboundInterceptor):
         return attach_search_attributes(call, output, await self._find_attributes())
 
 
-def _parse_activity_input(input: ExecuteActivityInput) -> ModelCall | ToolCall:
+ActivityCall = ModelCall | ToolCall | CollectCall
+
+
+def _is_cancelled_by_run() -> bool:
+    details = activity.cancellation_details()
+    return details is not None and details.cancel_requested
+
+
+async def _report_nothing_recorded() -> None:
+    """End the cancelled activity, with the detail that it has recorded nothing: the run need not collect it.
+
+    The SDK's own answer to a cancellation has no details, so the answer is sent as an asynchronous completion. Returns
+    if it could not be sent: the SDK then answers, and the run collects.
+    """
+    try:
+        client = activity.client()
+        handle = client.get_async_activity_handle(task_token=activity.info().task_token)
+        await handle.report_cancellation(NOTHING_RECORDED, rpc_timeout=REPORT_TIMEOUT)
+    except (RPCError, RuntimeError) as error:  # RuntimeError: a test's environment has no client
+        logger.debug("a cancellation is answered without details: %s", error)
+        return
+    activity.raise_complete_async()
+
+
+def _parse_activity_input(input: ExecuteActivityInput) -> ActivityCall:
     info = activity.info()
     attempt: dict[str, Any] = {
         "owner": f"{info.workflow_run_id}/{info.activity_id}/{info.attempt}",
@@ -132,17 +184,22 @@ def _parse_activity_input(input: ExecuteActivityInput) -> ModelCall | ToolCall:
         waited = (info.started_time - info.scheduled_time).total_seconds()  # both are the server's
         check_schema_version(raw, "the input of the model call")
         return ModelCall(ModelInput.model_validate(raw), scheduled=monotonic() - waited, **attempt)
+    if info.activity_type == COLLECT_ACTIVITY:
+        for part in (raw, raw.get("model"), raw.get("tool")):
+            check_schema_version(part, "the input of a call that is collected")
+        return CollectCall(input=CollectInput.model_validate(raw), **attempt)
     first = raw[0]  # a dynamic activity gets its arguments undecoded, as a list
     plain = activity.payload_converter().from_payload(first.payload) if isinstance(first, RawValue) else first
     check_schema_version(plain, "the input of the tool call")
     return ToolCall(ToolInput.model_validate(plain), **attempt)
 
 
-def _build_application_error(verdict: RetryDecision) -> ApplicationError:
+def _build_application_error(verdict: RetryDecision, *, nothing_recorded: bool) -> ApplicationError:
     """Build the error for Temporal: the class by its name, whether to retry, and when."""
     return ApplicationError(
         verdict.message,
         *verdict.details,
+        *([NOTHING_RECORDED] if nothing_recorded else []),
         type=verdict.error_type,
         non_retryable=not verdict.retry,
         next_retry_delay=None if verdict.delay is None else timedelta(seconds=verdict.delay),

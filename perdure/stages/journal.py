@@ -20,7 +20,7 @@ from ..ports.test_seams import reach_point
 from ..types.wire import ModelOutput, ToolOutput
 from .event_builders import build_tool_end_events, build_tool_start_events
 from .event_stream import build_event_batch
-from .journal_keys import build_model_key, parse_outcome
+from .journal_keys import build_given_up_error, find_model_outcome, parse_outcome, read_given_up
 from .retries import retry_store
 from .stage import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 
@@ -40,10 +40,10 @@ class JournalStage:
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Return the recorded outcome, or run ``next`` and record its outcome."""
-        key = build_model_key(call.input)
-        recorded = (await self._journal.find_outcomes([key])).get(key)
+        key, recorded = await find_model_outcome(self._journal, call.input, call.asked_at)
         if recorded is not None:
             return ModelReply(parse_outcome(ModelOutput, recorded, key), message=None)
+        call.nothing_recorded = call.attempt == 1  # an earlier attempt, taken for lost, may still record something
         paid = call.input.purpose not in ("close", "remind")
         if paid:
             reach_point("model.begun")
@@ -53,11 +53,14 @@ class JournalStage:
         body = reply.output.model_dump_json(exclude_none=True).encode()
         parse_outcome(ModelOutput, body, key)  # an outcome that could not be read back is not recorded
         outcome = Outcome(key, "model", body)
+        call.nothing_recorded = False
         first = await self._commit_despite_cancel(
             replace(reply.commit, outcome=outcome, memory=tuple(call.memory_writes))
         )
         if paid:
             reach_point("model.recorded")
+        if (given_up := read_given_up(first)) is not None:
+            raise build_given_up_error(given_up)
         if first != body:  # another attempt recorded its outcome first, and that counts
             reply.output = parse_outcome(ModelOutput, first, key)
         return reply
@@ -76,6 +79,7 @@ class JournalStage:
         if _is_later_attempt(claim.begun_by, call.owner):
             # This one waited for the store, or its worker stood still, and was taken for lost: the other one acts now.
             raise StoreError(f"a later attempt has begun {call.input.name}")
+        call.nothing_recorded = True  # until the tool begins
         while True:
             try:
                 return await self._run_and_record(call, claim, next)
@@ -87,7 +91,7 @@ class JournalStage:
 
     async def _run_and_record(self, call: ToolCall, claim: Claim, next: NextTool) -> ToolOutput:
         """Run the call and record its outcome. Raises ``MemoryChangedError`` where it has to run once more."""
-        output = _build_unknown_outcome(call, claim) or await _run_claimed_tool(call, next)
+        output = _find_unknown_outcome(call, claim) or await _run_claimed_tool(call, next)
         blobs: list[Blob] = []
         output = move_text_to_blob(output, "content", blobs, empty=None)
         body = output.model_dump_json(exclude_none=True).encode()
@@ -98,6 +102,7 @@ class JournalStage:
             () if output.status == "asking" else (*call.hook_writes, *(() if output.is_error else call.memory_writes))
         )
         outcome = Outcome(call.key, "tool", body)
+        call.nothing_recorded = False
         events = build_event_batch(call, [*call.pending_events, *build_tool_end_events(call, output)])
         first = await self._commit_despite_cancel(
             Commit(blobs=[*blobs, *call.blobs], outcome=outcome, memory=memory, events=events)
@@ -146,19 +151,24 @@ async def _run_claimed_tool(call: ToolCall, next: NextTool) -> ToolOutput:
     return output
 
 
-def _build_unknown_outcome(call: ToolCall, claim: Claim) -> ToolOutput | None:
+def _find_unknown_outcome(call: ToolCall, claim: Claim) -> ToolOutput | None:
     """Build the result of a call that began, has no recorded outcome, and may not run again; None if it may run."""
     name, retries = call.input.name, call.input.retries
     if claim.state == "begun":
-        text = (
-            f"OutcomeUnknown: {name} was started, and its worker was lost before it reported back. "
-            "It may have happened or not, and it was not run again. Check before you repeat it."
-        )
-    elif retries is not None and claim.starts > retries + 1:
+        return build_unknown_outcome(call)
+    if retries is not None and claim.starts > retries + 1:
         text = (
             f"OutcomeUnknown: {name} was started {retries + 1} times and its worker was lost each time; "
             "it is not run again. It may have happened or not."
         )
-    else:
-        return None
+        return ToolOutput(key=call.key, content=text, is_error=True, status="unknown")
+    return None
+
+
+def build_unknown_outcome(call: ToolCall) -> ToolOutput:
+    """Build the result of a call that began, and of which no outcome is recorded."""
+    text = (
+        f"OutcomeUnknown: {call.input.name} was started, and its worker was lost before it reported back. "
+        "It may have happened or not, and it was not run again. Check before you repeat it."
+    )
     return ToolOutput(key=call.key, content=text, is_error=True, status="unknown")

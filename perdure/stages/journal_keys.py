@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ..errors import TranscriptCorruptedError
+from ..errors import StoreError, TranscriptCorruptedError
+from ..ports import Journal
 from ..types.client_tools import ClientTools
 from ..types.messages import BlobRef, Data
 from ..types.schema_version import check_schema_version
@@ -75,6 +76,53 @@ def _dump_without_defaults(data: Data, *without: str) -> dict[str, Any]:
 
 def _hash_journal_key(scope: str, op: int, kind: str, digest: dict[str, Any]) -> str:
     return hashlib.sha256(_encode_canonical_json([scope, op, kind, digest]).encode()).hexdigest()
+
+
+# ---
+# The outcome of a model call, and the mark of one that is given up: an attempt that was only taken for lost must not
+# record its reply any more, whose calls it would then begin.
+
+
+class GivenUp(Data):
+    """In the place of a model call's outcome: the run has gone on without it."""
+
+    given_up: str
+    """When the activity that gave it up was scheduled (``Attempt.asked_at``)."""
+
+
+def encode_given_up(asked_at: str) -> bytes:
+    """Encode the mark of a model call that is given up by an activity scheduled at ``asked_at``."""
+    return GivenUp(given_up=asked_at).model_dump_json().encode()
+
+
+def read_given_up(body: bytes) -> str | None:
+    """Return when the call was given up; None for an outcome."""
+    return GivenUp.model_validate_json(body).given_up if body.startswith(b'{"given_up":') else None
+
+
+async def find_model_outcome(journal: Journal, task: ModelInput, asked_at: str) -> tuple[str, bytes | None]:
+    """Find the recorded outcome of a model call; also returns the key under which it is recorded, or is to be.
+
+    A call that is made again although it was given up, as after a Temporal reset, has another key. Raises
+    ``StoreError`` for a call that was scheduled, at ``asked_at``, before it was given up.
+    """
+    key = build_model_key(task)
+    while True:
+        body = (await journal.find_outcomes([key])).get(key)
+        given_up = None if body is None else read_given_up(body)
+        if given_up is None:
+            return key, body
+        if asked_at < given_up:
+            raise build_given_up_error(given_up)
+        key = hashlib.sha256(f"{key}/again".encode()).hexdigest()
+
+
+def build_given_up_error(at: str) -> StoreError:
+    """Build the error of an attempt whose call was given up."""
+    return StoreError(
+        f"this model call was given up at {at}: its run has gone on without it",
+        hint="Where the run waits for it, because Temporal was restored from a backup, interrupt the run.",
+    )
 
 
 # ---

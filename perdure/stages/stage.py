@@ -24,7 +24,7 @@ from ..types.events import MessageInjected, StepTaken
 from ..types.messages import Message, Usage, Withheld
 from ..types.subagents import BranchOutcome
 from ..types.transcript import Transcript, iter_pieces
-from ..types.wire import ModelInput, ModelOutput, ToolInput, ToolOutput
+from ..types.wire import CollectInput, ModelInput, ModelOutput, ToolInput, ToolOutput
 from .journal_keys import build_tool_key
 
 
@@ -50,6 +50,16 @@ class Attempt:
     """Files that the author's code put into new messages, or returned; committed with the outcome."""
     pending_events: list[NewEvent] = field(default_factory=list)
     """Events of this attempt that are not recorded yet; the next write of events includes them."""
+    nothing_recorded: bool = False
+    """The journal has no outcome of the call, and its effect has not begun: an attempt that ends so leaves nothing to
+    collect. False while that is not known."""
+
+
+@dataclass(slots=True, kw_only=True)
+class CollectCall(Attempt):
+    """An attempt to collect what an activity had recorded that ended without a result."""
+
+    input: CollectInput
 
 
 @dataclass(frozen=True, slots=True)

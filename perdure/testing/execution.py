@@ -29,10 +29,21 @@ from temporalio.exceptions import CancelledError as TemporalCancelledError
 from ..ports import timestamp
 from ..stages.interceptor import attach_search_attributes
 from ..stages.retries import decide_retry
-from ..stages.stage import ModelCall, ToolCall
+from ..stages.stage import CollectCall, ModelCall, ToolCall
 from ..temporal_service import ACCEPTED_UPDATE_ENDED
 from ..types.interface import SEARCH_ATTRIBUTES, WORKFLOW_TYPE
-from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY_PREFIX, ModelInput, ModelOutput, ToolInput, ToolOutput
+from ..types.wire import (
+    COLLECT_ACTIVITY,
+    MODEL_ACTIVITY,
+    NOTHING_RECORDED,
+    TOOL_ACTIVITY_PREFIX,
+    CollectInput,
+    CollectOutput,
+    ModelInput,
+    ModelOutput,
+    ToolInput,
+    ToolOutput,
+)
 from ..worker import Engine
 from ..workflows import AgentWorkflow
 from ..workflows.child_workflows import EXTERNAL_RUN_GONE
@@ -59,27 +70,31 @@ class ActivityRunner:
         self._numbers = itertools.count(1)
 
     async def run(self, name: str, argument: dict[str, Any]) -> Any:
-        """Run activity ``name`` and return its result; input and result go through JSON. Raises
-        ``ApplicationError``."""
+        """Run activity ``name`` and return its result; input and result go through JSON. Raises ``ApplicationError``,
+        and ``CancelledError`` of Temporal or of asyncio."""
         plain = json.loads(json.dumps(argument))
-        if name != MODEL_ACTIVITY and not plain.keys() >= _TOOL_INPUT_FIELDS:
+        if name not in (MODEL_ACTIVITY, COLLECT_ACTIVITY) and not plain.keys() >= _TOOL_INPUT_FIELDS:
             return await self._run_remote_tool(name.removeprefix(TOOL_ACTIVITY_PREFIX), plain)
         number, asked_at, scheduled = next(self._numbers), timestamp(datetime.now(UTC)), monotonic()
         attempt = 0
         while True:
             attempt += 1
             owner = f"{self._run_id}/{number}/{attempt}"
+            call = _parse_input(name, plain, scheduled, owner=owner, attempt=attempt, asked_at=asked_at)
             try:
-                output = await self._run_attempt(
-                    name, plain, scheduled, owner=owner, attempt=attempt, asked_at=asked_at
-                )
+                output = await self._run_attempt(call)
+            except asyncio.CancelledError:
+                if call.nothing_recorded:
+                    raise TemporalCancelledError("Cancelled", NOTHING_RECORDED) from None
+                raise
             except Exception as error:
                 decision = decide_retry(error, attempt)
                 if decision.retry and attempt < MAX_ATTEMPTS:
                     await asyncio.sleep(0)  # at once, whatever the requested delay
                     continue
                 text = decision.message + (f" (given up after {attempt} attempts)" if decision.retry else "")
-                raise ApplicationError(text, *decision.details, type=decision.error_type, non_retryable=True) from None
+                details = (*decision.details, *([NOTHING_RECORDED] if call.nothing_recorded else []))
+                raise ApplicationError(text, *details, type=decision.error_type, non_retryable=True) from None
             return json.loads(output.model_dump_json(exclude_none=True))
 
     async def _run_remote_tool(self, name: str, arguments: dict[str, Any]) -> Any:
@@ -95,14 +110,23 @@ class ActivityRunner:
             raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from error
         return json.loads(json.dumps(value))
 
-    async def _run_attempt(
-        self, name: str, argument: dict[str, Any], scheduled: float, **attempt: Any
-    ) -> ModelOutput | ToolOutput:
-        if name == MODEL_ACTIVITY:
-            call = ModelCall(ModelInput.model_validate(argument), scheduled=scheduled, **attempt)
-            reply = await self._engine.call_model(call)
-            return attach_search_attributes(call, reply.output, tuple(SEARCH_ATTRIBUTES))
-        return await self._engine.call_tool(ToolCall(ToolInput.model_validate(argument), **attempt))
+    async def _run_attempt(self, call: ModelCall | ToolCall | CollectCall) -> ModelOutput | ToolOutput | CollectOutput:
+        if isinstance(call, CollectCall):
+            return await self._engine.call_collect(call)
+        if isinstance(call, ToolCall):
+            return await self._engine.call_tool(call)
+        reply = await self._engine.call_model(call)
+        return attach_search_attributes(call, reply.output, tuple(SEARCH_ATTRIBUTES))
+
+
+def _parse_input(
+    name: str, argument: dict[str, Any], scheduled: float, **attempt: Any
+) -> ModelCall | ToolCall | CollectCall:
+    if name == MODEL_ACTIVITY:
+        return ModelCall(ModelInput.model_validate(argument), scheduled=scheduled, **attempt)
+    if name == COLLECT_ACTIVITY:
+        return CollectCall(input=CollectInput.model_validate(argument), **attempt)
+    return ToolCall(ToolInput.model_validate(argument), **attempt)
 
 
 # ---
@@ -393,7 +417,7 @@ class Execution(Host):
             return activity.result()
         raise ActivityError(
             "Activity task failed",
-            scheduled_event_id=0,
+            scheduled_event_id=1,
             started_event_id=0,
             identity="",
             activity_type=name,

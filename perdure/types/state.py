@@ -165,6 +165,16 @@ class TurnState(StatePart):
     """Ids of the last messages that have no answer because of a limit; empty for a message without an id."""
 
 
+class UncollectedActivity(StatePart):
+    """An activity without an output that is applied, which may have recorded effects."""
+
+    activity: str
+    """Its type."""
+    input: dict[str, Any]
+    taken: int = 0
+    """Of a model call: how many messages of the inbox are among its input."""
+
+
 class RunState(StatePart):
     """The whole state of a conversation, except its transcript."""
 
@@ -261,6 +271,8 @@ class RunState(StatePart):
     """An interrupt was requested: running work is stopped, and the turn ends, or continues with a message."""
     pause: Pause | None = None
     requested_pause: RequestedPause | None = Field(default=None, exclude_if=is_none)
+    uncollected: list[UncollectedActivity] = Field(default=[], exclude_if=operator.not_)
+    """What the run has to collect before it goes on or ends; it paused because that could not be read or applied."""
     indexed: list[str] | None = None
     """Search attributes of the namespace, as last reported by a worker."""
     noted: bool = Field(default=False, exclude_if=operator.not_)

@@ -20,6 +20,9 @@ from .subagents import BranchOutcome, BranchRequest, Lineage
 from .tool_calls import Call, Clearance, ExternalCallPhase, Question, ToolAnswer
 
 MODEL_ACTIVITY = "perdure.model"
+COLLECT_ACTIVITY = "perdure.collect"
+NOTHING_RECORDED = "nothing recorded"
+"""Detail of the failure or cancellation of an activity whose own code knows that the journal has nothing of it."""
 TOOL_ACTIVITY_PREFIX = "tool."
 """Prefix of a tool call's activity type; the tool's name follows."""
 REMOTE_BYTES = 256 * 1024
@@ -306,4 +309,22 @@ class ToolOutput(Data):
     again when ``question`` is answered. ``cleared``: it may be handed over to the external worker or client."""
     question: Question | None = None
     cleared: Clearance | None = Field(default=None, exclude_if=operator.not_)
+    schema_version: int = schema_version_field()
+
+
+class CollectInput(Data):
+    """Input of ``perdure.collect``: the input of the activity that ended without a result."""
+
+    model: ModelInput | None = None
+    tool: ToolInput | None = None
+    closing: bool = Field(default=False, exclude_if=operator.not_)
+    """The run stops: tool calls without an outcome are closed. Otherwise they may still run, as calls of their own."""
+    schema_version: int = schema_version_field()
+
+
+class CollectOutput(Data):
+    """Output of ``perdure.collect``: what the journal has of that activity; neither if it has nothing."""
+
+    model: ModelOutput | None = None
+    tool: ToolOutput | None = None
     schema_version: int = schema_version_field()

@@ -20,7 +20,7 @@ from temporalio import activity
 from temporalio.client import Client as TemporalClient
 
 from .. import config
-from ..activities import Agents, AuthorLoop, IterationStage, MemoryFactory, ModelActivity, ToolActivity
+from ..activities import Agents, AuthorLoop, CollectActivity, IterationStage, MemoryFactory, ModelActivity, ToolActivity
 from ..activities.agents import check_hook_agents
 from ..activities.hooks import MESSAGE_EVENTS
 from ..activities.run_context import AuthResolver
@@ -48,7 +48,7 @@ from ..stages.journal import JournalStage
 from ..stages.prepare import PrepareStage
 from ..stages.reply_cache import ReplyCacheStage
 from ..stages.retries import BudgetStage
-from ..stages.stage import ModelCall, ModelReply, Stages, ToolCall, ToolStage, wrap_tool_call
+from ..stages.stage import CollectCall, ModelCall, ModelReply, Stages, ToolCall, ToolStage, wrap_tool_call
 from ..stages.tool_hooks import ToolHookStage
 from ..stages.transcript import TranscriptStage
 from ..store import Chain, open_store
@@ -58,7 +58,7 @@ from ..temporal_service import get_search_attributes
 from ..tools import Tool, format_error
 from ..tools.context import AuthFunction
 from ..types.limits import RateLimit
-from ..types.wire import ToolOutput
+from ..types.wire import CollectOutput, ToolOutput
 from .webhooks import WebhookActivity, dispatch_webhooks
 
 # ---
@@ -369,7 +369,7 @@ class Engine:
             memory=memory,
             toolsets=self.toolsets,
         )
-        self.webhook = WebhookActivity(self.store)
+        self.collect, self.webhook = CollectActivity(self.store), WebhookActivity(self.store)
         self.search_attributes = SearchAttributeCheck()
         self.interceptor = StageInterceptor(lambda: self._stages, self._is_engine_activity, self.search_attributes)
         self._stages: Stages
@@ -423,6 +423,10 @@ class Engine:
     async def call_tool(self, call: ToolCall) -> ToolOutput:
         """Run a tool call through all stages, without Temporal."""
         return await self._stages.wrap_tool(self.tool.call)(call)
+
+    async def call_collect(self, call: CollectCall) -> CollectOutput:
+        """Collect what an activity had recorded, without Temporal."""
+        return await self.collect.call(call)
 
     def _build_stages(self) -> Stages:
         """Build the stages. A tool call passes the same ones in an activity of its own and inline."""
@@ -497,4 +501,4 @@ class Engine:
         return not list_hook_events(self.hooks, hooks).isdisjoint(MESSAGE_EVENTS)
 
     def _is_engine_activity(self, fn: Callable[..., Any]) -> bool:
-        return getattr(fn, "__self__", None) in (self.model, self.tool)
+        return getattr(fn, "__self__", None) in (self.model, self.tool, self.collect)

@@ -171,7 +171,12 @@ class PerdurePlugin(SimplePlugin):
         super().__init__(
             "perdure.PerdurePlugin",
             workflows=[AgentWorkflow, WebhookWorkflow],
-            activities=[self.engine.model.model, self.engine.tool.tool, self.engine.webhook.deliver],
+            activities=[
+                self.engine.model.model,
+                self.engine.tool.tool,
+                self.engine.collect.collect,
+                self.engine.webhook.deliver,
+            ],
             interceptors=[self.engine.interceptor],
             workflow_runner=_pass_perdure_through,
         )

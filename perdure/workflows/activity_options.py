@@ -7,12 +7,12 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, RetryState, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, RetryState, is_cancelled_exception
 from temporalio.workflow import ActivityCancellationType
 
 from ..types.messages import copy_shared
 from ..types.state import RunState, ToolCallState
-from ..types.wire import CallFacts, ToolInput
+from ..types.wire import NOTHING_RECORDED, CallFacts, ToolInput
 
 
 def build_call_facts(state: RunState, op: int, *, calling_model: bool = False) -> dict[str, Any]:
@@ -67,6 +67,15 @@ def is_cancelled_activity(error: ActivityError) -> bool:
     Only the cancellation prevents another attempt then: nothing is wrong with the run.
     """
     return is_cancelled_exception(error) or error.retry_state is RetryState.CANCEL_REQUESTED
+
+
+def may_have_recorded(error: ActivityError) -> bool:
+    """Whether the activity that ended with ``error`` may have recorded effects: unless its own code says that it has
+    not, as a lost worker cannot, nor one between whose attempts the activity was cancelled."""
+    if not error.scheduled_event_id:  # cancelled in the workflow task that was to begin it
+        return False
+    details = error.cause.details if isinstance(error.cause, ApplicationError | CancelledError) else ()
+    return NOTHING_RECORDED not in details
 
 
 HEARTBEAT_TIMEOUT = timedelta(seconds=5)

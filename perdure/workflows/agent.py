@@ -60,6 +60,8 @@ class AgentWorkflow(WorkflowHandlers):
         tasks = StepTasks(state, self._guard)
         children = BackgroundChildren(state, self._guard)
         while True:
+            if state.uncollected and (state.pause is None or tasks.is_stopping()):
+                await steps.collect_open_work(state, tasks)
             if tasks.is_cancelling() and not state.cancelled:
                 lifecycle.cancel_run(state)
             now = get_host().now()

@@ -38,7 +38,7 @@ from ..types.validation_errors import describe_validation_error
 from .guard import Guard
 from .host import get_host, record_received
 from .search_attributes import build_child_search_attributes
-from .step_tasks import StepTasks
+from .step_tasks import StepTasks, run_shielded
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ async def _start_child_workflow(state: RunState, id: str, start: dict[str, Any],
     attributes = build_child_search_attributes(state, start["agent"])
     options |= {"memo": build_run_memo(start), "search_attributes": attributes}
     starting = get_host().start_child_workflow(WORKFLOW_TYPE, start, id=id, task_timeout=CHILD_TASK_TIMEOUT, **options)
-    return await _run_shielded(starting)
+    return await run_shielded(starting)
 
 
 async def _wait_for_child(state: RunState, child: asyncio.Task[Any]) -> None:
@@ -178,7 +178,7 @@ class BackgroundChildren:
         row = background.find_tell_target(state, pending, request.handle)
         if row is not None and row.state == "starting":  # by a parallel call: the run cannot receive signals yet
             starting_row = row
-            await _run_shielded(get_host().wait_condition(lambda: starting_row.state != "starting"))
+            await run_shielded(get_host().wait_condition(lambda: starting_row.state != "starting"))
             row = background.find_tell_target(state, pending, request.handle)
         if row is None:
             return
@@ -227,7 +227,7 @@ class BackgroundChildren:
         state.heard = now
         state.sought += 1
         try:
-            await _run_shielded(get_host().signal_external(parent.context_id, "probe", []))
+            await run_shielded(get_host().signal_external(parent.context_id, "probe", []))
         except FailureError as error:
             if _is_workflow_not_found(error):
                 text = f"run {parent.context_id!r}, which had started this one in background, has ended"
@@ -247,7 +247,7 @@ class BackgroundChildren:
         """Signal the run; return why it could not be delivered, None if it was. A run that is gone counts as lost: it
         would have reported its end before it closed."""
         try:
-            await _run_shielded(get_host().signal_external(build_child_run_id(self._state, row), signal, arguments))
+            await run_shielded(get_host().signal_external(build_child_run_id(self._state, row), signal, arguments))
         except FailureError as error:
             if not _is_workflow_not_found(error):
                 return str(error)
@@ -278,7 +278,7 @@ class BackgroundChildren:
         if not row.is_running:
             return
         try:
-            await _run_shielded(get_host().cancel_external(build_child_run_id(self._state, row)))
+            await run_shielded(get_host().cancel_external(build_child_run_id(self._state, row)))
         except FailureError as error:
             if _is_workflow_not_found(error):
                 background.apply_background_outcome(self._state, row, LOST)
@@ -296,26 +296,14 @@ async def report_to_parent(state: RunState, step: ReportToParent, guard: Guard) 
     if ending is None:
         return
     with suppress(FailureError):
-        await _run_shielded(get_host().signal_external(parent, "child_ended", [ending]))
+        await run_shielded(get_host().signal_external(parent, "child_ended", [ending]))
     state.reported = op
-
-
-async def _run_shielded(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run ``coroutine`` to its end, through cancellations: it is quick, and must not be left half done. Returns its
-    result; raises what it raises."""
-    task = asyncio.create_task(coroutine)
-    while not task.done():
-        try:
-            await get_host().wait([task])
-        except asyncio.CancelledError:
-            continue
-    return task.result()
 
 
 async def _run_all_shielded(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     if tasks:
-        await _run_shielded(get_host().wait(tasks))
+        await run_shielded(get_host().wait(tasks))
     for task in tasks:
         task.result()
 

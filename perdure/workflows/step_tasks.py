@@ -5,16 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Protocol
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
 
 from temporalio.exceptions import ActivityError
+from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 
 from ..loop.lifecycle import PAUSING_ERRORS, pause_run
 from ..types.schema_version import check_schema_version
-from ..types.state import RunState
-from .activity_options import ActivityFailure, engine_options, is_cancelled_activity, read_activity_failure
+from ..types.state import RunState, UncollectedActivity
+from ..types.wire import COLLECT_ACTIVITY, MODEL_ACTIVITY
+from .activity_options import (
+    ActivityFailure,
+    engine_options,
+    is_cancelled_activity,
+    may_have_recorded,
+    read_activity_failure,
+)
 from .guard import Guard
-from .host import get_host
+from .host import get_host, get_logger
+
+T = TypeVar("T")
+
+COLLECT_TIMEOUT = timedelta(minutes=5)
+"""How long a cancelled run waits for the store and a worker to tell what an activity has recorded."""
 
 
 class TaskSource(Protocol):
@@ -59,31 +73,96 @@ class StepTasks:
         apply_failure: Callable[[RunState, ActivityFailure], object],
         *,
         options: dict[str, Any] | None = None,
-        is_stopped: Callable[[ActivityError], bool] = is_cancelled_activity,
+        taken: int = 0,
     ) -> None:
         """Run activity ``name`` for ``what``, and apply its output or failure to ``state``, all through the guard.
 
-        Nothing is applied if it was stopped with the run (``is_stopped``): the loop closes an open call. An error of
-        ``PAUSING_ERRORS`` pauses the run; when it is resumed, the step is due again. Raises ``NewerStateError`` for an
-        output of a newer engine.
+        If it ends without an output, what it has recorded is applied first. Nothing else is applied if it was stopped
+        with the run: the loop closes an open call. An error of ``PAUSING_ERRORS`` pauses the run; when it is resumed,
+        the step is due again. ``taken``: how many messages of the inbox the input has. Raises ``NewerStateError`` for
+        an output of a newer engine.
         """
         task = self.guard.change_or_pause(state, f"the input of {what}", build_input)
         if task is None:
             return
+        work = UncollectedActivity(activity=name, input=task, taken=taken)
         try:
             raw = await get_host().execute_activity(name, task, **(options or engine_options()))
         except ActivityError as error:
             failure = read_activity_failure(error)
-            if is_stopped(error) and self.is_stopping():
+            is_stopped = is_cancelled_activity(error) and self.is_stopping()
+            if failure.type in PAUSING_ERRORS and not is_stopped:
+                self._pause(state, str(failure), work if may_have_recorded(error) else None)
                 return
-            if failure.type in PAUSING_ERRORS:
-                pause_run(state, str(failure), get_host().now().isoformat())
-                self.guard.note_change()
+            if may_have_recorded(error) and not await self.collect(state, what, work, apply_output, closing=True):
                 return
-            self.guard.change_or_pause(state, f"the failure of {what}", apply_failure, failure)
+            if not is_stopped:
+                self.guard.change_or_pause(state, f"the failure of {what}", apply_failure, failure)
         else:
-            check_schema_version(raw, f"the outcome of {what}")  # fails the workflow task: a newer worker takes it
-            self.guard.change_or_pause(state, f"the outcome of {what}", apply_output, raw)
+            self._apply_output(state, what, work, apply_output, raw)
+
+    async def collect(
+        self,
+        state: RunState,
+        what: str,
+        work: UncollectedActivity,
+        apply_output: Callable[[RunState, Any], object],
+        *,
+        closing: bool,
+    ) -> bool:
+        """Apply what the activity of ``work`` had recorded. ``closing``: its open tool calls are not run any more.
+
+        Waits for the store and for a worker, also through an interrupt: without that the run would go on as if nothing
+        had been paid or done. A cancelled run, which must end, does so after ``COLLECT_TIMEOUT``. If it cannot be read
+        or applied, the run pauses, an interrupt is taken back, and it is collected when the run is resumed or stopped;
+        returns False.
+        """
+        kind = "model" if work.activity == MODEL_ACTIVITY else "tool"
+        task = {kind: work.input, **({"closing": True} if closing else {})}
+        options = engine_options(max_retry_seconds=10, schedule_to_close_timeout=COLLECT_TIMEOUT)
+        while True:
+            try:
+                raw = await run_shielded(get_host().execute_activity(COLLECT_ACTIVITY, task, **options))
+                break
+            except ActivityError as error:
+                reason = f"what {what} has recorded could not be read: {read_activity_failure(error)}"
+                get_logger().error("run %s: %s", state.context_id, reason)
+                if self.is_cancelling():
+                    return True
+                if not isinstance(error.cause, TemporalTimeoutError):
+                    self._pause(state, reason, work)
+                    return False
+        check_schema_version(raw, f"what {what} has recorded")
+        output = raw.get(kind)
+        return output is None or self._apply_output(state, what, work, apply_output, output)
+
+    def _apply_output(
+        self,
+        state: RunState,
+        what: str,
+        work: UncollectedActivity,
+        apply_output: Callable[[RunState, Any], object],
+        raw: Any,
+    ) -> bool:
+        """Apply the output ``raw``. If a fault of the engine prevents it, and the run need not end, keep ``work`` and
+        return False."""
+        check_schema_version(raw, f"the outcome of {what}")  # fails the workflow task: a newer worker takes it
+        self.guard.change_or_pause(state, f"the outcome of {what}", apply_output, raw)
+        if state.pause is None or not state.pause.fault or self.is_cancelling():
+            return True
+        self._keep_uncollected(state, work)
+        return False
+
+    def _pause(self, state: RunState, reason: str, work: UncollectedActivity | None) -> None:
+        pause_run(state, reason, get_host().now().isoformat())
+        if work is not None:
+            self._keep_uncollected(state, work)
+        self.guard.note_change()
+
+    def _keep_uncollected(self, state: RunState, work: UncollectedActivity) -> None:
+        state.uncollected.append(work)
+        state.interrupt = None
+        self.guard.note_change()
 
     async def run_all(self, work: list[Coroutine[Any, Any, None]], source: TaskSource | None = None) -> None:
         """Run all of ``work`` to its end, and the work that ``source`` starts meanwhile.
@@ -123,6 +202,18 @@ class StepTasks:
         except asyncio.CancelledError:
             stopped = await _wait_for_tasks([task], stop=stop)
         _raise_task_error(task, stopped)
+
+
+async def run_shielded(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run ``coroutine`` to its end, through cancellations: it must not be left half done. Returns its result; raises
+    what it raises."""
+    task = asyncio.create_task(coroutine)
+    while not task.done():
+        try:
+            await get_host().wait([task])
+        except asyncio.CancelledError:
+            continue
+    return task.result()
 
 
 async def _wait_for_tasks(tasks: list[asyncio.Task[None]], *, stop: bool) -> list[asyncio.Task[None]]:

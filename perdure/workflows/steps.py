@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal
 
-from temporalio.exceptions import ActivityError, is_cancelled_exception
+from temporalio.exceptions import ActivityError
 
 from ..loop.apply import apply_abort, apply_closing, apply_model, fail_call
 from ..loop.approvals import drop_recorded_revocations, update_approval_waits
@@ -24,7 +25,7 @@ from ..loop.turns import get_effective_overrides
 from ..loop.waits import ReminderBatch, find_next_deadline, find_next_expiry, list_calls_to_remind, take_due_reminders
 from ..types.approvals import RevokedApproval
 from ..types.schema_version import check_schema_version
-from ..types.state import RunState, ToolCallState
+from ..types.state import RunState, ToolCallState, UncollectedActivity
 from ..types.subagents import TellCall
 from ..types.tool_calls import ActivityCall, CallbackCall, RemoteCall, SubagentCall
 from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY_PREFIX, ModelInput, ModelOutput
@@ -35,6 +36,7 @@ from .activity_options import (
     build_tool_input,
     engine_options,
     is_cancelled_activity,
+    may_have_recorded,
     read_activity_failure,
 )
 from .child_workflows import BackgroundChildren, run_subagent
@@ -74,6 +76,7 @@ async def call_model(state: RunState, step: CallModel, tasks: StepTasks) -> None
         lambda state: _build_model_call_input(state, step),
         lambda state, raw: _apply_model_output(state, step, revoked, resend, raw),
         _apply_model_failure,
+        taken=step.taken,
     )
 
 
@@ -188,7 +191,6 @@ async def _run_tool_activity(state: RunState, pending: ToolCallState, activity: 
             task_queue=activity.task_queue,
             start_to_close_timeout=timedelta(seconds=activity.timeout) + ATTEMPT_TIMEOUT,
         ),
-        is_stopped=is_cancelled_exception,
     )
 
 
@@ -234,6 +236,10 @@ async def record_ending(state: RunState, step: RecordClosing, tasks: StepTasks) 
     if task is None:
         return
     revoked = tuple(state.revoked)
+
+    def apply_output(state: RunState, raw: Any) -> None:
+        _apply_close_output(state, step, revoked, raw)
+
     limit = CANCELLED_CLOSE_TIMEOUT if state.cancelled else None
     try:
         raw = await get_host().execute_activity(
@@ -243,11 +249,15 @@ async def record_ending(state: RunState, step: RecordClosing, tasks: StepTasks) 
         )
     except ActivityError as error:
         if is_cancelled_activity(error) and not state.cancelled and tasks.is_cancelling():
-            return  # the run was cancelled meanwhile: its ending is recorded instead
+            # The run was cancelled meanwhile: its ending is recorded instead, behind what is recorded already.
+            if may_have_recorded(error):
+                work = UncollectedActivity(activity=MODEL_ACTIVITY, input=task)
+                await tasks.collect(state, "the record of an ending", work, apply_output, closing=True)
+            return
         get_logger().error("the ending could not be recorded: %s", read_activity_failure(error).message)
         raw = {}
     check_schema_version(raw, "the record of an ending")
-    tasks.guard.change_or_pause(state, "the record of an ending", _apply_close_output, step, revoked, raw)
+    tasks.guard.change_or_pause(state, "the record of an ending", apply_output, raw)
 
 
 def _build_close_input(state: RunState, step: RecordClosing) -> dict[str, Any]:
@@ -261,6 +271,44 @@ def _apply_close_output(state: RunState, step: RecordClosing, revoked: Sequence[
     output = ModelOutput.model_validate(raw)
     apply_reopening(state, output)
     apply_closing(state, step, output.head)
+
+
+# ---
+# What a paused run has to collect before it goes on.
+
+
+async def collect_open_work(state: RunState, tasks: StepTasks) -> None:
+    """Collect what activities have recorded that ended without an applied output, as their run paused.
+
+    In a run that goes on, the open tool calls are due again, and find their outcomes.
+    """
+    closing = tasks.is_stopping() or (state.turn is not None and state.turn.failure is not None)
+    kept, state.uncollected = state.uncollected, []
+    tasks.guard.note_change()
+    for index, work in enumerate(kept):
+        if work.activity != MODEL_ACTIVITY and not closing:
+            continue
+        apply = partial(_apply_collected_output, work)
+        if not await tasks.collect(state, "an earlier step", work, apply, closing=closing):
+            state.uncollected += kept[index + 1 :]
+            return
+
+
+def _apply_collected_output(work: UncollectedActivity, state: RunState, raw: Any) -> None:
+    if work.activity != MODEL_ACTIVITY:
+        op = work.input["op"]
+        for pending in [pending for pending in state.calls if pending.op == op]:
+            apply_tool_output(state, pending, raw)
+        return
+    task = ModelInput.model_validate(work.input)
+    match task.purpose:
+        case "compact":
+            apply_compaction(state, ModelOutput.model_validate(raw))
+        case "call" | "force_finish":
+            step = CallModel((), work.taken, task.purpose, task.limit)
+            _apply_model_output(state, step, task.revoked, task.resend, raw)
+        case "close" | "remind":  # the ending is recorded again, behind what is recorded
+            pass
 
 
 # ---
