@@ -30,7 +30,7 @@ from ..ports import timestamp
 from ..stages.interceptor import attach_search_attributes
 from ..stages.retries import decide_retry
 from ..stages.stage import ModelCall, ToolCall
-from ..temporal_service import ACCEPTED_UPDATE_ENDED
+from ..temporal_errors import ACCEPTED_UPDATE_ENDED
 from ..types.interface import SEARCH_ATTRIBUTES, WORKFLOW_TYPE
 from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY_PREFIX, ModelInput, ModelOutput, ToolInput, ToolOutput
 from ..worker import Engine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import uuid
@@ -17,7 +16,6 @@ from ..errors import (
     ApprovalDecidedError,
     ApprovalExpiredError,
     InvalidInputError,
-    NoWorkerError,
     PerdureError,
     RunClosedError,
     RunNotFoundError,
@@ -37,7 +35,7 @@ from .openai_requests import (
 )
 from .operations import IDEMPOTENCY_HOURS, KEY_CHARS, Call
 from .problems import WebError
-from .sessions import MESSAGE_SECONDS
+from .sessions import bound_delivery
 from .turns import (
     OpenWait,
     authorize_wait,
@@ -307,14 +305,11 @@ async def _deliver(
         options["history"] = request.history
     idle = IDLE_SECONDS if session.startswith(_OWN_PREFIX) else None
     message = await _build_message(call, request, session, definition)
-    try:
-        async with asyncio.timeout(MESSAGE_SECONDS):
-            return await call.client.send(
-                call.params["agent"], message, id=session, message_id=call.derive_id("message"),
-                task_id=call.derive_id("turn"), idle_timeout=idle, by=call.by, **options,
-            )  # fmt: skip
-    except TimeoutError:
-        raise NoWorkerError(f"no worker took the message for {MESSAGE_SECONDS:g} s") from None
+    async with bound_delivery():
+        return await call.client.send(
+            call.params["agent"], message, id=session, message_id=call.derive_id("message"),
+            task_id=call.derive_id("turn"), idle_timeout=idle, by=call.by, **options,
+        )  # fmt: skip
 
 
 async def _build_message(call: Call, request: Request, session: str, definition: Mapping[str, Any]) -> MessageInput:
