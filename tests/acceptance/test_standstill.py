@@ -1,4 +1,4 @@
-"""A worker stands still with a run's workflow tasks: Temporal holds updates back, and clients wait for that to pass."""
+"""Workers stand still with a run's workflow tasks: Temporal holds updates back, and clients wait for that to pass."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ async def _attempt(run: Run) -> int:
 
 
 async def test_updates_that_temporal_refuses_for_the_moment(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = await engine.process("approving")
+    workers = await asyncio.gather(*(engine.process("approving") for _ in range(4)))
     client = await engine.client()
     run = await client.start("paying", "bob")
     await eventually(lambda: _waits(run))
     [pending] = (await run.status()).approvals
-    worker.process.send_signal(signal.SIGSTOP)  # its polls stay open, so it is given each task, and never ends it
+    for worker in workers:  # their polls stay open, so they are given the tasks, and never end one
+        worker.process.send_signal(signal.SIGSTOP)
     await run.inject("Hurry.")
 
     async def refuses() -> bool:
+        print("attempt", await _attempt(run))
         return await _attempt(run) >= REFUSED_FROM
 
-    await eventually(refuses, deadline=60, what="a workflow task that has timed out twice")
+    await eventually(refuses, deadline=60, every=0.5, what="a workflow task that has timed out twice")
     with pytest.raises(RunNotReadyError, match="takes no requests at present"):
         await run.ask_workflow("status")
     assert [call.run_id for call in await client.approvals() if call.run_id == run.id] == [run.id]
@@ -48,7 +50,8 @@ async def test_updates_that_temporal_refuses_for_the_moment(engine: Engine, monk
     approving = asyncio.create_task(run.approve(hash=pending.hash, call_id=pending.call_id))
     sending = asyncio.create_task(run.send("And dave.", message_id="m-1"))
     await asyncio.sleep(0)
-    worker.process.send_signal(signal.SIGCONT)
+    for worker in workers:
+        worker.process.send_signal(signal.SIGCONT)
     assert (await asyncio.wait_for(approving, 60)).state == "approved"
     await asyncio.wait_for(sending, 60)
     await eventually(lambda: engine.ledger.counts("pay") == {"bob": 1})
