@@ -34,7 +34,6 @@ async def test_updates_that_temporal_refuses_for_the_moment(engine: Engine, monk
     await run.inject("Hurry.")
 
     async def refuses() -> bool:
-        print("attempt", await _attempt(run))
         return await _attempt(run) >= REFUSED_FROM
 
     await eventually(refuses, deadline=60, every=0.5, what="a workflow task that has timed out twice")
