@@ -42,6 +42,7 @@
         ├── ServerUnreachableError (also ConnectionError)
         ├── ThreadsLostError                     authors' functions that never return hold a worker's threads
         └── NoWorkerError                        no worker polls the task queue
+            └── RunNotReadyError                 Temporal holds requests back from the run for the moment; retryable
 
 An error that crosses Temporal keeps its class: it travels as ``ApplicationError(type=<class name>)``, and
 :func:`build_error` restores the class.
@@ -392,6 +393,13 @@ class ThreadsLostError(RuntimeSetupError):
 
 class NoWorkerError(RuntimeSetupError):
     """No worker polls the task queue."""
+
+
+class RunNotReadyError(NoWorkerError):
+    """Temporal holds requests back from the run for the moment: its workflow task has failed or timed out three times,
+    or too many requests wait for it. Says nothing of the run, and the same request may succeed in a moment."""
+
+    retryable = True
 
 
 def _find_error_class(name: str) -> type[PerdureError] | None:

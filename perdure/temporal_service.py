@@ -1,5 +1,4 @@
-"""Calls to the Temporal frontend: search attributes, error translation, workflow starts, namespaces, failing workflow
-tasks."""
+"""Calls to the Temporal frontend: search attributes, workflow starts, namespaces, failing workflow tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from google.protobuf.duration_pb2 import Duration
-from temporalio import exceptions as temporal
 from temporalio.api.common.v1 import WorkflowExecution as ExecutionMessage
 from temporalio.api.enums.v1 import IndexedValueType, PendingWorkflowTaskState, TaskQueueType, WorkflowTaskFailedCause
 from temporalio.api.failure.v1 import Failure
@@ -34,28 +32,12 @@ from temporalio.api.workflowservice.v1 import (
     UpdateNamespaceRequest,
 )
 from temporalio.client import Client as TemporalClient
-from temporalio.client import (
-    ScheduleActionStartWorkflow,
-    WorkflowExecutionDescription,
-    WorkflowFailureError,
-    WorkflowHandle,
-)
+from temporalio.client import ScheduleActionStartWorkflow, WorkflowExecutionDescription, WorkflowHandle
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
 from temporalio.service import ConnectConfig, RPCError, RPCStatusCode, ServiceClient
 
-from .errors import (
-    LIST_HINT,
-    InvalidInputError,
-    PerdureError,
-    RunCancelledError,
-    RunClosedError,
-    RunError,
-    RunNotFoundError,
-    RuntimeSetupError,
-    ServerStartError,
-    ServerUnreachableError,
-    build_error,
-)
+from .errors import RuntimeSetupError, ServerStartError
+from .temporal_errors import DENIED_STATUSES, build_namespace_error, translate_rpc_error
 from .types.interface import (
     AGENT_ATTRIBUTE,
     SEARCH_ATTRIBUTES,
@@ -70,8 +52,6 @@ RECHECK_SECONDS = 60.0
 effect."""
 _RPC_TIMEOUT = timedelta(seconds=2)
 """A start, or a model call's reply, does not wait longer for a slow server."""
-_DENIED_STATUSES = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.UNIMPLEMENTED)
-"""Statuses of a server whose operator service is not open to every client: Temporal Cloud's, for instance."""
 _ALIAS_COLUMN = re.compile(r"(?:Custom)?([A-Za-z]+?)(?:\d+|Field)")
 """The column of a namespace's attribute, which gives its type: ``Keyword01``, ``Int03``."""
 _CLOUD_HINT = "On Temporal Cloud: tcld namespace search-attributes add, or the namespace's page."
@@ -105,7 +85,7 @@ async def find_search_attributes(service: ServiceClient, namespace: str) -> Name
         request = ListSearchAttributesRequest(namespace=namespace)
         response = await service.operator_service.list_search_attributes(request, timeout=_RPC_TIMEOUT)
     except RPCError as error:
-        if error.status not in _DENIED_STATUSES:
+        if error.status not in DENIED_STATUSES:
             raise
         types = await _read_aliases(service, namespace)
     else:
@@ -144,7 +124,7 @@ async def register_search_attributes(service: ServiceClient, namespace: str) -> 
 
 
 def _build_registration_error(namespace: str, error: RPCError) -> RuntimeSetupError:
-    if error.status in _DENIED_STATUSES:
+    if error.status in DENIED_STATUSES:
         options = " ".join(f'--search-attribute "{name}={kind}"' for name, kind in SEARCH_ATTRIBUTES.items())
         return RuntimeSetupError(
             f"no permission to register search attributes in namespace {namespace!r}: {error.message}",
@@ -227,51 +207,7 @@ def _format_attribute_type(kind: IndexedValueType.ValueType) -> str:
 
 
 # ---
-# Translation of Temporal's errors.
-
-_NO_ANSWER_STATUSES = (
-    RPCStatusCode.UNAVAILABLE,
-    RPCStatusCode.DEADLINE_EXCEEDED,
-    RPCStatusCode.CANCELLED,
-    RPCStatusCode.UNKNOWN,  # a connection that broke under the request: the frontend was killed
-    RPCStatusCode.INTERNAL,
-    RPCStatusCode.RESOURCE_EXHAUSTED,
-    RPCStatusCode.ABORTED,
-)
-"""Statuses that say nothing of the request or the run."""
-
-ACCEPTED_UPDATE_ENDED = "AcceptedUpdateCompletedWorkflow"
-"""Temporal's error type for an update that a workflow accepted, and then ended without completing it."""
-
-
-def translate_rpc_error(temporal: TemporalClient, id: str, error: RPCError) -> PerdureError:
-    """Translate Temporal's refusal for run ``id``."""
-    if error.status == RPCStatusCode.INVALID_ARGUMENT:
-        return InvalidInputError(f"Temporal refuses run {id!r:.100}: {error.message}")
-    if error.status != RPCStatusCode.NOT_FOUND or "amespace" in error.message:
-        return translate_service_error(temporal, error)
-    if "already completed" in error.message or "closing workflow" in error.message:  # an update at that moment
-        return build_closed_error(id)
-    return RunNotFoundError(f"there is no run {id!r}", hint=LIST_HINT)
-
-
-def translate_service_error(temporal: TemporalClient, error: RPCError) -> PerdureError:
-    """Translate Temporal's refusal of a request that is not about one run."""
-    if error.status in _NO_ANSWER_STATUSES:
-        return build_unreachable_error(temporal, error.message)
-    if error.status == RPCStatusCode.NOT_FOUND and "amespace" in error.message:
-        return build_namespace_error(temporal.namespace)
-    if error.status == RPCStatusCode.INVALID_ARGUMENT:
-        return InvalidInputError(f"Temporal refuses the request: {error.message}")
-    return RunError(f"Temporal refused: {error.message}")
-
-
-def build_namespace_error(namespace: str) -> RuntimeSetupError:
-    """Build the error for a namespace that the server does not have."""
-    return RuntimeSetupError(
-        f"there is no namespace {namespace!r} on this Temporal server",
-        hint="Name another one (TEMPORAL_NAMESPACE), or create it: `perdure server setup --create -n NAME`.",
-    )
+# Namespaces, and the pollers of task queues.
 
 
 async def check_namespace(temporal: TemporalClient) -> None:
@@ -282,11 +218,6 @@ async def check_namespace(temporal: TemporalClient) -> None:
     except RPCError as error:  # a client may lack the permission, or the server be busy: the next request shows it
         if error.status == RPCStatusCode.NOT_FOUND:
             raise build_namespace_error(temporal.namespace) from error
-
-
-def is_denied(error: RPCError) -> bool:
-    """Whether the server does not allow this client a request, or does not have it."""
-    return error.status in _DENIED_STATUSES
 
 
 async def describe_task_queue(
@@ -317,35 +248,6 @@ async def find_pollers(
         at = poller.last_access_time.ToDatetime(UTC)
         polls[poller.identity] = max(polls.get(poller.identity, at), at)
     return polls
-
-
-def build_unreachable_error(temporal: TemporalClient, why: str) -> ServerUnreachableError:
-    """Build the error for a server that does not answer."""
-    return ServerUnreachableError(
-        f"the Temporal server at {temporal.service_client.config.target_host} does not answer: {why}",
-        hint="Its runs are stored, and continue when the server is back.",
-    )
-
-
-def build_closed_error(id: str) -> RunClosedError:
-    """Build the error for a run that has ended."""
-    return RunClosedError(
-        f"run {id!r} has ended", hint="Send it a message, and it continues from its end; or start another run."
-    )
-
-
-def build_run_error(id: str, error: WorkflowFailureError) -> PerdureError:
-    """Build the error with which the run ended."""
-    cause = error.cause
-    if isinstance(cause, temporal.ApplicationError):
-        return build_error(cause.type, cause.message)
-    if isinstance(cause, temporal.CancelledError):
-        return RunCancelledError(f"run {id!r} was cancelled")
-    if isinstance(cause, temporal.TerminatedError):
-        return RunCancelledError(f"run {id!r} was terminated: {cause.message}")
-    if isinstance(cause, temporal.TimeoutError):
-        return RunError(f"run {id!r} reached its workflow timeout")
-    return RunError(f"run {id!r} failed: {cause}")
 
 
 # ---

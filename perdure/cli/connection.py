@@ -87,7 +87,8 @@ async def open_client(
         client.store_url = config.get_home_store_url()
     from temporalio.service import RPCError
 
-    from ..temporal_service import check_namespace, translate_service_error
+    from ..temporal_errors import translate_service_error
+    from ..temporal_service import check_namespace
 
     try:
         if start_server:  # what serves agents, or starts a run: a mistyped namespace would wait for its worker

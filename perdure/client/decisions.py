@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from .. import events
 from ..errors import InvalidInputError, PerdureError, RunClosedError
 from ..loop.requests import as_text, build_late_error, find_repeated, hash_answer, read_answer, read_decision
-from ..temporal_service import build_unreachable_error
+from ..temporal_errors import build_unreachable_error
 from ..types.approvals import ApprovalDecision, DecidedApproval, PendingApproval, StandingApproval, hash_arguments
 from ..types.interface import Status
 from ..types.plain_json import to_plain_json
@@ -27,6 +27,10 @@ from .audit import SteeringAudit, audit_steering, write_despite_failure
 from .follow import WorkflowBehind, follow_run, is_workflow_behind, retry_while_behind
 from .handles import RunHandle
 from .message_content import MAX_INLINE_BYTES, upload_content
+from .progress import retry_while_not_ready
+
+_READY_SECONDS = 20.0
+"""Seconds for which a decision is sent again to a run that takes none for the moment."""
 
 
 class WaitRef(NamedTuple):
@@ -204,8 +208,12 @@ async def _send_update_once(
     update_id = uuid.uuid4().hex
     if since is not None:
         update_id = hashlib.sha256(json.dumps([payload, since], sort_keys=True).encode()).hexdigest()[:32]
-    with run.temporal_errors(build_unreachable_error(run.client.temporal, no_answer)):
-        return await run.handle.execute_update(name, payload, id=update_id)
+
+    async def send() -> Any:
+        with run.temporal_errors(build_unreachable_error(run.client.temporal, no_answer)):
+            return await run.handle.execute_update(name, payload, id=update_id)
+
+    return await retry_while_not_ready(run, send, within=_READY_SECONDS)
 
 
 # ---

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import NoWorkerError, PerdureError, RunClosedError, RunNotFoundError, RunStuckError
+from ..errors import NoWorkerError, PerdureError, RunClosedError, RunNotFoundError, RunNotReadyError, RunStuckError
 from ..temporal_service import find_failing_task
 from ..types.approvals import DecidedApproval, PendingApproval, PendingKind
 from ..types.interface import WORKFLOW_TYPE, Status
@@ -164,10 +164,10 @@ class _QueueChecks:
                 raise NoWorkerError(f"no worker of task queue {queue!r} answers")
         try:
             status = Status.model_validate(await run.ask_workflow("status"))
-        except NoWorkerError:
+        except NoWorkerError as error:
             with run.temporal_errors():
                 await self._raise_if_stuck(await run.describe())
-            if queue not in self.answering:
+            if queue not in self.answering and not isinstance(error, RunNotReadyError):  # that says nothing of others
                 self.silent.add(queue)
             raise
         self.answering.add(queue)

@@ -38,10 +38,10 @@ from ..errors import (
     TranscriptCorruptedError,
 )
 from ..loop.requests import merge_overrides, parse_start
+from ..temporal_errors import build_unreachable_error
 from ..temporal_service import (
     TASK_TIMEOUT,
     build_start_attributes,
-    build_unreachable_error,
     forget_search_attributes,
     is_missing_attribute,
     start_run_workflow,
@@ -63,6 +63,7 @@ from .audit import audit_steering
 from .follow import CATCH_UP_SECONDS
 from .handles import RunHandle
 from .message_content import build_user_message
+from .progress import retry_while_not_ready
 from .tasks import background_task
 from .visibility import build_closed_status, find_last_head
 
@@ -133,16 +134,19 @@ async def _send_until_taken(run: RunHandle, message: UserMessage, start: dict[st
     fields = message.model_dump(mode="json")
     payload = {name: value for name, value in fields.items() if value is not None or name == "content"}
     opening = None if start is None else _Opening(start, run.client.task_queue)
+
+    async def send() -> Any:
+        if opening is None:
+            return await _send_to_open_run(run, payload, message_id)
+        return await _send_with_start(run, payload, message_id, opening)
+
     for attempt in range(_MAX_DELIVERIES):
         if attempt:
             # It may have been taken by the execution that just closed, before that could reply.
             if (task_id := await _find_message_turn(run, message_id)) is not None:
                 return task_id
             opening = await _build_opening(run, start)
-        if opening is None:
-            result = await _send_to_open_run(run, payload, message_id)
-        else:
-            result = await _send_with_start(run, payload, message_id, opening)
+        result = await retry_while_not_ready(run, send)
         if result is not None:
             return str(result["task_id"])
     raise RunError(f"run {run.id!r} ended {_MAX_DELIVERIES} times while a message was on its way to it")

@@ -1,9 +1,11 @@
-"""Why a run does not progress: what its activities wait for or failed with, and whether a worker polls its queue."""
+"""Why a run does not progress: what its activities wait for or failed with, and whether a worker polls its queue; and
+requests that wait for it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -16,11 +18,13 @@ from temporalio.client import WorkflowExecutionDescription
 from temporalio.converter import DataConverter
 from temporalio.exceptions import ApplicationError, FailureError
 
-from ..errors import NoWorkerError, PerdureError
+from ..errors import NoWorkerError, PerdureError, RunNotReadyError, RunStuckError
 from ..temporal_service import describe_task_queue, find_failing_task
 from .handles import ClientHandle, RunHandle
 from .tasks import background_task
 from .visibility import read_deployment_version
+
+logger = logging.getLogger("perdure.client")
 
 T = TypeVar("T")
 
@@ -28,6 +32,38 @@ UNANSWERED_SECONDS = 5.0
 """Seconds without an answer after which a run is asked for a sign of life, which takes as long again without one."""
 MAX_POLLER_AGE = timedelta(seconds=70)
 """Longest time between two polls of a worker, and a little more."""
+_STUCK_SECONDS = 10.0
+"""Seconds of refusals after which a run whose workflow task fails is said to be stuck: a task that failed because its
+worker stood still succeeds before."""
+_READY_RETRY_SECONDS, _MAX_READY_RETRY_SECONDS = 0.1, 2.0
+"""Seconds between the first two requests to a run that is not ready, and the most."""
+
+
+async def retry_while_not_ready(run: RunHandle, send: Callable[[], Awaitable[T]], *, within: float | None = None) -> T:
+    """Return the result of ``send``, called again while Temporal holds requests back from ``run``; the caller bounds
+    the time, or ``within`` seconds do. ``send`` must be safe to repeat.
+
+    Raises ``RunNotReadyError`` after ``within``; ``RunStuckError`` if the run's workflow task fails, and was not only
+    lost with its worker.
+    """
+    loop = asyncio.get_running_loop()
+    begun_at, delay, stuck_checks = loop.time(), _READY_RETRY_SECONDS, 0
+    while True:
+        try:
+            return await send()
+        except RunNotReadyError as error:
+            waited = loop.time() - begun_at
+            if within is not None and waited + delay > within:
+                raise
+            if waited > _STUCK_SECONDS * (stuck_checks + 1):
+                with run.temporal_errors():
+                    failing = await find_failing_task(run.client.temporal, await run.describe())
+                if failing is not None:
+                    raise RunStuckError(f"run {run.id!r}: {failing}", hint=failing.way_out) from error
+                stuck_checks += 1
+                logger.warning("still waiting: %s; %s", error.message, error.hint)
+        await asyncio.sleep(delay)
+        delay = min(delay * 2, _MAX_READY_RETRY_SECONDS)
 
 
 async def find_pending_reason(client: ClientHandle, description: WorkflowExecutionDescription) -> str | None:

@@ -32,13 +32,7 @@ from ..errors import (
 )
 from ..store import Chain
 from ..store.transcripts import load_full_conversation
-from ..temporal_service import (
-    ACCEPTED_UPDATE_ENDED,
-    build_closed_error,
-    build_run_error,
-    build_unreachable_error,
-    translate_rpc_error,
-)
+from ..temporal_errors import build_run_error, build_unreachable_error, build_update_error, translate_rpc_error
 from ..types.approvals import DecidedApproval, StandingApproval
 from ..types.client_tools import ClientTool
 from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, OutputT, Override, Response, Status, parse_output
@@ -49,7 +43,7 @@ from .follow import follow_run, list_child_runs
 from .message_content import build_user_message
 from .messages import deliver_message
 from .pauses import cancel_run, pause_run, resume_run, terminate_run
-from .progress import build_no_worker_error, find_pending_reason, has_poller
+from .progress import build_no_worker_error, find_pending_reason, has_poller, retry_while_not_ready
 from .streams import StreamReader, build_output_form
 from .tasks import background_task
 from .turn import ANSWER_TIMEOUT, Turn
@@ -316,7 +310,10 @@ class Run(StreamReader[OutputT]):
         deadline = loop.time() + ANSWER_TIMEOUT.total_seconds()
         asked_before = False
         while True:
-            refusal = await self._read_update_refusal(latest, payload, max(deadline - loop.time(), 0.1))
+            seconds = max(deadline - loop.time(), 0.1)
+            refusal = await retry_while_not_ready(
+                self, lambda: self._read_update_refusal(latest, payload, deadline), within=seconds
+            )
             if refusal.type == READ_ERROR_TYPE and refusal.details:
                 details = refusal.details[0]
                 if asked_before or details["asker"] == payload["asker"]:
@@ -328,9 +325,10 @@ class Run(StreamReader[OutputT]):
                 await asyncio.sleep(_INPUT_RETRY_SECONDS)
 
     async def _read_update_refusal(
-        self, latest: WorkflowHandle[Any, Any], payload: dict[str, Any], seconds: float
+        self, latest: WorkflowHandle[Any, Any], payload: dict[str, Any], deadline: float
     ) -> ApplicationError:
         """Send the update ``read`` and return the error that it was refused with."""
+        seconds = max(deadline - asyncio.get_running_loop().time(), 0.1)
         update_id = f"read-{payload['view']}-{payload['task_id'] or ''}"
         hint = "`perdure show` and its worker's log say more."
         with self.temporal_errors(NoWorkerError(f"no worker answers for run {self.id!r}", hint=hint)):
@@ -359,10 +357,7 @@ class Run(StreamReader[OutputT]):
         except WorkflowFailureError as error:
             raise build_run_error(self.id, error) from error
         except WorkflowUpdateFailedError as error:
-            kind = error.cause.type if isinstance(error.cause, ApplicationError) else None
-            if kind == ACCEPTED_UPDATE_ENDED:
-                raise build_closed_error(self.id) from error
-            raise build_error(kind, getattr(error.cause, "message", str(error.cause))) from error
+            raise build_update_error(self.id, error) from error
         except (NoAnswer, TimeoutError) as error:
             task = asyncio.current_task()
             if isinstance(error, NoAnswer) and task is not None and task.cancelling():  # the SDK reports both so

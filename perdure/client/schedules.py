@@ -20,7 +20,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from ..encryption import AuthMapping
 from ..errors import InvalidInputError, ScheduleExistsError, ScheduleNotFoundError
 from ..loop.payload_limits import RUN_ID_BYTES
-from ..temporal_service import translate_rpc_error
+from ..temporal_errors import translate_rpc_error
 from ..types.interface import WORKFLOW_TYPE
 from ..types.limits import parse_seconds
 from ..types.messages import MessageInput, clean_text

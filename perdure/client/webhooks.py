@@ -28,7 +28,7 @@ from ..ports import Store
 from ..ports.store import format_utc_now
 from ..ports.surfaces import add_seconds
 from ..ports.webhooks import DeliveryRow, DeliveryState, RowCursor, WebhookRow
-from ..temporal_service import translate_rpc_error
+from ..temporal_errors import translate_rpc_error
 from ..types.interface import WEBHOOK_WORKFLOW_TYPE
 from ..types.limits import parse_seconds
 from ..types.messages import NAME_CHARS, RUN_ID_CHARS, clean_text

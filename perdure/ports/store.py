@@ -416,8 +416,7 @@ class Claim:
     """The answer to a tool's intent: whether it may act."""
 
     state: Literal["new", "begun", "done"]
-    """``new``: not begun by another owner, it may act. ``begun``: another owner began it, and left no outcome.
-    ``done``: it has an outcome."""
+    """``new``: it may act. ``begun``: another owner began it, and left no outcome. ``done``: it has an outcome."""
     outcome: bytes | None = None
     starts: int = 1
     """Number of owners that have begun, including this one if it may act. Not counted for ``done``."""
@@ -437,6 +436,9 @@ class Journal(Protocol):
         The first owner gets ``new``, and so does the same owner asking twice. Another owner gets ``begun``, or with
         ``again`` (an idempotent tool) takes the claim over and gets ``new``. If there is a recorded outcome: ``done``.
         """
+
+    async def release_claim(self, key: str, owner: str) -> bool:
+        """Delete the claim of ``owner``, who has not acted and will not. False if it is not its alone, or has ended."""
 
     async def commit(self, commit: Commit) -> bytes | None:
         """Write everything in one transaction; existing nodes and blobs count as written.

@@ -2,7 +2,8 @@
 
 A model call: its outcome is looked up before, and recorded after, in one transaction with the transcript's node.
 A tool call: its intent is recorded first, so that a retry can tell "never begun" (run it), "done" (return it) and
-"begun, outcome unknown" apart; in the last case only an idempotent tool runs again.
+"begun, outcome unknown" apart; in the last case only an idempotent tool runs again. An attempt that ends before it has
+called the function gives its claim up.
 
 The author's writes into memory are part of the transaction, so they happen as often as the outcome: once.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from ..errors import MemoryChangedError, StoreError
@@ -71,9 +73,16 @@ class JournalStage:
         again = call.input.idempotent or call.input.side is not None  # only hooks run, which may run again
         # In this attempt, also where the store is down: the claim may be written and its answer lost, and then another
         # attempt would not know that nothing was begun.
-        claim = await retry_store(
-            lambda: self._journal.claim(call.key, call.owner, again=again, events=started), self._report_waiting
+        claiming = asyncio.ensure_future(
+            retry_store(
+                lambda: self._journal.claim(call.key, call.owner, again=again, events=started), self._report_waiting
+            )
         )
+        try:
+            claim = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            await self._release_claim(call, claiming)
+            raise
         if claim.outcome is not None:
             return parse_outcome(ToolOutput, claim.outcome, call.key)
         if _is_later_attempt(claim.begun_by, call.owner):
@@ -91,7 +100,7 @@ class JournalStage:
 
     async def _run_and_record(self, call: ToolCall, claim: Claim, next: NextTool) -> ToolOutput:
         """Run the call and record its outcome. Raises ``MemoryChangedError`` where it has to run once more."""
-        output = _find_unknown_outcome(call, claim) or await _run_claimed_tool(call, next)
+        output = _find_unknown_outcome(call, claim) or await self._run_claimed_tool(call, next)
         blobs: list[Blob] = []
         output = move_text_to_blob(output, "content", blobs, empty=None)
         body = output.model_dump_json(exclude_none=True).encode()
@@ -109,6 +118,36 @@ class JournalStage:
         )
         reach_point("tool.recorded")
         return output if first == body else parse_outcome(ToolOutput, first, call.key)
+
+    async def _run_claimed_tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
+        reach_point("tool.claimed")
+        try:
+            output = await next(call)
+        except BaseException:
+            if not call.has_begun:  # cancelled in a hook before the call, for instance
+                await self._release_claim(call)
+            raise
+        reach_point("tool.acted")
+        return output
+
+    async def _release_claim(self, call: ToolCall, claiming: asyncio.Future[Claim] | None = None) -> None:
+        """Give up the claim of an attempt that ends before it has called the function, so that the next one runs it.
+
+        A claim that is being written (``claiming``) is awaited first: it must not follow its release. Where the store
+        does not take it within ``CANCELLED_COMMIT_TIMEOUT`` seconds, the call counts as begun. A call that may run
+        again needs none of this.
+        """
+        try:
+            if call.input.idempotent or call.input.side is not None:
+                return
+            with suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(CANCELLED_COMMIT_TIMEOUT):
+                    if claiming is not None:
+                        await claiming
+                    await retry_store(lambda: self._journal.release_claim(call.key, call.owner), self._report_waiting)
+        finally:
+            if claiming is not None:
+                claiming.cancel()
 
     async def _commit_despite_cancel(self, commit: Commit) -> bytes:
         """Write ``commit``, also if the activity is cancelled meanwhile. Return the recorded outcome.
@@ -142,13 +181,6 @@ def _is_later_attempt(other: str | None, owner: str) -> bool:
         return False
     (*activity, attempt), (*other_activity, other_attempt) = owner.split("/")[:3], other.split("/")[:3]
     return activity == other_activity and int(other_attempt) > int(attempt)
-
-
-async def _run_claimed_tool(call: ToolCall, next: NextTool) -> ToolOutput:
-    reach_point("tool.claimed")
-    output = await next(call)
-    reach_point("tool.acted")
-    return output
 
 
 def _find_unknown_outcome(call: ToolCall, claim: Claim) -> ToolOutput | None:

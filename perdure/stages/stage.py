@@ -193,6 +193,8 @@ class ToolCall(Attempt):
     """Called with the tool's progress (``ctx.progress``): a text, and plain data; from any thread."""
     first_key: str = ""
     """The journal key of the call's first run, if this is a later one."""
+    has_begun: bool = False
+    """Whether this attempt may have called the function: set before it, and never unset."""
 
     def __post_init__(self) -> None:
         self.key, self.arguments = build_tool_key(self.input), self.input.arguments or {}
@@ -278,6 +280,12 @@ def _wrap_model_call(
 
 def wrap_tool_call(stages: Sequence[ToolStage], call: NextTool) -> NextTool:
     """Return the bare ``call`` of a tool with ``stages``, from the outside in, around it."""
+
+    def begin(tool_call: ToolCall) -> Awaitable[ToolOutput]:
+        tool_call.has_begun = True
+        return call(tool_call)
+
+    wrapped: NextTool = begin
     for stage in reversed(stages):
-        call = partial(stage.tool, next=call)
-    return call
+        wrapped = partial(stage.tool, next=wrapped)
+    return wrapped

@@ -144,6 +144,10 @@ class CachedJournal:
             return ports.Claim("done", body)
         return await self._journal.claim(key, owner, again=again, events=events)
 
+    async def release_claim(self, key: str, owner: str) -> bool:
+        """Delete the claim of an owner who has not acted."""
+        return await self._journal.release_claim(key, owner)
+
     async def commit(self, commit: ports.Commit) -> bytes | None:
         """Write everything in one transaction; return the recorded outcome."""
         recorded = await self._journal.commit(commit)

@@ -347,6 +347,10 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         starts = row["starts_counted"] if row["state"] != "done" else 1
         return Claim(row["state"], row["recorded"], starts, row["begun_by"])
 
+    async def release_claim(self, key: str, owner: str) -> bool:
+        """See :class:`perdure.ports.Journal`."""
+        return bool(await self._change_rows(sql.RELEASE_CLAIM, key=key, owner=owner))
+
     async def commit(self, commit: Commit) -> bytes | None:
         """See :class:`perdure.ports.Journal`."""
         head = _encode_commit(commit, self._now())

@@ -105,6 +105,8 @@ INSERT_OR_LOCK_CLAIM = build_insert(
     "journal", "(key) DO UPDATE SET key = excluded.key RETURNING owner, starts, outcome"
 )
 TAKE_OVER_CLAIM = "UPDATE journal SET owner = :owner, starts = :starts, claimed_at = :now WHERE key = :key"
+RELEASE_CLAIM = """
+    DELETE FROM journal WHERE key = :key AND owner = :owner AND starts = 1 AND outcome IS NULL RETURNING key"""
 RECORD_OUTCOME = build_insert(
     "journal",
     """(key) DO UPDATE SET kind = excluded.kind, outcome = excluded.outcome, done_at = excluded.done_at,

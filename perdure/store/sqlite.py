@@ -176,6 +176,10 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         self._notify_watcher(events)
         return claim
 
+    async def release_claim(self, key: str, owner: str) -> bool:
+        """See :class:`perdure.ports.Journal`."""
+        return bool(await self._change_rows(sql.RELEASE_CLAIM, key=key, owner=owner))
+
     async def commit(self, commit: Commit) -> bytes | None:
         """See :class:`perdure.ports.Journal`."""
         recorded = await self._run_write(sql.write_commit, commit, self._now(), self.write_options)

@@ -338,6 +338,15 @@ class MemoryStore(_MemoryRetention):
             entry.owner, entry.starts = owner, entry.starts + 1
         return Claim("new", starts=entry.starts, begun_by=other)
 
+    async def release_claim(self, key: str, owner: str) -> bool:
+        """Delete the claim of an owner who has not acted."""
+        self._raise_failure()
+        entry = self.journal.get(key)
+        if entry is None or (entry.owner, entry.starts, entry.outcome) != (owner, 1, None):
+            return False
+        del self.journal[key]
+        return True
+
     async def commit(self, commit: Commit) -> bytes | None:
         """Write everything at once; the recorded outcome."""
         self._raise_failure()

@@ -27,6 +27,7 @@ from .agui_events import AguiTranslator, Frame, build_message_id, dump_message
 from .auth import Resource
 from .operations import Call, Web, validate
 from .problems import WebError
+from .sessions import bound_delivery
 from .sse import EventStream, encode_frame, parse_seq
 from .turns import (
     MAX_MESSAGES,
@@ -159,10 +160,11 @@ async def _send(call: Call, agent: str, sent: RunAgentInput) -> tuple[_Acted, in
             {"name": tool.name, "description": tool.description, "parameters": tool.parameters or {"type": "object"}}
             for tool in sent.tools
         ]
-    turn = await call.client.send(
-        agent, _read_content(message), id=sent.thread_id, message_id=message_id, task_id=task_id,
-        by=call.by, **options,
-    )  # fmt: skip
+    async with bound_delivery():
+        turn = await call.client.send(
+            agent, _read_content(message), id=sent.thread_id, message_id=message_id, task_id=task_id,
+            by=call.by, **options,
+        )  # fmt: skip
     return _Acted(turn, is_new=turn.task_id == task_id and not is_known), after
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import uuid
@@ -17,7 +16,6 @@ from ..errors import (
     ApprovalDecidedError,
     ApprovalExpiredError,
     InvalidInputError,
-    NoWorkerError,
     PerdureError,
     RunClosedError,
     RunNotFoundError,
@@ -26,6 +24,7 @@ from ..types.events import ApprovalRequested, Event, MessageInjected, QuestionAs
 from ..types.messages import MessageInput, TextPart, ToolCallPart
 from ..types.plain_json import parse_json
 from .auth import Resource
+from .key_lease import KeyLease
 from .lists import read_visible_agents
 from .openai_requests import (
     SESSION_HEADER,
@@ -35,9 +34,9 @@ from .openai_requests import (
     UnknownModelError,
     build_unknown_call_error,
 )
-from .operations import IDEMPOTENCY_HOURS, KEY_CHARS, Call
+from .operations import KEY_CHARS, Call
 from .problems import WebError
-from .sessions import MESSAGE_SECONDS
+from .sessions import bound_delivery
 from .turns import (
     OpenWait,
     authorize_wait,
@@ -53,7 +52,6 @@ IDLE_SECONDS = 300.0
 """How long a conversation that the client has not named stays open in Temporal. A message opens it again."""
 _OWN_PREFIX = "openai-"
 """Begins the ids of these."""
-_LEASE_SECONDS = 60.0
 _MAX_ANSWERS = 100
 
 
@@ -117,16 +115,16 @@ async def claim_key(call: Call, body: Mapping[str, Any]) -> bool:
     place = [call.request.url.path, call.request.headers.get(SESSION_HEADER)]
     asked = {name: value for name, value in body.items() if name not in ("background", "stream", "stream_options")}
     digest = hashlib.sha256(json.dumps([place, asked], sort_keys=True).encode()).hexdigest()
-    store, owner = await call.client.store(create=True), uuid.uuid4().hex
-    keep = IDEMPOTENCY_HOURS * 3600.0
-    claim = await store.claim_idempotency(call.key, digest, owner, lease_seconds=_LEASE_SECONDS, keep_seconds=keep)
-    if claim.state == "mismatch":
+    store = await call.client.store(create=True)
+    lease = KeyLease(store, call.key, digest, uuid.uuid4().hex)
+    state = await lease.claim()
+    if state == "mismatch":
         raise WebError(
             "this Idempotency-Key was sent with another request", status=409, name="IdempotencyKeyConflict",
             hint="Give each request a key of its own.", headers={"x-should-retry": "false"},
         )  # fmt: skip
-    if claim.state == "new":  # the ids make a repeat the same act; the row only holds what was asked
-        await store.complete_idempotency(call.key, owner, b"{}")
+    if state == "new":  # the ids make a repeat the same act; the row only holds what was asked
+        await store.complete_idempotency(call.key, lease.owner, b"{}")
     return True
 
 
@@ -307,14 +305,11 @@ async def _deliver(
         options["history"] = request.history
     idle = IDLE_SECONDS if session.startswith(_OWN_PREFIX) else None
     message = await _build_message(call, request, session, definition)
-    try:
-        async with asyncio.timeout(MESSAGE_SECONDS):
-            return await call.client.send(
-                call.params["agent"], message, id=session, message_id=call.derive_id("message"),
-                task_id=call.derive_id("turn"), idle_timeout=idle, by=call.by, **options,
-            )  # fmt: skip
-    except TimeoutError:
-        raise NoWorkerError(f"no worker took the message for {MESSAGE_SECONDS:g} s") from None
+    async with bound_delivery():
+        return await call.client.send(
+            call.params["agent"], message, id=session, message_id=call.derive_id("message"),
+            task_id=call.derive_id("turn"), idle_timeout=idle, by=call.by, **options,
+        )  # fmt: skip
 
 
 async def _build_message(call: Call, request: Request, session: str, definition: Mapping[str, Any]) -> MessageInput:

@@ -40,6 +40,7 @@ from ..types.interface import LABELS, WORKFLOW_TYPE
 from ..types.messages import RUN_ID_CHARS, BlobRef
 from ..types.validation_errors import describe_validation_error
 from .auth import Authenticator, Authorizer, Caller, Resource, Verb
+from .key_lease import KeyLease
 from .limits import ConnectionLimiter, HeldBytes, RateLimiter, WebLimits, get_caller_key, parse_json_body
 from .origins import get_client_address
 from .problems import ForbiddenError, UnauthorizedError, WebError, build_problem, build_unexpected_problem
@@ -47,11 +48,9 @@ from .problems import ForbiddenError, UnauthorizedError, WebError, build_problem
 logger = logging.getLogger("perdure.web")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
-IDEMPOTENCY_HOURS = 24
 KEY_CHARS = 255
 ACT_SECONDS = 50.0
-"""Longest time of a request that acts: less than the lease of its key."""
-_LEASE_SECONDS = 60.0
+"""Longest time of a request that acts."""
 MAX_JSON_BYTES = 32 * 1024 * 1024
 """Most bytes of a JSON body, where no proxy or middleware has a lower limit."""
 BODY_SECONDS = 600.0
@@ -449,10 +448,8 @@ async def _answer_once(operation: Operation, call: Call, raw: bytes) -> Response
     call.key = f"http/{call.scope}/{given[0]}"
     url = call.request.url
     digest = hashlib.sha256(f"{operation.method} {url.path}?{url.query}\n".encode() + raw).hexdigest()
-    owner = uuid.uuid4().hex
-    keep = IDEMPOTENCY_HOURS * 3600.0
-    claim = await store.claim_idempotency(call.key, digest, owner, lease_seconds=_LEASE_SECONDS, keep_seconds=keep)
-    match claim.state:
+    lease = KeyLease(store, call.key, digest, uuid.uuid4().hex)
+    match await lease.claim():
         case "mismatch":
             raise WebError(
                 "this Idempotency-Key was sent with another request", status=409, name="IdempotencyKeyConflict",
@@ -464,16 +461,17 @@ async def _answer_once(operation: Operation, call: Call, raw: bytes) -> Response
                 hint="Send it again later.", headers={"Retry-After": "1"},
             )  # fmt: skip
         case "done":
-            return await _restore_answer(store, claim.answer or b"{}", call.key)
+            return await _restore_answer(store, lease.answer or b"{}", call.key)
         case "new":
-            return await _record_answer(operation, call, store, owner)
+            return await _record_answer(operation, call, store, lease)
 
 
-async def _record_answer(operation: Operation, call: Call, store: Store, owner: str) -> Response:
+async def _record_answer(operation: Operation, call: Call, store: Store, lease: KeyLease) -> Response:
     answer: Response | None = None
     try:
         try:
-            answer = _encode(operation, call, await _act(operation, call))
+            async with lease.hold():
+                answer = _encode(operation, call, await _act(operation, call))
         except PerdureError as error:
             answer = build_problem(error)
         return answer
@@ -484,7 +482,7 @@ async def _record_answer(operation: Operation, call: Call, store: Store, owner: 
         record = await _build_record(store, answer) if kept and answer is not None else None
         if record is not None and operation.has_secret and (key := KeyRing.from_environment().find_given_key()):
             record = json.dumps({"sealed": key.seal(record, cast(str, call.key))}).encode()
-        await store.complete_idempotency(cast(str, call.key), owner, record)
+        await store.complete_idempotency(cast(str, call.key), lease.owner, record)
 
 
 async def _act(operation: Operation, call: Call) -> BaseModel | Response | None:

@@ -26,6 +26,7 @@ from ..errors import (
     RunError,
     RunExistsError,
     RunNotFoundError,
+    RunNotReadyError,
     RunOpenError,
     RunStuckError,
     RuntimeSetupError,
@@ -110,6 +111,7 @@ _STATUSES: tuple[tuple[type[PerdureError], int], ...] = (
 """The HTTP status of each class of errors: the first that fits counts."""
 _INTERNAL = (StoreError, RuntimeSetupError)
 """Errors whose messages name hosts, paths or stores: they are logged, and the caller is told their name alone."""
+_SEND_LATER = "Send the same request later: what has an id counts once."
 _INTERNAL_TEXTS = {
     503: "A part of the service cannot be reached at present.",
     500: "What is stored of this is damaged.",
@@ -124,7 +126,12 @@ def build_problem(error: PerdureError, *, instance: str | None = None) -> Respon
         )
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
     detail, hint = error.message, error.hint
-    if isinstance(error, NoWorkerError):
+    if isinstance(error, RunNotReadyError):
+        detail, hint = (
+            "The run takes no requests at present.",
+            "Send the same request later: what has an id counts once.",
+        )
+    elif isinstance(error, NoWorkerError):
         detail, hint = (
             "No worker serves this run at present.",
             "Send the same request later: what has an id counts once.",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Field, JsonValue, RootModel
@@ -31,6 +31,18 @@ MAX_WAIT_SECONDS = 60.0
 MESSAGE_SECONDS = 20.0
 """How long a message waits for a worker to take it."""
 PAGE_EVENTS = 1000
+
+
+@asynccontextmanager
+async def bound_delivery() -> AsyncIterator[None]:
+    """Bound the delivery of a message in the block, in every protocol. Raises ``NoWorkerError`` after
+    ``MESSAGE_SECONDS``."""
+    try:
+        async with asyncio.timeout(MESSAGE_SECONDS):
+            yield
+    except TimeoutError:
+        raise NoWorkerError(f"no worker took the message for {MESSAGE_SECONDS:g} s") from None
+
 
 # ---
 # Messages.
@@ -382,20 +394,17 @@ async def post_event(call: Call) -> Accepted:
 
 async def _send_message(call: Call, event: NewMessage) -> Accepted:
     message_id = event.message_id or call.derive_id("message")
-    try:
-        async with asyncio.timeout(MESSAGE_SECONDS):
-            turn = await call.run.send(
-                await read_content(call, event.content, event.input),
-                message_id=message_id,
-                task_id=event.task_id or call.derive_id("turn"),
-                override=event.override,
-                client_tools=event.client_tools,
-                auth_context=event.auth_context,
-                auth_ref=event.auth_ref,
-                by=call.by,
-            )
-    except TimeoutError:
-        raise NoWorkerError(f"no worker took the message for {MESSAGE_SECONDS:g} s") from None
+    async with bound_delivery():
+        turn = await call.run.send(
+            await read_content(call, event.content, event.input),
+            message_id=message_id,
+            task_id=event.task_id or call.derive_id("turn"),
+            override=event.override,
+            client_tools=event.client_tools,
+            auth_context=event.auth_context,
+            auth_ref=event.auth_ref,
+            by=call.by,
+        )
     return Accepted(type=event.type, task_id=turn.task_id, message_id=message_id)
 
 

@@ -38,6 +38,7 @@ from ..types.events import (
 from ..types.messages import File
 from .operations import Call, Web, validate
 from .problems import WebError
+from .sessions import bound_delivery
 from .sse import EventStream, encode_frame
 from .turns import (
     MAX_MESSAGES,
@@ -439,10 +440,11 @@ async def _send(call: Call, chat: _Chat, message: _Message) -> tuple[Turn[Any], 
     if (begin := await find_turn_start(call.client, known, latest, is_last=True)) is not None:
         return known, begin  # also while no worker answers
     is_known = latest > 0 and await is_known_turn(known, task_id)
-    turn = await call.client.send(
-        call.params["agent"], _read_content(message), id=chat.id, message_id=task_id, task_id=task_id, by=call.by,
-        tenant=resource.tenant, user=resource.user,
-    )  # fmt: skip
+    async with bound_delivery():
+        turn = await call.client.send(
+            call.params["agent"], _read_content(message), id=chat.id, message_id=task_id, task_id=task_id, by=call.by,
+            tenant=resource.tenant, user=resource.user,
+        )  # fmt: skip
     if turn.task_id == task_id and not is_known:
         return turn, latest
     return turn, await find_turn_start(call.client, turn, await read_latest_seq(call.client, chat.id)) or 0

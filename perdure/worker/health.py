@@ -33,7 +33,8 @@ from temporalio.service import RPCError
 from ..errors import RuntimeSetupError, StoreError
 from ..ports import Store
 from ..ports.store import format_utc_now
-from ..temporal_service import find_pollers, is_denied
+from ..temporal_errors import is_denied
+from ..temporal_service import find_pollers
 from ..types.redaction import find_credentials, redact_credentials
 from .drain import Drain, RunningActivities
 

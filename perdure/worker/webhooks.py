@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import random
 import ssl
 import time
 import uuid
@@ -33,6 +34,7 @@ from ..ports import Store, timestamp
 from ..ports.surfaces import OutboxRow, add_seconds
 from ..ports.test_seams import reach_point
 from ..ports.webhooks import WEBHOOK_TARGET, DeliveryRow, WebhookRow
+from ..stages.heartbeat import Heartbeat, get_attempt_value, set_attempt_value
 from ..types.events import Event, RunEvent, TurnEvent, decode_event
 from ..types.interface import LABELS
 from ..types.messages import clean_text
@@ -62,6 +64,10 @@ RETRY_SECONDS: tuple[float, ...] = (
     *(5, 5 * MINUTE, 30 * MINUTE, 2 * HOUR, 5 * HOUR, 10 * HOUR, 14 * HOUR, 20 * HOUR, 24 * HOUR),
 )
 """Seconds before each attempt but the first: Standard Webhooks' schedule."""
+STORE_RETRY_SECONDS = 5.0, 15.0
+"""Least and most seconds until an attempt that did not get as far as the endpoint is made again."""
+_FAILURES_KEY = "failed_deliveries"
+"""Name of the count of failed deliveries in the heartbeats, which Temporal keeps for the next attempt."""
 DISABLE_AFTER = timedelta(days=5)
 """A subscription all of whose deliveries have failed for this time is disabled."""
 _ERROR_CHARS = 300
@@ -96,7 +102,19 @@ class WebhookActivity:
     @activity.defn(name=WEBHOOK_ACTIVITY)
     async def deliver(self, raw: dict[str, Any]) -> dict[str, Any]:
         """Make an attempt. Fails with the delay until the next one, or for good after the last."""
-        task, attempt = WebhookTask.model_validate(raw), activity.info().attempt
+        async with Heartbeat():
+            try:
+                return await self._deliver(WebhookTask.model_validate(raw))
+            except StoreError as error:  # nothing was sent: this is no attempt of the delivery
+                raise ApplicationError(
+                    f"{type(error).__name__}: {error.message}",
+                    type=type(error).__name__,
+                    next_retry_delay=timedelta(seconds=random.uniform(*STORE_RETRY_SECONDS)),  # noqa: S311  # no secret
+                ) from None
+
+    async def _deliver(self, task: WebhookTask) -> dict[str, Any]:
+        # Temporal counts its own attempts, and among them those that were lost to the store or with a worker.
+        attempt = (get_attempt_value(_FAILURES_KEY) or 0) + 1
         webhook = await self._store.get_webhook(task.webhook_id)
         if webhook is None:
             return {"outcome": "stopped", "error": "the subscription was deleted"}
@@ -127,6 +145,8 @@ class WebhookActivity:
             next_at=None if delay is None else add_seconds(timestamp(self._now()), delay),
             created_at=timestamp(started_at),
         )
+        if outcome == "failed":
+            set_attempt_value(_FAILURES_KEY, attempt)
         is_disabled = await self._record(webhook, row)
         if outcome != "failed" or is_disabled:
             return {"outcome": outcome, "status": row.status, "error": row.error}
@@ -206,8 +226,9 @@ _DELETED = "the event was deleted from the store"
 
 POLL_SECONDS = 1.0
 """Seconds between two looks at the outbox."""
-LEASE_SECONDS = 60.0
-"""Seconds after which another worker takes the events of one that was lost."""
+LEASE_SECONDS = 15.0
+"""Seconds after which another worker takes the events of one that was lost. A worker that is slower starts no delivery
+twice: the second start is refused."""
 BATCH = 100
 KEEP_LOG = timedelta(days=30)
 """How long attempts stay in the log."""

@@ -9,12 +9,14 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy, VersioningBehavior
 
 from ..types.interface import WEBHOOK_WORKFLOW_TYPE
+from .activity_options import HEARTBEAT_TIMEOUT
 
 WEBHOOK_ACTIVITY = "perdure.webhook"
 _ATTEMPT_SECONDS = 60
-"""For an attempt with its reads and writes of the store; after it, its worker counts as lost."""
-_LOST_WORKER_RETRY = RetryPolicy(initial_interval=timedelta(seconds=5), maximum_interval=timedelta(minutes=30))
-"""For attempts that ended without saying when the next one is due; each failure of the endpoint says it."""
+"""For an attempt with its reads and writes of the store."""
+_LOST_WORKER_RETRY = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=10))
+"""For attempts that ended without saying when the next one is due: their worker was lost. Each failure of the endpoint
+says it, and the activity counts these alone."""
 
 
 @workflow.defn(name=WEBHOOK_WORKFLOW_TYPE, sandboxed=False)
@@ -28,6 +30,7 @@ class WebhookWorkflow:
             WEBHOOK_ACTIVITY,
             task,
             start_to_close_timeout=timedelta(seconds=_ATTEMPT_SECONDS),
+            heartbeat_timeout=HEARTBEAT_TIMEOUT,
             retry_policy=_LOST_WORKER_RETRY,
         )
 

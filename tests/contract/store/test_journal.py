@@ -158,3 +158,22 @@ async def test_everything_or_nothing(store: Store):
     assert await store.read_blobs(["b"]) == {}
     assert await store.list_runs() == []
     assert await store.commit(outcome("a", b"2")) == b"2"
+
+
+async def test_a_claim_that_is_given_up_is_free_again(store: Store):
+    await store.claim("k", "one")
+    assert not await store.release_claim("k", "two")
+    assert await store.release_claim("k", "one")
+    assert not await store.release_claim("k", "one")
+    assert await store.claim("k", "two") == Claim("new")
+
+
+async def test_what_another_has_or_had_is_not_given_up(store: Store):
+    await store.claim("taken", "one")
+    await store.claim("taken", "two", again=True)
+    assert not await store.release_claim("taken", "one")
+    assert not await store.release_claim("taken", "two"), "the first owner may have acted"
+    await store.claim("done", "one")
+    await store.commit(outcome("done", b"done"))
+    assert not await store.release_claim("done", "one")
+    assert await store.claim("done", "two") == Claim("done", b"done")

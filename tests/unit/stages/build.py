@@ -71,6 +71,8 @@ class Inner:
 
     async def __call__(self, call: Any) -> Any:
         self.calls.append(call)
+        if isinstance(call, ToolCall):
+            call.has_begun = True
         self.entered.set()
         if self.gate is not None:
             await self.gate.wait()

@@ -14,6 +14,7 @@ from perdure.ports import Claim, Commit, Outcome
 from perdure.stages import journal
 from perdure.stages.journal import JournalStage
 from perdure.stages.journal_keys import build_model_key
+from perdure.stages.stage import ToolCall
 from perdure.store.cache import CachedJournal
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import INLINE_BYTES
@@ -281,6 +282,96 @@ async def test_an_attempt_that_waited_for_the_store_does_not_end_a_later_one(sto
         await cut_off
     gate.set()
     assert ((await later).content, (await later).status) == ("42", "done")
+
+
+async def _cancel(running: asyncio.Future[Any]) -> None:
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_cancelled_in_a_hook_before_the_call_the_next_attempt_runs_it(store: MemoryStore) -> None:
+    """A worker that stops; or an attempt that Temporal has cancelled."""
+    hook = asyncio.Event()
+
+    async def never_reaches_the_call(call: ToolCall) -> ToolOutput:
+        hook.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    running = asyncio.ensure_future(JournalStage(store).tool(tool_call(owner="run/2/1"), never_reaches_the_call))
+    await hook.wait()
+    assert (await store.claim(tool_call().key, "run/2/2")).state == "begun"
+    await _cancel(running)
+    inner = Inner("42")
+    output = await JournalStage(store).tool(tool_call(owner="run/2/3"), inner)
+    assert (output.content, output.status, len(inner.calls)) == ("42", "done", 1)
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+async def test_cancelled_while_its_claim_is_written_the_next_attempt_runs_it(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, is_written: bool
+) -> None:
+    """A store completes what it has begun to write, also for a caller that has gone."""
+    gate, asked, claim = asyncio.Event(), asyncio.Event(), store.claim
+
+    async def slow_claim(*given: Any, **options: Any) -> Claim:
+        made = await claim(*given, **options) if is_written else None
+        asked.set()
+        await gate.wait()
+        return made or await claim(*given, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "claim", slow_claim)
+        running = asyncio.ensure_future(JournalStage(store).tool(tool_call(owner="run/2/1"), Inner("never")))
+        await asked.wait()
+        running.cancel()
+        await asyncio.sleep(0)
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    inner = Inner("42")
+    output = await JournalStage(store).tool(tool_call(owner="run/2/2"), inner)
+    assert (output.content, output.status, len(inner.calls)) == ("42", "done", 1)
+
+
+async def test_a_claim_that_cannot_be_given_up_counts_as_begun(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled_in_a_hook(call: ToolCall) -> ToolOutput:
+        store.failure = LOCKED
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await JournalStage(store).tool(tool_call(owner="run/2/1"), cancelled_in_a_hook)
+    store.failure = None
+    assert (await JournalStage(store).tool(tool_call(owner="run/2/2"), Inner("never"))).status == "unknown"
+
+
+async def test_cancelled_in_the_call_it_has_begun(store: MemoryStore) -> None:
+    inner = Inner("42", gate=asyncio.Event())
+    running = asyncio.ensure_future(JournalStage(store).tool(tool_call(owner="run/2/1"), inner))
+    await inner.entered.wait()
+    await _cancel(running)
+    assert (await JournalStage(store).tool(tool_call(owner="run/2/2"), Inner("never"))).status == "unknown"
+
+
+async def test_a_late_release_does_not_free_the_call_of_a_later_attempt(store: MemoryStore) -> None:
+    """It stood still in a hook; the next attempt has been told that the outcome is unknown, which counts."""
+    hook, go = asyncio.Event(), asyncio.Event()
+
+    async def stands_still(call: ToolCall) -> ToolOutput:
+        hook.set()
+        await go.wait()
+        raise asyncio.CancelledError
+
+    running = asyncio.ensure_future(JournalStage(store).tool(tool_call(owner="run/2/1"), stands_still))
+    await hook.wait()
+    unknown = await JournalStage(store).tool(tool_call(owner="run/2/2"), Inner("never"))
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await JournalStage(store).tool(tool_call(owner="run/2/3"), Inner("never")) == unknown
 
 
 @pytest.mark.parametrize("owner", ["run/2/1", "run/1/7", "another/2/7"])
